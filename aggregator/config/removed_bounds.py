@@ -1,7 +1,8 @@
-"""Bounds that a configuration takes away, and labels that a node could write itself: for the person
-who checks the file.
+"""Bounds that a configuration takes away, and labels that a node could write itself.
 
-Each is valid, and a site may mean it; together they let one wrong rule drain the fleet.
+Together they let one wrong rule drain the fleet. `config check` refuses a bound that is removed and
+not named in ``accept_removed_bounds``; `run` logs it, because a restart must not end the protection
+of a fleet.
 """
 
 from collections.abc import Iterator
@@ -73,6 +74,14 @@ def removed_bounds(config: Config) -> Iterator[tuple[Key, str]]:
         )
 
 
+def unaccepted_bounds(config: Config) -> Iterator[tuple[Key, str]]:
+    """Those of them that the file does not accept by name."""
+    for key, text in removed_bounds(config):
+        name = ".".join(map(str, key))
+        if name not in config.accept_removed_bounds:
+            yield key, f"{text}; expected a bound, or {name} in accept_removed_bounds"
+
+
 def labels_of_kubelets(config: Config) -> Iterator[tuple[Key, str]]:
     """The label keys that decide pools, places and limits, and that root on a node could set."""
     for number, pool in enumerate(config.pools):
@@ -82,10 +91,14 @@ def labels_of_kubelets(config: Config) -> Iterator[tuple[Key, str]]:
     limits = config.limits
     if limits.pool_label and _may_be_set(limits.pool_label):
         yield ("limits", "pool_label"), _warning(limits.pool_label, "its pool")
-    if limits.domain_labels != type(limits)().domain_labels:
+    shipped = type(limits)()
+    if limits.domain_labels != shipped.domain_labels:
         for key in limits.domain_labels:
             if _may_be_set(key):
                 yield ("limits", "domain_labels"), _warning(key, "its place")
+    clique = limits.clique_label
+    if clique and clique != shipped.clique_label and _may_be_set(clique):
+        yield ("limits", "clique_label"), _warning(clique, "its NVLink clique")
 
 
 def _may_be_set(key: str) -> bool:

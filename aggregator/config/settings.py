@@ -298,6 +298,17 @@ class AlertsConfig(Section):
         return AlertSettings(self.webhooks, self.receivers, self.routes, self.silences, self.page)
 
 
+#: The keys that can take a bound away (removed_bounds.py).
+RemovableBound = Literal[
+    "limits.concurrent",
+    "limits.new_per_window",
+    "limits.common_cause_percent",
+    "limits.cooldown",
+    "limits.quorum_percent",
+    "repair.concurrent_percent",
+]
+
+
 class Config(Section):
     """The whole configuration of the aggregator."""
 
@@ -332,6 +343,10 @@ class Config(Section):
     """The address of this documentation: the site (docs/README.md) of your version or the tree on a
     code host. Alerts and the page link to the section of each alert and hold behind it; empty: they
     name its file, such as ``docs/holds.md#stop``.
+    """
+    accept_removed_bounds: Annotated[tuple[RemovableBound, ...], Field(strict=False)] = ()
+    """Bounds (docs/limits.md) that the file takes away on purpose, such as ``limits.cooldown``;
+    ``config check`` refuses the others.
     """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """``debug``, ``info``, ``warning`` or ``error``."""

@@ -7,6 +7,7 @@ a configuration that is wrong, with the problems on stderr. `policy replay` has 
 import argparse
 import difflib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -22,6 +23,8 @@ from aggregator.daemon_cli import policy, replay
 from aggregator.ingest import grpc_env
 from aggregator.runtime.imports import imports_without_collections
 from aggregator.version import VERSION
+
+log = logging.getLogger("sickbay.app")
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -90,6 +93,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return USAGE
     logs.start(config.log_level)
+    _log_removed_bounds(config)
     gc_tuning.raise_thresholds()
     try:
         with exclusive_lock(config):
@@ -113,9 +117,24 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
+def _log_removed_bounds(config: Config) -> None:
+    from aggregator.config.removed_bounds import unaccepted_bounds
+
+    for key, text in unaccepted_bounds(config):
+        name = ".".join(map(str, key))
+        log.warning(
+            "the configuration takes a bound away",
+            extra={"event": "config.bound_removed", "key": name, "error": text},
+        )
+
+
 def _check(options: argparse.Namespace) -> int:
     from aggregator.cluster.port import Action
-    from aggregator.config.removed_bounds import labels_of_kubelets, removed_bounds
+    from aggregator.config.removed_bounds import (
+        labels_of_kubelets,
+        removed_bounds,
+        unaccepted_bounds,
+    )
     from aggregator.daemon_cli.pools import pools_of
     from aggregator.policy.defaults import read_policy
 
@@ -130,6 +149,7 @@ def _check(options: argparse.Namespace) -> int:
             *_unusable(config),
             *_unusable_alert_files(config),
             *unreleased_files(config),
+            *unaccepted_bounds(config),
         ],
     )
     acts = pools_of(config).strongest is not Action.OBSERVE

@@ -261,32 +261,68 @@ common_cause_nodes: 100000, cooldown: "0s"}
 """
 
 
-def test_config_check_questions_a_file_without_bounds(tmp_path: Path) -> None:
+REMOVED = (
+    "limits.concurrent",
+    "limits.new_per_window",
+    "limits.common_cause_percent",
+    "limits.cooldown",
+    "limits.quorum_percent",
+)
+
+
+def test_config_check_refuses_a_file_without_bounds(tmp_path: Path) -> None:
     """It called such a file sound, without a word."""
-    done = config_check(written(tmp_path, f"{LOCAL}\nmode: drain\n{UNBOUNDED}"))
-    assert done.returncode == 0
-    assert "WITHOUT 5 of its bounds" in done.stdout
-    for key in ("concurrent", "new_per_window", "common_cause_percent", "cooldown", "quorum_perc"):
-        assert f"warning: limits.{key}" in done.stderr
-    for harmless in (f"{LOCAL}\nmode: drain\n", f"{LOCAL}\n{UNBOUNDED}"):
+    drain = f"{LOCAL}\nmode: drain\n"
+    done = config_check(written(tmp_path, drain + UNBOUNDED))
+    assert (done.returncode, done.stdout) == (2, "")
+    for key in REMOVED:
+        assert f"{key}: " in done.stderr
+        assert f"expected a bound, or {key} in accept_removed_bounds" in done.stderr
+    for harmless in (drain, f"{LOCAL}\n{UNBOUNDED}"):
         done = config_check(written(tmp_path, harmless))
         assert "WITHOUT" not in done.stdout
-        assert done.stderr == ""
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_bound_that_a_person_accepts_by_name_is_a_warning(tmp_path: Path) -> None:
+    drain = f"{LOCAL}\nmode: drain\n{UNBOUNDED}"
+    *most, last = REMOVED
+    done = config_check(written(tmp_path, f"{drain}accept_removed_bounds: [{', '.join(most)}]\n"))
+    assert done.returncode == 2
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [last]
+    done = config_check(
+        written(tmp_path, f"{drain}accept_removed_bounds: [{', '.join(REMOVED)}]\n")
+    )
+    assert done.returncode == 0
+    assert "WITHOUT 5 of its bounds" in done.stdout
+    for key in REMOVED:
+        assert f"warning: {key}: " in done.stderr
+    done = config_check(written(tmp_path, f"{drain}accept_removed_bounds: [limits.window]\n"))
+    assert done.returncode == 2
+    assert "accept_removed_bounds[0]" in done.stderr
 
 
 def test_config_check_warns_of_labels_that_a_kubelet_may_set(tmp_path: Path) -> None:
     own = "node-restriction.kubernetes.io/pool"
     text = """
-limits: {pool_label: %s, domain_labels: [topology.kubernetes.io/zone, topology.kubernetes.io/rack]}
+limits:
+  {pool_label: %s, clique_label: clique, \
+domain_labels: [topology.kubernetes.io/zone, topology.kubernetes.io/rack]}
 pools:
   - {name: a, selector: {matchLabels: {%s: a}}}
 """
     listen = "listen: {insecure_plaintext: true}\n"
     done = config_check(written(tmp_path, listen + text % ("example.test/pool", "example.test/p")))
     assert done.returncode == 0
-    for key in ("limits.pool_label", "pools[0].selector", "limits.domain_labels"):
-        assert f"warning: {key}: a kubelet may set the label" in done.stderr
+    for key in ("pool_label", "domain_labels", "clique_label"):
+        assert f"warning: limits.{key}: a kubelet may set the label" in done.stderr
+    assert "warning: pools[0].selector: a kubelet may set the label" in done.stderr
     assert "topology.kubernetes.io/zone on its own Node" in done.stderr
     assert "topology.kubernetes.io/rack" not in done.stderr
-    done = config_check(written(tmp_path, listen + text.replace("/zone", "/row") % (own, own)))
+    done = config_check(
+        written(
+            tmp_path,
+            listen + (text.replace("/zone", "/row").replace(": clique", f": {own}")) % (own, own),
+        )
+    )
     assert "a kubelet may set" not in done.stderr
