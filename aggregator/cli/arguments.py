@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from aggregator.runtime.node_name import EXPECTED, is_node_name
+from aggregator.runtime.node_name import EXPECTED, expect_one_node, is_node_name
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -130,6 +130,15 @@ def node_name(text: str) -> str:
     """
     if not is_node_name(text):
         raise argparse.ArgumentTypeError(f"{text[:300]!r}: {EXPECTED}")
+    return text
+
+
+def one_node_name(text: str) -> str:
+    """A node's name for a program of the site, to which some names mean every node."""
+    try:
+        expect_one_node(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return text
 
 

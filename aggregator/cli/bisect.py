@@ -32,7 +32,7 @@ from aggregator.bisection.model import (
 )
 from aggregator.bisection.search import Bisection
 from aggregator.cli.actions import manual_quarantine
-from aggregator.cli.arguments import node_name
+from aggregator.cli.arguments import one_node_name
 from aggregator.cli.bisect_file import SearchFile, new_file, old_file
 from aggregator.cli.bisect_lines import Search, names_nodes
 from aggregator.cli.confirm import confirm, require_terminal
@@ -59,7 +59,7 @@ def counted(count: int, what: str) -> str:
 
 def name_list(text: str) -> list[str]:
     """Names of nodes with commas."""
-    return [node_name(one.strip()) for one in text.split(",")]
+    return [one_node_name(one.strip()) for one in text.split(",")]
 
 
 def bisect(options: argparse.Namespace) -> None:
@@ -210,7 +210,7 @@ def read_nodes(path: Path) -> tuple[list[str], dict[str, str]]:
         if not name:
             continue
         try:
-            node_name(name)
+            one_node_name(name)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"--nodes: {path}:{number}: {error}") from error
         if len(rest) > 1:

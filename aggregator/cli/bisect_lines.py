@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.bisection.model import GroupOutcome
-from aggregator.cli.arguments import node_name
+from aggregator.cli.arguments import one_node_name
 
 FORMAT = 1
 #: Seconds: the longest time that `duration` takes.
@@ -167,7 +167,7 @@ def _are_a_group(value: Any) -> bool:
 
 def _is_node(value: Any) -> bool:
     try:
-        return isinstance(value, str) and node_name(value) == value
+        return isinstance(value, str) and one_node_name(value) == value
     except argparse.ArgumentTypeError:
         return False
 

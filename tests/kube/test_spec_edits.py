@@ -80,6 +80,37 @@ async def test_an_edit_that_could_not_hold_is_rejected_with_the_way_that_is_supp
     assert found["spec"]["reason"] == "other words, RMA 7"
 
 
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        (
+            {"name": "all"},
+            "this name means every node to Slurm; expected metadata.name of one node",
+        ),
+        ({"name": "default"}, "this name means every node to Slurm"),
+        ({"generateName": "gpu-"}, "a Quarantine is named after its node; expected metadata.name"),
+        ({"name": "GPU_1"}, "a lowercase RFC 1123 subdomain must consist of"),
+        ({"name": "gpu-[1-3]"}, "a lowercase RFC 1123 subdomain must consist of"),
+    ],
+    ids=str,
+)
+async def test_a_name_that_no_node_has_is_refused_at_creation(
+    cluster_space: Space, quarantine_definition: None, metadata: dict[str, str], says: str
+) -> None:
+    made = {
+        "apiVersion": "sickbay.dev/v1alpha1",
+        "kind": "Quarantine",
+        "metadata": metadata,
+        "spec": {"action": "cordon", "reason": "a fan is dead"},
+    }
+    path = "/apis/sickbay.dev/v1alpha1/quarantines?dryRun=All"
+    answer = cluster_space.plane.request("POST", path, made)
+    assert answer.status == 422, answer.body
+    assert says in answer.body["message"]
+    named = {**made, "metadata": {"name": "gpu-1.example.test"}}
+    assert cluster_space.plane.request("POST", path, named).status == 201
+
+
 # -- conditions ----------------------------------------------------------------------------------
 
 

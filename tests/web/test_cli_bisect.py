@@ -216,6 +216,7 @@ async def test_a_command_line_that_makes_no_sense_exits_with_2(
     [
         ("gpu-1\n", "1 node; expected two or more"),
         ("gpu-1\ngpu-1\n", "nodes:2: gpu-1 is there twice"),
+        ("gpu-1\nALL\n", "nodes:2: 'ALL' means every node to Slurm"),
         ("gpu-1 rack 1\n", "nodes:1: expected NODE, or NODE and its DOMAIN"),
         ("-x\n", "nodes:1: '-x': expected a node's name"),
     ],
