@@ -55,7 +55,8 @@ lock: | $(UV) ## Compile the hashed requirements again from pyproject.toml
 	@$(UV) pip compile --quiet pyproject.toml --extra cli --constraint requirements/aggregator.txt \
 	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
 	  --output-file requirements/cli.txt
-	@$(UV) pip compile --quiet pyproject.toml --extra agent --extra aggregator --group dev \
+	@$(UV) pip compile --quiet pyproject.toml --extra agent --extra aggregator --extra apprise \
+	  --group dev \
 	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
 	  --output-file requirements/dev.txt
 	@for group in bench bmc docs packaging; do \

@@ -6,10 +6,12 @@ from pathlib import Path
 from aggregator.alerts.http_channel import (
     HttpOptions,
     SecretError,
+    read_secret,
     read_token,
     read_url,
     tls_context,
 )
+from aggregator.alerts.receivers.apprise import AppriseOptions, problem
 from aggregator.alerts.receivers.email import EmailOptions, tls_files
 from aggregator.alerts.settings import AlertSettings, Key
 
@@ -20,6 +22,9 @@ def unusable_files(settings: AlertSettings) -> Iterator[tuple[Key, str]]:
         for kind in receiver.kinds:
             options = getattr(receiver, kind)
             key: Key = ("receivers", number, kind)
+            if isinstance(options, AppriseOptions):
+                yield from _apprise(key, options)
+                continue
             url_file = getattr(options, "url_file", None)
             if isinstance(url_file, Path):
                 try:
@@ -30,6 +35,15 @@ def unusable_files(settings: AlertSettings) -> Iterator[tuple[Key, str]]:
                 yield from _tls(key, tls_files(options))
             else:
                 yield from _http((*key, "http"), options.http)
+
+
+def _apprise(key: Key, options: AppriseOptions) -> Iterator[tuple[Key, str]]:
+    try:
+        text = problem(read_secret(options.url_file, "url_file").decode("utf-8", "replace"))
+    except SecretError as error:
+        text = str(error)
+    if text:
+        yield (*key, "url_file"), text
 
 
 def _http(key: Key, options: HttpOptions) -> Iterator[tuple[Key, str]]:

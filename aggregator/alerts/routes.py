@@ -10,6 +10,7 @@ from aggregator.alerts.composition import BatchWait
 from aggregator.alerts.http_channel import name_of
 from aggregator.alerts.next_step import Advisor, no_advice
 from aggregator.alerts.receivers.alertmanager import LASTS, AlertmanagerReceiver
+from aggregator.alerts.receivers.apprise import AppriseReceiver
 from aggregator.alerts.receivers.base import Receiver
 from aggregator.alerts.receivers.email import EmailReceiver
 from aggregator.alerts.receivers.pagerduty import PagerDutyReceiver
@@ -26,7 +27,7 @@ from aggregator.alerts.settings import (
 from aggregator.events import EventKind
 
 #: Receivers for people: a message takes a person's time, so alerts wait for others.
-_FOR_PEOPLE = frozenset({"email", "pagerduty", "slack", "teams"})
+_FOR_PEOPLE = frozenset({"apprise", "email", "pagerduty", "slack", "teams"})
 #: Seconds. Agents of one dead rack are found silent within one heartbeat.
 _PEOPLE_WAIT = BatchWait(linger=15.0, grouped=15.0, interval=60.0)
 MACHINE_WAIT = BatchWait()
@@ -171,6 +172,8 @@ def _wait(receiver: ReceiverConfig, wait: float | None, interval: float | None) 
 def _receiver(config: ReceiverConfig) -> Receiver:
     if config.alertmanager is not None:
         return AlertmanagerReceiver(config.alertmanager)
+    if config.apprise is not None:
+        return AppriseReceiver(config.apprise, config.name)
     if config.email is not None:
         return EmailReceiver(config.email, config.timeout)
     if config.pagerduty is not None:

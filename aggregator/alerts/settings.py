@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from aggregator.alerts.http_channel import HttpOptions, name_of
 from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
+from aggregator.alerts.receivers.apprise import AppriseOptions
 from aggregator.alerts.receivers.email import EmailOptions
 from aggregator.alerts.receivers.pagerduty import PagerDutyOptions
 from aggregator.alerts.receivers.slack import SlackOptions
@@ -30,7 +31,7 @@ from aggregator.configfile.values import (
 from aggregator.events import EventKind
 
 #: The kinds of receivers, each a key of a receiver's section.
-KINDS = ("alertmanager", "email", "pagerduty", "slack", "teams", "webhook")
+KINDS = ("alertmanager", "apprise", "email", "pagerduty", "slack", "teams", "webhook")
 #: The keys by which alerts can be grouped, besides the keys of node labels.
 GROUP_KEYS = ("rack", "pool", "kind", "severity", "node", "incident", "rules", "owner")
 
@@ -97,6 +98,7 @@ class ReceiverConfig(SectionDataclass):
     name: Name
     """Small letters, digits and ``-``."""
     alertmanager: AlertmanagerOptions | None = None
+    apprise: AppriseOptions | None = None
     email: EmailOptions | None = None
     pagerduty: PagerDutyOptions | None = None
     slack: SlackOptions | None = None
@@ -155,8 +157,8 @@ class RouteConfig(Matchers):
     group_by: GroupKeys | None = None
     """``rack``, ``pool``, ``kind``, ``severity``, ``node``, ``incident``, ``rules``, ``owner``, or
     the key of a node label. ``rack`` is the first of ``limits.domain_labels`` (docs/limits.md) that
-    the node has. Default: ``[rack]`` for Slack, PagerDuty, Teams and e-mail; ``[owner]`` with
-    ``owners``.
+    the node has. Default: ``[rack]`` for people (Slack, PagerDuty, Teams, e-mail, Apprise);
+    ``[owner]`` with ``owners``.
     """
     group_wait: Duration | None = None
     """So long an alert waits for others of its group. Default: ``"15s"`` for people, ``"500ms"``

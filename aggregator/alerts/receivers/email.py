@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -13,9 +12,9 @@ from typing import Annotated, Literal
 import aiosmtplib
 from pydantic import Field
 
-from aggregator.alerts.alert import AlertState, rfc3339
 from aggregator.alerts.http_channel import Exchange, HttpOptions, read_secret, tls_context
-from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
+from aggregator.alerts.message import Message, headline
+from aggregator.alerts.plain_text import plain_text
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -23,8 +22,6 @@ from aggregator.configfile.values import Address, EmailAddress, MaybePath
 from aggregator.runtime.text import visible
 
 _MOST_SUBJECT = 200
-_MOST_LINE = 1_000
-_MOST_LINES = 200
 _MOST_TEMPLATE = 100_000
 _MOST_SHOWN = 200
 
@@ -134,33 +131,9 @@ def render(
     thread = _thread(message, options.sender)
     if thread:
         mail["References"] = thread
-    text = template.text(message)[:_MOST_TEMPLATE] or _text(message)
+    text = template.text(message)[:_MOST_TEMPLATE] or plain_text(message)
     mail.set_content(text, charset="utf-8", cte="quoted-printable")
     return mail
-
-
-def _text(message: Message) -> str:
-    lines = digest(message, most=_MOST_LINE)
-    parts = []
-    for line in lines[:_MOST_LINES]:
-        state = "resolved" if line.state is AlertState.RESOLVED else line.severity
-        parts.append(f"{state}: {line.text}")
-    if len(lines) > _MOST_LINES:
-        parts.append(f"and {len(lines) - _MOST_LINES} more")
-    parts += [f"\nTo do: {one}" for one in next_steps(message)]
-    place = _shown(message.labels)
-    parts += ["", *place] if place else []
-    first = min(alert.at for alert in message.alerts)
-    parts += ["", f"since {rfc3339(first)}"]
-    if url := link(message):
-        parts += ["", url]
-    if documents := links(message):
-        parts += ["", f"What to do: {' '.join(documents)}"]
-    return "\n".join(parts) + "\n"
-
-
-def _shown(labels: Mapping[str, str]) -> list[str]:
-    return [f"{visible(key, 100)}: {visible(value, 200)}" for key, value in sorted(labels.items())]
 
 
 def _thread(message: Message, sender: str) -> str:
