@@ -82,7 +82,8 @@ def _build(target: Target) -> Iterator[str]:
     for platform in PLATFORMS:
         yield _words(_PYTHON, "-m", "release.images", *images, f"--platform={platform}", *source)
     yield _words(_PYTHON, "-m", "release.debian_packages", "--output", f"{OUT}/debian")
-    yield _words(_PYTHON, "-m", "release.chart", f"{OUT}/chart", *source)
+    files = [f"--files={target.files}"] if target.files else []
+    yield _words(_PYTHON, "-m", "release.chart", f"{OUT}/chart", *source, *files)
     yield _words("helm", "package", f"{OUT}/chart/sickbay", "--destination", OUT)
 
 

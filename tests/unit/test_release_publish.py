@@ -111,7 +111,8 @@ build/packaging-env/bin/twine check --strict {out}/dist/*
 .venv/bin/python -m release.images --base={base} --repository=registry.example.test/health/ \
 --bills={out} --platform=linux/arm64 --source=https://source.example.test/sickbay
 .venv/bin/python -m release.debian_packages --output {out}/debian
-.venv/bin/python -m release.chart {out}/chart --source=https://source.example.test/sickbay
+.venv/bin/python -m release.chart {out}/chart --source=https://source.example.test/sickbay \
+--files=https://source.example.test/sickbay/files/
 helm package {out}/chart/sickbay --destination {out}
 # sign files
 (cd {out} && sha256sum dist/* debian/*.deb *.tgz *.cdx.json > SHA256SUMS)
