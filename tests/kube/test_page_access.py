@@ -81,6 +81,48 @@ async def test_the_viewers_account_reads(gate: Gate, control_plane: ControlPlane
     assert await gate.status(token, Access("delete", "sickbay.dev", "quarantines", name="x")) == 403
 
 
+def test_the_clusters_own_roles_view_and_edit_reach_quarantines(
+    control_plane: ControlPlane, cluster_space: Space, account: Path
+) -> None:
+    """By aggregation: a site that has given `view` to its people need bind no role of sickbay's."""
+    plane, quarantines = control_plane, "/apis/sickbay.dev/v1alpha1/quarantines"
+    people = {}
+    for role in ("view", "edit", "nothing"):
+        user = f"{cluster_space.namespace}-{role}"
+        people[role] = plane.client_for(user)
+        subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+        binding = {
+            "metadata": {"name": user},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": role,
+            },
+            "subjects": [subject],
+        }
+        if role != "nothing":
+            plane.call("POST", f"{RBAC}/clusterrolebindings", binding)
+    made = {
+        "apiVersion": "sickbay.dev/v1alpha1",
+        "kind": "Quarantine",
+        "metadata": {"name": cluster_space.namespace},
+        "spec": {"reason": "a fan is dead"},
+    }
+
+    def may(role: str) -> tuple[bool, bool]:
+        """Read, and make one."""
+        read = people[role].request("GET", quarantines).status
+        create = people[role].request("POST", f"{quarantines}?dryRun=All", made).status
+        return read == 200, create == 201
+
+    wanted = {"view": (True, False), "edit": (True, True), "nothing": (False, False)}
+    wait_until(
+        lambda: {role: may(role) for role in people} == wanted,
+        what="the aggregated roles",
+        timeout_s=PATIENCE,
+    )
+
+
 async def test_tokens_that_are_none_or_meant_for_others_are_refused(
     gate: Gate, control_plane: ControlPlane, cluster_space: Space
 ) -> None:

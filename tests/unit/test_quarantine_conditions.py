@@ -3,12 +3,15 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from lupa.lua51 import LuaRuntime
 
 from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine, encode_status
 from aggregator.cluster.port import (
@@ -31,6 +34,17 @@ from aggregator.cluster.quarantine_conditions import (
     with_conditions,
 )
 from aggregator.quarantine.state.quarantine_view import QuarantineView
+
+_DOCS = Path(__file__).parents[2] / "docs" / "public-names.md"
+_KEY = "resource.customizations.health.sickbay.dev_Quarantine"
+_BLOCK = re.search(
+    rf"^```yml\n({re.escape(_KEY)}: .*?)^```$",
+    _DOCS.read_text("utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
+assert _BLOCK is not None
+#: The health check that docs/public-names.md has for Argo CD.
+SCRIPT = yaml.safe_load(_BLOCK[1])[_KEY]
 
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "why")
 OURS = AppliedChanges(cordoned=True, value="gpu")
@@ -145,6 +159,26 @@ def test_gitops_tools_read_how_far_it_is(
     assert status_by_kstatus(found) == kstatus
     edited = replace(found, generation=2)
     assert status_by_kstatus(edited) == "InProgress"
+    # Argo CD: its own health check, as the docs have it.
+    health = {"Current": "Healthy", "InProgress": "Progressing", "Failed": "Degraded"}
+    assert health_by_argo_cd(before)[0] == "Progressing"
+    told = next(one.message for one in found.status.conditions if one.type == "Ready")
+    assert health_by_argo_cd(found) == (health[kstatus], told)
+    assert health_by_argo_cd(edited)[0] == ("Degraded" if kstatus == "Failed" else "Progressing")
+
+
+def health_by_argo_cd(quarantine: Quarantine) -> tuple[str, str]:
+    """Status and message by the documented script, in the Lua of Argo CD (5.1).
+
+    https://argo-cd.readthedocs.io/en/stable/operator-manual/health/#custom-health-checks
+    """
+    status = msgspec.to_builtins(encode_status(quarantine.status))
+    found = {key: value for key, value in status.items() if value is not None}
+    obj = {"metadata": {"generation": quarantine.generation}, "status": found}
+    lua = LuaRuntime()
+    lua.globals().obj = lua.table_from(obj, recursive=True)
+    health = lua.execute(SCRIPT)
+    return health.status, health.message
 
 
 def status_by_kstatus(quarantine: Quarantine) -> str:
