@@ -322,7 +322,8 @@ class Agent:
         if self._config.metrics_listen:
             address = self._config.metrics_listen
             try:
-                await self._local.serve_port(address, answers.public_routes())
+                token = self._config.metrics_token_file
+                await self._local.serve_port(address, answers.public_routes(), token)
             except (OSError, ValueError) as error:
                 log.warning("metrics cannot be served at metrics_listen %s: %s", address, error)
 

@@ -6,10 +6,10 @@ expected (``ConfigError``), before anything starts.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodeagent.configfile import units, values
 from nodeagent.configfile.toml_table import ConfigError, Document, Problem, Table, read_document
@@ -28,6 +28,9 @@ __all__ = [
     "UplinkConfig",
     "load",
 ]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,7 @@ class Config:
     state_dir: Path = Path("/var/lib/sickbay")
     socket: Path = Path("/run/sickbay/agent.sock")
     metrics_listen: str = ""
+    metrics_token_file: Path | None = None
     log_level: str = "info"
     expected_gpus: int | None = None
     uplink: UplinkConfig = field(default_factory=UplinkConfig)
@@ -138,14 +142,15 @@ class Config:
 VERBS = ("gpu-reset", "reboot", "test")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ADDRESS = '"host:port" or "unix:/path"'
+LISTEN = '"host:port"'
 
 
 def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
     """The configuration in ``path``. Raises ConfigError with all of its errors.
 
-    ``environ`` gives NODE_NAME and AGGREGATOR_ADDRESS. Without ``with_checks``, ``[checks]``,
-    ``[own]`` and kernel lines are left unread: that spares a command which only asks the running
-    agent the import of every check.
+    ``environ`` gives NODE_NAME, AGGREGATOR_ADDRESS, METRICS_LISTEN and METRICS_TOKEN_FILE.
+    Without ``with_checks``, ``[checks]``, ``[own]`` and kernel lines are left unread: that spares a
+    command which only asks the running agent the import of every check.
     """
     return _read(read_document(path), environ, with_checks=with_checks)
 
@@ -181,7 +186,17 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
             "state_dir", Path("/var/lib/sickbay"), values.possible_directory, values.DIRECTORY
         ),
         socket=_socket(top, run_dir),
-        metrics_listen=top.read("metrics_listen", "", values.listen, '"host:port"'),
+        metrics_listen=_or_else(
+            top, "metrics_listen", environ.get("METRICS_LISTEN", ""), values.listen, LISTEN
+        )
+        or "",
+        metrics_token_file=_or_else(
+            top,
+            "metrics_token_file",
+            environ.get("METRICS_TOKEN_FILE", ""),
+            values.readable_file,
+            values.FILE,
+        ),
         log_level=top.read(
             "log_level", "info", values.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"
         ),
@@ -225,6 +240,20 @@ def _node(document: Document, environ: Mapping[str, str]) -> str:
     except ValueError as error:
         document.add(Problem(document.file, 0, "node", f"{origin} {error}", values.NODE_NAME))
         return found
+
+
+def _or_else(
+    top: Table, key: str, found: str, check: Callable[[Any], T], expected: str
+) -> T | None:
+    """The file's value, else that of the variable KEY, by which a manifest turns a port on."""
+    written = top.read(key, None, check, expected)
+    if key in top or not found:
+        return written
+    try:
+        return check(found)
+    except ValueError as error:
+        top.problem(key, f"${key.upper()} {error}", expected)
+        return None
 
 
 def _optional_directory(top: Table, name: str) -> Path | None:

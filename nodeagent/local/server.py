@@ -31,6 +31,7 @@ CONNECTIONS = 32
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -57,6 +58,8 @@ def json_answer(content: object, status: int = 200) -> LocalResponse:
     return LocalResponse(json.dumps(content) + "\n", status)
 
 
+#: Paths that need the token of `serve_port`; probes have none.
+PROTECTED = frozenset({"/metrics"})
 #: By method and path; the argument is the request's body.
 Routes = dict[tuple[str, str], Callable[[bytes], Awaitable[LocalResponse]]]
 
@@ -103,10 +106,12 @@ class LocalServer:
             await asyncio.start_unix_server(serve, sock=listener, limit=LARGEST_HEAD)
         )
 
-    async def serve_port(self, address: str, routes: Routes) -> None:
-        """Answer ``routes`` on ``host:port``, to any client. Raises OSError."""
+    async def serve_port(self, address: str, routes: Routes, token: Path | None = None) -> None:
+        """Answer ``routes`` on ``host:port``: to any client; `PROTECTED` ones only with the bearer
+        token in the file. Raises OSError.
+        """
         host, _, port = address.rpartition(":")
-        serve = partial(self._serve, routes)
+        serve = partial(self._serve, routes, token=token)
         self._servers.append(
             await asyncio.start_server(
                 serve, host.strip("[]") or None, int(port), limit=LARGEST_HEAD
@@ -125,11 +130,15 @@ class LocalServer:
             self._lock = -1
 
     async def _serve(
-        self, routes: Routes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        routes: Routes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        token: Path | None = None,
     ) -> None:
         self._connections += 1
         try:
-            answer = await self._answer(routes, reader)
+            answer = await self._answer(routes, reader, token)
             body = answer.body.encode()
             head = (
                 f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
@@ -145,12 +154,14 @@ class LocalServer:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, routes: Routes, reader: asyncio.StreamReader) -> LocalResponse:
+    async def _answer(
+        self, routes: Routes, reader: asyncio.StreamReader, token: Path | None
+    ) -> LocalResponse:
         if self._connections > CONNECTIONS:
             return json_answer({"error": "too many connections"}, 503)
         try:
             async with asyncio.timeout(PATIENCE):
-                method, path, body = await _request(reader)
+                method, path, body, given = await _request(reader)
         except TimeoutError:
             return json_answer({"error": "the request took too long"}, 408)
         except asyncio.LimitOverrunError:
@@ -162,6 +173,8 @@ class LocalServer:
             known = sorted(" ".join(each) for each in routes)
             status = 405 if any(path == each for _, each in routes) else 404
             return json_answer({"error": f"no {method} {path}", "routes": known}, status)
+        if token is not None and path in PROTECTED and not _is_token(given, token):
+            return json_answer({"error": "expected Authorization: Bearer TOKEN"}, 401)
         try:
             return await route(body)
         except Exception as error:  # outermost edge: the client hears of it, the agent lives on
@@ -191,21 +204,37 @@ def private_socket(path: Path) -> socket.socket:
     return listener
 
 
-async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
+def _is_token(given: str, file: Path) -> bool:
+    """Whether it is the token in the file, which is read each time because it may rotate."""
+    import hmac  # only agents with a token file need it
+
+    try:
+        expected = file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("the token of metrics_token_file can't be read: %s", error)
+        return False
+    return bool(expected) and hmac.compare_digest(given.encode(), expected.encode())
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes, str]:
+    """Method, path, body and bearer token."""
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     method, target, version = first.split(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(f"{version} is not spoken here")
-    length = 0
+    length, token = 0, ""
     for line in lines:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":
             length = int(value)
+        elif name.strip().lower() == "authorization":
+            scheme, _, rest = value.strip().partition(" ")
+            token = rest.strip() if scheme.lower() == "bearer" else ""
     if not 0 <= length <= LARGEST_BODY:
         raise ValueError(f"a body of {length} bytes")
     body = await reader.readexactly(length)
-    return method, target.partition("?")[0], body
+    return method, target.partition("?")[0], body, token
 
 
 def _answers(path: Path) -> bool:

@@ -260,6 +260,33 @@ async def test_a_port_for_scrapers_gives_metrics_and_takes_no_order(make: Make) 
     assert (await agent.ask("/v1/run-checks", "POST"))[0] == 200
 
 
+async def test_a_port_with_a_token_gives_metrics_to_its_bearer_alone(
+    make: Make, tmp_path: Path
+) -> None:
+    port, file = free_port(), tmp_path / "metrics-token"
+    file.write_text("first\n")
+    top = f'metrics_listen = "127.0.0.1:{port}"\nmetrics_token_file = "{file}"'
+    await make(top=top).start().up()
+
+    async def ask(path: str, header: str = "") -> int:
+        def get() -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+            connection.request("GET", path, headers={"Authorization": header} if header else {})
+            return connection.getresponse().status
+
+        return await asyncio.to_thread(get)
+
+    assert await ask("/metrics", "Bearer first") == 200
+    for header in ("", "Bearer", "Bearer other", "Basic first", "Bearer first more"):
+        assert await ask("/metrics", header) == 401, header
+    assert await ask("/healthz") == 200
+    file.write_text("second")  # as a Secret rotates
+    assert await ask("/metrics", "Bearer first") == 401
+    assert await ask("/metrics", "bearer second") == 200
+    file.write_text("")
+    assert await ask("/metrics", "Bearer ") == 401
+
+
 async def test_checks_can_be_run_out_of_turn(make: Make) -> None:
     agent = await make(more=QUIET + '[checks.gpu-ecc]\ninterval = "1h"\n').start().up()
     status, body = await agent.ask("/v1/run-checks", "POST", '{"checks": ["gpu-ecc"]}')

@@ -216,6 +216,18 @@ def test_a_file_without_an_address_takes_the_one_of_the_environment(file: Path) 
     assert '"host:port"' in problem
 
 
+def test_the_port_for_metrics_may_come_from_the_environment(file: Path) -> None:
+    token = str(REPOSITORY / "README.md")
+    environ = {"NODE_NAME": "n1", "METRICS_LISTEN": "0.0.0.0:9810", "METRICS_TOKEN_FILE": token}
+    config = loaded(file, "", environ)
+    assert (config.metrics_listen, config.metrics_token_file) == ("0.0.0.0:9810", Path(token))
+    assert loaded(file, 'metrics_listen = ""', environ).metrics_listen == "", "turned off"
+    wrong = environ | {"METRICS_LISTEN": "9810", "METRICS_TOKEN_FILE": "/nowhere"}
+    first, second = problems(file, "", wrong)
+    assert "metrics_listen: $METRICS_LISTEN" in first
+    assert "metrics_token_file: $METRICS_TOKEN_FILE /nowhere is not there" in second
+
+
 def test_a_bad_node_name_from_the_environment_is_told_without_a_line(file: Path) -> None:
     [problem] = problems(file, "", {"NODE_NAME": "a/b"})
     assert problem.startswith(f"{file}: node: $NODE_NAME 'a/b' is no node's name; expected")

@@ -3,7 +3,7 @@
 import sys
 
 from tests.chart import values_docs
-from tests.chart.renderings import RENDERINGS, render, written
+from tests.chart.renderings import GOLDEN_RENDERINGS, render, written
 from tests.chart.templates import chart_files
 from tests.controlplane import binaries
 from tests.controlplane.toolchain import NoControlPlane
@@ -20,7 +20,7 @@ def main() -> int:
     except NoControlPlane as error:
         print(f"the golden renderings are as they were: {error.reason}", file=sys.stderr)
         return 1
-    for rendering in RENDERINGS:
+    for rendering in GOLDEN_RENDERINGS:
         rendering.golden.parent.mkdir(exist_ok=True)
         rendering.golden.write_text(written(render(helm, rendering)), encoding="utf-8")
     return 0

@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from release.chart import copy_chart
 from tests.chart import by_kustomize
-from tests.chart.renderings import RENDERINGS, HelmError, Rendering, render, written
+from tests.chart.renderings import (
+    GOLDEN_RENDERINGS,
+    RENAMED,
+    RENDERINGS,
+    HelmError,
+    Rendering,
+    render,
+    written,
+)
 from tests.chart.same_objects import comparable, differences
 from tests.chart.templates import CHART
 from tests.controlplane import binaries
@@ -33,7 +42,7 @@ def with_values(values: dict[str, Any]) -> Rendering:
 
 
 def test_helm_finds_no_fault_in_it(helm: Path) -> None:
-    for rendering in RENDERINGS:
+    for rendering in GOLDEN_RENDERINGS:
         done = subprocess.run(
             [helm, "lint", "--strict", CHART, "--values", "-"],
             input=yaml.safe_dump(rendering.values),
@@ -44,7 +53,7 @@ def test_helm_finds_no_fault_in_it(helm: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda r: r.name)
+@pytest.mark.parametrize("rendering", GOLDEN_RENDERINGS, ids=lambda r: r.name)
 def test_the_golden_rendering_is_current(helm: Path, rendering: Rendering) -> None:
     assert rendering.golden.read_text("utf-8") == written(render(helm, rendering)), "`make chart`"
 
@@ -76,6 +85,9 @@ def test_kustomize_makes_the_same_objects_with_the_definition_too(
             {"aggregator": {"config": {"drain": {"deadline": "soon"}}}},
             ["/aggregator/config/drain/deadline"],
         ),
+        ({"fullnameOverride": "Sickbay"}, ["/fullnameOverride", "does not match"]),
+        ({"nameOverride": "a" * 31}, ["/nameOverride", "does not match"]),
+        ({"monitoring": {"agents": {"port": 0}}}, ["/monitoring/agents/port"]),
         ({"image": {"agentDigest": "latest"}}, ["/image/agentDigest", "does not match"]),
         ({"agent": {"maxUnavailable": "some"}}, ["/agent/maxUnavailable"]),
         ({"agent": {"maxUnavailable": "0%"}}, ["/agent/maxUnavailable"]),
@@ -266,6 +278,15 @@ def test_what_a_site_adds_to_pods_and_objects_reaches_them(helm: Path) -> None:
         render(helm, with_values({"agent": {"podLabels": {"app.kubernetes.io/name": "x"}}}))
 
 
+def test_one_name_override_does_as_the_other(helm: Path) -> None:
+    values = {key: value for key, value in RENAMED.values.items() if key != "fullnameOverride"}
+    by_name = replace(RENAMED, values=values | {"nameOverride": "gpu-nurse"})
+    assert render(helm, by_name) == render(helm, RENAMED)
+    dashboard = {"monitoring": {"dashboard": {"enabled": True}}}
+    odd = render(helm, with_values({"fullnameOverride": "on"} | dashboard))
+    assert {"on", "on-aggregator", "on-dashboard"} <= {each["metadata"]["name"] for each in odd}
+
+
 def test_agents_have_no_pod_on_nodes_without_a_kubelet_of_their_own(helm: Path) -> None:
     for each in render(helm, with_values({"podNetworkProber": {"enabled": True}})):
         if each["kind"] == "DaemonSet":
@@ -304,6 +325,19 @@ def test_a_monitor_sends_a_token_and_links_follow_the_sites_addresses(helm: Path
         dashboard = objects["ConfigMap", "sickbay-dashboard"]["data"]["sickbay.json"]
         assert '"https://sickbay.example.test"' in dashboard
         assert "localhost" not in dashboard
+
+
+def test_a_published_chart_links_to_its_release(helm: Path, tmp_path: Path) -> None:
+    published = copy_chart(tmp_path, "https://a.test/sickbay", "https://a.test/sickbay/v1/")
+    rules = with_values({"monitoring": {"rules": {"enabled": True}}})
+    objects = render(helm, rules, chart=published)
+    text = yaml.safe_dump(objects)
+    assert "runbook_url: https://a.test/sickbay/v1/docs/alert-rules.md#" in text
+    assert "runbook_url: docs/" not in text
+    [config] = [
+        e["data"]["aggregator.yaml"] for e in objects if "aggregator.yaml" in e.get("data", ())
+    ]
+    assert yaml.safe_load(config)["documentation_url"] == "https://a.test/sickbay/v1"
 
 
 def test_a_cluster_that_is_too_old_is_refused(helm: Path) -> None:

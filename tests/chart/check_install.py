@@ -180,8 +180,9 @@ def test_the_same_command_again_changes_nothing(sickbay: Installation, older: Pa
 
 
 def test_a_second_release_is_refused_by_the_name_of_the_first(sickbay: Installation) -> None:
-    message = refused(sickbay.beside("other", "default"))
-    assert "already, as the release sickbay/sickbay" in message
+    for more in ((), ("--set", "fullnameOverride=other")):
+        message = refused(sickbay.beside("other", "default"), *more)
+        assert "already, as the release sickbay/sickbay" in message
 
 
 @pytest.fixture(scope="module")

@@ -95,11 +95,12 @@ OPERATOR = (
         {
             "monitoring": {
                 "scrape": "PodMonitor",
+                "agents": {"enabled": True},
                 "rules": {"enabled": True},
                 "dashboard": {"enabled": True},
             }
         },
-        ("pod-monitor", "prometheus-rules", "grafana-dashboard", "namespace"),
+        ("pod-monitor", "agent-metrics", "prometheus-rules", "grafana-dashboard", "namespace"),
         namespace="gpu-health",
     ),
     Rendering(
@@ -107,6 +108,22 @@ OPERATOR = (
     ),
 )
 RENDERINGS = (*BUILT_IN, *OPERATOR)
+#: Every object that the chart can have, under another name. Kustomize has no counterpart.
+RENAMED = Rendering(
+    "renamed",
+    {
+        "fullnameOverride": "gpu-nurse",
+        "nameOverride": "unused",
+        "podNetworkProber": {"enabled": True},
+        "repair": {"rbac": {"karpenter": True, "clusterApi": True, "jobs": "sickbay-tests"}},
+        "monitoring": {
+            "scrape": "PodMonitor",
+            "agents": {"enabled": True},
+            "rules": {"enabled": True},
+        },
+    },
+)
+GOLDEN_RENDERINGS = (*RENDERINGS, RENAMED)
 
 
 class HelmError(Exception):

@@ -208,6 +208,7 @@ def _agent(text: ManifestText) -> None:
         ],
     )
     _pod(text, container, "sickbay-agent", values)
+    _agent_metrics(text, container)
     text.set_items((*POD, "tolerations"), _to_yaml(f"{values}.tolerations", 8))
     _affinity(text, values)
     text.set_value((*POD, "hostPID"), f"{{{{ not {values}.restricted }}}}")
@@ -236,6 +237,46 @@ def _agent(text: ManifestText) -> None:
     text.guard((*POD, "volumes", ("name", "dev")), f"not {values}.restricted")
     shipped = 'dict "requests" (dict "cpu" "10m" "memory" "64Mi") "limits" (dict "memory" "256Mi")'
     _merged_resources(container, f"{values}.resources", text, shipped)
+
+
+def _agent_metrics(text: ManifestText, container: Path) -> None:
+    """The port for Prometheus, as deploy/profiles/agent-metrics has it."""
+    port = ".Values.monitoring.agents.port"
+
+    def more(path: Path, *lines: str) -> None:
+        on = "{{- if .Values.monitoring.agents.enabled }}"
+        text.insert_after(path, [on, *lines, "{{- end }}"])
+
+    more(
+        (*container, "env", ("name", "AGGREGATOR_ADDRESS")),
+        "- name: METRICS_LISTEN",
+        f'  value: {{{{ printf "0.0.0.0:%d" (int {port}) | quote }}}}',
+        "- name: METRICS_TOKEN_FILE",
+        "  value: /var/run/secrets/sickbay-metrics/token",
+    )
+    more(
+        (*container, "env"),
+        "ports:",
+        "  - name: metrics",
+        f"    containerPort: {{{{ int {port} }}}}",
+        f"    hostPort: {{{{ int {port} }}}}",
+    )
+    more(
+        (*container, "volumeMounts", ("name", "token")),
+        "- name: metrics-token",
+        "  mountPath: /var/run/secrets/sickbay-metrics",
+        "  readOnly: true",
+    )
+    more(
+        (*POD, "volumes", ("name", "token")),
+        "- name: metrics-token",
+        "  secret:",
+        "    secretName: sickbay-agent-metrics",
+        "    defaultMode: 0400",
+        "    items:",
+        "      - key: token",
+        "        path: token",
+    )
 
 
 def _prober(text: ManifestText) -> None:
@@ -296,6 +337,7 @@ OBJECTS: dict[Key, Callable[[ManifestText], None]] = {
     ("DaemonSet", "sickbay-pod-prober"): _prober,
     ("NetworkPolicy", "sickbay-aggregator"): _network_policy,
     ("CustomResourceDefinition", "quarantines.sickbay.dev"): _crd,
+    ("PodMonitor", "sickbay-agent"): _monitor,
     ("PodMonitor", "sickbay-aggregator"): _monitor,
     ("ServiceMonitor", "sickbay-aggregator"): _monitor,
     ("ValidatingAdmissionPolicy", "sickbay-aggregator"): _aggregator_policy,
@@ -305,6 +347,7 @@ OBJECTS: dict[Key, Callable[[ManifestText], None]] = {
 
 #: Files whose objects are all there by one value.
 FILES = {
+    "agent-metrics.yaml": ".Values.monitoring.agents.enabled",
     "admission-policies.yaml": ".Values.admissionPolicies.enabled",
     "flowcontrol.yaml": ".Values.flowControl.enabled",
     "quota.yaml": ".Values.criticalPodsQuota.enabled",

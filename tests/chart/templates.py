@@ -19,6 +19,7 @@ SOURCES = [
     *sorted(KUBERNETES.glob("*.yaml")),
     PROFILES / "pod-network" / "pod-prober.yaml",
     PROFILES / "pod-monitor" / "pod-monitor.yaml",
+    PROFILES / "agent-metrics" / "agent-metrics.yaml",
     PROFILES / "service-monitor" / "service-monitor.yaml",
     PROFILES / "repair-karpenter" / "repair-karpenter.yaml",
     PROFILES / "repair-cluster-api" / "repair-cluster-api.yaml",
@@ -38,6 +39,24 @@ _REPLACED = (
         rf"\1.{_NAMESPACE}.svc",
     ),
     (re.compile(r"serviceaccount:sickbay:"), f"serviceaccount:{_NAMESPACE}:"),
+)
+#: The names that `fullnameOverride` changes, where they are written. Those that programs or
+#: people's commands know stay: the roles and accounts of access.yaml, the page's Service, the stop
+#: switch, the authority, the class of tests, the definition.
+_FULLNAME = '{{ include "sickbay.fullname" $ }}'
+_KEPT = r"(?!sickbay-(?:page|stop|ca|tests|idle-test|viewer|operator|metrics|metrics-reader)$)"
+_KEPT_FILES = {"access.yaml", "crd.yaml"}
+_RENAMED = (
+    (
+        re.compile(
+            r"^(\s*(?:- )?(?:name|policyName|serviceName|serviceAccountName|secretName"
+            rf"|kubernetes\.io/service-account\.name):) {_KEPT}sickbay((?:-[a-z]+)*)$",
+            re.MULTILINE,
+        ),
+        rf"\1 '{_FULLNAME}\2'",
+    ),
+    (re.compile(r"(:)sickbay(-aggregator)'"), rf"\1{_FULLNAME}\2'"),
+    (re.compile(r"(value: )sickbay(-aggregator\.)"), rf"\1{_FULLNAME}\2"),
 )
 
 
@@ -68,6 +87,9 @@ def template(source: Path) -> str:
     text = "---\n".join(_documents(source))
     for pattern, replacement in _REPLACED:
         text = pattern.sub(replacement, text)
+    if source.name not in _KEPT_FILES:
+        for pattern, replacement in _RENAMED:
+            text = pattern.sub(replacement, text)
     if source.name in FILES:
         text = f"{{{{- if {FILES[source.name]} }}}}\n{text}{{{{- end }}}}\n"
     return _header(source) + text

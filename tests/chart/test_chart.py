@@ -20,7 +20,7 @@ from aggregator.config import settings as aggregator_config
 from nodeagent.config import settings as agent_config
 from tests.chart import by_kustomize, values_docs, values_schema
 from tests.chart.manifest_edits import ManifestText
-from tests.chart.renderings import RENDERINGS, Rendering, golden
+from tests.chart.renderings import RENAMED, RENDERINGS, Rendering, golden
 from tests.chart.same_objects import comparable, differences
 from tests.chart.templates import CHART, chart_files
 from tests.deploy.manifests import ROOT, container, mounts
@@ -105,6 +105,64 @@ def test_kustomize_makes_the_same_objects(rendering: Rendering, tmp_path: Path) 
     others = {key: value for key, value in others.items() if key[0] != "CustomResourceDefinition"}
     assert len(charts) > 25
     assert not differences(charts, others), "run `make chart`, which needs helm"
+
+
+def test_the_agents_monitor_has_the_token_that_agents_want_and_that_opens_nothing_else() -> None:
+    rendering = next(each for each in RENDERINGS if each.name == "pod-monitor")
+    [endpoint] = one(rendering, "PodMonitor", "sickbay-agent")["spec"]["podMetricsEndpoints"]
+    named = endpoint["authorization"]["credentials"]
+    agent = one(rendering, "DaemonSet", "sickbay-agent")["spec"]["template"]["spec"]
+    env = {each["name"]: each.get("value") for each in container(agent)["env"]}
+    [port] = [each for each in container(agent)["ports"] if each["name"] == endpoint["port"]]
+    assert env["METRICS_LISTEN"] == f"0.0.0.0:{port['hostPort']}"
+    folder, _, file = str(env["METRICS_TOKEN_FILE"]).rpartition("/")
+    _, volume = mounts(agent)[folder]
+    assert volume["secret"]["secretName"] == named["name"]
+    assert volume["secret"]["items"] == [{"key": named["key"], "path": file}]
+    secret = one(rendering, "Secret", named["name"])
+    [account] = secret["metadata"]["annotations"].values()
+    assert one(rendering, "ServiceAccount", account)["automountServiceAccountToken"] is False
+    subjects = [s["name"] for each in golden(rendering) for s in each.get("subjects", ())]
+    assert subjects
+    assert account not in subjects
+
+
+#: What programs and people's commands know by name.
+KNOWN_BY_NAME = {
+    "quarantines.sickbay.dev",
+    "sickbay-ca",
+    "sickbay-idle-test",
+    "sickbay-metrics",
+    "sickbay-metrics-reader",
+    "sickbay-operator",
+    "sickbay-page",
+    "sickbay-quarantine-editor",
+    "sickbay-stop",
+    "sickbay-viewer",
+}
+
+
+def test_a_name_override_changes_every_name_but_those_that_are_known() -> None:
+    """And each reference with its object: the same objects under the shipped names are there."""
+    objects = golden(RENAMED)
+    named = {each["metadata"]["name"] for each in objects}
+    assert {name for name in named if not name.startswith("gpu-nurse")} <= KNOWN_BY_NAME
+    assert {"gpu-nurse", "gpu-nurse-aggregator", "gpu-nurse-agent"} <= named
+    text = one(RENAMED, "ConfigMap", "gpu-nurse-aggregator")["data"]["aggregator.yaml"]
+    config = yaml.safe_load(text)
+    assert config["replicas"]["domain"] == "gpu-nurse-aggregator"
+    assert config["identity"]["service_account"] == "sickbay:gpu-nurse-agent"
+    back = comparable(yaml.safe_load(yaml.safe_dump(objects).replace("gpu-nurse", "sickbay")))
+    for key, shipped in comparable(golden(RENDERINGS[0])).items():
+        kind, _, name = key
+        found = back[key]
+        if (kind, name) == ("ConfigMap", "sickbay-aggregator"):
+            continue  # it names both service accounts
+        if (kind, name) == ("DaemonSet", "sickbay-agent"):
+            [one_] = found["spec"]["template"]["spec"]["containers"]
+            assert "sickbay-aggregator.$(POD_NAMESPACE)" in yaml.safe_dump(one_["env"])
+            continue  # it has the port for metrics
+        assert found == shipped, key
 
 
 def test_the_comparison_sees_any_difference() -> None:

@@ -22,7 +22,8 @@ helm upgrade --install sickbay ./deploy/helm/sickbay --namespace sickbay --creat
 ```
 installs all of sickbay in mode observe, and can be repeated, also after a failure.
 [docs/install.md](../../../docs/install.md) goes on from there. The names of objects do not depend
-on the release's name, because a cluster has one sickbay; a second release is refused.
+on the release's name, because a cluster has one sickbay; a second release is refused, also under
+another `fullnameOverride`.
 
 A value can't be null, except where its type says so: leave it out for its default. In
 `aggregator.config` and `agent.config` a null is as a key that is left out; in `resources` it takes

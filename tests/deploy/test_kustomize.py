@@ -14,10 +14,13 @@ NAMES = sorted(path.name for path in PROFILES.iterdir())
 PROBER = ("DaemonSet", "sickbay-pod-prober")
 MONITORING = [
     ("ConfigMap", "sickbay-dashboard"),
+    ("PodMonitor", "sickbay-agent"),
     ("PodMonitor", "sickbay-aggregator"),
     ("PrometheusRule", "sickbay"),
+    ("Secret", "sickbay-agent-metrics"),
     ("Secret", "sickbay-pod-monitor"),
     ("Secret", "sickbay-service-monitor"),
+    ("ServiceAccount", "sickbay-agent-metrics"),
     ("ServiceMonitor", "sickbay-aggregator"),
 ]
 REPAIR = [

@@ -16,7 +16,8 @@ a cluster (helm template), so that only what the values say is checked there.
 {{- fail (printf "the namespace %s enforces the Pod Security level %q, which forbids the agents' pods (the host's network and folders): run `kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged`, or install into a namespace of sickbay's own with `--namespace sickbay --create-namespace`" .Release.Namespace $level .Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
-{{- $role := lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "sickbay-aggregator" -}}
+{{- /* Its name is the same with every value. */ -}}
+{{- $role := lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "sickbay-viewer" -}}
 {{- if $role -}}
 {{- $notes := dig "metadata" "annotations" dict $role -}}
 {{- $owner := printf "%s/%s" (dig "meta.helm.sh/release-namespace" "" $notes) (dig "meta.helm.sh/release-name" "" $notes) -}}
@@ -24,8 +25,9 @@ a cluster (helm template), so that only what the values say is checked there.
 {{- fail (printf "this cluster has sickbay already, as the release %s (namespace/name), and a cluster can have only one: upgrade that release, or uninstall it first" $owner) -}}
 {{- end -}}
 {{- end -}}
-{{- $set := lookup "apps/v1" "StatefulSet" .Release.Namespace "sickbay-aggregator" -}}
+{{- $name := printf "%s-aggregator" (include "sickbay.fullname" .) -}}
+{{- $set := lookup "apps/v1" "StatefulSet" .Release.Namespace $name -}}
 {{- if and $set (ne (empty $set.spec.volumeClaimTemplates) (not .Values.aggregator.persistence.enabled)) -}}
-{{- fail (printf "aggregator.persistence.enabled can't be changed in place, because Kubernetes refuses it: run `kubectl -n %s delete statefulset sickbay-aggregator` first (deleting it releases no node, and agents keep their evidence), then repeat this command" .Release.Namespace) -}}
+{{- fail (printf "aggregator.persistence.enabled can't be changed in place, because Kubernetes refuses it: run `kubectl -n %s delete statefulset %s` first (deleting it releases no node, and agents keep their evidence), then repeat this command" .Release.Namespace $name) -}}
 {{- end -}}
 {{- end }}

@@ -10,6 +10,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
+{{/* What the names of objects begin with. */}}
+{{- define "sickbay.fullname" -}}
+{{- .Values.fullnameOverride | default .Values.nameOverride | default "sickbay" -}}
+{{- end }}
+
 {{/* The image of a program: "sickbay.image" (list $ "sickbay-agent" DIGEST) */}}
 {{- define "sickbay.image" -}}
 {{- $root := index . 0 -}}
@@ -52,6 +57,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $history := dict "database" .Values.history.database "password_file" "/etc/sickbay-history/password" -}}
 {{- if .Values.history.verifyServer }}{{- $_ := set $history "ca_file" "/etc/sickbay-history/ca.crt" -}}{{ end -}}
 {{- $_ := set $config "history" $history -}}
+{{- end -}}
+{{- $name := include "sickbay.fullname" . -}}
+{{- if ne $name "sickbay" -}}
+{{- $_ := set $config.replicas "domain" (printf "%s-aggregator" $name) -}}
+{{- $_ := set $config.replicas "service_account" (printf "%s:%s-aggregator" .Release.Namespace $name) -}}
+{{- $_ := set $config "identity" (dict "service_account" (printf "%s:%s-agent" .Release.Namespace $name)) -}}
 {{- end -}}
 {{- $given := deepCopy .Values.aggregator.config -}}
 {{- include "sickbay.dropNulls" $given -}}
