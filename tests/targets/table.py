@@ -145,6 +145,7 @@ OTHERS: Mapping[str, SmallForm | Elsewhere] = {
     "env": SmallForm(),
     "clean": SmallForm(),
     "figures": SmallForm({"FIGURES_OPTIONS": "--check"}),
+    "trace": SmallForm(says="trace_calls"),
     "test-fast": SmallForm({"FAST_TESTS": "tests/unit/test_backoff.py"}, says="passed"),
     "fuzz": SmallForm(
         {"FUZZ_TESTS": "tests/unit/test_backoff.py", "FUZZ_SEED": "7"}, says="FUZZ_SEED=7"
