@@ -37,6 +37,7 @@ def test_a_killed_a_stopped_and_a_cut_off_controller_lose_nothing_and_act_once(
 
             fault(nodes[0])
             until_acted(f"{nodes[0]} {first}")
+            two.until_cordoned(first, nodes[0])
 
             # Its Lease goes on in its name while it is stopped, for as long as a Lease lasts.
             two.signal(first, signal.SIGSTOP)
@@ -45,7 +46,7 @@ def test_a_killed_a_stopped_and_a_cut_off_controller_lose_nothing_and_act_once(
             until_acted(f"{nodes[0]} {first}", f"{nodes[1]} {second}")
             two.signal(first, signal.SIGCONT)
             wait_until(lambda: "leader.lost" in two.replicas[first].log(), what="it to see that")
-            wait_until(lambda: two.quarantined(first) == set(nodes[:2]), what="its page to pass on")
+            two.until_cordoned(first, *nodes[:2])  # its page passes the request on
 
             # Nobody acts while the database is away; then each fault is acted on, once.
             server.pause()
@@ -56,6 +57,7 @@ def test_a_killed_a_stopped_and_a_cut_off_controller_lose_nothing_and_act_once(
             holder = two.until_controller()
             wait_until(lambda: len(two.runs()) == 3, what="the fault to be acted on")
             assert two.runs()[2].split()[0] == nodes[2]
+            two.until_cordoned(holder, *nodes[:3])  # a crash before that runs the command again
 
             # The agents are at the second: the first is killed where it holds, else it takes over.
             two.replicas[holder].process.kill()
@@ -68,7 +70,7 @@ def test_a_killed_a_stopped_and_a_cut_off_controller_lose_nothing_and_act_once(
             fault(nodes[3])
             wait_until(lambda: len(two.runs()) == 4, what="the heir to act")
             assert two.runs()[3] == f"{nodes[3]} {heir}"
-            assert two.quarantined(heir) == set(nodes[:4])
+            two.until_cordoned(heir, *nodes[:4])
 
 
 def _known(two: LocalReplicas, name: str) -> set[str]:

@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,10 +25,14 @@ class LocalReplicas:
         token = folder / "replicas.token"
         token.write_text(secrets.token_hex(32))
         url = server.new_database()
-        self.replicas = {
-            name: LocalAggregator(folder / name, self._settings(name, url, server, token))
-            for name in (f"replica-{number}" for number in range(count))
-        }
+        self.replicas: dict[str, LocalAggregator] = {}
+        with ExitStack() as ending:
+            for number in range(count):
+                name = f"replica-{number}"
+                one = LocalAggregator(folder / name, self._settings(name, url, server, token))
+                ending.callback(one.close)
+                self.replicas[name] = one
+            ending.pop_all()
 
     def _settings(
         self, name: str, url: str, server: PostgresServer, token: Path
@@ -83,10 +88,14 @@ class LocalReplicas:
         wait_until(lambda: any(map(self.is_controller, among)), what=f"a controller of {among}")
         return next(name for name in among if self.is_controller(name))
 
-    def quarantined(self, name: str) -> set[str]:
-        """The nodes that this replica's page shows in quarantine."""
-        found = self.replicas[name].ask("quarantines") or {"items": []}
-        return {one["node"] for one in found["items"]}
+    def until_cordoned(self, name: str, *nodes: str) -> None:
+        """Wait until this replica's page shows just these, each with its marks written."""
+
+        def phases() -> set[tuple[str, str]]:
+            found = self.replicas[name].ask("quarantines") or {"items": []}
+            return {(one["node"], one["phase"]) for one in found["items"]}
+
+        wait_until(lambda: phases() == {(node, "Cordoned") for node in nodes}, what=phases)
 
     def runs(self) -> list[str]:
         """ "NODE REPLICA" of each run of the command, oldest first."""
