@@ -264,6 +264,7 @@ $(CURVES)/.synced: requirements/bench.txt | $(UV)
 .PHONY: figures
 figures: env ## Fill the figures of README.md and docs/ with those of the last benchmarks
 	@$(BIN)/python -m tests.bench.documents $(FIGURES_OPTIONS)
+	@$(if $(FIGURES_OPTIONS),,$(BIN)/python -m release.reference)
 
 .PHONY: screenshots
 screenshots: env ## The pictures and the demo's output in README.md, the picture in docs/tutorial.md (needs Chromium)
