@@ -22,7 +22,7 @@ _NONE = MarksStatus()
 
 
 class MarkRestorer:
-    """Steps `Do.TELL_MARKS` and `Do.RESTORE`, for one node at a time."""
+    """Steps `ObjectStep.TELL_MARKS` and `MarkStep.RESTORE`, for one node at a time."""
 
     def __init__(
         self, *, cluster: Cluster, acts: NodeActions, clocks: Clocks, rules: RestoreRules

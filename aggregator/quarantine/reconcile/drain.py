@@ -5,7 +5,7 @@ from aggregator.quarantine.decide.plans.drain import DrainView, plan_drain_step
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import Uncordoned, has_given_up
 from aggregator.quarantine.drain.drainer import Drainer
-from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_release_held
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.reconciler import Still
 from aggregator.quarantine.state.node import NodeState
 
@@ -30,7 +30,7 @@ class DrainReconciler:
             mode=inputs.mode(node_state, quarantine),
             knows=inputs.knows(node_state),
             fresh=node_state.agent.is_fresh,
-            release_held=is_release_held(node_state, quarantine),
+            release_held=bool(node_state.release_held),
             evictions_wait=node_state.evictions_are_forbidden
             or _waits_for_uncordon(
                 quarantine.status,

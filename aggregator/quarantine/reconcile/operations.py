@@ -10,7 +10,6 @@ from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.reconcile.plan_inputs import (
     PlanInputs,
     is_recovered,
-    is_release_held,
     is_unforced,
 )
 from aggregator.quarantine.reconcile.reconciler import Still
@@ -39,8 +38,7 @@ class OperationReconciler:
             knows=inputs.knows(node_state),
             due=self._repairs.is_due(node_state),
             untested=self._repairs.holds_release(node_state),
-            release_waits=is_release_held(node_state, quarantine)
-            and inputs.now() < known.release_look,
+            release_waits=bool(node_state.release_held) and inputs.now() < known.release_look,
             unforced=is_unforced(node_state),
             exempt=cluster.operator_requests.exempt(inputs.wall()),
             maintained=bool(cluster.maintained),

@@ -82,8 +82,3 @@ def is_unforced(node_state: NodeState) -> bool:
     return cluster.node_gone or (
         cluster.operator_requests_known and not cluster.operator_requests.force_asked
     )
-
-
-def is_release_held(node_state: NodeState, quarantine: Quarantine) -> bool:
-    """Whether its cause is over and a check holds its release."""
-    return bool(node_state.quarantine_view.release_held or quarantine.status.release_held)

@@ -23,7 +23,6 @@ from aggregator.quarantine.decide.uncordon import Uncordoned, recordon_due
 from aggregator.quarantine.reconcile.plan_inputs import (
     PlanInputs,
     is_recovered,
-    is_release_held,
     is_unforced,
 )
 from aggregator.quarantine.reconcile.reconciler import Still
@@ -88,7 +87,7 @@ class QuarantineReconciler:
             forced=requests.forced(wall),
             unforced=is_unforced(node_state),
             exempt=requests.exempt(wall),
-            release_held=is_release_held(node_state, quarantine),
+            release_held=bool(node_state.release_held),
             marks_untold=quarantine.status.phase in MARKED
             and not cluster.node_gone
             and known.missing != marks_told(quarantine),

@@ -13,7 +13,6 @@ from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.reconcile.plan_inputs import (
     PlanInputs,
     is_recovered,
-    is_release_held,
     is_unforced,
 )
 from aggregator.quarantine.reconcile.reconciler import Still
@@ -50,7 +49,7 @@ class ReleaseReconciler:
             recovered=is_recovered(node_state),
             definition_going=known.definition_going,
             uncordoned=node_state.is_released_by_uncordon(self._uncordon),
-            release_held=is_release_held(node_state, quarantine),
+            release_held=bool(node_state.release_held),
             look_later=inputs.now() < known.release_look,
             unforced=is_unforced(node_state),
             exempt=cluster.operator_requests.exempt(inputs.wall()),

@@ -1,6 +1,6 @@
 """The queue of nodes that may need a step or another evaluation, and its one worker.
 
-Event handlers change a node's state and add the node. The worker (`worker.Reconciler`) alone
+Event handlers change a node's state and add the node. The worker (`worker.NodeWorker`) alone
 evaluates, plans and acts. It receives the nodes in the next turn of the event loop: all changes of
 a node until then cause one evaluation. A node that is added while it is worked on is worked on once
 more; its evaluation does not wait for the step in progress.

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
-    BUSY,
     Cluster,
     Quarantine,
     RepairAttempt,
@@ -19,7 +18,7 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.events import EventKind
-from aggregator.policy.repairs import REPLACE, TEST
+from aggregator.policy.repairs import TEST
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -123,19 +122,7 @@ class RepairRunner:
             reservations=self._reservations,
         )
 
-    # -- asked by the planner -------------------------------------------------------------
-
-    def is_busy(self, node_state: NodeState) -> bool:
-        """Whether an attempt may still act on the node, which must not be released by itself."""
-        quarantine = node_state.node_summary.quarantine
-        return quarantine is not None and is_busy(quarantine.status.repair)
-
-    def replaces(self, node_state: NodeState) -> bool:
-        """Whether a repair is under way that replaces the Node."""
-        quarantine = node_state.node_summary.quarantine
-        repair = quarantine.status.repair if quarantine is not None else None
-        attempts = repair.attempts if repair is not None else ()
-        return any(one.repair == REPLACE and one.state in BUSY for one in attempts)
+    # -- read by the reconcilers -----------------------------------------------------------
 
     def is_due(self, node_state: NodeState) -> bool:
         """Whether it is time to look at the node's repair."""
