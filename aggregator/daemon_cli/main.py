@@ -268,8 +268,9 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
                 yield ("listen", "tls", "cert_file"), text
             yield from _unreachable(config)
     for section, file in (
-        ("replicas", config.replicas.ca_file),
-        ("history", config.history.ca_file),
+        (("replicas",), config.replicas.ca_file),
+        (("history",), config.history.ca_file),
+        (("cluster", "store"), config.cluster.store.ca_file),
     ):
         if file is not None:
             from aggregator.tls.client_context import CaFileError, client_context
@@ -277,7 +278,7 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             try:
                 client_context(file)
             except CaFileError as error:
-                yield (section, "ca_file"), str(error)
+                yield (*section, "ca_file"), str(error)
 
 
 def _unusable_alert_files(config: Config) -> Iterator[tuple[Key, str]]:

@@ -72,7 +72,7 @@ def test_config_check_reads_certificates_and_says_which_are_none(tmp_path: Path)
     pair, other = (authority.server(name, ["localhost"]) for name in ("one", "other"))
     text = """
 listen: {tls: {cert_file: %s, key_file: %s}}
-cluster: {kind: local}
+cluster: {kind: local, store: {database: postgresql+asyncpg://u@db.test/c, ca_file: %s}}
 identity: {kind: insecure-trust-hello}
 history:
   database: postgresql+asyncpg://u@db.test/h
@@ -81,14 +81,15 @@ history:
     text = text.replace("listen: {", "listen: {grpc: 'localhost:0', web: 'localhost:0', ")
     ca = authority.certificate
     done = command(
-        "config", "check", str(written(tmp_path, text % (pair.certificate, pair.key, ca)))
+        "config", "check", str(written(tmp_path, text % (pair.certificate, pair.key, ca, ca)))
     )
     assert (done.returncode, done.stderr) == (0, "")
 
-    file = written(tmp_path, text % (pair.certificate, other.key, pair.key))
+    file = written(tmp_path, text % (pair.certificate, other.key, pair.key, pair.key))
     done = config_check(file)
     assert (done.returncode, done.stdout) == (2, "")
-    first, second = done.stderr.splitlines()
+    first, store, second = done.stderr.splitlines()
+    assert store.startswith(f"{file}:3: cluster.store.ca_file: {pair.key} holds no certificate")
     said = f"{file}:2: listen.tls: {other.key} is not the key of {pair.certificate}; expected a c"
     assert first.startswith(said)
     assert second.startswith(
