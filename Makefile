@@ -23,6 +23,7 @@ CURVES := build/bench/curves-env
 PACKAGING := build/packaging-env
 DOCS := build/docs-env
 BMC := build/bmc-env
+NVRX := build/nvrx
 # BENCH_SMALL=1 runs any benchmark in a small form, for its command and keys alone.
 BENCH_FOLDER ?= build/bench$(if $(filter-out 0,$(BENCH_SMALL)),-small)
 export BENCH_SMALL BENCH_FOLDER
@@ -92,6 +93,13 @@ VERSION ?= dev
 $(BMC)/.synced: requirements/bmc.txt | $(UV)
 	@test -x $(BMC)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(BMC)
 	@$(UV) pip sync --quiet --python $(BMC)/bin/python --require-hashes requirements/bmc.txt
+	@touch $@
+
+# The health check of NVIDIA's launcher, for the tests of its socket: modules alone, since what the
+# wheel requires (torch) is 2 GiB, and no wheel is for this Python or an older glibc.
+NVRX_TARGET = --no-deps --python-version 3.12 --python-platform $(shell uname -m)-manylinux_2_39
+$(NVRX)/%/.synced: requirements/nvrx-%.txt | $(UV)
+	@$(UV) pip install --quiet --target $(@D) $(NVRX_TARGET) --require-hashes --requirement $<
 	@touch $@
 
 .PHONY: docs

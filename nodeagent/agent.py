@@ -34,6 +34,8 @@ from nodeagent.sources.process_state import stuck
 from nodeagent.version import VERSION
 
 if TYPE_CHECKING:
+    from nodeagent.local.launcher_socket import LauncherSocket
+    from nodeagent.local.ready import Readiness
     from nodeagent.repair.executor import RepairExecutor
     from nodeagent.repair.gpu_use import GpuUse
     from nodeagent.repair.wire import OrderGateway
@@ -93,6 +95,7 @@ class Agent:
         self._started_at = self._clock.boottime()
         self._machine = factory.machine(config, self._clock)
         self._uplink: Uplink | None = None
+        self._launchers: LauncherSocket | None = None
         self._reloader: Reloader | None = None
         if source is not None:
             path, load = source
@@ -326,6 +329,22 @@ class Agent:
                 await self._local.serve_port(address, answers.public_routes(), token)
             except (OSError, ValueError) as error:
                 log.warning("metrics cannot be served at metrics_listen %s: %s", address, error)
+        if self._config.ready.launcher_socket is not None:
+            await self._serve_launchers(self._config.ready.launcher_socket, answers.readiness)
+
+    async def _serve_launchers(
+        self, path: Path, read: Callable[[Sequence[str]], "Readiness"]
+    ) -> None:
+        # Imported here, so that an agent without the socket does not carry it.
+        from nodeagent.local.launcher_socket import LauncherSocket
+
+        launchers = LauncherSocket(path, read)
+        try:
+            await launchers.start()
+        except OSError as error:
+            log.warning("ready.launcher_socket %s cannot be served: %s", path, error)
+            return
+        self._launchers = launchers
 
     # -- running -------------------------------------------------------------------------------
 
@@ -382,6 +401,8 @@ class Agent:
         closing = asyncio.gather(self._sources.nvml.close(), self._sources.disk.close())
         await asyncio.wait({closing}, timeout=FAREWELL)
         self._recorder.close()
+        if self._launchers is not None:
+            await self._launchers.close()
         await self._local.close()
 
     def _measured(self) -> list[Measured]:

@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from nodeagent import python_tls
 from nodeagent.config.settings import Config, ConfigError, default, load
-from nodeagent.terminal.run_arguments import DEFAULT_CONFIG, SLURM, BadUsage, parse_run
+from nodeagent.terminal.run_arguments import (
+    DEFAULT_CONFIG,
+    SLURM,
+    BadUsage,
+    parse_ready,
+    parse_run,
+)
 
 if TYPE_CHECKING:
     import argparse
 
 OK, BAD, USAGE = 0, 1, 2
-#: Of ``test``: it ran or could not run, and tells nothing about the node.
+#: Of ``test`` and ``ready``: no verdict about the node.
 NO_VERDICT = 3
 #: sysexits.h EX_SOFTWARE: a defect of ours must not read as "the node is bad" (1).
 INTERNAL = 70
@@ -46,7 +52,7 @@ def leave(code: int) -> NoReturn:
 
 def _run(given: list[str], environ: Mapping[str, str]) -> int:
     try:
-        options: Any = parse_run(given) or _parse(given)
+        options: Any = parse_run(given) or parse_ready(given) or _parse(given)
     except SystemExit:  # argparse has printed the help
         return OK
     return _COMMANDS[options.command](options, environ)
@@ -156,6 +162,18 @@ def _command_check(options: "argparse.Namespace", environ: Mapping[str, str]) ->
     return print_findings(
         _gathered(options, environ, lambda findings: leave(print_findings(findings)))
     )
+
+
+def _command_ready(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
+    config = _load(options, environ, with_checks=False)
+    from nodeagent.terminal import ready
+
+    code, text, trouble = ready.request(config.socket, options)
+    if text:
+        _write(sys.stdout, text + "\n")
+    if trouble:
+        _write(sys.stderr, f"sickbay-agent: {trouble}\n")
+    return {ready.READY: OK, ready.NOT_READY: BAD, ready.BAD_REQUEST: USAGE}.get(code, NO_VERDICT)
 
 
 def _command_checks(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
@@ -290,6 +308,7 @@ def _colour(environ: Mapping[str, str]) -> bool:
 _COMMANDS: Mapping[str, Callable[["argparse.Namespace", Mapping[str, str]], int]] = {
     "run": _command_run,
     "check": _command_check,
+    "ready": _command_ready,
     "checks": _command_checks,
     "explain": _command_explain,
     "parse-kmsg": _command_parse_kmsg,

@@ -98,6 +98,13 @@ class EvidenceRecorder:
         """The components of the node's GPUs: UUIDs, and addresses of those without one."""
         return sorted({self._gpus.component(address) for address in self._gpus.addresses()})
 
+    def names_by_gpu(self) -> list[tuple[str, ...]]:
+        """The names of each GPU, in the order of PCI addresses: first its component."""
+        return [
+            tuple(dict.fromkeys((self._gpus.component(slot), f"pci:{slot}", slot)))
+            for slot in sorted(self._gpus.addresses())
+        ]
+
     def summary_of_faults(self) -> list[dict[str, object]]:
         """The faults in force, for a repair's evidence: their identity, count and latest words."""
         now = self._clock.boottime()

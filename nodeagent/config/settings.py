@@ -24,6 +24,7 @@ __all__ = [
     "ConfigError",
     "KernelLogConfig",
     "NvmlConfig",
+    "ReadyConfig",
     "RepairConfig",
     "UplinkConfig",
     "load",
@@ -102,6 +103,13 @@ class RepairConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyConfig:
+    """``[ready]``: ``launcher_socket`` None serves no launcher."""
+
+    launcher_socket: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSettings:
     """``[checks.NAME]``, defaults filled in: every option of the check's spec is in ``options``."""
 
@@ -134,6 +142,7 @@ class Config:
     kernel_log: KernelLogConfig = field(default_factory=KernelLogConfig)
     nvml: NvmlConfig = field(default_factory=NvmlConfig)
     repair: RepairConfig = field(default_factory=RepairConfig)
+    ready: ReadyConfig = field(default_factory=ReadyConfig)
     checks: Mapping[str, CheckSettings] = field(default_factory=dict)
     own: "tuple[CheckSpec, ...]" = ()
 
@@ -205,6 +214,7 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
         kernel_log=_kernel_log(top.table("kernel_log")),
         nvml=_nvml(top.table("nvml")),
         repair=_repair(repair),
+        ready=_ready(top.table("ready")),
         checks={**_checks(top.table("checks"), read=with_checks), **own_settings},
         own=own,
     )
@@ -410,6 +420,11 @@ def _repair(table: Table) -> RepairConfig:
             "true or false",
         ),
     )
+
+
+def _ready(table: Table) -> ReadyConfig:
+    expected = "an absolute path of at most 107 bytes"
+    return ReadyConfig(launcher_socket=table.read("launcher_socket", None, values.socket, expected))
 
 
 def _verbs(value: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused, Commands
 from nodeagent.config.reload import ConfigState
 from nodeagent.kernel_feed import KernelFeed, Tally
-from nodeagent.local import command_routes, explain, render
+from nodeagent.local import command_routes, explain, ready_routes, render
 from nodeagent.local.server import LocalResponse, Routes, json_answer
 from nodeagent.model import CheckInfo
 from nodeagent.recorder import EvidenceRecorder
@@ -47,12 +47,14 @@ class LocalRoutes:
         self._config = config
         self._clock = clock
         self._started_at = clock.boottime()
+        self.readiness = ready_routes.reader(node, recorder, commands, clock)
 
     def routes(self) -> Routes:
         """For the unix socket: only root may open it."""
         return (
             self.public_routes()
             | command_routes.routes(self._commands)
+            | ready_routes.routes(self.readiness)
             | {
                 ("GET", "/v1/explain"): self._explain,
                 ("GET", "/v1/results"): self._results,

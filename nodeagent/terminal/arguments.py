@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeagent.configfile import units
-from nodeagent.terminal.run_arguments import DEFAULT_CONFIG, SLURM, BadUsage
+from nodeagent.terminal.run_arguments import DEFAULT_CONFIG, READY_TIMEOUT, SLURM, BadUsage
 
 POD_PROBER_SOCKET = Path("/run/sickbay-pod-network/prober.sock")
 
@@ -79,6 +79,21 @@ def parser() -> argparse.ArgumentParser:
     _add_config(checks)
     _add_timeout(checks)
     _add_output(checks)
+
+    ready = _command(
+        commands,
+        "ready",
+        "whether a job may start on this node now; exit 0 ready, 1 not ready, 3 no answer",
+    )
+    ready.add_argument(
+        "--gpus",
+        default="",
+        metavar="GPU,...",
+        help="of these alone: indices, UUIDs or PCI addresses (default: all)",
+    )
+    _add_config(ready)
+    _add_timeout(ready, READY_TIMEOUT)
+    _add_output(ready)
 
     explain = _command(commands, "explain", "the reasons for the running agent's results")
     explain.add_argument(
@@ -209,13 +224,13 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_timeout(parser: argparse.ArgumentParser) -> None:
+def _add_timeout(parser: argparse.ArgumentParser, seconds: float = 20.0) -> None:
     parser.add_argument(
         "--timeout",
         type=_timeout,
-        default=20.0,
+        default=seconds,
         metavar="TIME",
-        help="be done by then, whatever hangs (default: 20s)",
+        help=f"be done by then, whatever hangs (default: {seconds:g}s)",
     )
 
 

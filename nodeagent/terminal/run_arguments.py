@@ -1,10 +1,16 @@
-"""The command line of ``run``, read without argparse: a DaemonSet's pods keep what they import."""
+"""The command lines of ``run`` and ``ready``, read without argparse.
+
+A DaemonSet's pods keep what they import, and a prolog waits for it at every job.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 DEFAULT_CONFIG = Path("/etc/sickbay/agent.toml")
+
+#: Seconds of ``ready``: a job waits for it, and the agent answers in milliseconds.
+READY_TIMEOUT = 5.0
 
 #: The option's promise (0 unless failed) holds for a mistyped command line too.
 SLURM = "--slurm"
@@ -29,3 +35,17 @@ def parse_run(given: Sequence[str]) -> SimpleNamespace | None:
             return SimpleNamespace(command="run", config=Path(option.removeprefix("--config=")))
         case _:
             return None
+
+
+def parse_ready(given: Sequence[str]) -> SimpleNamespace | None:
+    """The options of ``ready [--gpus GPU,...]``; None for every other line."""
+    match list(given):
+        case ["ready"]:
+            gpus = ""
+        case ["ready", "--gpus", gpus] if gpus and not gpus.startswith("-"):
+            pass
+        case _:
+            return None
+    return SimpleNamespace(
+        command="ready", config=None, gpus=gpus, timeout=READY_TIMEOUT, output="table"
+    )

@@ -43,6 +43,7 @@ def test_every_key_of_the_configuration_is_documented(key: str) -> None:
         "kernel_log",
         "nvml",
         "repair",
+        "ready",
         "checks",
         "own",
         "kernel_lines",
