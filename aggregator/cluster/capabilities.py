@@ -1,6 +1,6 @@
 """What only some kinds of cluster have, next to the port that all of them have."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -8,12 +8,24 @@ from aggregator.cluster.agent_pods import PodSink
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.objects import ObjectStore
 from aggregator.cluster.pod_ends import PodEndSink
-from aggregator.cluster.port import Cluster
+from aggregator.cluster.port import Cluster, Guard, Pod
 from aggregator.cluster.users import AccessReviews
 from aggregator.leader.lease import LeaseStore
 
 if TYPE_CHECKING:  # its libraries take time to import, and no configuration needs them
     from aggregator.tls.authority_store import AuthorityStore
+
+
+class PodNotes(Protocol):
+    """Pods that can be annotated, and those of a gang."""
+
+    async def annotate_pod(
+        self, pod: Pod, annotations: Mapping[str, str], *, guard: Guard
+    ) -> None: ...
+
+    async def pods_labelled(
+        self, namespace: str, label: str, value: str, *, background: bool = False
+    ) -> list[Pod]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,7 @@ class Capabilities:
     follow_pod_ends: Callable[[PodEndSink], Awaitable[None]] | None = None
     #: Whether `Cluster.pods_on` has the pods of jobs, and no stand-in for a command.
     runs_jobs: bool = False
+    pod_notes: PodNotes | None = None
 
 
 class OpenedCluster(Cluster, Protocol):

@@ -184,6 +184,38 @@ class HookStatus:
     message: str = ""
 
 
+class NoticeState(enum.StrEnum):
+    """How far the notice to a workload has come."""
+
+    SENT = "Sent"  # no pod of it is evicted before its answer, or the deadline
+    READY = "Ready"  # it has answered
+    OVER = "Over"  # no answer by the deadline, or nobody could be notified
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionNotice:
+    """The notice to one workload before its pods are evicted from the node.
+
+    ``workload`` names a gang, or a pod of none. ``ident`` is the notice's own id, to which an
+    answer refers. Times are wall clock seconds.
+    """
+
+    workload: str
+    ident: str
+    state: NoticeState
+    sent_at: float = 0.0
+    deadline_at: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictedWorkload:
+    """A gang of which pods are evicted from the node, as of ``at`` (wall clock seconds)."""
+
+    workload: str
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
 class AppliedChanges:
     """The changes of our marks on the node: an undo reverses exactly this.
@@ -316,6 +348,10 @@ class QuarantineStatus:
     deadline_at: float = 0.0
     overdue_at: float = 0.0
     pre_evict: HookStatus | None = None
+    #: The notices to workloads before their eviction.
+    notices: tuple[EvictionNotice, ...] = ()
+    #: The gangs of which pods were evicted from the node, for `limits.per_workload`.
+    evicted_workloads: tuple[EvictedWorkload, ...] = ()
     released_because: str = ""
     overruled: bool = False
     #: Why the node is not released although its cause is over; empty while nothing holds that.
@@ -520,7 +556,9 @@ class Pod:
 
     ``created_at`` and ``deletion_at`` are the cluster's own wall clock seconds (0: not);
     ``deletion_at`` is when its grace is over. ``grace`` is what it asks for, in seconds. ``group``
-    is the gang that its spec names. ``gpus``: the accelerators that its containers request.
+    is the gang that its spec names. ``gpus``: the accelerators that its containers request;
+    ``gpu_ids``: those that it has, by device plugins' ids, as far as the kubelet reports them.
+    ``has_claims``: it has devices by claims (DRA), which neither of the two counts.
     """
 
     namespace: str
@@ -542,6 +580,8 @@ class Pod:
     group: str = ""
     tolerations: tuple[Toleration, ...] = ()
     gpus: int = 0
+    gpu_ids: tuple[str, ...] = ()
+    has_claims: bool = False
 
     def tolerates(self, taint: Taint) -> bool:
         return any(one.fits(taint) for one in self.tolerations)

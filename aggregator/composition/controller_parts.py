@@ -24,6 +24,7 @@ from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.composition.access import build_access, build_actions
 from aggregator.composition.core import build_controller
 from aggregator.composition.event_bus import EventBus
+from aggregator.composition.pod_waits import pod_waits
 from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.composition.replica import Replica
 from aggregator.composition.tasks import spawn
@@ -42,6 +43,7 @@ from aggregator.jobs.identity import Markers
 from aggregator.jobs.recorder import JobRecorder
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.drift import DriftWatch
+from aggregator.quarantine.drain.pod_waits import PodWaits
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
@@ -94,7 +96,9 @@ class ControllerParts:
         self._controller = controller = build_controller(
             cluster=cluster,
             policy=policy,
-            settings=_settings(config, self._repair),
+            settings=_settings(
+                config, self._repair, pod_waits(config, policy, cluster, fleet, clocks)
+            ),
             fleet=fleet,
             event_sink=self._event_sink,
             clocks=clocks,
@@ -235,7 +239,7 @@ class ControllerParts:
         await asyncio.Event().wait()
 
 
-def _settings(config: Config, repair: RepairSettings) -> Settings:
+def _settings(config: Config, repair: RepairSettings, waits: PodWaits) -> Settings:
     return Settings(
         mode=config.mode,
         pools=config.pools,
@@ -244,6 +248,7 @@ def _settings(config: Config, repair: RepairSettings) -> Settings:
         drain=config.drain,
         silence=config.agents,
         hooks=hook_rules(config.drain, wall=time.time),
+        waits=waits,
         uncordon=config.release,
         marks=config.marks,
         maintenance=config.maintenance,

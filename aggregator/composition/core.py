@@ -260,13 +260,12 @@ class _Acts:
             clocks=clocks,
             rules=settings.drain,
             hook_runner=hook_runner,
-            off_balancers=settings.drain.off_load_balancers,
             lanes=EvictionLanes(
                 at_once=asyncio.Semaphore(most),
                 # A fifth, so that first requests find the rest free.
                 retries=asyncio.Semaphore(max(1, most // 5)),
             ),
-            deadline=settings.drain.deadline,
+            waits=settings.waits,
             rng=given.rng,
             test_namespace=settings.repair.test_namespace,
         )

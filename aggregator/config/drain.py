@@ -17,6 +17,7 @@ from aggregator.configfile.values import (
     without_places,
 )
 from aggregator.configfile.yaml_source import Key
+from aggregator.jobs.settings import AskRules
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 
 
@@ -63,8 +64,9 @@ class PostRelease(HookSection):
 
 @dataclass(frozen=True, slots=True)
 class DrainConfig(DrainRules):
-    """How pods leave, and the site's own steps."""
+    """How pods leave, the site's own steps, and the notices to workloads."""
 
+    ask: AskRules = field(default_factory=AskRules)
     pre_evict: PreEvict = field(default_factory=PreEvict)
     post_release: PostRelease = field(default_factory=PostRelease)
     hooks_at_once: Positive = 8
@@ -73,16 +75,20 @@ class DrainConfig(DrainRules):
 
 def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:
     """Settings that are valid alone but not together: the key, and the value to write instead."""
-    seen: set[str] = set()
     for number, one in enumerate(drain.namespaces):
         key = ("drain", "namespaces", number)
-        if seen & {one.match, "*"}:
+        if any(_covers(earlier, one) for earlier in drain.namespaces[:number]):
             yield (*key, "match"), f'"{one.match}" never comes to its turn; the first match decides'
-        seen.add(one.match)
         yield from _times(one, key)
     for name, hook in (("pre_evict", drain.pre_evict), ("post_release", drain.post_release)):
         if hook.command and hook.webhook is not None:
             yield ("drain", name), "has a command and a webhook; expected one of them"
+
+
+def _covers(earlier: NamespaceRule, later: NamespaceRule) -> bool:
+    """Whether every pod that the later rule matches is one of the earlier rule."""
+    labels = (later.pods or {}).items()
+    return earlier.match in ("*", later.match) and (earlier.pods or {}).items() <= labels
 
 
 def _times(one: NamespaceRule, key: Key) -> Iterator[tuple[Key, str]]:

@@ -1,10 +1,11 @@
 """The configured hooks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aggregator.config.drain import DrainConfig, HookSection
 from aggregator.hooks.command import CommandHook
 from aggregator.hooks.webhook import WebhookHook
+from aggregator.jobs.settings import NoticeWebhook
 from aggregator.quarantine.drain.hooks import Hook, HookRules
 
 
@@ -25,3 +26,10 @@ def _hook(section: HookSection, wall: Callable[[], float]) -> Hook | None:
     if section.webhook is not None:
         return WebhookHook(section.webhook.url, section.webhook.secret_file, wall=wall)
     return CommandHook(section.command) if section.command else None
+
+
+def notice_hooks(
+    webhooks: Sequence[NoticeWebhook], *, wall: Callable[[], float]
+) -> list[tuple[NoticeWebhook, Hook]]:
+    """Each webhook of ``drain.ask`` with what calls it."""
+    return [(one, WebhookHook(one.url, one.secret_file, wall=wall)) for one in webhooks]

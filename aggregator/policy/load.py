@@ -32,6 +32,7 @@ from aggregator.policy.rules import (
     KINDS,
     LONGEST_REPEAT,
     RELEASES,
+    SCOPES,
     STATUSES,
     Policy,
     Rule,
@@ -77,6 +78,7 @@ KEYS = {
     "nodes": "nodes",
     "elsewhere": "elsewhere",
     "repair": "repair",
+    "scope": "scope",
 }
 #: Least and most of the keys that count.
 _COUNTS = {
@@ -93,6 +95,7 @@ _CHOICES = {
     "status": STATUSES,
     "elsewhere": ACTIONS,
     "unhealthy": CONDITION_STATUSES,
+    "scope": SCOPES,
 }
 #: Keys that a rule about a node condition does not have beside it.
 _NOT_OF_CONDITIONS = (
@@ -131,7 +134,8 @@ def _plain(rule: Rule) -> dict[str, Any]:
         field.name: dict(value) if isinstance(value, Mapping) else value
         for field in fields(rule)
         for value in (getattr(rule, field.name),)
-        if field.name not in ("nodes", "repair")  # replicas whose ladders differ agree on evidence
+        # Replicas whose ladders or scopes differ agree on evidence.
+        if field.name not in ("nodes", "repair", "scope")
     }
     if rule.nodes is None:
         del plain["elsewhere"]  # the hash of rules without a selector stays as it was
@@ -293,7 +297,7 @@ class _Reader:
             case "unhealthy":
                 text = str(value) if isinstance(value, bool) else value  # unquoted in YAML
                 return self._one_of(key, text, _CHOICES[key])
-            case "kind" | "action" | "release" | "status" | "elsewhere":
+            case "kind" | "action" | "release" | "status" | "elsewhere" | "scope":
                 return self._one_of(key, value, _CHOICES[key])
             case "for" | "healthyFor" | "apart" | "within" | "repeatWithin" | "lasts":
                 return self._age(key, value)
@@ -413,6 +417,7 @@ class _Reader:
                 )
         self._judge_past(rule)
         self._judge_company(rule)
+        self._judge_scope(rule)
         for code in rule.faults:
             problem = impossible(code, self._catalogue)
             if problem:
@@ -446,6 +451,12 @@ class _Reader:
         if entry.get("repair") and not rule.acts:
             text = f"no effect under action: {rule.action}; expected action: cordon or drain"
             self._problem(("repair",), text)
+
+    def _judge_scope(self, rule: Rule) -> None:
+        if rule.scope == "gpu" and (
+            rule.kind != "gpu" or "drain" not in (rule.action, rule.elsewhere)
+        ):
+            self._problem(("scope",), '"gpu" is for rules of kind gpu with action: drain')
 
     def _judge_past(self, rule: Rule) -> None:
         """Conditions about the past must be about evidence that has one."""

@@ -44,6 +44,8 @@ CONDITION_CHECK = "node-condition"
 CONDITION_STATUSES = ("True", "False")
 #: How a node is released: automatically once it has recovered, or only by a person.
 RELEASES = ("recovered", "manual")
+#: Which pods of the node a drain evicts: all, or those that use the faulty GPUs.
+SCOPES = ("node", "gpu")
 #: The mildest status of a check that a rule is about.
 STATUSES = ("failed", "degraded")
 _DEGRADED_OR_FAILED = frozenset({Status.DEGRADED, Status.FAILED})
@@ -80,7 +82,7 @@ class Rule:
     ``elsewhere``, or does not apply (empty). None: on every node.
 
     ``repair`` are the repairs of the node, of `REPAIRS` and in its order; none: a person repairs
-    it.
+    it. ``scope`` is one of `SCOPES`.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Rule:
     nodes: "LabelSelector | None" = None
     elsewhere: str = ""
     repair: tuple[str, ...] = ()
+    scope: str = "node"
 
     @property
     def acts(self) -> bool:

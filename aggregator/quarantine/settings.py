@@ -18,6 +18,7 @@ from aggregator.quarantine.decide.node_events import EventRules
 from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.drain.hooks import HookRules
+from aggregator.quarantine.drain.pod_waits import NoWaits, PodWaits
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.rfc3339 import span
 
@@ -50,7 +51,7 @@ class SilenceRules(SectionDataclass):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The controller's settings: sections of the configuration, and the hooks made of one.
+    """The controller's settings: sections of the configuration, hooks and waits made of some.
 
     ``mode`` is that of the nodes in no pool of ``pools``, and of pools without one.
     """
@@ -62,6 +63,7 @@ class Settings:
     drain: DrainRules = field(default_factory=DrainRules)
     silence: SilenceRules = field(default_factory=SilenceRules)
     hooks: HookRules = field(default_factory=HookRules)
+    waits: PodWaits = field(default_factory=NoWaits)
     uncordon: UncordonRules = field(default_factory=UncordonRules)
     marks: RestoreRules = field(default_factory=RestoreRules)
     maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)
@@ -88,6 +90,7 @@ def limits_for_people(settings: Settings) -> dict[str, str]:
         "common_cause_nodes": str(common.common_cause_nodes),
         "domain_percent": f"{common.domain_percent:g}%",
         "evictions_at_once": str(limits.evictions_at_once),
+        "per_workload": str(limits.per_workload),
         "quorum_percent": f"{limits.quorum_percent:g}%",
     }
     if limits.pool_label:

@@ -1,6 +1,7 @@
 """Which pods of a node go, which wait, which stay: decided without a cluster."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,7 +36,7 @@ def plan(*pods: Pod, rules: DrainRules | None = None, after: float = 1.0) -> Dra
     return plan_drain(pods, rules or DrainRules(), at(after))
 
 
-def rules_of(leave: Leave, **times: float) -> DrainRules:
+def rules_of(leave: Leave, **times: Any) -> DrainRules:
     return DrainRules(namespaces=(NamespaceRule("jobs", leave, **times),))
 
 

@@ -27,6 +27,7 @@ from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, cordon_change
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.drain.drainer import NODE_EVERY, STATUS_EVERY, Drainer
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
+from aggregator.quarantine.drain.pod_waits import NoWaits
 from aggregator.quarantine.state.drain_memory import DrainMemory
 from tests.aggregator.test_node_actions import Bench, made
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -60,11 +61,10 @@ class Drain(Bench):
             cluster=self.cluster,
             acts=self.acts,
             clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
-            rules=DrainRules(),
+            rules=DrainRules(deadline=600.0, off_load_balancers=off_balancers),
             hook_runner=SimpleNamespace(),  # type: ignore[arg-type]
             lanes=SimpleNamespace(),  # type: ignore[arg-type]
-            deadline=600.0,
-            off_balancers=off_balancers,
+            waits=NoWaits(),
             rng=Most(),
         )
         self.memory = DrainMemory("q")

@@ -50,6 +50,7 @@ from aggregator.quarantine.drain.evictor import (
     EvictionLanes,
     Evictor,
 )
+from aggregator.quarantine.drain.pod_waits import NoWaits
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
 from aggregator.quarantine.state.node import NodeState
 from tests.support.node_states import summary_of
@@ -494,11 +495,10 @@ def drainer_of(bench: Bench, writes: list[Any]) -> Any:
         cluster=bench,  # type: ignore[arg-type]
         acts=acts,
         clocks=Clocks(bench.loop.time, lambda: 5000.0),
-        rules=DrainRules(),
+        rules=DrainRules(deadline=600.0, off_load_balancers=False),
         hook_runner=None,  # type: ignore[arg-type]
         lanes=bench.evictor.lanes,
-        deadline=600.0,
-        off_balancers=False,
+        waits=NoWaits(),
         rng=random.Random(1),
     )
     return made

@@ -43,6 +43,8 @@ NOT_SHOWN = {
     "observed_generation": "for kubectl and other controllers",
     "conditions": "for kubectl and other controllers: phase and the other fields say it",
     "applied": "for the aggregator alone",
+    "notices": "the blockers say it",
+    "evicted_workloads": "the blockers say it",
     "marks": "unmarked and unmarked_since say it",
 }
 

@@ -8,9 +8,8 @@ import pytest
 
 from aggregator.cluster.kubernetes import node_condition, paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.quarantine import controller
 from aggregator.quarantine.drain import drainer
-from aggregator.quarantine.reconcile import node_conditions
+from aggregator.quarantine.reconcile import node_conditions, rounds
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.support import waiting
@@ -26,7 +25,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     tests of these times, in virtual time.
     """
     monkeypatch.setattr(drainer, "EMPTY_FOR", 0.5)
-    monkeypatch.setattr(controller, "ROUNDS", 1.0)
+    monkeypatch.setattr(rounds, "ROUNDS", 1.0)
     monkeypatch.setattr(node_conditions, "EVERY_WITHOUT", 2.0)
     monkeypatch.setattr(node_condition, "WATCH_S", 0.2)
 

@@ -4,6 +4,7 @@ The controller runs in this process; the pods are kwok's.
 """
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -22,11 +23,15 @@ from aggregator.cluster.port import Evicted, Pod
 from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gangs
+from aggregator.jobs.notice import READY, REQUESTED
+from aggregator.jobs.settings import AskRules
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.workloads.gpu_scope import GpuScope
+from aggregator.workloads.notices import EvictionNotices
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
@@ -316,7 +321,7 @@ async def test_past_its_time_a_pod_is_deleted_where_its_namespace_allows_it_and_
             assert time.monotonic() - began >= 3
             await running.until_status(node, lambda one: one.get("overdueAt"))
             status = await running.until_status(node, lambda one: one.get("podsRemaining") == 1)
-            assert "past its deadline: 1 pods" in status["message"]
+            assert "past its deadline: 1 pod still there" in status["message"]
             assert status["overdueAt"] >= status["deadlineAt"]
             assert [one["pod"] for one in status["blockers"]] == [f"{other}/theirs"]
             assert await pods_left(space, other) == {"theirs": False}
@@ -587,3 +592,122 @@ def test_the_pods_grace_and_its_gang_are_read_from_its_spec() -> None:
     assert (new.group, new.grace, new.deletion_at) == ("g", 5.0, 1767225630.0)
     old = read('{"workloadRef": {"name": "w", "podGroup": "p", "podGroupReplicaKey": "0"}}')
     assert (old.group, old.grace) == ("w/p/0", 30.0)
+
+
+# -- features next to the drain ------------------------------------------------------------
+
+
+def with_notices(kube: KubeCluster, within: float) -> Settings:
+    notices = EvictionNotices(
+        kube,
+        rules=AskRules(within=within),
+        webhooks=[],
+        keys=(),
+        clocks=Clocks(time.monotonic, time.time),
+    )
+    return replace(SETTINGS, waits=notices)
+
+
+async def annotations(space: Space, name: str) -> dict[str, str]:
+    found = await asyncio.to_thread(space.plane.call, "GET", space.path("pods", name))
+    return dict(found["metadata"].get("annotations", {}))
+
+
+async def test_a_workload_gets_one_notice_and_its_answer_begins_the_eviction(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    for name in ("rank-0", "rank-1"):
+        await pod(space, node, name, labels={GANG: "train"})
+    await pod(space, node, "single")
+    settings = with_notices(kube, 3600)
+    async with aggregator(kube, space, settings) as running:
+        await running.quarantine_by_hand(node)
+        status = await running.until_status(node, lambda one: len(one.get("notices", ())) == 2)
+        assert {one["state"] for one in status["notices"]} == {"Sent"}
+        await until(lambda: annotations(space, "rank-1"), lambda found: REQUESTED in found)
+        await until(lambda: annotations(space, "single"), lambda found: REQUESTED in found)
+        await running.stop()
+        mark = space.plane.audit_mark()
+        await running.start()  # the next controller
+        await running.until_blocked(node, f"{space.namespace}/single")
+        again = (await running.status(node))["notices"]
+        assert [(one["id"], one["deadlineAt"]) for one in again] == [
+            (one["id"], one["deadlineAt"]) for one in status["notices"]
+        ]
+        texts = [(await annotations(space, name))[REQUESTED] for name in ("rank-0", "rank-1")]
+        assert texts[0] == texts[1]
+        told = json.loads(texts[0])
+        assert (told["node"], told["reason"]) == (node, "smells of smoke")
+        answer = {"metadata": {"annotations": {READY: told["id"]}}}
+        path = space.path("pods", "rank-1")
+        await asyncio.to_thread(space.plane.call, "PATCH", path, answer, MERGE_PATCH)
+        await until(lambda: pods_left(space), lambda left: set(left) == {"single"})
+        assert await pods_left(space) == {"single": False}
+        status = await running.status(node)
+        states = {one["workload"].partition("/")[2]: one["state"] for one in status["notices"]}
+        assert states[f"train {GANG}"] == "Ready"
+        await running.release(node)
+    notified = [
+        entry
+        for entry in space.plane.audit_entries(mark)
+        if entry["verb"] == "patch"
+        and entry.get("objectRef", {}).get("resource") == "pods"
+        and "sickbay" in entry.get("userAgent", "")
+    ]
+    assert notified == []
+
+
+async def test_where_no_right_is_bound_nobody_is_notified_and_nobody_waits(
+    cluster_space: Space, kube: KubeCluster
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    await pod(space, node, "a")
+    space.plane.apply(DEPLOY / "aggregator-rbac.yaml")
+    account: Path = space.plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
+    async with kube_cluster(account) as bound:
+        settings = with_notices(bound, 3600)
+        async with aggregator(kube, space, settings) as running:
+            await running.quarantine_by_hand(node)
+            await running.until_phase(node, "Drained")
+            [notice] = (await running.status(node))["notices"]
+            assert notice["state"] == "Over"
+            assert "has not bound the ClusterRole sickbay-aggregator-ask" in notice["message"]
+            await running.release(node)
+
+
+async def test_a_fault_of_one_gpu_evicts_the_pods_that_the_kubelet_reports_on_it(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    for name, gpu in (("user", "GPU-1"), ("other", "GPU-2")):
+        amount = {"nvidia.com/gpu": "1"}
+        container = {"name": "c", "image": "i", "resources": {"limits": amount}}
+        await pod(space, node, name, spec={"containers": [container]})
+        devices = [{"resourceID": gpu, "health": "Healthy"}]
+        resources = [{"name": "nvidia.com/gpu", "resources": devices}]
+        containers = [
+            {
+                "name": "c",
+                "image": "i",
+                "imageID": "",
+                "ready": True,
+                "restartCount": 0,
+                "allocatedResourcesStatus": resources,
+            }
+        ]
+        body = {"status": {"containerStatuses": containers}}
+        path = f"{space.path('pods', name)}/status"
+        await asyncio.to_thread(space.plane.call, "PATCH", path, body, MERGE_PATCH)
+    scopes = {rule.name: rule.scope for rule in shipped_policy().rules}
+    scope = GpuScope(SETTINGS.drain, lambda rule: scopes.get(rule, ""))
+    async with aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
+        running.controller.on_connect(hello(node), FakeLine())
+        running.controller.on_evidence(node, snapshot(fault("xid:48")), time.monotonic())
+        await until(lambda: pods_left(space), lambda left: set(left) == {"other"})
+        reason = await running.until_blocked(node, f"{space.namespace}/other")
+        assert "it does not use GPU-1 (scope: gpu)" in reason
+        assert await pods_left(space) == {"other": False}
+        await asyncio.to_thread(space.plane.call, "DELETE", space.path("pods", "other"))
+        await running.until_phase(node, "Drained")
+        await running.release(node)

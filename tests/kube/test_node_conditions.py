@@ -15,9 +15,9 @@ from aggregator.cluster.condition_record import CONDITIONS
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action, GuardRefused, NodeCondition, Refused
 from aggregator.health.model import Status
-from aggregator.quarantine import controller
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
+from aggregator.quarantine.reconcile import rounds
 from aggregator.quarantine.settings import Settings
 from tests.controlplane.api import STRATEGIC_PATCH
 from tests.controlplane.plane import ControlPlane
@@ -121,8 +121,8 @@ async def test_an_exemption_that_no_list_has_shown_yet_keeps_the_condition_away(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller, "ROUNDS", 60.0)  # a round reads the annotation, too
-    monkeypatch.setattr(controller, "REFRESH", math.inf)  # and a list has it
+    monkeypatch.setattr(rounds, "ROUNDS", 60.0)  # a round reads the annotation, too
+    monkeypatch.setattr(rounds, "REFRESH", math.inf)  # and a list has it
     observes = replace(CORDONS, mode=Action.OBSERVE)
     [node] = cluster_space.create_nodes(1)
     caplog.set_level("INFO", "sickbay.quarantine")

@@ -74,6 +74,7 @@ class World:
     stop: StopText = field(default_factory=StopText)
     budget_blocks: set[str] = field(default_factory=set)  # pod uids
     rejections: dict[str, EvictionResult] = field(default_factory=dict)  # by pod uid
+    without_notes: set[str] = field(default_factory=set)  # namespaces without the right to annotate
     #: Pods ("namespace/name") that their controller makes again on the same node.
     come_back: set[str] = field(default_factory=set)
     evicted: list[str] = field(default_factory=list)  # pod uids, each 2xx
@@ -767,6 +768,19 @@ class MemoryCluster:
             return EvictionResult(Evicted.ACCEPTED)
 
         return await self._call("evict", self.act("evict", pod.node, effect, pod=pod), guard)
+
+    async def annotate_pod(self, pod: Pod, annotations: Mapping[str, str], *, guard: Guard) -> None:
+        def effect() -> None:
+            key = next((k for k, p in self.world.pods.items() if p.uid == pod.uid), None)
+            if key is None or self.world.pods[key].version != pod.version:
+                raise Conflict("another version", status=409)
+            if pod.namespace in self.world.without_notes:
+                raise Refused("may not be annotated", status=403)
+            self.world.writes.append(f"annotate {pod.uid}")
+            there = {**pod.annotations, **annotations}
+            self.world.pods[key] = replace(pod, annotations=there, version=self.world.tick())
+
+        await self._call("annotate_pod", effect, guard)
 
     async def announce(
         self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str

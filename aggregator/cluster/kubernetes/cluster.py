@@ -113,6 +113,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             follow_namespaces=self.follow_namespaces,
             follow_pod_ends=self.follow_pod_ends,
             runs_jobs=True,
+            pod_notes=self,
         )
 
     @property

@@ -244,6 +244,31 @@ class KubeNodes:
             return read_refusal(answer)
         return EvictionResult(Evicted.ACCEPTED)
 
+    async def annotate_pod(self, pod: Pod, annotations: Mapping[str, str], *, guard: Guard) -> None:
+        """Against the pod's uid and version. Raises Refused where the right is missing."""
+        metadata = {"uid": pod.uid, "resourceVersion": pod.version, "annotations": annotations}
+        try:
+            await self._transport.request(
+                "PATCH",
+                paths.pod(pod.namespace, pod.name),
+                kind="pods",
+                lane=_of_drains(background=False),
+                body=encode({"metadata": metadata}),
+                content_type=MERGE_PATCH,
+                accept=METADATA,
+                guard=guard,
+            )
+        except AdmissionRefused:
+            raise
+        except Refused as error:
+            if error.status == 403:
+                text = (
+                    f"{pod.key} may not be annotated: {pod.namespace} has not bound the "
+                    "ClusterRole sickbay-aggregator-ask (deploy/examples/ask-rbac.yaml)"
+                )
+                raise Refused(text, status=403) from error
+            raise
+
     async def announce(
         self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
     ) -> None:

@@ -6,6 +6,7 @@ Shapes: https://kubernetes.io/docs/reference/kubernetes-api/
 
 import dataclasses
 import datetime as dt
+import itertools
 import sys
 from typing import TypeVar
 
@@ -128,6 +129,7 @@ ACCELERATORS = (
 
 #: No node has more: a pod that waits for a node may request any number.
 _MOST_GPUS = 1024
+_LONGEST_ID = 128
 #: Resources of which one is a whole accelerator.
 _WHOLE_GPUS = frozenset(
     {
@@ -203,7 +205,12 @@ class Container(msgspec.Struct, frozen=True):
         return sum(int(text) for text in asked if text.isascii() and text.isdigit())
 
 
+class PodResourceClaim(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    resource_claims: list[PodResourceClaim] | None = None
     containers: list[Container] | None = None
     volumes: list[Volume] | None = None
     node_name: str = ""
@@ -221,8 +228,36 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
         return f"{ref.name}/{ref.pod_group}/{ref.pod_group_replica_key}" if ref else ""
 
 
-class PodStatus(msgspec.Struct, frozen=True):
+class AllocatedDevice(msgspec.Struct, frozen=True, rename="camel"):
+    resource_id: str = msgspec.field(default="", name="resourceID")
+
+
+class AllocatedResource(msgspec.Struct, frozen=True):
+    """KEP-4680, on by default since Kubernetes 1.36: one resource's devices, by the kubelet."""
+
+    name: str = ""
+    resources: list[AllocatedDevice] | None = None
+
+
+class ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
+    allocated_resources_status: list[AllocatedResource] | None = None
+
+
+class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = "Unknown"
+    container_statuses: list[ContainerStatus] | None = None
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        """The ids of whole accelerators that its containers have; at most `_MOST_GPUS`."""
+        found = (
+            device.resource_id[:_LONGEST_ID]
+            for status in self.container_statuses or ()
+            for one in status.allocated_resources_status or ()
+            if one.name in _WHOLE_GPUS
+            for device in one.resources or ()
+        )
+        return tuple(itertools.islice(found, _MOST_GPUS))
 
 
 class PodObject(msgspec.Struct, frozen=True):
@@ -394,6 +429,8 @@ def to_pod(pod: PodObject) -> Pod:
             for one in spec.tolerations or ()
         ),
         gpus=min(sum(one.gpus for one in spec.containers or ()), _MOST_GPUS),
+        gpu_ids=pod.status.gpu_ids if pod.status else (),
+        has_claims=bool(spec.resource_claims),
     )
 
 

@@ -18,6 +18,8 @@ from aggregator.cluster.port import (
     Action,
     AppliedChanges,
     Blocker,
+    EvictedWorkload,
+    EvictionNotice,
     EvidenceItem,
     HookStatus,
     MarksStatus,
@@ -42,6 +44,10 @@ FORMS: Mapping[type, ObjectForm] = {
     QuarantineStatus: ObjectForm(always={"phase": Phase.ADMITTED}),
     EvidenceItem: ObjectForm(is_item=True),
     Blocker: ObjectForm(required=frozenset({"pod"}), is_item=True),
+    EvictedWorkload: ObjectForm(required=frozenset({"workload"}), is_item=True),
+    EvictionNotice: ObjectForm(
+        required=frozenset({"workload", "ident", "state"}), names={"ident": "id"}, is_item=True
+    ),
     HookStatus: ObjectForm(required=frozenset({"state"})),
     QuarantineCondition: ObjectForm(
         required=frozenset({"type", "status", "reason", "message"}),

@@ -55,6 +55,7 @@ class Leave(enum.StrEnum):
 class NamespaceRule(SectionDataclass):
     """How the pods of namespaces whose name matches leave; the first rule that matches decides.
 
+    ``pods``: only pods with all of these labels match. Labels are the text of a pod's own owner.
     Seconds since the drain began: for ``wait`` the pods may complete, past ``force_after`` they are
     deleted, their budgets notwithstanding (None: at the drain's deadline).
     """
@@ -72,6 +73,17 @@ class NamespaceRule(SectionDataclass):
     """With ``force``: so long since the drain began its pods are deleted, whatever their budgets.
     Default: the deadline.
     """
+    pods: Selector = None
+    """``"KEY=VALUE,..."``: only pods that have all of these labels match."""
+
+    def matches(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        if self.pods and any(labels.get(key) != value for key, value in self.pods.items()):
+            return False
+        return fnmatchcase(namespace, self.match)
+
+    def __str__(self) -> str:
+        labels = ",".join(f"{key}={value}" for key, value in (self.pods or {}).items())
+        return f'drain.namespaces "{self.match}"' + (f" with {labels}" if labels else "")
 
 
 _ASKED = NamespaceRule("*", Leave.EVICT)
@@ -87,8 +99,9 @@ class DrainRules(SectionDataclass):
     the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``gang_keys`` and
     ``node_owner_kinds`` are added to the shipped ones. ``gang_request_after``: admission may refuse
     a gang's dry runs so long before its pods get the real request (0: never).
-    ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a drain that takes
-    longer is reported.
+    ``gpu_scope_for``: so long pods that do not use the faulty GPU may run to their end, by a rule
+    with ``scope: gpu``. ``off_load_balancers``: a drained node is excluded from them.
+    ``deadline``: a drain that takes longer is reported.
     """
 
     delete_empty_dir_data: bool = False
@@ -127,6 +140,10 @@ class DrainRules(SectionDataclass):
     """Further kinds of owners whose pods belong to their node
     (docs/drain.md#what-goes-and-what-stays), as a DaemonSet's do.
     """
+    gpu_scope_for: Duration = 3 * 86400.0
+    """By a rule with ``scope: gpu`` (docs/drain.md#one-gpu), pods that do not use the faulty GPU
+    may run to their end for so long.
+    """
     off_load_balancers: bool = True
     """Label a node that is drained ``node.kubernetes.io/exclude-from-external-load-balancers``."""
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
@@ -134,9 +151,9 @@ class DrainRules(SectionDataclass):
     (docs/drain.md).
     """
 
-    def of(self, namespace: str) -> NamespaceRule:
-        """The first rule whose pattern matches; without one, its pods are asked to leave."""
-        found = (rule for rule in self.namespaces if fnmatchcase(namespace, rule.match))
+    def of(self, namespace: str, labels: Mapping[str, str] = EMPTY) -> NamespaceRule:
+        """The first rule that matches a pod; without one, it is evicted."""
+        found = (rule for rule in self.namespaces if rule.matches(namespace, labels))
         return next(found, _ASKED)
 
 
@@ -222,11 +239,13 @@ def plan_drain(
     rules: DrainRules,
     moment: DrainMoment,
     came_back: Mapping[str, str] = EMPTY,
+    waits: Mapping[str, str] = EMPTY,
 ) -> DrainPlan:
     """Sort a node's pods. Only `work_of` them counts: a pod that has ended runs nothing, whatever
     finalizers it has.
 
-    ``came_back``: why they are back, by uid (`decide.returns`).
+    ``came_back``: why they are back, by uid (`decide.returns`). ``waits``: why pods wait that the
+    rules would let go, by uid.
     """
     evict: list[Pod] = []
     force: list[Pod] = []
@@ -251,7 +270,7 @@ def plan_drain(
         reason = kept_because(pod, rules)
         if reason:
             kept[pod.key] = reason
-        elif reason := _waits_because(pod, rules, moment):
+        elif reason := _waits_because(pod, rules, moment) or waits.get(pod.uid, ""):
             waiting[pod.key] = reason
         elif reason := came_back.get(pod.uid, ""):
             returned.append(pod)
@@ -294,9 +313,9 @@ def kept_because(pod: Pod, rules: DrainRules) -> str:
     protected = rules.protected_selector
     if protected and all(pod.labels.get(key) == value for key, value in protected.items()):
         return "protected by drain.protected_selector"
-    rule = rules.of(pod.namespace)
+    rule = rules.of(pod.namespace, pod.labels)
     if rule.policy is Leave.NEVER:
-        return f'never evicted (drain.namespaces "{rule.match}")'
+        return f"never evicted ({rule})"
     if not pod.owner_kind and not rules.evict_unmanaged:
         return "has no controller that would make it anew (drain.evict_unmanaged is off)"
     if not rules.delete_empty_dir_data and (volumes := _data_of(pod)):
@@ -337,16 +356,16 @@ def _grace(pod: Pod) -> str:
 
 
 def _waits_because(pod: Pod, rules: DrainRules, moment: DrainMoment) -> str:
-    rule = rules.of(pod.namespace)
+    rule = rules.of(pod.namespace, pod.labels)
     if not rule.wait:
         return ""  # also where the drain began by a clock that is ahead of ours
     if moment.now >= moment.began + rule.wait:
         return ""
-    return f'may complete, for {span(rule.wait)} at most (drain.namespaces "{rule.match}")'
+    return f"may complete, for {span(rule.wait)} at most ({rule})"
 
 
 def _is_due_by_force(pod: Pod, rules: DrainRules, moment: DrainMoment) -> bool:
-    rule = rules.of(pod.namespace)
+    rule = rules.of(pod.namespace, pod.labels)
     if rule.policy is not Leave.FORCE:
         return False
     after = moment.deadline if rule.force_after is None else moment.began + rule.force_after

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
@@ -53,11 +53,13 @@ from aggregator.quarantine.decide.own_pods import without_own
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return
 from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Evictor
 from aggregator.quarantine.drain.hooks import HookRunner
+from aggregator.quarantine.drain.pod_waits import DrainRound, PodWaits
 from aggregator.quarantine.state.drain_memory import DrainMemory, blocked_backoff
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.rfc3339 import span
+from aggregator.runtime.interning import EMPTY
 
 #: Progress is written at most so often (seconds), except phase changes.
 STATUS_EVERY = 10.0
@@ -100,8 +102,8 @@ class _Read:
 class Drainer:
     """Drains nodes; ``lanes`` bound the evictions in flight: our share of the fleet's.
 
-    ``deadline``: seconds from a drain's begin. It stands in the Quarantine from then on.
-    ``test_namespace``: that of the pods of active tests, which are no work.
+    ``waits``: why else a pod may wait. ``test_namespace``: that of the pods of active tests, which
+    are no work.
     """
 
     def __init__(
@@ -113,8 +115,7 @@ class Drainer:
         rules: DrainRules,
         hook_runner: HookRunner,
         lanes: EvictionLanes,
-        deadline: float,
-        off_balancers: bool,
+        waits: PodWaits,
         rng: random.Random,
         test_namespace: str = "",
     ) -> None:
@@ -125,8 +126,10 @@ class Drainer:
         self._rules = rules
         self._hook_runner = hook_runner
         self._lanes = lanes
-        self._deadline = deadline
-        self._off_balancers = off_balancers
+        self._waits = waits
+        #: Seconds from a drain's begin. It is in the Quarantine from then on.
+        self._deadline = rules.deadline
+        self._off_balancers = rules.off_load_balancers
         self._rng = rng
         self._test_namespace = test_namespace
         self._running = self._begins = 0
@@ -204,9 +207,9 @@ class Drainer:
                 node = await self._cluster.read_node(node_state.node, background=True)
                 node_state.take_node(node)
                 memory.not_ready = NotReady.of(node)
-                read = self._read(node_state, pods, memory, began)
-                if read is None or not still():
-                    return None
+            read = await self._read_waits(node_state, pods, memory, began, still)
+            if read is None or not still():
+                return None
             moved = await self._ask(node_state, read, evictions)
             pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
             if moved or pods_now != before:
@@ -280,8 +283,33 @@ class Drainer:
         most = max(_LOOK_MOST, self._running / LOOKS_A_SECOND)
         return min(most, look * 1.5) * self._rng.uniform(0.85, 1.0)
 
+    async def _read_waits(
+        self,
+        node_state: NodeState,
+        pods: list[Pod],
+        memory: DrainMemory,
+        began: float,
+        still: Callable[[], bool],
+    ) -> _Read | None:
+        """The read, with the pods that wait for more than the drain's own rules."""
+        read, quarantine = self._read(node_state, pods, memory, began), None
+        if read is not None and (read.plan.evict or read.plan.force):
+            quarantine = node_state.node_summary.quarantine
+        if read is None or quarantine is None:
+            return read
+        work = without_own(pods, quarantine.status.repair, self._test_namespace)
+        reasons = await self._waits.reasons(
+            DrainRound(node_state, quarantine, work, read.plan, read.moment, self._acts, still)
+        )
+        return self._read(node_state, pods, memory, began, reasons) if reasons else read
+
     def _read(
-        self, node_state: NodeState, pods: list[Pod], memory: DrainMemory, began: float
+        self,
+        node_state: NodeState,
+        pods: list[Pod],
+        memory: DrainMemory,
+        began: float,
+        waits: Mapping[str, str] = EMPTY,
     ) -> _Read | None:
         quarantine = node_state.node_summary.quarantine
         if quarantine is None:
@@ -298,7 +326,7 @@ class Drainer:
         )
         if memory.first_seen is None:
             memory.first_seen = frozenset(pod.uid for pod in pods)
-        plan = plan_drain(pods, self._rules, moment, came_back)
+        plan = plan_drain(pods, self._rules, moment, came_back, waits)
         return _Read(plan, moment, round(self._clocks.wall(), 3), began)
 
     def _moment(self, status: QuarantineStatus) -> DrainMoment:

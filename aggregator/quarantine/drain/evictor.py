@@ -252,10 +252,10 @@ class Evictor:
         result = await self.cluster.delete_pod(pod, grace=grace, background=background, guard=guard)
         if result.outcome is Evicted.ACCEPTED:
             self.memory.evicted[slot_of(pod)] += 1
-            rule = self.rules.of(pod.namespace)
+            rule = self.rules.of(pod.namespace, pod.labels)
             text = (
                 f"{pod.key} did not leave in its time and is deleted with a grace of {grace} s, "
-                f'as drain.namespaces "{rule.match}" allows'
+                f"as {rule} allows"
             )
             details = {"pod": pod.key, "uid": pod.uid, "grace": str(grace)}
             details |= evicted_details(pod, self.rules.gang_keys)

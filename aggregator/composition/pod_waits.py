@@ -1,0 +1,54 @@
+"""The features next to the drain that let pods wait, in the order in which they decide."""
+
+from collections.abc import Iterator
+
+from aggregator.clock import Clocks
+from aggregator.cluster.capabilities import OpenedCluster
+from aggregator.cluster.port import Quarantine
+from aggregator.config.settings import Config
+from aggregator.hooks.factory import notice_hooks
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.drain.pod_waits import PodWaits
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.workloads.gpu_scope import GpuScope
+from aggregator.workloads.in_turn import InTurn
+from aggregator.workloads.limit import WorkloadLimit
+from aggregator.workloads.notices import EvictionNotices, WebhookRoute
+
+
+def pod_waits(
+    config: Config,
+    policy: Policy,
+    cluster: OpenedCluster,
+    fleet: FleetState,
+    clocks: Clocks,
+) -> PodWaits:
+    scopes = {rule.name: rule.scope for rule in policy.rules}
+    parts: list[PodWaits] = [GpuScope(config.drain, lambda rule: scopes.get(rule, ""))]
+    notes = cluster.capabilities.pod_notes
+    if notes is not None:  # nodes of another cluster have no pods
+        parts.append(
+            WorkloadLimit(
+                config.limits.per_workload,
+                config.limits.window,
+                config.drain.gang_keys,
+                lambda: _quarantines(fleet),
+                clocks,
+            )
+        )
+        hooks = notice_hooks(config.drain.ask.webhooks, wall=clocks.wall)
+        parts.append(
+            EvictionNotices(
+                notes,
+                rules=config.drain.ask,
+                webhooks=[WebhookRoute(takes, hook) for takes, hook in hooks],
+                keys=config.drain.gang_keys,
+                clocks=clocks,
+            )
+        )
+    return InTurn(parts)
+
+
+def _quarantines(fleet: FleetState) -> Iterator[Quarantine]:
+    found = (one.quarantine for one in fleet.node_summaries.values())
+    return (quarantine for quarantine in found if quarantine is not None)

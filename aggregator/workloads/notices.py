@@ -1,0 +1,344 @@
+"""``drain.ask``: a workload gets a notice before its first pod is evicted, and time to end.
+
+A notice is in the Quarantine's status before it is sent, by compare-and-set, so that a restart or
+another replica sends no second one. Two drains of one gang share one notice. It ends with the
+workload's answer, with its pods, or at its deadline, which no workload can move.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.capabilities import PodNotes
+from aggregator.cluster.port import (
+    ClusterError,
+    EvictionNotice,
+    NoticeState,
+    Pod,
+    Refused,
+)
+from aggregator.jobs.notice import (
+    READY,
+    REQUESTED,
+    Workload,
+    has_answered,
+    ident_of,
+    never_because,
+    read_notice,
+    text_of,
+    workloads_of,
+)
+from aggregator.jobs.settings import AskRules, NoticeWebhook
+from aggregator.quarantine.drain.hooks import Hook, HookResult
+from aggregator.quarantine.drain.pod_waits import DrainRound
+from aggregator.rfc3339 import write_time
+from aggregator.runtime.interning import EMPTY
+
+log = logging.getLogger("sickbay.notices")
+
+#: Notices in one Quarantine; the schema has the same bound.
+MOST_NOTICES = 128
+#: Pods of one gang that get the annotation.
+MOST_PODS = 256
+#: Seconds for one call of a webhook.
+_CALL = 30.0
+_PODS_AT_ONCE = 4
+_MOST_TEXT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRoute:
+    """A webhook, and the pods whose notices it receives."""
+
+    takes: NoticeWebhook
+    hook: Hook
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """The state of one notice in this process. ``known``: pods that have it, by uid."""
+
+    known: set[str]
+    ready: bool = False
+    reached: bool = False
+    text: str = ""
+
+
+class EvictionNotices:
+    """Implements `PodWaits`. ``keys`` are a site's own markers of gangs."""
+
+    def __init__(
+        self,
+        cluster: PodNotes,
+        *,
+        rules: AskRules,
+        webhooks: Sequence[WebhookRoute],
+        keys: Sequence[str],
+        clocks: Clocks,
+    ) -> None:
+        self._cluster = cluster
+        self._rules = rules
+        self._webhooks = webhooks
+        self._keys = keys
+        self._clocks = clocks
+        #: By workload: the notice of this process that another drain of the gang may share.
+        self._open: dict[str, EvictionNotice] = {}
+        self._deliveries: dict[str, _Delivery] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._beginning = asyncio.Lock()
+
+    async def reasons(self, one: DrainRound) -> Mapping[str, str]:
+        if not self._rules.within or _why_none(one, self._rules):
+            return EMPTY
+        going = [
+            pod
+            for pod in (*one.plan.evict, *one.plan.force)
+            if self._rules.wants(pod.namespace, pod.labels)
+        ]
+        workloads = workloads_of(going, self._keys)
+        notices = {notice.workload: notice for notice in one.quarantine.status.notices}
+        new = [key for key in workloads if key not in notices]
+        if new:
+            room = MOST_NOTICES - len(notices)
+            notices |= await self._begin(one, [workloads[key] for key in new[:room]])
+        await self._deliver(one, workloads, notices)
+        ended = {
+            key: notice
+            for key, workload in workloads.items()
+            if key in notices and (notice := await self._settled(one, workload, notices[key]))
+        }
+        if ended:
+            notices |= ended
+            await _write(one, notices)
+        return {
+            pod.uid: _reason(notices[key])
+            for key, workload in workloads.items()
+            if key in notices and notices[key].state is NoticeState.SENT
+            for pod in workload.pods
+        }
+
+    # -- the begin of a notice ----------------------------------------------------------
+
+    async def _begin(
+        self, one: DrainRound, workloads: Sequence[Workload]
+    ) -> dict[str, EvictionNotice]:
+        """Note them in the Quarantine first, so that each is sent once."""
+        async with self._beginning:
+            now = self._clocks.latest()
+            made = {
+                each.key: self._shared(each, now)
+                or EvictionNotice(
+                    each.key,
+                    ident_of(one.quarantine.uid, each.key),
+                    NoticeState.SENT,
+                    sent_at=round(now, 3),
+                    deadline_at=round(now + self._rules.within, 3),
+                )
+                for each in workloads
+            }
+            known = {notice.workload: notice for notice in one.quarantine.status.notices}
+            await _write(one, known | made)
+            self._open |= made
+        mine = {ident_of(one.quarantine.uid, key) for key in made}
+        for each in workloads:
+            if made[each.key].ident in mine:
+                self._call_webhooks(one, each, made[each.key])
+        return made
+
+    def _shared(self, workload: Workload, now: float) -> EvictionNotice | None:
+        """The workload's open notice by another drain: of its gang, or by a Quarantine before this
+        one, whichever controller sent it.
+        """
+        latest = now + self._rules.within
+        known = self._open.get(workload.key)
+        if known is not None and now < known.deadline_at:
+            return replace(known, deadline_at=min(known.deadline_at, latest))
+        for pod in workload.pods:
+            seen = read_notice(pod)
+            if seen is not None and now < seen.deadline <= latest:
+                return EvictionNotice(
+                    workload.key,
+                    seen.ident[:64],
+                    NoticeState.SENT,
+                    sent_at=round(now, 3),
+                    deadline_at=round(seen.deadline, 3),
+                )
+        return None
+
+    # -- its delivery -------------------------------------------------------------------
+
+    async def _deliver(
+        self,
+        one: DrainRound,
+        workloads: Mapping[str, Workload],
+        notices: Mapping[str, EvictionNotice],
+    ) -> None:
+        """Annotate the pods of open notices that have no annotation yet."""
+        for key, workload in workloads.items():
+            notice = notices.get(key)
+            if notice is None or notice.state is not NoticeState.SENT:
+                continue
+            delivery = self._deliveries.setdefault(notice.ident, _Delivery(set()))
+            missing = [
+                pod
+                for pod in await self._members(workload, delivery)
+                if pod.uid not in delivery.known and not _has(pod, notice)
+            ]
+            await self._annotate(one, notice, missing[:MOST_PODS], delivery)
+
+    async def _members(self, workload: Workload, delivery: _Delivery) -> Sequence[Pod]:
+        """The workload's pods; those on other nodes too before its first delivery."""
+        gang = workload.gang
+        if gang is None or not gang.label or delivery.known:
+            return workload.pods
+        found = await self._cluster.pods_labelled(
+            gang.namespace, gang.label, gang.name, background=True
+        )
+        return [pod for pod in found if pod.node and not pod.deleting] or workload.pods
+
+    async def _annotate(
+        self, one: DrainRound, notice: EvictionNotice, pods: Sequence[Pod], delivery: _Delivery
+    ) -> None:
+        spec = one.quarantine.spec
+        text = text_of(
+            notice.ident,
+            notice.deadline_at,
+            node=one.quarantine.node,
+            workload=notice.workload.partition(" ")[0],
+            reason=spec.reason,
+        )
+        lane = asyncio.Semaphore(_PODS_AT_ONCE)
+
+        def over() -> str:
+            return "" if one.still() else f"the drain of {one.quarantine.node} is over"
+
+        guard = one.acts.guard(one.node_state, against=over)
+
+        async def annotate(pod: Pod) -> None:
+            async with lane:
+                try:
+                    await self._cluster.annotate_pod(pod, {REQUESTED: text}, guard=guard)
+                except Refused as error:
+                    delivery.text = str(error)[:_MOST_TEXT]
+                    delivery.known.add(pod.uid)
+                except ClusterError as error:
+                    # A pod that changed or went meanwhile: the next round shows it.
+                    log.info("a notice was not delivered", extra={"error": str(error)})
+                else:
+                    delivery.known.add(pod.uid)
+                    delivery.reached = True
+
+        await asyncio.gather(*map(annotate, pods))
+
+    def _call_webhooks(self, one: DrainRound, workload: Workload, notice: EvictionNotice) -> None:
+        """Once: a process that ends meanwhile sends no second call, and the deadline stays."""
+        pod = workload.pods[0]
+        delivery = self._deliveries.setdefault(notice.ident, _Delivery(set()))
+        for route in self._webhooks:
+            if not route.takes.takes(pod.namespace, pod.labels):
+                continue
+            delivery.reached = True
+            task = asyncio.create_task(self._call(one, route.hook, workload, notice, delivery))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+
+    async def _call(
+        self,
+        one: DrainRound,
+        hook: Hook,
+        workload: Workload,
+        notice: EvictionNotice,
+        delivery: _Delivery,
+    ) -> None:
+        def over() -> str:
+            return "" if one.still() else f"the drain of {one.quarantine.node} is over"
+
+        values = {
+            "hook": "ask",
+            "quarantine": notice.ident,
+            "id": notice.ident,
+            "workload": notice.workload.partition(" ")[0],
+            "namespace": workload.namespace,
+            "pods": ", ".join(pod.key for pod in workload.pods),
+            "node": one.quarantine.node,
+            "reason": one.quarantine.spec.reason,
+            "deadline": write_time(notice.deadline_at),
+        }
+        guard = one.acts.guard(one.node_state, against=over)
+        answer = await hook.ask(values, limit=_CALL, guard=guard)
+        delivery.text = answer.text[:_MOST_TEXT]
+        delivery.ready |= answer.said is HookResult.DONE
+        if answer.said is HookResult.FAILED:
+            log.warning(
+                "a webhook of drain.ask failed",
+                extra={
+                    "event": "notice.failed",
+                    "node": one.quarantine.node,
+                    "workload": notice.workload,
+                    "error": answer.text,
+                },
+            )
+
+    # -- its end ------------------------------------------------------------------------
+
+    async def _settled(
+        self, one: DrainRound, workload: Workload, notice: EvictionNotice
+    ) -> EvictionNotice | None:
+        """The notice with its end, or None while it is open or where it has ended before."""
+        if notice.state is not NoticeState.SENT:
+            return None
+        delivery = self._deliveries.get(notice.ident)
+        if delivery is not None and delivery.ready:
+            return self._end(notice, NoticeState.READY, delivery.text or "the webhook answered 200")
+        if has_answered(await self._all_pods(workload), notice.ident):
+            return self._end(notice, NoticeState.READY, f"{READY} was set")
+        if one.moment.now >= notice.deadline_at:
+            return self._end(notice, NoticeState.OVER, "no answer by the deadline")
+        if delivery is not None and delivery.known and not delivery.reached:
+            return self._end(notice, NoticeState.OVER, f"not notified: {delivery.text}")
+        return None
+
+    async def _all_pods(self, workload: Workload) -> Sequence[Pod]:
+        gang = workload.gang
+        if gang is None or not gang.label:
+            return workload.pods
+        others = await self._cluster.pods_labelled(
+            gang.namespace, gang.label, gang.name, background=True
+        )
+        return (*workload.pods, *others)
+
+    def _end(self, notice: EvictionNotice, state: NoticeState, message: str) -> EvictionNotice:
+        self._open.pop(notice.workload, None)
+        self._deliveries.pop(notice.ident, None)
+        return replace(notice, state=state, message=message[:_MOST_TEXT])
+
+
+def _why_none(one: DrainRound, rules: AskRules) -> str:
+    """Why no workload of the node gets a notice; empty where all may."""
+    if one.moment.not_ready is not None:
+        return f"the node is {one.moment.not_ready}"
+    if one.node_state.agent.silent:
+        return "the node's agent is silent"
+    codes = (item.code for item in one.quarantine.spec.evidence if not item.cleared)
+    return never_because(codes, rules.never_for)
+
+
+def _has(pod: Pod, notice: EvictionNotice) -> bool:
+    seen = read_notice(pod)
+    return seen is not None and seen.ident == notice.ident
+
+
+def _reason(notice: EvictionNotice) -> str:
+    until = write_time(notice.deadline_at)
+    return f"may end by itself until {until}: it has notice {notice.ident} (drain.ask)"
+
+
+async def _write(one: DrainRound, notices: Mapping[str, EvictionNotice]) -> None:
+    """Compare-and-set on the Quarantine that the round has read."""
+    quarantine = one.node_state.node_summary.quarantine
+    if quarantine is None or quarantine.uid != one.quarantine.uid:
+        raise ClusterError("the quarantine was replaced meanwhile")
+    status = replace(quarantine.status, notices=tuple(notices.values()))
+    await one.acts.write_status(one.node_state, quarantine, status)

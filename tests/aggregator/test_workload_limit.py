@@ -1,0 +1,115 @@
+"""``limits.per_workload``: a gang loses so many nodes within a window, and no more."""
+
+import asyncio
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.workloads.limit import WorkloadLimit
+from tests.support import virtual_time
+from tests.support.drains import GANG
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.replica import SETTINGS, Replica, fault, snapshot
+from tests.support.virtual_replica import Running
+from tests.support.waiting import until
+
+WINDOW = 600.0
+ILL = snapshot(fault())
+NODES = ("n1", "n2", "n3", "n4")
+
+
+def world_of_a_gang() -> World:
+    world = World()
+    for node in NODES:
+        world.add_node(node)
+        world.add_pod(node, f"rank-{node}", labels=GANG)
+        world.add_pod(node, f"alone-{node}")
+    return world
+
+
+def started(world: World, nodes: int = 2) -> Replica:
+    clock = Running()
+    limit = WorkloadLimit(
+        nodes, WINDOW, (), lambda: list(world.quarantines.values()), Clocks(clock, clock)
+    )
+    settings = replace(SETTINGS, waits=limit)
+    return Replica(world, clock=clock, settings=settings, cluster=MemoryCluster(world))
+
+
+def ranks(world: World) -> list[str]:
+    return sorted(uid for uid in world.evicted if "rank" in uid)
+
+
+async def fall_ill(replica: Replica, *nodes: str) -> None:
+    await until(lambda: not replica.fleet.view_lost)
+    for node in nodes:
+        replica.agent(node, ILL)
+
+
+def test_a_third_node_at_once_is_held_and_alerted_also_by_the_next_controller() -> None:
+    async def scenario() -> None:
+        world = world_of_a_gang()
+        replica = started(world)
+        await fall_ill(replica, *NODES)
+        await until(lambda: len(world.evicted) >= 6, within=60)
+        await asyncio.sleep(60)
+        assert len(ranks(world)) == 2
+        assert sum("alone" in uid for uid in world.evicted) == 4  # pods of no gang go on
+        held = [node for node in NODES if f"uid-rank-{node}" not in world.evicted]
+        for node in held:
+            [blocker] = world.quarantines[node].status.blockers
+            assert "its gang lost 2 nodes within 10m" in blocker.reason
+            assert "limits.per_workload is 2" in blocker.reason
+            assert replica.notes.kinds(node).count("pod.blocked") == 1
+        world.kubelets_finish()
+        await replica.stop()
+        replica = started(world)
+        await fall_ill(replica, *NODES)
+        await asyncio.sleep(120)
+        assert len(ranks(world)) == 2
+        assert all("pod.blocked" not in replica.notes.kinds(node) for node in held)
+        await asyncio.sleep(WINDOW)  # the window is over: the next two
+        await until(lambda: len(ranks(world)) == 4, within=120)
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_drain_that_is_still_under_way_counts_however_long_it_takes() -> None:
+    async def scenario() -> None:
+        world = world_of_a_gang()
+        world.budget_blocks |= {"uid-rank-n1", "uid-rank-n2"}
+        replica = started(world)
+        await fall_ill(replica, "n1", "n2")
+        await asyncio.sleep(3 * WINDOW)
+        replica.agent("n3", ILL)
+        await asyncio.sleep(60)
+        assert ranks(world) == []
+        [blocker] = world.quarantines["n3"].status.blockers
+        assert "its gang lost 2 nodes" in blocker.reason
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limit() -> None:
+    async def scenario() -> None:
+        world = world_of_a_gang()
+        replica = started(world, nodes=1)
+        await fall_ill(replica, "n1")
+        await until(lambda: ranks(world) == ["uid-rank-n1"], within=60)
+        by_hand = QuarantineSpec(Action.DRAIN, "manual", "smoke", requester="alice")
+        await replica.cluster.create_quarantine("n2", by_hand)
+        await until(lambda: len(ranks(world)) == 2, within=60)
+        replica.agent("n3", ILL)
+        await asyncio.sleep(60)
+        assert len(ranks(world)) == 2
+        await replica.stop()
+        world = world_of_a_gang()
+        replica = started(world, nodes=0)
+        await fall_ill(replica, *NODES)
+        await until(lambda: len(ranks(world)) == 4, within=60)
+        assert all(not one.status.evicted_workloads for one in world.quarantines.values())
+        await replica.stop()
+
+    virtual_time.run(scenario())
