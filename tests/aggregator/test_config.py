@@ -712,6 +712,26 @@ def test_braces_that_are_a_programs_own_are_left_to_it(tmp_path: Path) -> None:
 ON_FILE = f"{LOCAL}\ncluster: {{kind: local}}\nidentity: {{kind: insecure-trust-hello}}\n"
 KUBE = "listen: {tls: {cert_file: tls.crt, key_file: tls.key, client_ca_file: nodes.crt}}\n"
 PROXY = "front_proxy: {ca_file: proxy.crt, names: [login]}"
+OIDC = (
+    "anonymous: false, oidc: {{issuer: '{issuer}', client_id: a, client_secret_file: tokens, "
+    "page: '{page}', {more}}}"
+)
+
+
+def oidc(
+    issuer: str = "https://idp.test", page: str = "https://page.test", more: str = "viewers: [a]"
+) -> str:
+    return OIDC.format(issuer=issuer, page=page, more=more)
+
+
+def test_a_log_in_by_openid_connect_needs_no_file_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("x")
+    for head in (ON_FILE, "listen: {insecure_plaintext: true}\n"):
+        config = load(written(tmp_path, f"{head}\naccess: {{{oidc()}}}\n"))
+        assert config.access.oidc is not None
+        assert config.access.oidc.session == 3600
+    loopback = oidc("http://localhost:5556/dex", "http://127.0.0.1:8080")
+    assert load(written(tmp_path, f"{ON_FILE}\naccess: {{{loopback}}}\n")).access.on
 
 
 @pytest.mark.parametrize(
@@ -739,6 +759,15 @@ PROXY = "front_proxy: {ca_file: proxy.crt, names: [login]}"
             "access.front_proxy: client certificates need TLS",
         ),
         (KUBE, "front_proxy: {ca_file: proxy.crt, names: [a], user_header: 'a b'}", "user_header"),
+        (ON_FILE, oidc(more=""), "access.oidc.viewers: no group has a role"),
+        (ON_FILE, oidc("http://idp.test"), "access.oidc.issuer: secrets and cookies would go in"),
+        (ON_FILE, oidc(page="http://page.test"), "access.oidc.page: secrets and cookies would"),
+        (ON_FILE, oidc(page="https://page.test/x"), "access.oidc.page: "),
+        (ON_FILE, oidc(page=""), "access.oidc.page: "),
+        (ON_FILE, oidc("https://idp.test/?a"), "access.oidc.issuer: "),
+        (ON_FILE, oidc(more="viewers: [a], session: 30s"), "access.oidc.session: "),
+        (ON_FILE, oidc(more="viewers: [a], session: 2d"), "access.oidc.session: "),
+        (ON_FILE, oidc(more="viewers: [a], ca_file: none"), "access.oidc.ca_file: "),
     ],
 )
 def test_readers_that_could_prove_nothing_or_be_forged_are_refused(

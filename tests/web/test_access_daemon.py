@@ -1,19 +1,23 @@
 """Access control of the real aggregator, as its configuration asks for it."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.controlplane.waiting import wait_until
 from tests.support.local_aggregator import LocalAggregator
 from tests.support.simulator import Simulator
+from tests.web.oidc_issuer import CLIENT, SECRET, issuing
 
 TOKEN = "t" * 24
 
@@ -106,3 +110,62 @@ def test_a_file_of_tokens_that_can_not_be_used_ends_the_start_with_its_line(tmp_
     assert done.returncode != 0
     assert f"access.tokens_file: {tmp_path}/tokens:1: the token is shorter" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_people_log_in_and_act_by_openid_connect(tmp_path: Path) -> None:
+    """The real program with a real provider: an operator acts, a viewer does not."""
+    tokens, secret = tmp_path / "tokens", tmp_path / "secret"
+    tokens.write_text(f"{TOKEN},dashboards,viewer\n")
+    secret.write_text(SECRET)
+    async with issuing(time.time) as issuer, aiohttp.ClientSession() as session:
+        oidc = {
+            "issuer": issuer.url,
+            "client_id": CLIENT,
+            "client_secret_file": str(secret),
+            "page": "http://localhost:1",
+            "viewers": ["everyone"],
+            "operators": ["sre"],
+        }
+        access = {"anonymous": False, "actions": True, "tokens_file": str(tokens), "oidc": oidc}
+        folder = tmp_path / "aggregator"
+        running = await asyncio.to_thread(GuardedAggregator, folder, {"access": access})
+        base = f"http://{running.web}"
+
+        async def log_in(*groups: str) -> dict[str, str]:
+            """The cookie of the session. The redirect goes to the page's own address."""
+            issuer.claims["groups"] = list(groups)
+            begin = f"{base}/login/oidc"
+            async with session.get(begin, allow_redirects=False) as answer:
+                cookie, url = answer.cookies["sickbay-log-in"].value, answer.headers["Location"]
+            async with session.get(url, allow_redirects=False) as answer:
+                query = answer.headers["Location"].partition("?")[2]
+            headers = {"Cookie": f"sickbay-log-in={cookie}"}
+            async with session.get(f"{begin}/callback?{query}", headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+                return {"Cookie": f"sickbay-session={answer.cookies['sickbay-session'].value}"}
+
+        async def stop(headers: dict[str, str]) -> tuple[int, Any]:
+            own = {"X-Sickbay-Action": "1"}
+            url = f"{base}/api/v1/stop"
+            async with session.post(url, json={"reason": "x"}, headers=headers | own) as answer:
+                return answer.status, await answer.json()
+
+        try:
+            viewer, operator = await log_in("everyone"), await log_in("sre")
+            async with session.get(f"{base}/api/v1/fleet", headers=viewer) as answer:
+                assert answer.status == 200
+            status, told = await stop(viewer)
+            assert status == 403
+            assert "access.oidc.operators" in told["hint"]
+            assert (await stop(operator))[0] == 200
+
+            def stopped() -> Any:
+                return running.ask("fleet")["stop"]
+
+            await asyncio.to_thread(wait_until, stopped, what="the stop")
+            assert "oidc:ada@example.com" in stopped()
+            log = running.log()
+            assert '"user": "ada@example.com"' in log
+            assert SECRET not in log
+        finally:
+            await asyncio.to_thread(running.close)

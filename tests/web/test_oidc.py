@@ -23,6 +23,7 @@ from aggregator.cluster.users import Access
 from aggregator.composition.access import AccessSetupError, build_oidc
 from aggregator.config.access import OidcConfig
 from aggregator.web.access_guard import PageAccess
+from tests.web.gateways import gateway_of
 from tests.web.oidc_issuer import CLIENT, SECRET, Issuer, Key, issuing
 from tests.web.support import Hands, Served, serving, small_fleet
 
@@ -387,6 +388,18 @@ async def test_while_the_issuer_is_away_other_log_ins_go_on(site: Site) -> None:
     status, text, _ = await site.get("/login/oidc")
     assert status == 503
     assert "its metadata names the issuer" in text
+
+
+async def test_a_log_in_goes_by_a_gateway_to_the_controller(site: Site) -> None:
+    async with gateway_of(site.served) as gateway:
+        at(site.oidc, gateway.url)
+        _, _, url = await site.get(f"{gateway.url}/login/oidc?next=/nodes")
+        _, _, back = await site.get(url)
+        assert back.startswith(gateway.url)
+        assert (await site.get(back))[0] == 200
+        status, text, _ = await site.get(f"{gateway.url}/nodes")
+        assert status == 200
+        assert "node-3" in text
 
 
 async def test_a_path_that_leads_elsewhere_is_not_returned_to(site: Site) -> None:
