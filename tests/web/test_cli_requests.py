@@ -212,7 +212,7 @@ async def test_a_drain_by_hand_warns_where_the_mode_evicts_no_pod(
         served.fleet.mode = mode
         done = await in_process("quarantine", "node-1", *ask)
         assert done.code == 0, done.err
-        assert (f"WARNING: mode {mode}: the node is cordoned" in done.err) == warns
+        assert (f"WARNING: mode {mode}: the node is marked" in done.err) == warns
         assert "the mode is not known" not in done.err
     cordon = [*ask[:1], "--action", "cordon", *ask[3:]]
     served.fleet.mode = "observe"
