@@ -113,7 +113,7 @@ def drill(slurm: Slurm, folder: Path, nodes: list[str], *, kill: bool) -> tuple[
 
 
 async def foreign_undone(folder: Path) -> int:
-    return sum([len((await play(seed, folder)).foreign_undone) for seed in range(SEEDS)])
+    return sum([len((await play(seed, folder / "cluster.db")).foreign_undone) for seed in range(SEEDS)])
 
 
 def main() -> int:
