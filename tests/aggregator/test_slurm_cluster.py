@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -327,6 +327,38 @@ async def test_agents_names_are_mapped_and_an_ambiguous_one_is_refused(
     with pytest.raises(Refused, match=text):
         await client.drain("localhost", "x", guard=UNGUARDED)
     await mapped.close()
+
+
+async def test_a_drain_runs_one_program_between_two_reads(slurm: Slurm, tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    class Counted(SlurmPrograms):
+        async def _run(
+            self, command: Sequence[str], *, guard: Guard = UNGUARDED
+        ) -> tuple[int, str]:
+            ran.append(command[0])
+            return await super()._run(command, guard=guard)
+
+    counted = Counted(conf=str(slurm.conf))
+    cluster = SlurmCluster(tmp_path / "cluster.db", client=counted, poll=60.0, wall=time.time)
+    await cluster.start()
+    await cluster.list_nodes()
+    ran.clear()
+    await cluster.create_quarantine("w1", XID)
+    node = await cluster.read_node("w1", cached=True)
+    assert node is not None
+    assert (await cluster.patch_node(node, MARK)).unschedulable
+    assert ran == ["sinfo", "scontrol", "sinfo"]
+    node = await cluster.read_node("w1", cached=True)
+    assert node is not None
+    assert node.unschedulable
+    slurm.update("w1", "reason=RMA 123, ann")  # what a list shows is not what an undo goes by
+    node = await cluster.read_node("w1", cached=True)
+    assert node is not None
+    await cluster.patch_node(node, UNMARK)
+    assert slurm.shown("w1")["Reason"] == "RMA 123, ann"
+    slurm.update("w1", "state=undrain")
+    await cluster.close()
 
 
 async def test_a_late_writer_of_an_older_read_changes_nothing(

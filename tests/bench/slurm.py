@@ -113,7 +113,8 @@ def drill(slurm: Slurm, folder: Path, nodes: list[str], *, kill: bool) -> tuple[
 
 
 async def foreign_undone(folder: Path) -> int:
-    return sum([len((await play(seed, folder / "cluster.db")).foreign_undone) for seed in range(SEEDS)])
+    file = folder / "cluster.db"
+    return sum([len((await play(seed, file)).foreign_undone) for seed in range(SEEDS)])
 
 
 def main() -> int:

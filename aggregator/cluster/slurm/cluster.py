@@ -7,7 +7,7 @@ says that no job runs or ends there. Slurm's own state decides: the row of a nod
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -48,6 +48,8 @@ log = logging.getLogger("sickbay.slurm")
 PARTITION = "slurm.schedmd.com/partition"
 #: As `aggregator.jobs.families.slurm` reads a job.
 JOB, ACCOUNT = "SlurmJob", "slurm.schedmd.com/account"
+#: A read is good enough for the decision to act for so long (seconds).
+_KNOWN_FOR = 60.0
 _RECORD = msgspec.json.Decoder(OurDrain)
 
 
@@ -67,19 +69,21 @@ class SlurmCluster(LocalCluster):
     ) -> None:
         super().__init__(place, commands=Commands(), wall=wall)
         self._client = client
-        self._reads: SharedRead[SlurmNode] = SharedRead(client.read_nodes)
+        self._reads: SharedRead[SlurmNode] = SharedRead(self._read_some)
         self._poll = poll
         self._next_look = 0.0
         self._controller_start = ""
         #: Nodes of which a drain is being written: their state is between two.
         self._changing: set[str] = set()
+        #: Each node as last read, and when that read began.
+        self._known: dict[str, tuple[SlurmNode, float]] = {}
 
     # -- reads ---------------------------------------------------------------------------
 
     async def list_nodes(self) -> list[NodeMeta]:
         rows = {row.name: row for row in await self._in_thread(self._open.nodes)}
         found = []
-        for one in await self._client.read_nodes():
+        for one in await self._read_all():
             row = rows.get(one.name)
             found.append(
                 NodeMeta(
@@ -94,11 +98,40 @@ class SlurmCluster(LocalCluster):
     async def read_node(
         self, name: str, *, cached: bool = False, background: bool = False
     ) -> Node | None:
-        del cached, background
-        one = await self._reads.get(name)
+        del background
+        one = self._recent(name) if cached else None
+        if one is None:
+            one = await self._reads.get(name)
         if one is None:
             return None
         return _merge(await self._in_thread(self._open.node, name), one)
+
+    async def _read_all(self) -> list[SlurmNode]:
+        began = time.monotonic()
+        nodes = await self._client.read_nodes()
+        there = {one.name for one in nodes}
+        self._known = {name: one for name, one in self._known.items() if name in there}
+        self._note(nodes, began)
+        return nodes
+
+    async def _read_some(self, names: Collection[str]) -> list[SlurmNode]:
+        began = time.monotonic()
+        nodes = await self._client.read_nodes(names)
+        self._note(nodes, began)
+        return nodes
+
+    def _note(self, nodes: Iterable[SlurmNode], began: float) -> None:
+        """Keep what was read, unless a read that began later has shown the node already."""
+        for one in nodes:
+            if began >= self._known.get(one.name, (one, float("-inf")))[1]:
+                self._known[one.name] = (one, began)
+
+    def _recent(self, name: str) -> SlurmNode | None:
+        """The node by a read that is not old: a patch reads Slurm before it writes, so that no
+        further program has to run for the decision.
+        """
+        one, began = self._known.get(name, (None, float("-inf")))
+        return one if time.monotonic() - began < _KNOWN_FOR else None
 
     async def wait_for_node(self, name: str) -> None:
         while await self._reads.get(name) is None:  # noqa: ASYNC110 - Slurm has no watch
@@ -118,7 +151,7 @@ class SlurmCluster(LocalCluster):
                 _uid(rows[one.name].uid, one) if one.name in rows else "",
                 conditions_of(one, _decoded(drains.get(one.name, "")), types, now),
             )
-            for one in await self._client.read_nodes()
+            for one in await self._read_all()
         ]
 
     # -- the drain -----------------------------------------------------------------------
