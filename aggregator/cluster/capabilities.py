@@ -1,4 +1,4 @@
-"""What only some kinds of cluster have, next to the port that all of them have."""
+"""Features of some kinds of cluster alone, next to the port that all of them have."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a kind of cluster brings: its section of the configuration, its traits, how it is opened.
+"""The parts of a kind of cluster: its section of the configuration, its traits, how it is opened.
 
 A kind's `kind.py` imports little: the configuration reads it, and opens no cluster.
 """
@@ -15,7 +15,7 @@ from aggregator.configfile.yaml_source import Key
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """What other sections of the configuration need of the cluster.
+    """The needs of other sections of the configuration.
 
     ``certificates``: the aggregator makes its certificates itself. ``agents``: "NAMESPACE:NAME" of
     the agents' service account where their pods are followed, else empty. ``access``: the page

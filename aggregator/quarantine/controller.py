@@ -32,7 +32,7 @@ from aggregator.runtime.tasks import run_until_first_exit
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the controller runs, closes, and hands out."""
+    """The parts that the controller runs, closes, and hands out."""
 
     registry: NodeRegistry
     queue: WorkQueue

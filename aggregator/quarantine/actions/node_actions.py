@@ -1,4 +1,4 @@
-"""What every act on a node shares: the guard, reads, the write of the status, events."""
+"""The shared part of all acts on a node: the guard, reads, the write of the status, events."""
 
 from collections.abc import Mapping
 

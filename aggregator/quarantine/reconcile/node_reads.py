@@ -24,7 +24,7 @@ class ReadResults:
         self._agent_events = agent_events
 
     def known(self, node_state: NodeState) -> object:
-        """What an evaluation depends on besides evidence: people's requests, and the pool."""
+        """The inputs of an evaluation besides evidence: people's requests, and the pool."""
         cluster = node_state.cluster
         place = self._pools.place_of(node_state.node)
         return cluster.overruled, cluster.operator_requests, place

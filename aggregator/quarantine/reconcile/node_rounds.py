@@ -1,4 +1,4 @@
-"""What time alone may change of a node: enqueues it in each round, and held nodes in turn."""
+"""Changes of a node by time alone: enqueues it in each round, and held nodes in turn."""
 
 from aggregator.cluster.port import Phase
 from aggregator.quarantine.decide.operator_requests import NONE, describe

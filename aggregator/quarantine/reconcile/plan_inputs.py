@@ -1,4 +1,4 @@
-"""What the reconcilers' views are made of, besides the node's own state."""
+"""The inputs of the reconcilers' views, besides the node's own state."""
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Quarantine

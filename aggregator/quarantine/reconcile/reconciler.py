@@ -1,4 +1,4 @@
-"""What the worker runs for each node, in a fixed order: one reconciler for each concern.
+"""The work for each node, in a fixed order: one reconciler for each concern.
 
 None imports another. They meet in the Quarantine and in the admission record alone.
 """

@@ -1,1 +1,1 @@
-"""What each reconciler does next for a node: pure functions over a small view each."""
+"""The next step of each reconciler for a node: pure functions over a small view each."""

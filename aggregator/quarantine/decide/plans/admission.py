@@ -19,7 +19,7 @@ class AdmissionStep(enum.StrEnum):
 
 @dataclass(slots=True)
 class AdmissionView:
-    """What the begin of a quarantine depends on.
+    """The inputs of the begin of a quarantine.
 
     ``fresh``: the agent is attached and has reported since. ``forced`` is the action in a person's
     annotation. ``entered_by_hand``: the entry in the record is of a person's quarantine.

@@ -16,7 +16,7 @@ class DrainStep(enum.StrEnum):
 
 @dataclass(slots=True)
 class DrainView:
-    """What evictions depend on.
+    """The inputs of evictions.
 
     ``knows``: a snapshot has come since this process started, or the node has been silent for so
     long that an admitted drain goes on with the recorded evidence. ``fresh``: the agent is attached

@@ -28,7 +28,7 @@ class MarkStep(enum.StrEnum):
 
 @dataclass(slots=True)
 class MarkView:
-    """What the node's marks depend on.
+    """The inputs of the node's marks.
 
     ``schedulable``: the node is schedulable again; ``recordon``: cordoning it again, if that
     follows, is due. ``restore_due``: it is time to set lost marks again. ``maintained``: another

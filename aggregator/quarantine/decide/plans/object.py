@@ -57,7 +57,7 @@ class ObjectView:
 
 
 def plan_object(now: ObjectView) -> NextStep | None:
-    """What is to be written first; None: object and record are up to date."""
+    """The first write; None: object and record are up to date."""
     quarantine = now.quarantine
     if quarantine is None:
         return None

@@ -21,7 +21,7 @@ _REPAIR = NextStep(OperationStep.REPAIR)
 
 @dataclass(slots=True)
 class OperationView:
-    """What an operation's next step depends on; see `release_reasons.ReleaseFacts`.
+    """The inputs of an operation's next step; see `release_reasons.ReleaseFacts`.
 
     ``due``: it is time for it. ``knows``: a snapshot has come since this process started, or the
     node has been silent for long enough. ``maintained``: another party is at work on the node.

@@ -28,7 +28,7 @@ class ReleaseStep(enum.StrEnum):
 # Not frozen, as each of these views: a frozen one takes 2 us more to make.
 @dataclass(slots=True)
 class ReleaseView:
-    """What a release depends on; `release_reasons.ReleaseFacts` has the fields that are not here.
+    """The inputs of a release; `release_reasons.ReleaseFacts` has the fields that are not here.
 
     ``uncordoned``: the node that we cordoned was read and is schedulable again, and that releases
     it. ``release_held``: the cause is over and a check holds the release; ``look_later``: it is not
