@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return USAGE
     logs.start(config.log_level)
-    _log_removed_bounds(config)
+    log_removed_bounds(config)
     gc_tuning.raise_thresholds()
     try:
         with exclusive_lock(config):
@@ -117,7 +117,8 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _log_removed_bounds(config: Config) -> None:
+def log_removed_bounds(config: Config) -> None:
+    """A warning for each bound that the file takes away and does not accept by name."""
     from aggregator.config.removed_bounds import unaccepted_bounds
 
     for key, text in unaccepted_bounds(config):

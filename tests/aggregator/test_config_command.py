@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.config.settings import load
+from aggregator.daemon_cli.main import log_removed_bounds
 from aggregator.web.tls import Certificate
 from tests.aggregator.config_files import LOCAL, ROOT, written
 from tests.support.config_check import config_check
@@ -301,6 +303,16 @@ def test_a_bound_that_a_person_accepts_by_name_is_a_warning(tmp_path: Path) -> N
     done = config_check(written(tmp_path, f"{drain}accept_removed_bounds: [limits.window]\n"))
     assert done.returncode == 2
     assert "accept_removed_bounds[0]" in done.stderr
+
+
+def test_a_start_logs_each_bound_that_is_removed_and_not_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    accepted = f"accept_removed_bounds: [{', '.join(REMOVED[:-1])}]\n"
+    log_removed_bounds(load(written(tmp_path, f"{LOCAL}\nmode: drain\n{UNBOUNDED}{accepted}")))
+    [record] = caplog.records
+    assert (record.levelname, vars(record)["event"]) == ("WARNING", "config.bound_removed")
+    assert vars(record)["key"] == REMOVED[-1]
 
 
 def test_config_check_warns_of_labels_that_a_kubelet_may_set(tmp_path: Path) -> None:
