@@ -122,7 +122,10 @@ BENCHMARKS: Mapping[str, SmallForm] = {
     "bench-jobs": SmallForm(
         keys=keys(
             """hours_error_percent jobs_unattributed gpu_hours_lost gpu_hours_reported stops
-            reads_per_fault nodes simulated_days wall_s"""
+            reads_per_fault notices notices_answered asked_twice
+            evicted_before_answer_or_deadline steps_lost_with_answer gpu_hours_kept_by_scope_gpu
+            ready_p99_ms ready_launcher_p50_ms ready_prolog_p50_ms ready_command_p50_ms nodes
+            simulated_days wall_s"""
         )
     ),
     "bench-history": SmallForm(
