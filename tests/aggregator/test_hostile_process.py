@@ -131,7 +131,7 @@ def test_a_node_that_has_too_much_stays_visible_and_an_xid_79_of_it_drains_it(
         wait_until(seen, what="what its own check says", timeout_s=60)
     one.xid(79)
     wait_until(lambda: _is_drained(shared, name), what="its drain", timeout_s=150)
-    assert "stream refused" not in shared.log()
+    assert f'"stream refused", "event": "stream.refused", "node": "{name}"' not in shared.log()
     assert shared.metric("sickbay_ingest_entries_dropped_total") == 0
 
 
