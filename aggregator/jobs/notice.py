@@ -7,6 +7,7 @@ annotation moves a deadline beyond ``drain.ask.within``.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,6 +23,8 @@ READY = "sickbay.dev/eviction-ready"
 #: Faults after which no work is left to save, or what a job would save may be corrupt.
 NEVER_FOR = ("xid:48", "xid:64", "xid:79", "xid:95", "xid:151", "gpu-off-bus", "gpu-inventory:*")
 _LONGEST = 2000
+#: As `ident_of` makes it: it goes into the Quarantine, and what is none could fail each write.
+_IDENT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ def read_notice(pod: Pod) -> SeenNotice | None:
         ident, deadline = content["id"], read_time(content["deadline"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    return SeenNotice(ident, deadline) if isinstance(ident, str) else None
+    is_one = isinstance(ident, str) and _IDENT.fullmatch(ident)
+    return SeenNotice(ident, deadline) if is_one else None
 
 
 def has_answered(pods: Iterable[Pod], ident: str) -> bool:

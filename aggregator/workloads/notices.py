@@ -85,7 +85,8 @@ class EvictionNotices:
         self._clocks = clocks
         #: By workload: the notice of this process that another drain of the gang may share.
         self._open: dict[str, EvictionNotice] = {}
-        self._deliveries: dict[str, _Delivery] = {}
+        #: By workload and id: a pod's owner may write the id of another workload's notice.
+        self._deliveries: dict[tuple[str, str], _Delivery] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._beginning = asyncio.Lock()
 
@@ -160,7 +161,7 @@ class EvictionNotices:
             if seen is not None and now < seen.deadline <= latest:
                 return EvictionNotice(
                     workload.key,
-                    seen.ident[:64],
+                    seen.ident,
                     NoticeState.SENT,
                     sent_at=round(now, 3),
                     deadline_at=round(seen.deadline, 3),
@@ -180,13 +181,16 @@ class EvictionNotices:
             notice = notices.get(key)
             if notice is None or notice.state is not NoticeState.SENT:
                 continue
-            delivery = self._deliveries.setdefault(notice.ident, _Delivery(set()))
+            delivery = self._delivery(notice)
             missing = [
                 pod
                 for pod in await self._members(workload, delivery)
                 if pod.uid not in delivery.known and not _has(pod, notice)
             ]
             await self._annotate(one, notice, missing[:MOST_PODS], delivery)
+
+    def _delivery(self, notice: EvictionNotice) -> _Delivery:
+        return self._deliveries.setdefault(_of(notice), _Delivery(set()))
 
     async def _members(self, workload: Workload, delivery: _Delivery) -> Sequence[Pod]:
         """The workload's pods; those on other nodes too before its first delivery."""
@@ -235,7 +239,7 @@ class EvictionNotices:
     def _call_webhooks(self, one: DrainRound, workload: Workload, notice: EvictionNotice) -> None:
         """Once: a process that ends meanwhile sends no second call, and the deadline stays."""
         pod = workload.pods[0]
-        delivery = self._deliveries.setdefault(notice.ident, _Delivery(set()))
+        delivery = self._delivery(notice)
         for route in self._webhooks:
             if not route.takes.takes(pod.namespace, pod.labels):
                 continue
@@ -289,7 +293,7 @@ class EvictionNotices:
         """The notice with its end, or None while it is open or where it has ended before."""
         if notice.state is not NoticeState.SENT:
             return None
-        delivery = self._deliveries.get(notice.ident)
+        delivery = self._deliveries.get(_of(notice))
         if delivery is not None and delivery.ready:
             return self._end(notice, NoticeState.READY, delivery.text or "the webhook answered 200")
         if has_answered(await self._all_pods(workload), notice.ident):
@@ -311,7 +315,7 @@ class EvictionNotices:
 
     def _end(self, notice: EvictionNotice, state: NoticeState, message: str) -> EvictionNotice:
         self._open.pop(notice.workload, None)
-        self._deliveries.pop(notice.ident, None)
+        self._deliveries.pop(_of(notice), None)
         return replace(notice, state=state, message=message[:_MOST_TEXT])
 
 
@@ -323,6 +327,10 @@ def _why_none(one: DrainRound, rules: AskRules) -> str:
         return "the node's agent is silent"
     codes = (item.code for item in one.quarantine.spec.evidence if not item.cleared)
     return never_because(codes, rules.never_for)
+
+
+def _of(notice: EvictionNotice) -> tuple[str, str]:
+    return notice.workload, notice.ident
 
 
 def _has(pod: Pod, notice: EvictionNotice) -> bool:

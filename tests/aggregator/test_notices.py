@@ -12,7 +12,7 @@ from aggregator.cluster.port import NoticeState, Phase, Pod
 from aggregator.jobs.notice import READY, REQUESTED, read_notice
 from aggregator.jobs.settings import AskRules
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
-from aggregator.rfc3339 import read_time
+from aggregator.rfc3339 import read_time, write_time
 from tests.support import virtual_time
 from tests.support.drains import GANG
 from tests.support.memory_cluster import World, phase_of
@@ -225,8 +225,58 @@ def test_nobody_gets_a_notice_where_nothing_can_be_saved(case: str) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("ident", ["", "\ud800", "\u202e<b>", "0" * 15, "0" * 17, "0" * 15 + "G"])
+def test_a_notice_of_a_workload_s_own_making_has_no_other_id_than_ours(ident: str) -> None:
+    """What is no id could not be written to the Quarantine, and would end each round there."""
+
+    async def scenario() -> None:
+        world = world_of("n1")
+        soon = write_time(asyncio.get_running_loop().time() + 300)
+        text = json.dumps({"id": ident, "deadline": soon})
+        world.add_pod("n1", "a", annotations={REQUESTED: text})
+        replica = started(world)
+        await fall_ill(replica, "n1")
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINING, within=120)
+        await until(lambda: bool(annotations(world)), within=120)
+        [status] = world.quarantines["n1"].status.notices
+        assert status.ident == notice(world.pods["n1/a"])["id"] != ident
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_the_id_of_another_workload_s_notice_takes_no_answer_from_it() -> None:
+    async def scenario() -> None:
+        world = world_of("n1", "n2")
+        world.add_pod("n1", "a")
+        webhook = Webhook(HookAnswer(HookResult.DONE, "saved"), after=60.0)
+        replica = started(world, webhook)
+        await fall_ill(replica, "n1")
+        seen = await until_noted(world, "n1/a")
+        soon = write_time(asyncio.get_running_loop().time() + 20)
+        text = json.dumps({"id": seen["id"], "deadline": soon})
+        world.add_pod("n2", "thief", namespace="elsewhere", annotations={REQUESTED: text})
+        replica.agent("n2", ILL)
+        await until(lambda: world.evicted == ["uid-thief"], within=55)
+        await until(lambda: "uid-a" in world.evicted, within=120)
+        [status] = world.quarantines["n1"].status.notices
+        assert (status.state, status.message) == (NoticeState.READY, "saved")
+        await replica.stop()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"id": 3}', '{"id": "x", "deadline": 5}', "9" * 9000]
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"id": 3}',
+        '{"id": "0123456789abcdef", "deadline": 5}',
+        '{"id": "x", "deadline": "2100-01-01T00:00:00Z"}',
+        "9" * 9000,
+    ],
 )
 def test_a_text_that_is_no_notice_is_none(text: str) -> None:
     world = world_of("n1")

@@ -20,9 +20,10 @@ WITHIN = 600.0
 
 @dataclass
 class Webhook:
-    """A site's webhook: ``answer`` None never comes."""
+    """A site's webhook: ``answer`` None never comes, another one ``after`` seconds."""
 
     answer: HookAnswer | None
+    after: float = 0.0
     calls: list[Mapping[str, str]] = field(default_factory=list)
 
     async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
@@ -34,6 +35,7 @@ class Webhook:
         if self.answer is None:
             await asyncio.sleep(limit)
             return HookAnswer(HookResult.FAILED, "no answer within 30 s")
+        await asyncio.sleep(self.after)
         return self.answer
 
 
