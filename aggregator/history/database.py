@@ -15,7 +15,7 @@ from aggregator.events import Transition
 from aggregator.history.dedup import TELLING, Told, is_level, without_repeats
 from aggregator.history.engine import DatabaseCredentials, Engine, HistoryError
 from aggregator.history.migrate import RETAINING
-from aggregator.history.row_codec import SPREAD, from_row
+from aggregator.history.row_codec import SPREAD, from_row, incident_text, node_text
 from aggregator.history.sqlite import Sqlite
 from aggregator.history.tables import evidence, transitions
 
@@ -113,7 +113,7 @@ class Database:
             .limit(limit)
         )
         if node:
-            query = query.where(table.node == node)
+            query = query.where(table.node == node_text(node))
         if before is not None:
             # SQLite uses the first bound to find its place in the index.
             place = sa.tuple_(
@@ -131,7 +131,7 @@ class Database:
         order = (table.node, table.at, table.id)
         query = sa.select(evidence).order_by(*order).limit(_AT_ONCE)
         if node:
-            query = query.where(table.node == node)
+            query = query.where(table.node == node_text(node))
         rows = self._read(query)
         while rows:
             yield from rows
@@ -220,7 +220,7 @@ class Database:
         table = transitions.c
         query = (
             sa.select(transitions)
-            .where(table.incident == incident)
+            .where(table.incident == incident_text(incident))
             .order_by(table.at.desc(), table.id.desc())
             .limit(most)
         )

@@ -40,8 +40,8 @@ def to_row(ident: int, transition: Transition, replica: str = "") -> dict[str, A
         "id": ident,
         "at": transition.at,
         "kind": transition.kind.value,
-        "node": _text(transition.node, MAX_NAME),
-        "incident": _text(transition.incident, MAX_INCIDENT),
+        "node": node_text(transition.node),
+        "incident": incident_text(transition.incident),
         "summary": _text(transition.summary, MAX_TEXT),
         "details": {_text(k, MAX_NAME): _text(v, MAX_TEXT) for k, v in details},
         "replica": _text(replica, MAX_NAME),
@@ -55,7 +55,7 @@ def evidence_row(
     return {
         "id": ident,
         "at": at,
-        "node": _text(node, MAX_NAME),
+        "node": node_text(node),
         "kind": kind,
         "body": _clean(body),
         "replica": _text(replica, MAX_NAME),
@@ -96,6 +96,16 @@ def from_row(row: Mapping[str, Any]) -> Transition | None:
         incident=row["incident"],
         details=row["details"] or {},
     )
+
+
+def node_text(node: str) -> str:
+    """A node's name as rows have it; for a query too, since a reader of the page sends any text."""
+    return _text(node, MAX_NAME)
+
+
+def incident_text(incident: str) -> str:
+    """An incident's id as rows have it; for a query too."""
+    return _text(incident, MAX_INCIDENT)
 
 
 def _text(text: str, most: int) -> str:

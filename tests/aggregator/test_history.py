@@ -101,6 +101,10 @@ async def test_hostile_text_neither_blocks_nor_grows_the_history(place: Place) -
         )
         await until(lambda: history.written == 1)
         (kept,) = await history.recent()
+        for asked in ("\0", "\ud800", hostile):  # of readers, by the address of a page
+            assert await history.of_incident(asked) == []
+            assert await history.recent(asked) == []
+        assert not history.problem
     assert len(kept.summary) == MAX_TEXT
     assert kept.summary.startswith("half ? nul \ufffd long")
     assert sum(len(name) + len(text) for name, text in kept.details.items()) < 2 * MAX_TEXT
