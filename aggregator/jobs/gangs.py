@@ -5,6 +5,7 @@ it. The shipped keys are those of the families of jobs; a site adds those of its
 """
 
 import enum
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,9 @@ from aggregator.jobs.families import GANG_FAMILIES
 
 SHIPPED_KEYS = tuple(key for family in GANG_FAMILIES for key in family.gang_keys)
 _SPEC = "spec"
+#: Characters of a name, as of Kubernetes' objects; an annotation may have 256 KiB.
+_LONGEST = 253
+_KEPT = 200
 
 
 class Gangs(enum.StrEnum):
@@ -49,5 +53,13 @@ def gang_of(pod: Pod, more: Sequence[str] = ()) -> Gang | None:
         if name := pod.labels.get(key):
             return Gang(pod.namespace, key, name, label=key)
         if name := pod.annotations.get(key):
-            return Gang(pod.namespace, key, name)
+            return Gang(pod.namespace, key, _bounded(name))
     return None
+
+
+def _bounded(name: str) -> str:
+    """The name, or a short one in its place: the status of a Quarantine has to hold many."""
+    if len(name) <= _LONGEST:
+        return name
+    digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
+    return f"{name[:_KEPT]}-{digest}"

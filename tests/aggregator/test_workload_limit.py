@@ -14,6 +14,7 @@ from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
 WINDOW = 600.0
+GANG_ANNOTATION = "scheduling.k8s.io/group-name"
 ILL = snapshot(fault())
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -110,6 +111,26 @@ def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limit() ->
         await fall_ill(replica, *NODES)
         await until(lambda: len(ranks(world)) == 4, within=60)
         assert all(not one.status.evicted_workloads for one in world.quarantines.values())
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_gang_s_long_name_is_shortened_and_stays_another_gang_s() -> None:
+    """An annotation may have 256 KiB, and a few of those are more than any object may have."""
+
+    async def scenario() -> None:
+        world = World()
+        world.add_node("n1")
+        for last in "ab":
+            long = {GANG_ANNOTATION: "x" * 200_000 + last}
+            world.add_pod("n1", f"rank-{last}", annotations=long)
+        replica = started(world)
+        await fall_ill(replica, "n1")
+        await until(lambda: len(ranks(world)) == 2, within=60)
+        one, other = (item.workload for item in world.quarantines["n1"].status.evicted_workloads)
+        assert one != other
+        assert max(len(one), len(other)) < 600
         await replica.stop()
 
     virtual_time.run(scenario())
