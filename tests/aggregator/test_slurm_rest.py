@@ -289,7 +289,14 @@ async def test_a_token_of_another_key_and_a_lost_place_change_nothing(
     assert server.nodes["n1"]["reason"] == ""
 
 
-@pytest.mark.parametrize("text", ["n[1", "n[a-b]", "n[1-3]]", "n[1-900000]", "a,,b", "n[]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("n[1", "n[a-b]", "n[1-3]]", "n[1-900000]", "a,,b", "n[]"),
+        "n[0-9][0-9999][0-9999][0-9999]",
+        "n" + "[1]" * 5000,
+    ],
+)
 def test_text_that_is_no_host_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no host list|has more than"):
         expand(text)

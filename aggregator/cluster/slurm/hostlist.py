@@ -5,9 +5,12 @@ Ranges keep their leading zeros: https://slurm.schedmd.com/scontrol.html (show h
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 #: More names than any cluster has nodes: a longer list is no list of nodes.
 MOST_NAMES = 100_000
+#: Dimensions of one name; Slurm itself has five at most.
+_MOST_BRACKETS = 8
 _BRACKETS = re.compile(r"([^\[\],]*)\[([0-9,-]+)\]")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
@@ -36,6 +39,8 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expand_part(part: str, text: str) -> Iterator[str]:
+    if part.count("[") > _MOST_BRACKETS:
+        raise ValueError(f"{text[:100]!r} has more than {_MOST_BRACKETS} ranges in one name")
     found = _BRACKETS.match(part)
     if found is None:
         if not part or "[" in part or "]" in part:
@@ -43,7 +48,7 @@ def _expand_part(part: str, text: str) -> Iterator[str]:
         yield part
         return
     rest = part[found.end() :]
-    tails = list(_expand_part(rest, text)) if rest else [""]
+    tails = list(islice(_expand_part(rest, text), MOST_NAMES + 1)) if rest else [""]
     for number in _numbers(found[2], text):
         yield from (f"{found[1]}{number}{tail}" for tail in tails)
 
