@@ -104,11 +104,16 @@ def labels_of_kubelets(config: Config) -> Iterator[tuple[Key, str]]:
 def _may_be_set(key: str) -> bool:
     """Whether NodeRestriction lets a kubelet set this label on its own Node."""
     domain = key.partition("/")[0] if "/" in key else ""
-    if domain.endswith("node-restriction.kubernetes.io"):
+    if _is_within(domain, "node-restriction.kubernetes.io"):
         return False
-    if domain.endswith(("kubernetes.io", "k8s.io")):
-        return key in _KUBELETS_OWN or domain.endswith(_KUBELETS_DOMAINS)
+    if _is_within(domain, "kubernetes.io", "k8s.io"):
+        return key in _KUBELETS_OWN or _is_within(domain, *_KUBELETS_DOMAINS)
     return True
+
+
+def _is_within(domain: str, *domains: str) -> bool:
+    """Whether it is one of them, or below one: mykubernetes.io is not Kubernetes' own."""
+    return any(domain == one or domain.endswith(f".{one}") for one in domains)
 
 
 def _warning(key: str, what: str) -> str:

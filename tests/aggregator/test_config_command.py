@@ -339,3 +339,7 @@ pools:
         )
     )
     assert "a kubelet may set" not in done.stderr
+    # Neither domain is Kubernetes' own, so NodeRestriction lets a kubelet set both.
+    done = config_check(written(tmp_path, listen + text % ("mykubernetes.io/pool", "notk8s.io/p")))
+    assert "warning: limits.pool_label: a kubelet may set the label" in done.stderr
+    assert "warning: pools[0].selector: a kubelet may set the label" in done.stderr
