@@ -45,7 +45,8 @@ def check_claims(
         raise ClaimRefused(f"its authorized party is {_shown(party)}, expected {client_id}")
     _check_times(claims, now)
     found = claims.get("nonce")
-    if not isinstance(found, str) or not hmac.compare_digest(found.encode(), nonce.encode()):
+    text = found.encode(errors="replace") if isinstance(found, str) else b""
+    if not hmac.compare_digest(text, nonce.encode()):
         raise ClaimRefused("its nonce is not that of this log-in")
 
 

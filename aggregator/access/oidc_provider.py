@@ -271,8 +271,11 @@ def _metadata(answer: Mapping[str, Any], issuer: str) -> Metadata:
 
 def _is_safe(url: str, issuer: str) -> bool:
     """Whether a secret may go there: by TLS, or by plain HTTP where the issuer is so too."""
-    schemes = {"https", urlsplit(issuer).scheme}
-    return urlsplit(url).scheme in schemes and bool(urlsplit(url).hostname)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in {"https", urlsplit(issuer).scheme} and bool(parts.hostname)
 
 
 def _read_keys(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -282,7 +285,7 @@ def _read_keys(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         str(one.get("kid") or number): one
         for number, one in enumerate(listed if isinstance(listed, list) else [])
         if isinstance(one, dict)
-        and one.get("kty") in {"RSA", "EC"}
+        and one.get("kty") in ("RSA", "EC")  # of any type: a set needs one with a hash
         and one.get("use", "sig") == "sig"
     }
     if not found:

@@ -83,12 +83,16 @@ class BegunLogIns:
     def begin(self, path: str) -> tuple[str, Mapping[str, Any]]:
         """The cookie and its content: new state, nonce and verifier. Raises ProviderAway."""
         content = {
+            "path": path,
             "state": secrets.token_urlsafe(32),
             "nonce": secrets.token_urlsafe(32),
             "verifier": secrets.token_urlsafe(48),
-            "path": path,
         }
-        return self._cookies.sign(_BEGUN, content, BEGUN_FOR), content
+        cookie = self._cookies.sign(_BEGUN, content, BEGUN_FOR)
+        if len(cookie) > LONGEST:  # quotes are longer in JSON
+            content["path"] = "/"
+            cookie = self._cookies.sign(_BEGUN, content, BEGUN_FOR)
+        return cookie, content
 
     def read(self, cookie: str) -> Mapping[str, Any] | None:
         """The content, or None without a log-in under way. Raises ProviderAway."""
@@ -108,9 +112,20 @@ class OidcSessions:
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def begin(self, user: str, groups: Sequence[str]) -> str:
-        """The cookie of a new session. Raises ProviderAway."""
+        """The cookie of a new session. Raises ProviderAway, and AccessRefused where browsers would
+        not keep it.
+        """
         content = {"sub": user, "groups": list(groups), "jti": secrets.token_urlsafe(16)}
-        return self._cookies.sign(_SESSION, content, self._lasts)
+        cookie = self._cookies.sign(_SESSION, content, self._lasts)
+        if len(cookie) > LONGEST:
+            raise AccessRefused(
+                403,
+                "too_many_groups",
+                f"the names of your {len(groups)} groups are too long for a cookie",
+                "An administrator gives roles to fewer groups, or to one with a shorter name, in "
+                "access.oidc.",
+            )
+        return cookie
 
     def end(self, cookie: str) -> None:
         """Log out: the cookie is refused from now on, by this process. Raises ProviderAway."""

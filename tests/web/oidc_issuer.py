@@ -55,6 +55,8 @@ class Issuer:
     #: The answer of the authorization endpoint, beside the state; empty: a code.
     refusal: dict[str, str] = field(default_factory=dict)
     unsigned: bool = False
+    #: Parts of the answers of "metadata" and "jwks" that replace its own.
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def rotate(self, key: Key) -> None:
         """Another key signs; the earlier ones are published no more."""
@@ -89,10 +91,11 @@ class Issuer:
             "token_endpoint": f"{self.url}/token",
             "jwks_uri": f"{self.url}/jwks",
         }
-        return web.json_response(found)
+        return web.json_response(found | self.answers.get("metadata", {}))
 
     async def jwks(self, _: web.Request) -> web.Response:
-        return web.json_response({"keys": [key.jwk() for key in self.keys if key.published]})
+        found = {"keys": [key.jwk() for key in self.keys if key.published]}
+        return web.json_response(found | self.answers.get("jwks", {}))
 
     async def authorize(self, request: web.Request) -> web.Response:
         """The person is logged in at the issuer already, so it redirects at once."""

@@ -216,6 +216,7 @@ async def test_groups_have_the_roles_that_the_configuration_gives_them(
         ({"iss": "https://evil.test"}, "its issuer is"),
         ({"nonce": "another"}, "nonce is not that of this log-in"),
         ({"nonce": None}, "nonce is not that of this log-in"),
+        ({"nonce": "\ud800"}, "nonce is not that of this log-in"),
         ({"exp": None}, "claim exp is None"),
         ({"exp": True}, "claim exp is True"),
         ({"email": None}, "claim email is None"),
@@ -362,6 +363,40 @@ async def test_a_refusal_of_the_issuer_is_shown_as_text(site: Site) -> None:
     assert status == 401
     assert "access_denied" in text
     assert "<script>" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "says"),
+    [
+        ("metadata", {"jwks_uri": "https://["}, "no usable jwks_uri"),
+        ("metadata", {"token_endpoint": ["https://a.test"]}, "no usable token_endpoint"),
+        ("jwks", {"keys": [{"kty": ["RSA"]}, {"kty": {}}, 3]}, "publishes no key"),
+    ],
+)
+async def test_an_answer_of_the_issuer_that_has_no_sense_is_named(
+    site: Site, path: str, answer: dict[str, Any], says: str
+) -> None:
+    site.issuer.answers[path] = answer
+    where = "/login/oidc" if path == "metadata" else await site.back()
+    status, text, _ = await site.get(where)
+    assert status == 503
+    assert says in text
+
+
+async def test_groups_that_fit_no_cookie_are_named(tmp_path: Path) -> None:
+    """A browser would drop the cookie, and each log-in would lead to the next."""
+    groups = [
+        f"cn=gpu-operations-{number:03},ou=groups," + "dc=example," * 8 for number in range(40)
+    ]
+    async with site_of(tmp_path, viewers=groups) as site:
+        site.issuer.claims = {"groups": groups}
+        status, text = await site.log_in()
+        assert status == 403
+        assert "names of your 40 groups are too long for a cookie" in text
+        assert "sickbay-session" not in site.cookies
+        site.issuer.claims = {"groups": groups[:5]}
+        assert (await site.log_in("/nodes?q=" + "%22" * 1900))[0] == 200
+        assert (await site.get("/"))[0] == 200
 
 
 async def test_while_the_issuer_is_away_other_log_ins_go_on(site: Site) -> None:
