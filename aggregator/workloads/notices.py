@@ -8,7 +8,7 @@ workload's answer, with its pods, or at its deadline, which no workload can move
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.capabilities import PodNotes
@@ -58,9 +58,13 @@ class WebhookRoute:
 
 @dataclass(slots=True)
 class _Delivery:
-    """The state of one notice in this process. ``known``: pods that have it, by uid."""
+    """The state of one notice in this process. ``known``: pods that have it, by uid.
 
-    known: set[str]
+    It lasts until the deadline: the other drains of a gang need an answer to the notice too.
+    """
+
+    deadline_at: float
+    known: set[str] = field(default_factory=set)
     ready: bool = False
     reached: bool = False
     text: str = ""
@@ -141,12 +145,20 @@ class EvictionNotices:
             }
             known = {notice.workload: notice for notice in one.quarantine.status.notices}
             await _write(one, known | made)
+            self._forget_over(now)
             self._open |= made
         mine = {ident_of(one.quarantine.uid, key) for key in made}
         for each in workloads:
             if made[each.key].ident in mine:
                 self._call_webhooks(one, each, made[each.key])
         return made
+
+    def _forget_over(self, now: float) -> None:
+        """What is past its deadline: the quarantine of an open notice may have gone meanwhile."""
+        self._open = {key: one for key, one in self._open.items() if now < one.deadline_at}
+        self._deliveries = {
+            key: one for key, one in self._deliveries.items() if now < one.deadline_at
+        }
 
     def _shared(self, workload: Workload, now: float) -> EvictionNotice | None:
         """The workload's open notice by another drain: of its gang, or by a Quarantine before this
@@ -190,7 +202,7 @@ class EvictionNotices:
             await self._annotate(one, notice, missing[:MOST_PODS], delivery)
 
     def _delivery(self, notice: EvictionNotice) -> _Delivery:
-        return self._deliveries.setdefault(_of(notice), _Delivery(set()))
+        return self._deliveries.setdefault(_of(notice), _Delivery(notice.deadline_at))
 
     async def _members(self, workload: Workload, delivery: _Delivery) -> Sequence[Pod]:
         """The workload's pods; those on other nodes too before its first delivery."""
@@ -315,7 +327,6 @@ class EvictionNotices:
 
     def _end(self, notice: EvictionNotice, state: NoticeState, message: str) -> EvictionNotice:
         self._open.pop(notice.workload, None)
-        self._deliveries.pop(_of(notice), None)
         return replace(notice, state=state, message=message[:_MOST_TEXT])
 
 

@@ -245,6 +245,24 @@ def test_a_notice_of_a_workload_s_own_making_has_no_other_id_than_ours(ident: st
     run(scenario)
 
 
+def test_a_webhook_s_answer_counts_for_each_node_of_the_gang() -> None:
+    async def scenario() -> None:
+        world = world_of("n1", "n2")
+        for node in ("n1", "n2"):
+            world.add_pod(node, f"rank-{node}", labels=GANG)
+        webhook = Webhook(HookAnswer(HookResult.DONE, "saved"), after=60.0)
+        replica = started(world, webhook)
+        await fall_ill(replica, "n1", "n2")
+        await until(lambda: len(world.evicted) == 2, within=180)
+        assert len(webhook.calls) == 1
+        for node in ("n1", "n2"):
+            [status] = world.quarantines[node].status.notices
+            assert (status.state, status.message) == (NoticeState.READY, "saved")
+        await replica.stop()
+
+    run(scenario)
+
+
 def test_the_id_of_another_workload_s_notice_takes_no_answer_from_it() -> None:
     async def scenario() -> None:
         world = world_of("n1", "n2")
