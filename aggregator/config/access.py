@@ -162,6 +162,10 @@ def _oidc_errors(oidc: OidcConfig) -> Iterator[tuple[Key, str]]:
     section = ("access", "oidc")
     if not (oidc.viewers or oidc.operators):
         yield (*section, "viewers"), "no group has a role; expected viewers, operators or both"
+    for role, groups in (("viewers", oidc.viewers), ("operators", oidc.operators)):
+        if not all(one.strip() for one in groups):
+            # Some issuers name no group by an empty text.
+            yield (*section, role), "an empty name; expected a group of the issuer"
     for name, url in (("issuer", oidc.issuer), ("page", oidc.page)):
         parts = urlsplit(url)
         if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):

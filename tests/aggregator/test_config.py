@@ -760,6 +760,8 @@ def test_a_log_in_by_openid_connect_needs_no_file_of_tokens(tmp_path: Path) -> N
         ),
         (KUBE, "front_proxy: {ca_file: proxy.crt, names: [a], user_header: 'a b'}", "user_header"),
         (ON_FILE, oidc(more=""), "access.oidc.viewers: no group has a role"),
+        (ON_FILE, oidc(more="viewers: [a, '']"), "access.oidc.viewers: an empty name"),
+        (ON_FILE, oidc(more="operators: [' ']"), "access.oidc.operators: an empty name"),
         (ON_FILE, oidc("http://idp.test"), "access.oidc.issuer: secrets and cookies would go in"),
         (ON_FILE, oidc(page="http://page.test"), "access.oidc.page: secrets and cookies would"),
         (ON_FILE, oidc(page="https://page.test/x"), "access.oidc.page: "),
