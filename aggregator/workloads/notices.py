@@ -45,6 +45,8 @@ MOST_PODS = 256
 #: Seconds for one call of a webhook.
 _CALL = 30.0
 _PODS_AT_ONCE = 4
+#: Seconds after its deadline that a pod has no other one.
+_REMEMBERED = 86_400.0
 _MOST_TEXT = 500
 
 
@@ -91,6 +93,9 @@ class EvictionNotices:
         self._open: dict[str, EvictionNotice] = {}
         #: By workload and id: a pod's owner may write the id of another workload's notice.
         self._deliveries: dict[tuple[str, str], _Delivery] = {}
+        #: By uid of a Quarantine and of a pod, that of the pod's first notice: its owner may put it
+        #: into one gang after the other, each of which gets a notice.
+        self._deadlines: dict[tuple[str, str], float] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._beginning = asyncio.Lock()
 
@@ -122,6 +127,7 @@ class EvictionNotices:
             for key, workload in workloads.items()
             if key in notices and notices[key].state is NoticeState.SENT
             for pod in workload.pods
+            if one.moment.now < self._deadline(one, pod, notices[key])
         }
 
     # -- the begin of a notice ----------------------------------------------------------
@@ -159,6 +165,10 @@ class EvictionNotices:
         self._deliveries = {
             key: one for key, one in self._deliveries.items() if now < one.deadline_at
         }
+        self._deadlines = {key: at for key, at in self._deadlines.items() if now < at + _REMEMBERED}
+
+    def _deadline(self, one: DrainRound, pod: Pod, notice: EvictionNotice) -> float:
+        return self._deadlines.setdefault((one.quarantine.uid, pod.uid), notice.deadline_at)
 
     def _shared(self, workload: Workload, now: float) -> EvictionNotice | None:
         """The workload's open notice by another drain: of its gang, or by a Quarantine before this

@@ -245,6 +245,27 @@ def test_a_notice_of_a_workload_s_own_making_has_no_other_id_than_ours(ident: st
     run(scenario)
 
 
+def test_a_pod_that_joins_one_gang_after_the_other_keeps_its_deadline() -> None:
+    async def scenario() -> None:
+        world = world_of("n1")
+        world.add_pod("n1", "a", labels={"pod-group-name": "g0"})
+        replica = started(world)
+        await fall_ill(replica, "n1")
+        deadline = read_time((await until_noted(world, "n1/a"))["deadline"])
+        for number in range(1, 6):
+            await asyncio.sleep(WITHIN / 5 - 1)
+            if "n1/a" not in world.pods or world.evicted:
+                break
+            pod = world.pods["n1/a"]
+            labels = {"pod-group-name": f"g{number}"}
+            world.pods["n1/a"] = replace(pod, labels=labels, version=world.tick())
+        left = deadline - asyncio.get_running_loop().time()
+        await until(lambda: world.evicted == ["uid-a"], within=left + 60)
+        await replica.stop()
+
+    run(scenario)
+
+
 def test_a_webhook_s_answer_counts_for_each_node_of_the_gang() -> None:
     async def scenario() -> None:
         world = world_of("n1", "n2")
