@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from aggregator.cluster.capabilities import Capabilities
 from aggregator.cluster.local.cluster import LocalCluster, merged, pass_guard
 from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.local.settings import Commands
@@ -77,6 +78,10 @@ class SlurmCluster(LocalCluster):
         self._changing: set[str] = set()
         #: Each node as last read, and when that read began.
         self._known: dict[str, tuple[SlurmNode, float]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, runs_jobs=True)
 
     # -- reads ---------------------------------------------------------------------------
 
