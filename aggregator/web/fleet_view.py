@@ -56,7 +56,7 @@ _TEXTS = {
     "common_cause_percent": "of the nodes that look: more that fail alike are one cause",
     "common_cause_nodes": "nodes: more that fail alike are one cause",
     "domain_percent": "of a place or version: more that fail alike are its own",
-    "evictions_at_once": "evictions in flight at once",
+    "evictions_at_once": "requests that work leaves its node, in flight at once",
     "quorum_percent": "of the nodes must have reported before a quarantine is admitted",
     "pool_label": "the node label that names a pool",
 }

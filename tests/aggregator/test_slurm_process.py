@@ -48,7 +48,7 @@ def sickbay(*words: str) -> str:
 
 #: Words of Kubernetes, for people; the kinds of events and the phases are names of the API.
 KUBERNETES = re.compile(r"\b(pods?|kubectl|(un)?cordon(ed)?|evict\w*|taint\w*)\b", re.IGNORECASE)
-NAMES = re.compile(r"quarantine\.cordoned|(?<=\S\s)Cordoned")
+NAMES = re.compile(r"\b[a-z]+\.[a-z_]+\b|(?<=\S\s)Cordoned|evictions_at_once")
 
 
 def kubernetes_words(text: str) -> list[str]:
