@@ -24,7 +24,7 @@ from tests.nvml import FakeGpus, gpu, pci_of, uuid_of
 from tests.support.relay_cuts import RelayCuts
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 
 OPENED = "stream to the aggregator opened"
 RELEASE = 150

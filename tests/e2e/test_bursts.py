@@ -82,7 +82,6 @@ def quarantined(plane: ControlPlane, prefix: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.timeout(300)
 def test_kill_9_of_the_aggregator_in_the_middle_of_a_burst_of_200_faults_loses_none(
     cluster_space: Space, begin: Begin
 ) -> None:
@@ -114,7 +113,6 @@ def break_by_pause(plane: ControlPlane) -> Callable[[], None]:
     return plane.resume_apiserver
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("break_it", "seconds"), [(break_by_kill, 60), (break_by_pause, 20)])
 def test_the_api_server_away_while_20_faults_come_in_loses_none(
     start_control_plane: StartControlPlane,
@@ -159,7 +157,6 @@ def until_named(stack: Stack, node: str, code: str) -> None:
 FATAL = (46, 48, 62, 64, 79, 95, 110, 119, 120, 136)
 
 
-@pytest.mark.timeout(240)
 def test_kill_9_of_the_agent_loses_no_fault(
     cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

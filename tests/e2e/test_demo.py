@@ -122,7 +122,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
         "the page   http://127.0.0.1:",
         "41 nodes are attached",
         "(by its agent)",
-        "sim-0001: cordoned: xid:79",
+        "sim-0001: marked: xid:79",
         "sim-0001: drained",
         "by policy it is only watched",
         "sim-0003: released",
@@ -156,7 +156,7 @@ def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     begin: Begin, number: signal.Signals
 ) -> None:
     demo = begin()
-    demo.until_said("sim-0001: cordoned")
+    demo.until_said("sim-0001: marked")
     assert len(demo.alive()) >= 4
     demo.process.send_signal(number)
     code = demo.process.wait(300)

@@ -23,7 +23,6 @@ PATH = "/apis/sickbay.dev/v1alpha1/quarantines"
 LATER_WRITES = 40
 
 
-@pytest.mark.timeout(300)
 def test_a_persons_delete_after_an_etcd_restore_is_carried_out_without_a_restart(
     start_control_plane: StartControlPlane, tmp_path: Path
 ) -> None:

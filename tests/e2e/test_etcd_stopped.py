@@ -52,7 +52,6 @@ def unacknowledged(agent: AgentProcess) -> int:
     return int(about["last_seq"]) - int(about["last_acked"])
 
 
-@pytest.mark.timeout(300)
 def test_etcd_stopped_in_the_middle_of_a_drain_loses_nothing_and_evicts_nobody_twice(
     start_control_plane: StartControlPlane, tmp_path: Path, agents: list[AgentProcess]
 ) -> None:

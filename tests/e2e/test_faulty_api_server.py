@@ -19,7 +19,6 @@ pytestmark = pytest.mark.cluster
 EVERY_POD: dict[str, Any] = {"drain": {"evict_unmanaged": True}}
 
 
-@pytest.mark.timeout(300)
 def test_with_30_per_cent_of_answers_500_or_reset_no_fault_is_lost_and_no_pod_evicted_twice(
     cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -59,7 +58,6 @@ def test_with_30_per_cent_of_answers_500_or_reset_no_fault_is_lost_and_no_pod_ev
     assert sorted(evicted) == sorted(f"{space.namespace}/{node}" for node in nodes)
 
 
-@pytest.mark.timeout(240)
 def test_a_server_that_asks_for_patience_is_asked_nothing_until_then(
     cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

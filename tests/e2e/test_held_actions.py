@@ -24,12 +24,10 @@ def drill(cluster_space: Space, tmp_path: Path) -> Iterator[Drill]:
         yield Drill(plane, tmp_path, cluster_space.node_prefix, ends)
 
 
-@pytest.mark.timeout(400)
 def test_nothing_begins_a_second_after_a_stop_in_a_burst_on_three_replicas(drill: Drill) -> None:
     assert begun_after_stop(drill, nodes=150) == 0
 
 
-@pytest.mark.timeout(400)
 def test_a_record_lost_in_a_burst_brings_no_node_past_the_limit(drill: Drill) -> None:
     """The record is once rolled back, once deleted."""
     assert over_limit_record_lost(drill, trials=2) == 0

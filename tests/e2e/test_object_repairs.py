@@ -17,7 +17,7 @@ from tests.support.repair_objects import CLAIMS, DEFINITIONS, Objects
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack, remove_quarantines
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 
 KARPENTER = DEPLOY.parent / "profiles" / "repair-karpenter" / "repair-karpenter.yaml"
 MEDIK8S = DEPLOY.parent / "examples" / "repair-medik8s-rbac.yaml"

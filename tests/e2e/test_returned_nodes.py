@@ -24,7 +24,6 @@ def drill(cluster_space: Space, tmp_path: Path) -> Iterator[Drill]:
         yield Drill(plane, tmp_path, cluster_space.node_prefix, ends)
 
 
-@pytest.mark.timeout(400)
 def test_nodes_recreated_in_the_same_boot_are_marked_within_five_seconds_by_three_replicas(
     drill: Drill,
 ) -> None:

@@ -115,7 +115,6 @@ def _status(held: Hold) -> int:
     return happened.status
 
 
-@pytest.mark.timeout(400)
 def test_a_controller_stopped_between_its_look_and_its_write_fails_when_it_writes(
     cluster_space: Space, tmp_path: Path, ends: ExitStack
 ) -> None:
@@ -154,7 +153,6 @@ def test_a_controller_stopped_between_its_look_and_its_write_fails_when_it_write
         time.sleep(1)
 
 
-@pytest.mark.timeout(400)
 def test_neither_a_stop_nor_a_cut_nor_a_roll_loses_a_fault_or_moves_agents_without_need(
     cluster_space: Space, tmp_path: Path, ends: ExitStack
 ) -> None:

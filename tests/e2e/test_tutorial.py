@@ -83,7 +83,6 @@ class Terminal:
             self.process.wait()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 def test_every_command_on_the_own_control_plane_does_what_the_page_says(
     control_plane_programs: dict[str, Path], tmp_path: Path

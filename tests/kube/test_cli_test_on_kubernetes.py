@@ -17,8 +17,8 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.composition.core import build_controller
 from aggregator.events import EventSink
 from aggregator.health.model import Hello
-from aggregator.quarantine import controller as quarantine_controller
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.reconcile import rounds
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     look_often(monkeypatch)
-    monkeypatch.setattr(quarantine_controller, "REFRESH", 0.5)
+    monkeypatch.setattr(rounds, "REFRESH", 0.5)
 
 
 @asynccontextmanager

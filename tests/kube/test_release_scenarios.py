@@ -92,6 +92,7 @@ class Bench:
 
     def later(self, seconds: float, node: str) -> None:
         """Let so much time pass; the agent reports no change."""
+        self.controller.parts.queue._deliver()  # what it has reported counts from before that
         self.clock.time += seconds
         self.says(node)
 

@@ -37,7 +37,6 @@ def edit(bench: Bench, node: str, **spec: Any) -> tuple[int, str]:
     return answer.status, str(answer.body.get("message", ""))
 
 
-@pytest.mark.timeout(300)
 async def test_a_weaker_action_that_a_person_sets_holds_and_is_shown(
     bench: Bench, cluster_space: Space
 ) -> None:
