@@ -22,7 +22,8 @@ from aggregator.runtime.text import visible
 
 log = logging.getLogger("sickbay.access")
 
-_OTHER_WAYS = "Other ways to log in go on: a token, or `sickbay` with a kubeconfig."
+#: On Kubernetes; a local cluster has others.
+OTHER_WAYS = "Other ways to log in go on: a token, or `sickbay` with a kubeconfig."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class LoggedIn:
 
 
 class OidcLogIn:
-    """``wall`` is seconds since the epoch. Both steps raise AccessRefused."""
+    """``wall`` is seconds since the epoch, ``other_ways`` a hint. Both steps raise
+    AccessRefused.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class OidcLogIn:
         *,
         names: ClaimNames,
         groups: frozenset[str],
+        other_ways: str = OTHER_WAYS,
         now: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
@@ -53,6 +57,7 @@ class OidcLogIn:
         self.sessions = sessions
         self._names = names
         self._groups = groups
+        self._other_ways = other_ways
         self._wall = wall
         self._budget = ReviewBudget(now)
 
@@ -100,7 +105,7 @@ class OidcLogIn:
                     f"{visible(user, 256)} may not read this page, because no group in the claim "
                     f'"{self._names.groups}" has a role here',
                     "An administrator adds a group to access.oidc.viewers or "
-                    "access.oidc.operators. " + _OTHER_WAYS,
+                    "access.oidc.operators. " + self._other_ways,
                 )
             return LoggedIn(self.sessions.begin(user, groups), begun["path"], user)
         except ProviderAway as error:
@@ -134,7 +139,7 @@ class OidcLogIn:
                 401,
                 "refused_by_issuer",
                 f"{self.label} has not logged you in: {told}{f' ({more})' if more else ''}",
-                _OTHER_WAYS,
+                self._other_ways,
             )
 
     def _user(self, claims: Mapping[str, Any], nonce: str) -> str:
@@ -157,5 +162,5 @@ class OidcLogIn:
             503,
             "oidc_unusable",
             f"the log-in at {self.label} can't be used now: {error}",
-            f"Try again later. {_OTHER_WAYS}",
+            f"Try again later. {self._other_ways}",
         )

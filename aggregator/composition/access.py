@@ -11,7 +11,7 @@ from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
 from aggregator.access.identity import AccessRefused, Authorizer, RequestAuthenticator
 from aggregator.access.oidc_claims import ClaimNames
-from aggregator.access.oidc_log_in import OidcLogIn
+from aggregator.access.oidc_log_in import OTHER_WAYS, OidcLogIn
 from aggregator.access.oidc_provider import OidcProvider, ProviderAway, ProviderSettings
 from aggregator.access.oidc_session import BegunLogIns, OidcRoles, OidcSessions, SignedCookies
 from aggregator.access.static_tokens import StaticTokens, StaticTokensError
@@ -48,15 +48,31 @@ def build_access(
     """``replicas`` verifies the tokens of gateways that pass requests on. Raises
     AccessSetupError.
     """
-    oidc = build_oidc(config.access.oidc, now=now, wall=wall) if config.access.on else None
+    local = cluster.capabilities.access_reviews is None
+    tokens = not local or config.access.tokens_file is not None
+    ways = _local_ways(tokens=tokens) if local else OTHER_WAYS
+    oidc = None
+    if config.access.on:
+        oidc = build_oidc(config.access.oidc, now=now, wall=wall, other_ways=ways)
     gate = _gate(config, cluster, oidc, now=now, wall=wall) if config.access.on else None
     if replicas is None:
-        return PageAccess(gate=gate, oidc=oidc)
-    return PageAccess(gate=gate, oidc=oidc, verify_replica=page_verifier(replicas.renew))
+        return PageAccess(gate=gate, oidc=oidc, tokens=tokens)
+    verify = page_verifier(replicas.renew)
+    return PageAccess(gate=gate, oidc=oidc, tokens=tokens, verify_replica=verify)
+
+
+def _local_ways(*, tokens: bool) -> str:
+    """The other ways to log in on a local cluster, in a sentence."""
+    token = "a token of access.tokens_file, or " if tokens else ""
+    return f"Other ways go on: {token}`sickbay --local` on the aggregator's machine."
 
 
 def build_oidc(
-    config: OidcConfig | None, *, now: Callable[[], float], wall: Callable[[], float]
+    config: OidcConfig | None,
+    *,
+    now: Callable[[], float],
+    wall: Callable[[], float],
+    other_ways: str = OTHER_WAYS,
 ) -> OidcLogIn | None:
     """The log-in by OpenID Connect, or None without one. Raises AccessSetupError.
 
@@ -86,6 +102,7 @@ def build_oidc(
         OidcSessions(cookies, known=groups, lasts=config.session),
         names=ClaimNames(config.user_claim, config.groups_claim),
         groups=groups,
+        other_ways=other_ways,
         now=now,
         wall=wall,
     )

@@ -32,12 +32,13 @@ class PageAccess:
     """Access control as the page needs it. Without ``gate`` all may read, and none may act.
 
     ``verify_replica`` is None where no other replica passes requests on, ``oidc`` where nobody
-    logs in by OpenID Connect.
+    logs in by OpenID Connect. ``tokens``: whether a token can prove an identity.
     """
 
     gate: AccessGate | None = None
     verify_replica: VerifyReplica | None = None
     oidc: OidcLogIn | None = None
+    tokens: bool = True
 
     @property
     def actions(self) -> bool:

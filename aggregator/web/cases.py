@@ -27,7 +27,7 @@ WORST_FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that is open for one node. ``why`` and ``degraded_since`` are of a node with neither
+    """All that is open for one node. ``why`` and ``unwell_since`` are of a node with neither
     quarantine, hold nor incident.
     """
 
@@ -37,7 +37,7 @@ class Case:
     hold: models.Hold | None = None
     incidents: tuple[models.Incident, ...] = ()
     why: str = ""
-    degraded_since: dt.datetime | None = None
+    unwell_since: dt.datetime | None = None
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Case:
         """Since when it is in its phase, is held, or has its first incident."""
         if self.quarantine is not None:
             return self.quarantine.phase_since
-        begun = min((one.since for one in self.incidents), default=self.degraded_since)
+        begun = min((one.since for one in self.incidents), default=self.unwell_since)
         return self.hold.since or begun if self.hold is not None else begun
 
     @property
@@ -125,8 +125,8 @@ def open_cases(found: FleetViewFindings) -> list[Case]:
     incidents: dict[str, list[models.Incident]] = {}
     for one in found.incidents:
         incidents.setdefault(one.node, []).append(one)
-    warned = {one.node: one for one in found.warned}
-    names = dict.fromkeys((*quarantines, *holds, *incidents, *warned))
+    unwell = {one.node: one for one in found.unwell}
+    names = dict.fromkeys((*quarantines, *holds, *incidents, *unwell))
     cases = [
         Case(
             node=name,
@@ -134,8 +134,8 @@ def open_cases(found: FleetViewFindings) -> list[Case]:
             quarantine=quarantines.get(name),
             hold=holds.get(name),
             incidents=tuple(incidents.get(name, ())),
-            why=warned[name].why if name in warned else "",
-            degraded_since=warned[name].since if name in warned else None,
+            why=unwell[name].why if name in unwell else "",
+            unwell_since=unwell[name].since if name in unwell else None,
         )
         for name in names
     ]

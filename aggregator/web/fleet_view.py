@@ -32,6 +32,8 @@ LETTERS = {
     QuarantineSummary.HELD: "h",
     QuarantineSummary.QUARANTINED: "q",
 }
+#: The states of a node that may have neither quarantine, hold nor incident, other than well.
+_UNWELL = (QuarantineSummary.WARNING, QuarantineSummary.SILENT, QuarantineSummary.UNKNOWN)
 _ACTIONS = ("drain", "cordon", "observe")
 _PHASES = (
     Phase.INVALID,
@@ -74,8 +76,10 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class WarnedNode:
-    """A node with a warning and no open incident. ``since``: of its worst component, if any."""
+class UnwellNode:
+    """A node with a warning, silent or unknown, and no open incident. ``since``: of its worst
+    component, or the last sign of life of a silent one, if any.
+    """
 
     node: str
     why: str
@@ -91,7 +95,7 @@ class FleetViewFindings:
     incidents: tuple[models.Incident, ...] = ()
     quarantines: tuple[models.Quarantine, ...] = ()
     holds: tuple[models.Hold, ...] = ()
-    warned: tuple[WarnedNode, ...] = ()
+    unwell: tuple[UnwellNode, ...] = ()
     silent: tuple[models.NodeRow, ...] = ()
     requested: tuple[models.NodeRow, ...] = ()
     exempt: int = 0
@@ -141,7 +145,7 @@ class FleetViewBuilder:
         self._incidents: list[models.Incident] = []
         self._quarantines: list[models.Quarantine] = []
         self._holds: list[models.Hold] = []
-        self._warned: list[WarnedNode] = []
+        self._unwell: list[UnwellNode] = []
         self._silent: list[tuple[float, models.NodeRow]] = []
         self._pools: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
@@ -179,10 +183,10 @@ class FleetViewBuilder:
         mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
             self._incidents.extend(node_view.incidents(node_summary, moment, mode, self._fleet.how))
-        elif standing is QuarantineSummary.WARNING:
+        elif standing in _UNWELL:
             why = node_view.why(node_summary, standing)
-            since = node_view.worst_since(node_summary, moment)
-            self._warned.append(WarnedNode(node_summary.node, why, since))
+            since = _unwell_since(node_summary, standing, moment)
+            self._unwell.append(UnwellNode(node_summary.node, why, since))
         if node_summary.quarantine is not None:
             shown = self._quarantine(node_summary, node_summary.quarantine)
             self._quarantines.append(shown)
@@ -227,7 +231,7 @@ class FleetViewBuilder:
             ),
             quarantines=tuple(sorted(self._quarantines, key=_urgency)),
             holds=tuple(sorted(self._holds, key=lambda one: natural(one.node))),
-            warned=tuple(self._warned),
+            unwell=tuple(self._unwell),
             silent=tuple(row for _, row in sorted(self._silent, key=lambda pair: pair[0])),
             requested=tuple(sorted(self._requested, key=lambda one: natural(one.node))),
             exempt=self._exempt,
@@ -307,6 +311,14 @@ def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:
         -since.timestamp() if since else 0.0,
         one.node,
     )
+
+
+def _unwell_since(
+    node_summary: NodeSummary, standing: QuarantineSummary, moment: ViewMoment
+) -> dt.datetime | None:
+    if standing is QuarantineSummary.SILENT:
+        return moment.when_or_never(node_summary.agent.last_heard)
+    return node_view.worst_since(node_summary, moment)
 
 
 def _use(name: str, value: str, used: int, most: int, text: str) -> models.LimitUse:

@@ -10,7 +10,13 @@ from aiohttp import web
 
 from aggregator.access.gate import READ
 from aggregator.access.identity import AccessRefused, RequestFacts
-from aggregator.web.access_guard import AccessGuard, PageAccess, cookie_name, facts_of
+from aggregator.web.access_guard import (
+    AccessGuard,
+    PageAccess,
+    cookie_name,
+    facts_of,
+    session_name,
+)
 from aggregator.web.same_origin import foreign_because
 
 #: Browsers keep no longer cookie, its name and attributes included.
@@ -18,8 +24,9 @@ LONGEST = 3800
 #: Bytes of the form.
 _FORM = 32 * 1024
 
-#: Renders the form: (status, error, hint, the path to return to, whether to ask again at once).
-Render = Callable[[int, str, str, str, bool], web.Response]
+#: Renders the form: (status, error, hint, the path to return to, whether to ask again at once,
+#: whether the browser has a log-in).
+Render = Callable[[int, str, str, str, bool, bool], web.Response]
 
 
 class LogIn:
@@ -40,7 +47,9 @@ class LogIn:
 
     async def form(self, request: web.Request) -> web.Response:
         """GET /login."""
-        return self._respond(200, "", "", safe_path(request.query.get("next", "")))
+        return self._respond(
+            200, "", "", safe_path(request.query.get("next", "")), known=_known(request)
+        )
 
     def ask(self, request: web.Request, refused: AccessRefused) -> web.Response:
         """The form in place of a page that needs an identity.
@@ -55,7 +64,12 @@ class LogIn:
         told = "" if refused.reason == "no_credentials" else refused.error
         hint = "" if refused.reason == "no_credentials" else refused.hint
         response = self._respond(
-            refused.status, told, hint, safe_path(request.path_qs), again=again
+            refused.status,
+            told,
+            hint,
+            safe_path(request.path_qs),
+            again=again,
+            known=_known(request),
         )
         if refused.reason == "invalid_session":
             self._end_session(request, response)
@@ -113,14 +127,27 @@ class LogIn:
         return self._respond(refused.status, refused.error, refused.hint, path)
 
     def _respond(
-        self, status: int, error: str, hint: str, path: str, *, again: bool = False
+        self,
+        status: int,
+        error: str,
+        hint: str,
+        path: str,
+        *,
+        again: bool = False,
+        known: bool = False,
     ) -> web.Response:
-        response = self._render(status, error, hint, path, again)
+        response = self._render(status, error, hint, path, again, known)
         # With no-referrer a browser sends "Origin: null" with the form.
         response.headers["Referrer-Policy"] = "same-origin"
         if status == 401:
             response.headers["WWW-Authenticate"] = 'Bearer realm="sickbay"'
         return response
+
+
+def _known(request: web.Request) -> bool:
+    """Whether the browser has a log-in, be it valid or not."""
+    sessions = (session_name(secure=secure) for secure in (False, True))
+    return any(name in request.cookies for name in (cookie_name(request), *sessions))
 
 
 def safe_path(path: str) -> str:

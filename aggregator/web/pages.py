@@ -31,6 +31,8 @@ from aggregator.web import (
     node_table,
     node_view,
     outlier_view,
+    past_incident,
+    sentence,
     timefmt,
     timeline_chart,
     trend_chart,
@@ -116,13 +118,16 @@ class Pages:
         access: bool = False,
         actions: bool = False,
         oidc: str = "",
+        tokens: bool = True,
     ) -> None:
-        """``oidc``: the issuer by which people can log in; empty: there is none."""
+        """``oidc``: the issuer by which people can log in; empty: there is none. ``tokens``:
+        whether a token can be one's log-in.
+        """
         self._queries = queries
         self._deltas = PageDeltas()
         self._texts: OrderedDict[tuple[object, ...], _Text] = OrderedDict()
         self._assets, self._access, self._actions = assets, access, actions
-        self._oidc = oidc
+        self._oidc, self._tokens = oidc, tokens
 
     @cached_property
     def _jinja(self) -> "jinja2.Environment":
@@ -159,6 +164,7 @@ class Pages:
             iso=timefmt.iso,
             span=timefmt.span,
             pieces=doc_links.pieces,
+            sentence=sentence.sentence,
             titles=equal_rows.titles,
             deciding_rule=cases.deciding_rule,
         )
@@ -212,6 +218,8 @@ class Pages:
             cells=[] if few else layout.cells(found),
             map_key=layout.key,
             map_keys=layout.keys,
+            unlabelled=bool(layout.names and layout.key)
+            and not any(value for value, _ in layout.blocks),
             more=MOST,
             trend=self._queries.trend.points(self._queries.snapshots.moment().wall),
             present=point_of(found, 0.0),
@@ -295,6 +303,7 @@ class Pages:
                 "An event that is older than history.keep is deleted.",
             )
         name = names[0] if names else ""
+        events = [node_view.event(one) for one in past.transitions]
         node = self._queries.details.of(name) if name else None
         incidents = node.incidents if node is not None else []
         return self._page(
@@ -305,7 +314,8 @@ class Pages:
             of=name,
             node=node,
             one=next((one for one in incidents if one.id == id_), None),
-            events=[node_view.event(one) for one in past.transitions],
+            events=events,
+            past=past_incident.past_incident(events),
             trouble=past.trouble,
         )
 
@@ -332,11 +342,28 @@ class Pages:
             "trouble.html", {"fragment": "", "base": ""}, status, error=error, hint=hint
         )
 
-    def log_in(self, status: int, error: str, hint: str, path: str, again: bool) -> web.Response:  # noqa: FBT001
-        """The form to log in; ``path`` is to be returned to. ``again``: ask once more at once."""
+    def log_in(
+        self,
+        status: int,
+        error: str,
+        hint: str,
+        path: str,
+        again: bool,  # noqa: FBT001
+        known: bool,  # noqa: FBT001
+    ) -> web.Response:
+        """The form to log in; ``path`` is to be returned to. ``again``: ask once more at once.
+        ``known``: the browser has a log-in.
+        """
         local = "--local" in self._queries.fleet.how
         text = self._jinja.get_template("login.html").render(
-            error=error, hint=hint, path=path, again=again, local=local, oidc=self._oidc
+            error=error,
+            hint=hint,
+            path=path,
+            again=again,
+            known=known,
+            local=local,
+            oidc=self._oidc,
+            tokens=self._tokens,
         )
         return web.Response(text=text, status=status, content_type="text/html")
 

@@ -128,6 +128,7 @@ class Web:
             access=access.gate is not None,
             actions=actions is not None and access.actions,
             oidc=access.oidc.label if access.oidc is not None else "",
+            tokens=access.tokens,
         )
         self._guard_access = AccessGuard(access, now=clocks.now, words=fleet.words)
         self._oidc = None

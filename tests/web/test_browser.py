@@ -78,9 +78,16 @@ async def browser(started_browser: Browser) -> AsyncIterator[Browser]:
 
 
 async def tab(
-    browser: Browser, url: str, *, scheme: str = "light", width: int = 1440, height: int = 900
+    browser: Browser,
+    url: str,
+    *,
+    scheme: str = "light",
+    width: int = 1440,
+    height: int = 900,
+    zone: str = "UTC",
 ) -> Tab:
     context = await browser.new_context(
+        timezone_id=zone,
         viewport={"width": width, "height": height},
         color_scheme="dark" if scheme == "dark" else "light",
     )
@@ -613,7 +620,7 @@ async def test_commands_are_copied_and_times_are_local_on_demand(browser: Browse
     fleet = small_fleet(hands)
     fleet.stop = "maintenance"
     async with serving(fleet, running_clocks()) as served:
-        one = await tab(browser, served.url)
+        one = await tab(browser, served.url, zone="Asia/Tokyo")
         page = one.page
         await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         await page.locator("#notices .copy").first.click()
@@ -623,7 +630,11 @@ async def test_commands_are_copied_and_times_are_local_on_demand(browser: Browse
         await expect(clock).to_contain_text("UTC")
         await page.get_by_role("button", name="Use local time").click()
         await expect(clock).not_to_contain_text("UTC")
-        await expect(page.locator("#zone")).to_have_text("Times are this browser's.")
+        await expect(page.locator("#zone")).to_have_text("Times are this browser's: Asia/Tokyo.")
+        await expect(clock).to_contain_text("GMT+9")
+        await page.reload()
+        await expect(page.locator("#zone")).to_have_text("Times are this browser's: Asia/Tokyo.")
+        await expect(clock).to_contain_text("GMT+9")
         await page.get_by_role("button", name="Use UTC").click()
         await expect(clock).to_contain_text("UTC")
         assert one.complaints == []

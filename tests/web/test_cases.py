@@ -61,6 +61,8 @@ def test_each_node_that_is_not_well_is_in_the_table_once_the_worst_state_first()
         ("node-3", "held"),
         ("node-4", "warning"),
         ("node-8", "warning"),
+        ("node-5", "silent"),
+        ("node-6", "unknown"),
     ]
     by_node = {one.node: one for one in found}
     sick, held = by_node["node-2"], by_node["node-3"]
@@ -73,6 +75,9 @@ def test_each_node_that_is_not_well_is_in_the_table_once_the_worst_state_first()
     assert by_node["node-7"].rule == ""
     assert "88 % used" in by_node["node-8"].reasons[0]
     assert by_node["node-8"].since is not None
+    assert by_node["node-5"].reasons == ("its agent is silent; no check was failing",)
+    assert by_node["node-5"].since is not None
+    assert by_node["node-6"].reasons == ("no agent has reported from it",)
 
 
 def test_the_filters_select_by_state_name_text_and_label() -> None:
@@ -129,7 +134,11 @@ def rows(text: str) -> list[str]:
 
 
 async def test_filters_are_in_the_address_and_each_link_keeps_them(served: Served) -> None:
-    assert rows(await served.text("/")) == ["node-2", "node-7", "node-3", "node-4"]
+    assert rows(await served.text("/")) == [
+        *("node-2", "node-7", "node-3", "node-4", "node-5", "node-6")
+    ]
+    assert rows(await served.text("/?standing=silent")) == ["node-5"]
+    assert "Its agent is silent; no check was failing" in table(await served.text("/"))
     text = await served.text("/?standing=quarantined&q=node&why=xid")
     assert rows(text) == ["node-2"]
     assert 'name="q" value="node"' in text
@@ -178,7 +187,12 @@ async def test_more_rows_of_one_state_are_a_link_away_that_keeps_the_filter() ->
 async def test_an_incident_has_an_address_while_it_is_open_and_after(served: Served) -> None:
     node_summary = served.fleet.node_summaries["node-2"]
     [found] = node_summary.decision.incidents.values()
-    event = Transition(HANDS.wall, EventKind.INCIDENT_OPENED, "node-2", "node-2: opened", found.id)
+    rule = next(iter(shipped_policy().by_name.values()))
+    evidence = f"xid:79 GPU-1 ({rule.name}); xid:48 (own-rule)"
+    details = {"action": "drain", "evidence": evidence}
+    event = Transition(
+        HANDS.wall, EventKind.INCIDENT_OPENED, "node-2", "node-2: opened", found.id, details
+    )
     served.history.items.append(event)
     assert f'href="/incidents/{found.id}"' in await served.text("/")
     text = await served.text(f"/incidents/{found.id}")
@@ -189,6 +203,11 @@ async def test_an_incident_has_an_address_while_it_is_open_and_after(served: Ser
     text = await served.text(f"/incidents/{found.id}")
     assert "No longer open" in text
     assert "node-2: opened" in text
+    assert "<h1>opened</h1>" in text
+    assert f"Rule <code>{rule.name}</code>, action drain: " in text
+    assert quoted(" ".join(rule.why.split())[:40]) in text
+    assert "Rule <code>own-rule</code>, action drain</p>" in text  # not in the policy in force
+    assert "<code>xid:48 (own-rule)</code>" in text
     missing = await served.text("/incidents/none", 404)
     assert "sickbay incidents" in missing
     served.history.broken = "disk I/O error"
@@ -308,6 +327,10 @@ async def test_page_and_api_give_the_map_in_the_same_blocks() -> None:
         pools = await served.json("/api/v1/map?blocks=sickbay.dev/pool")
         assert [one["nodes"] for one in pools["blocks"]] == [8, 72]
         assert len((await served.json("/api/v1/map?blocks=none"))["blocks"]) == 1
+        assert '<noscript><p class="note">' in text
+        assert "No node has the label" not in text
+        hint = "No node has the label <code>rack</code>"
+        assert hint in await served.text("/?blocks=rack")
         # A label that no node has is not offered.
         fleet.group_labels = ("no.node/has-it", *fleet.group_labels)
         HANDS.advance(60)

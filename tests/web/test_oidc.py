@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from http.cookies import SimpleCookie
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,8 +21,8 @@ from aggregator.access.oidc_log_in import OidcLogIn
 from aggregator.access.oidc_session import OidcRoles
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.cluster.users import Access
-from aggregator.composition.access import AccessSetupError, build_oidc
-from aggregator.config.access import OidcConfig
+from aggregator.composition.access import AccessSetupError, build_access, build_oidc
+from aggregator.config.access import AccessConfig, OidcConfig
 from aggregator.web.access_guard import PageAccess
 from tests.web.gateways import gateway_of
 from tests.web.oidc_issuer import CLIENT, SECRET, Issuer, Key, issuing
@@ -124,6 +125,7 @@ async def test_a_person_logs_in_reads_and_logs_out(site: Site) -> None:
     assert f"Log in with {urlsplit(site.issuer.url).netloc}" in text
     assert 'href="/login/oidc?next=/nodes%3Fstanding%3Dheld"' in text
     assert 'name="token"' in text  # the other way goes on
+    assert "Log out of this browser" not in text
     status, text = await site.log_in("/nodes?standing=held")
     assert status == 200
     assert 'content="0; url=/nodes?standing=held"' in text
@@ -132,6 +134,7 @@ async def test_a_person_logs_in_reads_and_logs_out(site: Site) -> None:
     assert "node-3" in text
     told = json.loads((await site.get("/api/v1/access"))[1])
     assert (told["user"], told["how"]) == ("oidc:ada@example.com", "oidc")
+    assert "Log out of this browser" in (await site.get("/login"))[1]
     stolen = dict(site.cookies)
     status, _, where = await site.get("/logout", method="POST")
     assert (status, where, site.cookies) == (303, "/login", {})
@@ -397,6 +400,38 @@ async def test_groups_that_fit_no_cookie_are_named(tmp_path: Path) -> None:
         site.issuer.claims = {"groups": groups[:5]}
         assert (await site.log_in("/nodes?q=" + "%22" * 1900))[0] == 200
         assert (await site.get("/"))[0] == 200
+
+
+@pytest.mark.parametrize("with_tokens", [False, True])
+async def test_a_local_clusters_log_in_offers_only_what_it_has(
+    site: Site, tmp_path: Path, *, with_tokens: bool
+) -> None:
+    settings = {
+        "issuer": site.issuer.url,
+        "client_id": CLIENT,
+        "client_secret_file": str(site.secret),
+        "page": "http://localhost:8080",
+        "viewers": ["everyone"],
+    }
+    given = {"tokens_file": tmp_path / "tokens"} if with_tokens else {}
+    config: Any = SimpleNamespace(
+        access=AccessConfig.model_validate({"anonymous": False, "oidc": settings, **given})
+    )
+    cluster: Any = SimpleNamespace(capabilities=SimpleNamespace(access_reviews=None))
+    hands = site.hands
+    access = build_access(config, cluster, None, now=lambda: hands.now, wall=lambda: hands.wall)
+    fleet = small_fleet(hands)
+    fleet.how = " --local /srv/cluster.db"
+    site.issuer.status = 502
+    async with serving(fleet, hands.clocks(), access=access) as served:
+        text = await served.text("/login")
+        assert "Log in with" in text
+        assert ('name="token"' in text) is with_tokens
+        assert "Log out of this browser" not in text
+        away = await served.text("/login/oidc", 503)
+        assert "sickbay --local" in away
+        assert "kubeconfig" not in away
+        assert ("a token of access.tokens_file" in away) is with_tokens
 
 
 async def test_while_the_issuer_is_away_other_log_ins_go_on(site: Site) -> None:

@@ -28,7 +28,10 @@
     return Math.floor(s / 86400) + " d";
   }
 
-  const CLOCK = { month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" };
+  const CLOCK = {
+    month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
+    timeZoneName: "short",
+  };
   let local = false;
 
   function sayTimes() {
@@ -48,14 +51,32 @@
   // -- local time and copies, on demand ----------------------------------------------------
   const zone = document.getElementById("zone");
   const toggle = document.getElementById("local");
+  const KEPT = "sickbay-local-time";
+
+  function kept(value) {
+    try {
+      if (value !== undefined) localStorage.setItem(KEPT, value);
+      return localStorage.getItem(KEPT) === "1";
+    } catch {
+      return false; // a browser may refuse: then the choice lasts until a reload
+    }
+  }
+
+  function useLocal(chosen) {
+    local = chosen;
+    const named = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    toggle.textContent = local ? "Use UTC" : "Use local time";
+    zone.textContent = local ? `Times are this browser's: ${named}.` : "All times are UTC.";
+    sayTimes();
+  }
+
   if (toggle) {
     toggle.hidden = false;
     toggle.addEventListener("click", () => {
-      local = !local;
-      toggle.textContent = local ? "Use UTC" : "Use local time";
-      zone.textContent = local ? "Times are this browser's." : "All times are UTC.";
-      sayTimes();
+      useLocal(!local);
+      kept(local ? "1" : "0");
     });
+    if (kept()) useLocal(true);
   }
 
   root.classList.add("script");
@@ -86,7 +107,7 @@
 
   function sayLost() {
     if (lostAt) return;
-    lostAt = now();
+    lostAt = heardAt + ahead; // the last sign of life: what the page shows is of that time
     live.className = "live off";
     live.lastElementChild.textContent = "connection lost";
     document.body.classList.add("stale");
