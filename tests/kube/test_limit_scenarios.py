@@ -185,6 +185,7 @@ async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
         assert len((await stored(cluster_space)).entries) == 2
         [first] = bench.sick() & set(small)
         bench.mend(first)
+        bench.controller.parts.queue._deliver()
         bench.clock.time += 700
         bench.controller.on_evidence(first, Delta(), bench.clock())
         await until(lambda: first not in bench.sick())

@@ -187,6 +187,7 @@ async def test_fatal_for_longer_than_its_duration_acts_and_for_shorter_does_noth
     missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=bench.clock())
     for node in (short, long):
         bench.attach(node, snapshot(missing))
+    bench.controller.parts.queue._deliver()
     bench.clock.time += 55  # of a minute
     bench.says(short, replace(missing, status=Status.OK, since=bench.clock()))
     bench.says(long)
@@ -602,6 +603,7 @@ async def test_one_silent_agent_under_a_ready_kubelet_is_counted_and_a_failing_o
         for node in (well, slow, away):
             bench.attach(node, snapshot(failing if node != well else WELL))
             bench.controller.on_disconnect(node, bench.lines[node], "gone")
+        bench.controller.parts.queue._deliver()
         bench.clock.time += 61
         await bench.phase(slow, "Cordoned")
         assert "its kubelet is ready" in (bench.quarantine(slow) or {})["spec"]["reason"]
