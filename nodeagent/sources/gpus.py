@@ -7,6 +7,7 @@ which is when its name is needed most. So the map from address to UUID is rememb
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from nodeagent.sources import nvidia_driver
 from nodeagent.sources.host import HostRoots
@@ -28,6 +29,7 @@ _ADDRESS = re.compile(
 )
 
 
+@lru_cache(maxsize=256)  # a flood of kernel lines names the same few
 def normalise(address: str) -> str | None:
     """``0000:3b:00`` for every way to write an address, or None for a text that is none.
 
