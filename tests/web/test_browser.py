@@ -678,7 +678,7 @@ async def test_filters_survive_a_reload_and_hold_while_the_page_changes(browser:
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url)
         page, rows = one.page, one.page.locator("#cases tr[data-key]")
-        await expect(rows).to_have_count(4)
+        await expect(rows).to_have_count(6)
         await page.locator("select[name=standing]").select_option("quarantined")
         await page.get_by_label("Text contains").fill("xid:79")
         await page.get_by_role("button", name="Show").click()
@@ -691,7 +691,7 @@ async def test_filters_survive_a_reload_and_hold_while_the_page_changes(browser:
         incident_of(fleet.node_summaries["node-1"], hands.now, action="observe", ago=1.0)
         await expect(rows).to_have_count(2)  # node-8 matches, node-1 is no quarantine
         await page.get_by_role("link", name="Reset").click()
-        await expect(rows).to_have_count(6)
+        await expect(rows).to_have_count(8)
         assert one.complaints == []
 
 
