@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.drain_plan import TERMINATING
 from aggregator.quarantine.decide.verdicts import is_about_tests
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.runtime.text import shell_quoted
 
 _CLEARS = {
     "reboot": "reboot the node",
@@ -45,8 +46,8 @@ _POOL_FULL = (
     "This pool has lost as many nodes as its own limit allows. Repair or release some of them, or "
     "look for what they share."
 )
-#: In these texts {how} stands for the options, {by_hand} for the command that no limit holds.
-_SHARED = "Look at the common cause at the top of the page, and mend what the nodes share."
+#: In these texts {how} stands for the options.
+_SHARED = "Find the common cause with sickbay status, and mend what the nodes share."
 _RATE = "Many fell ill at once: find out what they share while no new quarantine is admitted."
 
 HOLDS = {
@@ -81,9 +82,9 @@ HOLDS = {
     "no-node": "The agent speaks for a node that kubectl get nodes does not have: end it if the "
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "
-    "looked at again. To act on it all the same: {by_hand}",
+    "looked at again.",
     "stale-mark": "Find out whether that tool is still at work on the node, and remove its mark if "
-    "not. maintenance.on_stale: act ignores stale marks. To act on the node now: {by_hand}",
+    "not. maintenance.on_stale: act ignores stale marks.",
     "pools": "The node's labels are read again soon. If this stays, compare the replicas' "
     "configurations.",
     "pools.limits.concurrent": _POOL_FULL,
@@ -92,6 +93,13 @@ HOLDS = {
     "nodes that were just admitted share.",
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
     "them, or look for what they share.",
+}
+
+
+#: Holds that a person's command passes, with the words before it.
+_PASSED_BY_HAND = {
+    "maintenance": "To act on it all the same",
+    "stale-mark": "To act on the node now",
 }
 
 
@@ -122,7 +130,9 @@ def for_incident(
         limit = node_summary.decision.hold.limit
         return f"{sentence}. No mark keeps work off this node while {limit} holds it."
     if node_summary.quarantine is None and node_summary.decision.would:
-        command = by_hand(node_summary.node, mode, how)
+        if mode == "observe":
+            return f"{sentence}. In mode observe no mark keeps work off this node."
+        command = by_hand(node_summary, mode, how)
         return f"{sentence}. No mark keeps work off this node yet; to do it by hand: {command}"
     if node_summary.quarantine is None:
         return f"{sentence}."
@@ -132,18 +142,26 @@ def for_incident(
     return f"{sentence}. The node is released by itself once it has stayed well."
 
 
-def by_hand(node: str, mode: str, how: str) -> str:
+def by_hand(node_summary: NodeSummary, mode: str, how: str) -> str:
     """The command that quarantines a node regardless of the limits. Only mode drain evicts pods."""
     action = "drain" if mode == "drain" else "cordon"
-    return f'sickbay quarantine {node} --action {action} --reason "..."{how}'
+    found = sorted(node_summary.decision.incidents.values(), key=lambda one: one.since)
+    reason = shell_quoted(found[0].summary if found else "")
+    return f"sickbay quarantine {node_summary.node} --action {action} --reason {reason}{how}"
 
 
-def for_hold(hold: NodeHold, mode: str, how: str, words: ClusterWords) -> str:
+def for_hold(
+    node_summary: NodeSummary, hold: NodeHold, mode: str, how: str, words: ClusterWords
+) -> str:
     """The step that lifts a hold. ``mode`` is the node's."""
     said = words.holds.get(hold.limit) or HOLDS.get(hold.limit)
     if said is None:
         return f"Look at {hold.limit} in the aggregator's configuration."
-    return said.format(how=how, by_hand=by_hand("NODE", mode, how))
+    text = said.format(how=how)
+    passed = _PASSED_BY_HAND.get(hold.limit, "")
+    if not passed or mode == "observe":
+        return text
+    return f"{text} {passed}: {by_hand(node_summary, mode, how)}"
 
 
 def for_cause(scope: str) -> str:
@@ -151,21 +169,29 @@ def for_cause(scope: str) -> str:
     return _CAUSES[scope]
 
 
-def for_mode(node: str, mode: str, how: str) -> str:
+def for_mode(node_summary: NodeSummary, mode: str, how: str) -> str:
     """A person's options where the mode keeps us from acting."""
+    if mode == "observe":
+        return (
+            'Mode observe does no more. To have sickbay act: set "mode" in the aggregator\'s '
+            "configuration."
+        )
     return (
-        f"Mode {mode} allows no more. To act on this node alone: {by_hand(node, mode, how)}. "
+        f"Mode {mode} allows no more. To act on this node alone: "
+        f"{by_hand(node_summary, mode, how)}. "
         'For all: set "mode" in the aggregator\'s configuration.'
     )
 
 
-def for_exempt(node: str, mode: str, how: str) -> str:
+def for_exempt(node_summary: NodeSummary, mode: str, how: str) -> str:
     """A person's options where people have exempted the node."""
-    return (
+    text = (
         "A person wants this node left alone. To let sickbay act again: "
-        f"sickbay unexempt {node}{how}. "
-        f"To act all the same: {by_hand(node, mode, how)}"
+        f"sickbay unexempt {node_summary.node}{how}"
     )
+    if mode == "observe":
+        return text
+    return f"{text}. To act all the same: {by_hand(node_summary, mode, how)}"
 
 
 #: By whether the quarantine ends.
@@ -217,10 +243,7 @@ def for_quarantine(
             )
         return "No step is needed yet: drain.pre_evict is asked until it is done."
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
-        return (
-            "No step is needed yet: it is under way. While the stop switch is set it waits: "
-            f"sickbay resume{how}"
-        )
+        return "No step is needed yet: it is under way."
     repair = status.repair
     busy = [one.repair for one in repair.attempts if one.state in BUSY] if repair else []
     if busy:

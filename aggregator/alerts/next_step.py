@@ -53,7 +53,7 @@ class FleetAdvice:
         for kind, hold in _HOLDS.items():
             if alert.kind == kind:
                 text = self._fleet.words.holds.get(hold) or advice.HOLDS[hold]
-                return text.format(how=self._fleet.how, by_hand="")
+                return text.format(how=self._fleet.how)
         return ""
 
     def _for_node(self, alert: Alert) -> str:
@@ -64,7 +64,7 @@ class FleetAdvice:
         if alert.kind == EventKind.INCIDENT_OPENED:
             return _for_incident(found, alert.incident, mode, how)
         if alert.kind == EventKind.HELD and found.decision.hold is not None:
-            return advice.for_hold(found.decision.hold, mode, how, self._fleet.words)
+            return advice.for_hold(found, found.decision.hold, mode, how, self._fleet.words)
         if alert.kind.startswith(_OF_QUARANTINE) and found.quarantine is not None:
             spec = found.quarantine.spec
             clears = [item.cleared_by for item in spec.evidence if not item.cleared]

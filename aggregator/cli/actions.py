@@ -270,8 +270,8 @@ def none_such(node: str) -> str:
 def unknown(node: str) -> str:
     """A local cluster's file has no entry of it: a node is in it after an action or a request."""
     return (
-        f"this file has no node {node}: no action and no request has been made for it yet. Is the "
-        "name right?\n  See: sickbay nodes"
+        f"this file has no node {node}: no action and no request has been made for it yet. Its "
+        "agent may still report it.\n  Is the name right? See: sickbay nodes"
     )
 
 

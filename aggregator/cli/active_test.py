@@ -169,12 +169,18 @@ def _require_service(options: argparse.Namespace, known: Answer) -> None:
     why = _why_not_in_service(known, tests)
     if why:
         node, how = options.name, flags_of(options)
-        raise UsageError(
+        reads = how if options.local is None else ""
+        text = (
             f"{node} is not in quarantine, and is not known to have the startup taint of new nodes "
             f"(repair.new_nodes; the aggregator sees it within three minutes): sickbay node {node}"
-            f"{how}. Of a node in service no test begins: {why}. To test a node with work, first: "
-            f'sickbay quarantine {node} --action drain --reason "..."{how}'
+            f"{reads}. Of a node in service no test begins: {why}."
         )
+        if known.get("mode") != "observe":
+            text += (
+                f" To test a node with work, first: sickbay quarantine {node} --action drain "
+                f"--reason 'for its test'{how}"
+            )
+        raise UsageError(text)
 
 
 def _why_not_in_service(known: Answer, tests: Answer | None) -> str:
@@ -257,7 +263,7 @@ class _Commands:
 def _commands(options: argparse.Namespace, *, in_quarantine: bool) -> _Commands:
     node, how = options.name, flags_of(options)
     cancel = f"sickbay repair {node} --cancel{how}"
-    exempt = f'sickbay exempt {node} --for 1h --reason "..."{how}'
+    exempt = f'sickbay exempt {node} --for 1h --reason "to end its test"{how}'
     withdraw = f"kubectl annotate node {node} {REPAIR}-"
     return _Commands(
         show=f"sickbay {'repair' if in_quarantine else 'node'} {node}",

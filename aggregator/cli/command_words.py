@@ -13,8 +13,11 @@ _LISTS = {
     "incident": "incidents",
     "incidents": "incidents",
     "lemons": "lemons",
+    "job": "jobs",
+    "jobs": "jobs",
     "replicas": "replicas",
 }
+_HELP = ("-h", "--help")
 #: Options with a value that may come before the command.
 _BEFORE = frozenset(
     {
@@ -40,6 +43,18 @@ def without_shorthands(before: Sequence[str]) -> list[str]:
     return [*leading, *_without_get(rest[1:] if rest[:1] == ["help"] else rest)]
 
 
+def refusal(words: Sequence[str]) -> str:
+    """What is wrong with a `get` that names no list; empty: nothing is."""
+    match _split(words)[1]:
+        case ["get"]:
+            given = "no list is named"
+        case ["get", kind, *_] if kind not in _LISTS and kind not in _HELP:
+            given = f"there is no list {kind[:80]}"
+        case _:
+            return ""
+    return f"get: {given}; expected one of: {', '.join(sorted(set(_LISTS.values())))}"
+
+
 def own_words(words: Sequence[str]) -> list[str]:
     """The words as the parser knows them: without any word help, `help` and `version` as options,
     `get KIND` as the list's command, and leading options behind the command.
@@ -48,6 +63,8 @@ def own_words(words: Sequence[str]) -> list[str]:
     match rest:
         case []:
             return leading or ["--help"]
+        case ["help", "get" | "help" | "version"] | ["get", "-h" | "--help"]:
+            return ["--help"]
         case ["help", *about]:
             return [*_without_get(about), "--help"]
         case ["version"]:

@@ -1,6 +1,9 @@
 """Durations on the command line: a whole number and its unit. Pure."""
 
+import datetime as dt
 import re
+
+from aggregator.cli.errors import UsageError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -9,3 +12,15 @@ def read_duration(text: str, units: str) -> int | None:
     """Seconds of "90s" or "8h"; None for other text, or a unit that is not in ``units``."""
     found = re.fullmatch(rf"(\d{{1,6}})([{units}])", text)
     return int(found[1]) * _UNITS[found[2]] if found is not None else None
+
+
+def require_time(text: str) -> None:
+    """Raise UsageError for text that is no time to the API; empty text is none, and allowed."""
+    try:
+        if text and not text.replace(".", "", 1).isdecimal():
+            dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f'"{text[:80]}" is no time; expected one such as 1h, 7d, 2026-01-31 or '
+            "2026-01-31T03:14:00Z"
+        ) from None

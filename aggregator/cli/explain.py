@@ -12,6 +12,7 @@ from aggregator.cli.render_nodes import startup_taint
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import ago, clean, clock
 from aggregator.cli.words import words_of
+from aggregator.cluster.words import KUBERNETES
 
 Answer = dict[str, Any]
 
@@ -23,8 +24,12 @@ _ENDS: Mapping[str, str] = {
     "gpu_reset": "a reset of the GPU, or a reboot",
     "expiry": "its time: it expires by itself",
     "operator": "a person's word, after the repair",
-    "": "its check being healthy again",
+    "": "its check is healthy again",
 }
+_SILENT = (
+    "Check the agent's service on the node (its pod, or systemctl status sickbay-agent), the node "
+    "itself, and the network from it to the aggregator."
+)
 _STANDINGS: Mapping[str, str] = {
     "ok": "No evidence speaks against the node.",
     "silent": "Its agent is silent. Silence alone never leads to a quarantine.",
@@ -47,14 +52,14 @@ class NodeExplanation:
         return asdict(self)
 
 
-def explanation(answer: Answer, now: dt.datetime) -> NodeExplanation:
-    """Of one node's answer."""
+def explanation(answer: Answer, now: dt.datetime, how: str = "") -> NodeExplanation:
+    """Of one node's answer. ``how``: the options of commands for this cluster."""
     return NodeExplanation(
         node=answer["node"],
         standing=answer["standing"],
         why=_unique(_why(answer, now)),
         follows=_unique(_follows(answer, now)),
-        to_do=_unique(_to_do(answer)),
+        to_do=_unique(_to_do(answer, how)),
     )
 
 
@@ -255,9 +260,13 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _to_do(answer: Answer) -> Iterator[str]:
+def _to_do(answer: Answer, how: str) -> Iterator[str]:
     quarantine, hold = answer["quarantine"], answer["hold"]
     yield from (_sentence(one) for one in answer.get("unreadable") or ())
+    if answer["standing"] == "silent":
+        yield _SILENT
+    if answer["mode"] == "observe":  # no step of sickbay follows, so the remedy is first
+        yield from (incident["advice"] for incident in answer["incidents"])
     if hold is not None:
         yield hold["advice"]
         if hold.get("documentation"):
@@ -267,10 +276,18 @@ def _to_do(answer: Answer) -> Iterator[str]:
     for incident in answer["incidents"]:
         yield incident["advice"]
     new, node = _new_node(answer), answer["node"]
+    acts = _acts_on(answer, how)
     if new is not None and new["needs_person"]:
-        yield f"Repair the node and reboot it, or test it again: sickbay test {node}"
+        yield f"Repair the node and reboot it, or test it again: sickbay test {node}{acts}"
         again = "" if new["removes_taint"] else f" ({_MAY_COME_BACK})"
         yield f"To take it as it is: kubectl taint nodes {node} {new['taint']}-{again}"
     if quarantine is not None and "sickbay release" not in quarantine["advice"]:
-        yield f"To end the quarantine now: sickbay release {answer['node']}"
-    yield f"All that is known: sickbay node {answer['node']}"
+        yield f"To end the quarantine now: sickbay release {node}{acts}"
+    yield f"All that is known: sickbay node {node}{how}"
+
+
+def _acts_on(answer: Answer, how: str) -> str:
+    """The options of a command that acts. The file of a local cluster is not known here."""
+    quarantine = answer["quarantine"]
+    is_local = quarantine is not None and words_of(quarantine).kind != KUBERNETES.kind
+    return " --local DATABASE" if is_local else how

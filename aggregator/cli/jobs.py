@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from aggregator.cli.durations import read_duration
+from aggregator.cli.durations import read_duration, require_time
 from aggregator.cli.errors import UsageError
 from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.screen import Screen
@@ -79,6 +79,7 @@ def _report(options: argparse.Namespace, *, by: str, job: str) -> Answer:
 def _moment(text: str, now: dt.datetime) -> str:
     seconds = read_duration(text, "smhd")
     if seconds is None:
+        require_time(text)
         return text
     try:
         moment = now - dt.timedelta(seconds=seconds)

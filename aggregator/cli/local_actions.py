@@ -92,11 +92,11 @@ class LocalActions:
     """`ClusterActions` on the state at ``place``. Raises UsageError where there is no such file.
 
     ``how``: the options that select it again, for people; it begins with a space. ``known``:
-    whether a node of this name is known by other means than the file.
+    whether a node of this name is known by other means than the file; None: those are out of reach.
     """
 
     def __init__(
-        self, place: StorePlace, *, how: str, known: Callable[[str], bool] = lambda _: False
+        self, place: StorePlace, *, how: str, known: Callable[[str], bool] | None = None
     ) -> None:
         if isinstance(place, FilePlace):
             _expect_ours(place.path)
@@ -144,9 +144,11 @@ class LocalActions:
 
     def _if_unknown(self, store: ClusterStore, node: str) -> str:
         """The addition to the answer: a name that is new may be misspelt."""
-        if store.node_now(node) is not None or self._known(node):
+        if store.node_now(node) is not None:
             return ""
-        return f"\nBUT: {actions.unknown(node)}"
+        if self._known is None:
+            return f"\nNote: {actions.unknown(node)}"
+        return "" if self._known(node) else f"\nBUT: {actions.unknown(node)}"
 
     def drain_preview(self, node: str) -> str:
         """The file does not show the work: the site's commands or Slurm know it."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from aggregator.cli.command_line import parser_for
-from aggregator.cli.command_words import own_words
+from aggregator.cli.command_words import own_words, refusal
 from aggregator.cli.completion import COMPLETE, answer
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.text_table import printable
@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # No command of the parser: its words are those of an unfinished command line.
         answer(parser, words[1:])
         sys.exit(OK)
+    problem = refusal(words)
+    if problem:
+        parser.error(problem)
     options = parser.parse_args(own_words(words))
     try:
         options.command(options)

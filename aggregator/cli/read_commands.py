@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from aggregator.cli import render, render_nodes
-from aggregator.cli.durations import read_duration
+from aggregator.cli.durations import read_duration, require_time
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
+from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer, sort_items
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import Source, open_session, open_source, require_kubeconfig
@@ -88,7 +89,7 @@ def explain(options: argparse.Namespace) -> None:
 
     with open_source(options) as source:
         answer = node_answer(source, options.name)
-    made = explanation(answer, dt.datetime.now(dt.UTC)).as_json()
+    made = explanation(answer, dt.datetime.now(dt.UTC), flags_of(options)).as_json()
     print_answer(options, made, lines, kind=_NODE)
 
 
@@ -174,6 +175,7 @@ def _moment(text: str, now: dt.datetime) -> str:
     """The time of an option as the API reads it; "1h" and the like are that long before now."""
     seconds = read_duration(text, "smhd")
     if seconds is None:
+        require_time(text)
         return text
     try:
         moment = now - dt.timedelta(seconds=seconds)

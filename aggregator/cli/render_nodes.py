@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from aggregator.cli import render
 from aggregator.cli.render import UNSEEN, Answer
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, evidence, pairs, table
+from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table
 from aggregator.cli.words import words_of
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
@@ -90,7 +90,11 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
 
 
 def _wide(one: Answer) -> tuple[object, ...]:
-    return one["kind"], one["created_at"], one["deadline_at"], one["incident"]
+    return one["kind"], _clock(one["created_at"]), _clock(one["deadline_at"]), one["incident"]
+
+
+def _clock(at: str | None) -> str | None:
+    return f"{clock(at)} UTC" if at else None
 
 
 def _read(one: Answer, screen: Screen) -> str:
@@ -253,7 +257,8 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     if one["override"]:
         yield f"  overridden: {clean(one['override'])}"
     if one.get("node_absent_since"):
-        yield f"  its Node is gone since {one['node_absent_since']}: not counted by any limit"
+        gone = _clock(one["node_absent_since"])
+        yield f"  its Node is gone since {gone}: not counted by any limit"
     if one["uncordoned"]:
         yield f"  {clean(one['uncordoned'])}"
     if one.get("unmarked"):
@@ -261,7 +266,7 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     if one["message"]:
         yield f"  {clean(one['message'])}"
     if one["deadline_at"] and one["phase"] == "Draining":
-        yield f"  its drain should end by {clean(one['deadline_at'])}"
+        yield f"  its drain should end by {_clock(one['deadline_at'])}"
     if one["pre_evict"]:
         yield f"  drain.pre_evict: {clean(one['pre_evict'])}"
     for blocker in one["blockers"]:

@@ -18,6 +18,7 @@ from aggregator.cli.source import open_source
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
+from aggregator.runtime.text import shell_quoted
 
 _BUSY = ("Ordering", "Ordered")
 _KIND = "quarantine.sickbay.dev"
@@ -100,11 +101,15 @@ def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
     node, how = options.name, flags_of(options)
     quarantine = known["quarantine"]
     if quarantine is None:
-        raise UsageError(
-            f"{node} is not in quarantine, and no other node is repaired; expected one of: "
-            f"sickbay quarantines. First: sickbay quarantine {node} --action drain "
-            f'--reason "..."{how}'
-        )
+        text = f"{node} is not in quarantine, and no other node is repaired; expected one of: "
+        text += "sickbay quarantines."
+        if known.get("mode") != "observe":
+            reason = next((one["summary"] for one in known["incidents"]), f"for its {what}")
+            text += (
+                f" First: sickbay quarantine {node} --action drain --reason "
+                f"{shell_quoted(reason)}{how}"
+            )
+        raise UsageError(text)
     found = repair_of(quarantine)
     if known.get("source") != "cluster":
         _require_repairs(node, found, what)

@@ -258,6 +258,8 @@ def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
     else:
         after = f" once it has been so for {in_words(rule.hold)}" if rule.hold else ""
         lines.append(f"  action     {rule.action}{after}, by rule {rule.name}")
+        if rule.scope == "gpu":
+            lines.append("  scope      gpu: only the pods that use the faulty GPU are evicted")
         if rule.nodes is not None:
             lines.append(f"  nodes      {_nodes_of(rule)}")
         lines.append(f"  why        {rule.why}")

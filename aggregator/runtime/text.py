@@ -17,6 +17,13 @@ def some_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def shell_quoted(text: str, most: int = 200) -> str:
+    """One argument of a shell's command line, in single quotes. A quote within is left out: the
+    page finds a command's end by its quotes.
+    """
+    return f"'{visible(text.replace(chr(39), ' '), most) or 'why'}'"
+
+
 def visible(text: str, most: int) -> str:
     """One line of at most so many characters that a terminal and a browser show as they stand.
 

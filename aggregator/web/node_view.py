@@ -397,7 +397,7 @@ def hold(
             value=found.value,
             reason=found.reason,
             since=wall_time(found.since),
-            advice=advice.for_hold(found, mode, how, words),
+            advice=advice.for_hold(node_summary, found, mode, how, words),
             documentation=documentation.of_hold(found.limit),
         )
     if node_summary.decision.would:
@@ -410,9 +410,9 @@ def hold(
             if spared
             else f"would {node_summary.decision.would}",
             since=None,
-            advice=advice.for_exempt(node_summary.node, mode, how)
+            advice=advice.for_exempt(node_summary, mode, how)
             if spared
-            else advice.for_mode(node_summary.node, mode, how),
+            else advice.for_mode(node_summary, mode, how),
             documentation=documentation.of_hold("exempt" if spared else "mode"),
         )
     return None

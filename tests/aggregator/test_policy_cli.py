@@ -174,7 +174,10 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
     by_hand.write_text("rules: [{name: gpu-gone, release: manual}]\n")
     code, out, _ = ask(capsys, "explain", "--policy", str(by_hand), "--fault", "xid:79")
     assert "released   by a person alone, however well it is" in out
+    _, out, _ = ask(capsys, "explain", "--fault", "xid:48")
+    assert "scope      gpu: only the pods that use the faulty GPU are evicted" in out
     code, out, _ = ask(capsys, "explain", "--fault", "xid:79")
+    assert "scope" not in out
     assert "by a person alone where the same came again within 7" in out
     code, out, _ = ask(capsys, "explain", "--policy", str(file), "--check", "my-own")
     assert "cordon once it has been so for 90s, by rule mine" in out

@@ -99,7 +99,7 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
     assert last["request"] == "r1"
     assert last["message"] == (
         "refused: the node has work, and a test evicts none. First: sickbay quarantine n1 "
-        '--action drain --reason "...". '
+        '--action drain --reason "for its test". '
         "Pods on the node: jobs/work-0, jobs/work-1, jobs/work-2 and 2 others"
     )
     assert len(site.world.pods) == 6

@@ -133,7 +133,7 @@ async def test_a_node_with_work_is_refused_with_its_pods_and_the_next_step(
         done = await sickbay(page, cluster_space, "test", node, "--yes")
         assert done.code == 3, done.err
         assert "refused: the node has work" in done.out
-        assert f'sickbay quarantine {node} --action drain --reason "..."' in done.out
+        assert f'sickbay quarantine {node} --action drain --reason "for its test"' in done.out
         assert f"Pods on the node: {cluster_space.namespace}/work" in done.out
         assert jobs.all() == []
         assert "deletionTimestamp" not in named(jobs, "work")["metadata"]

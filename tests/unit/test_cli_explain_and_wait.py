@@ -62,6 +62,24 @@ def test_a_gpu_is_named_by_index_and_address_beside_its_uuid_and_a_command_comes
     assert uuid not in line
 
 
+def test_a_command_that_ends_a_quarantine_selects_its_cluster() -> None:
+    one = answer("node-2")
+    one["quarantine"]["advice"] = "Wait."
+    there = explanation(one, NOW, " --context x").to_do
+    assert "To end the quarantine now: sickbay release node-2 --context x" in there
+    one["quarantine"]["cluster"] = "local"
+    local = explanation(one, NOW).to_do
+    assert "To end the quarantine now: sickbay release node-2 --local DATABASE" in local
+    assert "All that is known: sickbay node node-2" in local
+
+
+def test_in_mode_observe_the_remedy_comes_first_and_a_silent_agent_has_a_next_step() -> None:
+    one = answer("node-3") | {"mode": "observe"}
+    assert explanation(one, NOW).to_do[0] == one["incidents"][0]["advice"]
+    silent = explanation(one | {"standing": "silent"}, NOW).to_do
+    assert silent[0].startswith("Check the agent's service on the node")
+
+
 def test_a_failed_step_is_explained_with_its_error() -> None:
     one = answer("node-2")
     one["quarantine"]["last_error"] = "PATCH nodes/node-2: 500: no endpoints for webhook"

@@ -250,6 +250,8 @@ def test_help_has_every_command_in_a_group_and_examples(
         ("version", "--version"),
         ("get nodes -o json", "nodes -o json"),
         ("get node gpu-1", "node gpu-1"),
+        ("get jobs -o json", "jobs -o json"),
+        ("help version", "--help"),
         ("get quarantines --sort-by .node", "quarantines --sort-by .node"),
         ("-o json get incidents", "incidents -o json"),
         ("-ojson nodes", "nodes -ojson"),
@@ -262,6 +264,21 @@ def test_help_has_every_command_in_a_group_and_examples(
 )
 def test_words_that_users_of_kubectl_write_are_understood(written: str, known: str) -> None:
     assert own_words(written.split()) == known.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [(["get"], "no list is named"), (["-ojson", "get", "pods"], "there is no list pods")],
+)
+def test_a_get_that_names_no_list_is_refused_with_the_lists(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert f"get: {problem}; expected one of: incidents, jobs, lemons, nodes, quarantines" in told
+    assert "forget" not in told.splitlines()[-1]
 
 
 def test_without_a_word_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

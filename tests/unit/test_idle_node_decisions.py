@@ -254,7 +254,8 @@ def test_a_refused_request_names_some_pods_after_the_command_that_drains() -> No
     text = why_refused("n1", pods, "quick", None, how=" --context x")
     assert text == (
         "the node has work, and a test evicts none. First: sickbay quarantine n1 --action drain "
-        '--reason "..." --context x. Pods on the node: jobs/p0, jobs/p1, jobs/p2 and 2 others'
+        '--reason "for its test" --context x. '
+        "Pods on the node: jobs/p0, jobs/p1, jobs/p2 and 2 others"
     )
     assert why_refused("n1", [pod(mirror=True)], "quick", {"quick"}, how="") == ""
     assert "no profile long; expected one of a, b" in why_refused("n1", [], "long", "ba", how="")

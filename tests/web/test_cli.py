@@ -401,7 +401,10 @@ def database(tmp_path: Path) -> Path:
 async def test_a_query_that_makes_no_sense_is_exit_2(served: Served) -> None:
     done = await in_process("history", "--since", "yesterday", "--url", served.url)
     assert done.code == 2
-    assert "expected seconds since the epoch, or RFC 3339" in done.err
+    assert '"yesterday" is no time; expected one such as 1h, 7d, 2026-01-31 or' in done.err
+    for known in ("7d", "2026-01-31", "2026-01-31T03:14:00Z", "1769829240.5"):
+        done = await in_process("history", "--since", known, "--url", served.url)
+        assert (done.code, done.err) == (0, "")
 
 
 # -- text --------------------------------------------------------------------------------------

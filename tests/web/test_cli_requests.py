@@ -265,12 +265,12 @@ async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -
     assert unknown in done.err
     done = await in_process(*ask)
     assert done.code == 0, done.err
-    assert f"BUT: {unknown}" in done.out
+    assert f"Note: {unknown}" in done.out
     again = await in_process(*ask)
-    assert "BUT" not in again.out, "it is known by now"
+    assert "Note" not in again.out, "it is known by now"
     ask = ["--yes", "--action", "drain", "--reason", "x", *where]
     done = await in_process("quarantine", "nod-2", *ask)
-    assert (done.code, "BUT: this file has no node nod-2" in done.out) == (0, True)
+    assert (done.code, "Note: this file has no node nod-2" in done.out) == (0, True)
 
 
 async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(database: Path) -> None:

@@ -44,7 +44,7 @@ from tests.web.support import (
 HANDS = Hands()
 COMMANDS = active_test._Commands(
     show="sickbay node node-1",
-    end='sickbay exempt node-1 --for 1h --reason "..."',
+    end='sickbay exempt node-1 --for 1h --reason "to end its test"',
     withdraw="kubectl annotate node node-1 sickbay.dev/repair-",
 )
 TESTING = replace(
@@ -202,7 +202,7 @@ def test_the_end_of_the_wait_tells_a_test_that_runs_from_one_that_waits(
     start = "node-1: no end within 60 s; "
     assert waited(rest | {"new_node": {"tainted": False, "test": test}}, capsys) == (
         f"{start}the test has begun, and goes on: sickbay node node-1. To end it without a "
-        'verdict: sickbay exempt node-1 --for 1h --reason "..."'
+        'verdict: sickbay exempt node-1 --for 1h --reason "to end its test"'
     )
     stands = (
         "The request stands, and the test may begin later: sickbay node node-1. To withdraw the "
@@ -388,7 +388,9 @@ async def test_why_no_test_of_a_node_in_service_begins(
     done = await in_process("test", "node-1", *where)
     assert done.code == 2
     assert f"Of a node in service no test begins: {text}" in done.err
-    assert "sickbay quarantine node-1 --action drain" in done.err
+    offered = "sickbay quarantine node-1 --action drain --reason 'for its test' --local" in done.err
+    assert offered == (mode != "observe")
+    assert "sickbay node node-1. Of" in done.err
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
         assert store.node_now("node-1") is None
 

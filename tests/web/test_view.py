@@ -223,16 +223,19 @@ def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
     assert view_of(fleet).incidents[0].doing == "the mode keeps us from acting"
 
 
-@pytest.mark.parametrize(("mode", "offered"), [("observe", "cordon"), ("cordon", "cordon")])
+@pytest.mark.parametrize(("mode", "offered"), [("observe", ""), ("cordon", "cordon")])
 def test_a_command_by_hand_has_an_action_that_the_mode_carries_out(mode: str, offered: str) -> None:
+    """In mode observe the advice is the remedy, and no command."""
     fleet = FleetState(mode=mode)
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now)
     node_summary.decision.would = "drain: xid:79 on 1 GPU"
     shown = view_of(fleet)
     for text in (shown.incidents[0].advice, shown.holds[0].advice):
-        assert f"--action {offered}" in text
+        assert ("sickbay quarantine" in text) == bool(offered)
         assert "--action drain" not in text
+        if offered:
+            assert f"--action {offered} --reason 'xid:79" in text
 
 
 def test_no_command_passes_a_limit_or_a_common_cause() -> None:
@@ -288,10 +291,7 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
     for hook, said in (
         (asked, "drain.pre_evict is asked until it is done"),
         (replace(asked, ended_at=HANDS.wall, message="no Slurm"), "not done in its time"),
-        (
-            replace(asked, state=HookState.DONE),
-            "it is under way. While the stop switch is set it waits",
-        ),
+        (replace(asked, state=HookState.DONE), "No step is needed yet: it is under way."),
     ):
         node_summary.own_quarantine_view().quarantine = replace(
             drain, status=replace(drain.status, pre_evict=hook)

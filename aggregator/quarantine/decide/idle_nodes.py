@@ -210,7 +210,7 @@ def why_refused(
     found = sorted(pod.key for pod in work_of(pods, owner_kinds))
     if not found:
         return ""
-    first = f'sickbay quarantine {node} --action drain --reason "..."{how}'
+    first = f'sickbay quarantine {node} --action drain --reason "for its test"{how}'
     return (
         f"the node has work, and a test evicts none. First: {first}. "
         f"Pods on the node: {some_of(found, _MOST_NAMED)}"

@@ -259,7 +259,9 @@ class AgentEventHandler:
             elif agent.attached:
                 text = "its agent is attached, but has sent no snapshot"
             self._acts.emit_event(
-                node_state, EventKind.AGENT_SILENT, f"{text}; its last failing checks stay in force"
+                node_state,
+                EventKind.AGENT_SILENT,
+                f"{text}; failing checks stay in force",
             )
 
 
