@@ -53,12 +53,13 @@ def referenced(root: Path) -> Path:
         "tls/tls.crt",
         "tls/tls.key",
         "tls/clients.crt",
-        "webhook-secret",
         "slurm.jwt",
         "kubeconfig",
     )
     own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt", "people.crt", "proxy.crt")]
-    receivers = ("etc/sickbay-alerts/pagerduty-key", "etc/sickbay-alerts/slack-url")
+    receivers = tuple(
+        f"etc/sickbay-alerts/{name}" for name in ("pagerduty-key", "slack-url", "webhook-secret")
+    )
     oidc = ("etc/sickbay-oidc/client-secret", "etc/sickbay-oidc/ca.crt")
     for path in (*own, *receivers, *oidc, "var/run/secrets/sickbay-replicas/token"):
         file = root / path
