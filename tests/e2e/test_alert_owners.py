@@ -92,6 +92,8 @@ def test_the_owner_of_a_stopped_job_hears_of_it_and_the_fault_once_and_no_other_
     assert (alert["kind"], alert["labels"]["owner"]) == ("job.stopped", "vision")
     assert alert["details"]["pod"].startswith(f"{namespace}/train-")
     assert alert["details"]["key"] == f"{namespace}/job/train"
-    assert (alert["details"]["pods_here"], alert["details"]["code"]) == ("2", "xid:79")
+    assert alert["details"]["code"] == "xid:79"
+    # The pods are read after the requests that act: one of the two may have left by then.
+    assert alert["details"]["pods_here"] in ("1", "2")
     assert f"Job {namespace}/train (team {namespace}) stopped: xid:79" in alert["summary"]
     assert "/speech" not in hook.alerts
