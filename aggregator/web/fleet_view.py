@@ -60,7 +60,7 @@ _TEXTS = {
     "domain_percent": "of a place or version: more that fail alike are its own",
     "evictions_at_once": "requests that work leaves its node, in flight at once",
     "quorum_percent": "of the nodes must have reported before a quarantine is admitted",
-    "per_workload": "nodes of one workload whose pods are evicted within the window",
+    "per_workload": "nodes of one workload that are drained within the window",
     "pool_label": "the node label that names a pool",
 }
 #: At most 300 digits at once: Python refuses to convert more than 4,300, and a query may have them.

@@ -332,7 +332,7 @@ async def test_the_page_shows_commands_with_the_options_that_they_need() -> None
             text = await served.text(path)
             resume = "sickbay resume --local /var/lib/a/cluster.db"
             assert f'<code class="command">{resume}</code><button class="copy"' in text
-            assert "&#34;...&#34; --local /var/lib/a/cluster.db" in text
+            assert "&#39;why&#39; --local /var/lib/a/cluster.db" in text
 
 
 async def test_every_node_is_reachable_by_its_link_whatever_its_name() -> None:
