@@ -23,7 +23,7 @@ class CommandRefused(Exception):
 
 
 class GpuUseReport(Protocol):
-    """Who uses a GPU of this node, in words; ``unknown``: why that can't be seen, or empty."""
+    """The users of this node's GPUs, in words; ``unknown``: why that can't be seen, or empty."""
 
     @property
     def users(self) -> Sequence[str]: ...

@@ -72,8 +72,10 @@ class LineRow:
                 return None
             found = self.pattern.compiled.match(line, head.end())
             before = head.groupdict()
-        if found is None or not self.kind:
-            return None if found is None else {}
+        if found is None:
+            return None
+        if not self.kind:
+            return {}
         fields = {name: text(raw) for name, raw in {**before, **self.pattern.fields(found)}.items()}
         return {name: each.lower() if name in _SMALL else each for name, each in fields.items()}
 

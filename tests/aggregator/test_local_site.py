@@ -21,7 +21,17 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import FleetState
 from tests.aggregator.local_file import run_other_process
-from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, Turned, fault, hello, snapshot
+from tests.support.replica import (
+    POLICY,
+    SETTINGS,
+    FakeLine,
+    Notes,
+    Turned,
+    evaluate_due,
+    fault,
+    hello,
+    snapshot,
+)
 from tests.support.waiting import until
 
 
@@ -98,7 +108,7 @@ class Aggregator:
         """The fault is cleared, and the node stays well for the rule's time."""
         sign = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
         self.controller.on_evidence("n1", sign, self.clock())
-        self.controller.parts.queue._deliver()  # evaluated before the clock is turned
+        evaluate_due(self.controller)
         self.clock.time += 700
         self.controller.on_evidence("n1", snapshot(), self.clock())
 

@@ -42,6 +42,7 @@ from tests.support.replica import (
     Notes,
     Turned,
     component,
+    evaluate_due,
     fault,
     snapshot,
 )
@@ -185,7 +186,7 @@ async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
         assert len((await stored(cluster_space)).entries) == 2
         [first] = bench.sick() & set(small)
         bench.mend(first)
-        bench.controller.parts.queue._deliver()
+        evaluate_due(bench.controller)
         bench.clock.time += 700
         bench.controller.on_evidence(first, Delta(), bench.clock())
         await until(lambda: first not in bench.sick())

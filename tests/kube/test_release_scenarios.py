@@ -40,6 +40,7 @@ from tests.support.replica import (
     Notes,
     Turned,
     component,
+    evaluate_due,
     fault,
     shipped_policy,
     snapshot,
@@ -92,7 +93,7 @@ class Bench:
 
     def later(self, seconds: float, node: str) -> None:
         """Let so much time pass; the agent reports no change."""
-        self.controller.parts.queue._deliver()  # what it has reported counts from before that
+        evaluate_due(self.controller)
         self.clock.time += seconds
         self.says(node)
 
@@ -187,7 +188,7 @@ async def test_fatal_for_longer_than_its_duration_acts_and_for_shorter_does_noth
     missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=bench.clock())
     for node in (short, long):
         bench.attach(node, snapshot(missing))
-    bench.controller.parts.queue._deliver()
+    evaluate_due(bench.controller)
     bench.clock.time += 55  # of a minute
     bench.says(short, replace(missing, status=Status.OK, since=bench.clock()))
     bench.says(long)
@@ -603,7 +604,7 @@ async def test_one_silent_agent_under_a_ready_kubelet_is_counted_and_a_failing_o
         for node in (well, slow, away):
             bench.attach(node, snapshot(failing if node != well else WELL))
             bench.controller.on_disconnect(node, bench.lines[node], "gone")
-        bench.controller.parts.queue._deliver()
+        evaluate_due(bench.controller)
         bench.clock.time += 61
         await bench.phase(slow, "Cordoned")
         assert "its kubelet is ready" in (bench.quarantine(slow) or {})["spec"]["reason"]

@@ -23,6 +23,7 @@ from aggregator.health.model import (
 )
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
+from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.pools import Pools
@@ -141,6 +142,13 @@ class FakeLine:
         self.closed = reason
 
 
+def evaluate_due(controller: Controller) -> None:
+    """Evaluate what was reported until now, as the loop's next turn does: a test turns the clock
+    within the same turn.
+    """
+    controller.parts.queue._deliver()
+
+
 def reconciler_of(replica: "Replica", kind: type) -> Any:
     """That of the replica's worker, for tests that call its acts one by one."""
     (found,) = (one for one in replica.controller.parts.worker._reconcilers if type(one) is kind)
@@ -207,7 +215,7 @@ class Replica:
 
     def evaluate_due(self) -> None:
         """Evaluate at this time of its clock, which the test turns within the same turn."""
-        self.controller.parts.queue._deliver()
+        evaluate_due(self.controller)
 
     async def stop(self) -> None:
         self.cluster.crashed.set()
