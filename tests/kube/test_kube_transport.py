@@ -1,14 +1,18 @@
 """The transport against a server of the test's own: deadlines, pauses, rotated credentials."""
 
 import asyncio
+import contextlib
 import json
 import random
+import socket
+import struct
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -49,12 +53,13 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def transport_of(
-    sources: CredentialSources, *, deadline: float = 5.0
+    sources: CredentialSources,
+    *,
+    deadline: float = 5.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Transport]:
     limiter = Limiter(qps=1000, burst=1000, clock=time.monotonic)
-    transport = Transport(
-        sources, limiter, clock=time.monotonic, rng=random.Random(1), deadline=deadline
-    )
+    transport = Transport(sources, limiter, clock=clock, rng=random.Random(1), deadline=deadline)
     try:
         await transport.open()
         yield transport
@@ -175,6 +180,60 @@ async def test_a_read_whose_answer_is_lost_is_asked_again_and_a_write_is_not(
                 "POST", "/things", kind="things", lane=Priority.TAINT, body=b"{}"
             )
         assert asked == ["GET", "GET", "POST"]
+
+
+async def test_a_reset_request_reopens_watches_but_for_those_that_were_read_lately(
+    tmp_path: Path,
+) -> None:
+    """The request begins at 100 and finds its connection reset at 110."""
+    now, read_at = [100.0], {"early": 101.0, "late": 109.0}
+    watches: dict[str, web.StreamResponse] = {}
+    done = {name: asyncio.Event() for name in read_at}
+    ended: list[str] = []
+    over = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if name := request.query.get("name"):
+            watches[name] = web.StreamResponse()
+            await watches[name].prepare(request)
+            await over.wait()
+            return watches[name]
+        for name, at in read_at.items():
+            now[0] = at
+            await watches[name].write(b"line")
+            await done[name].wait()
+        now[0] = 110.0
+        reset(request)
+        return web.json_response({})
+
+    async def follow(transport: Transport, name: str) -> None:
+        query = {"name": name}
+        async with transport.stream("/w", kind="things", query=query, accept="x") as stream:
+            with contextlib.suppress(aiohttp.ClientError):
+                while await stream.readany():
+                    done[name].set()
+        ended.append(name)
+
+    async with (
+        serving(handler) as url,
+        transport_of(sources_of(tmp_path, url), deadline=60, clock=lambda: now[0]) as transport,
+    ):
+        tasks = [asyncio.create_task(follow(transport, name)) for name in read_at]
+        await until(lambda: len(watches) == 2)
+        with pytest.raises(Unreachable):
+            await transport.request("POST", "/x", kind="things", lane=Priority.TAINT)
+        await until(lambda: ended == ["early"])
+        assert not tasks[1].done()
+        over.set()
+        await asyncio.gather(*tasks)
+
+
+def reset(request: web.Request) -> None:
+    """End the request's connection by RST, as a peer that knows nothing of it does."""
+    assert request.transport is not None
+    ours = request.transport.get_extra_info("socket")
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    request.transport.abort()
 
 
 async def test_a_redirect_is_not_followed_with_our_credentials(tmp_path: Path) -> None:

@@ -370,18 +370,19 @@ class Transport:
         return failure
 
     def _reopen(self, wire: HttpSession, ask: _Ask, began: float) -> None:
-        """A request found its connection dead: open the watches anew that were silent since then.
+        """A request found its connection dead: open the watches anew that were silent meanwhile.
 
         A load balancer that fails over drops all connections without a word, and a watch alone
         would learn that from its silence, a minute and a half later. A server that is only slow
-        costs a few watches, and no more often than `_REOPEN_EVERY_S`.
+        costs a few watches, and no more often than `_REOPEN_EVERY_S`. Bytes that were read in the
+        first half of the wait prove no life: they may have been on their way before.
         """
         now = self._clock()
         if now < self._reopened_at + _REOPEN_EVERY_S:
             return
         self._reopened_at = now
         wire.replace_connections()
-        silent = [stream for stream in self._streams if stream.heard_at <= began]
+        silent = [one for one in self._streams if one.heard_at <= (began + now) / 2]
         for stream in silent:
             stream.close()
         _LOG.warning(
