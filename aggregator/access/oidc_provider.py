@@ -28,6 +28,8 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 PATIENCE = 8.0
 #: Seconds that its metadata and its keys count.
 _METADATA_FOR = 3600.0
+#: Seconds in which it is not requested again after it gave no metadata.
+_AWAY_FOR = 5.0
 #: Seconds between two requests for its keys because a token names an unknown one.
 _KEYS_AGAIN = 10.0
 #: Bytes of an answer.
@@ -72,6 +74,7 @@ class OidcProvider:
         self.settings = settings
         self._now = now
         self._metadata: tuple[float, Metadata] | None = None
+        self._away: tuple[float, str] | None = None
         self._keys: Mapping[str, Mapping[str, Any]] = {}
         self._keys_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -104,13 +107,21 @@ class OidcProvider:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
     async def metadata(self) -> Metadata:
-        """As published, an hour old at most. Raises ProviderAway."""
+        """As published, an hour old at most. Raises ProviderAway, for some seconds without a
+        request: who begins a log-in is unknown, and must not have us request the issuer at will.
+        """
         async with self._lock:
             if self._metadata is not None and self._now() < self._metadata[0]:
                 return self._metadata[1]
+            if self._away is not None and self._now() < self._away[0]:
+                raise ProviderAway(self._away[1])
             issuer = self.settings.issuer
             url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-            found = _metadata(await self._request("GET", url), issuer)
+            try:
+                found = _metadata(await self._request("GET", url), issuer)
+            except ProviderAway as error:
+                self._away = (self._now() + _AWAY_FOR, str(error))
+                raise
             self._metadata = (self._now() + _METADATA_FOR, found)
             return found
 

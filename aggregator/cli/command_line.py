@@ -1,6 +1,7 @@
 """Every command of `sickbay`: its group, its options, its examples."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,6 +67,11 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
     )
     completion.add_argument("shell", choices=SHELLS)
     _command(completion, lambda options: print(script(options.shell), end=""))
+    version = commands.add(
+        _OTHER, "version", "print this program's version", examples=["version -o json"]
+    )
+    version.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    _command(version, _print_version)
     demo.add_to(commands, _OTHER)
     commands.describe(
         "The health of the fleet's nodes, and what is done about it.",
@@ -80,6 +86,10 @@ itself while no aggregator answers. Acting goes to the cluster itself, with your
 {name} help COMMAND has the options of a command; {name} get nodes is {name} nodes.""",
     )
     return parser
+
+
+def _print_version(options: argparse.Namespace) -> None:
+    print(json.dumps({"version": VERSION}) if options.output == "json" else f"sickbay {VERSION}")
 
 
 def _command(parser: Parser, command: Command) -> None:

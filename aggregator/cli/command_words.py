@@ -31,7 +31,7 @@ def completed(before: Sequence[str]) -> list[str]:
     """The words that a shell may offer beside the parser's own, after the words before it."""
     match _split(before)[1]:
         case []:
-            return ["get", "help", "version"]
+            return ["get", "help"]
         case ["get"]:
             return sorted({kind for kind in _LISTS if kind == _LISTS[kind]})
     return []
@@ -56,19 +56,17 @@ def refusal(words: Sequence[str]) -> str:
 
 
 def own_words(words: Sequence[str]) -> list[str]:
-    """The words as the parser knows them: without any word help, `help` and `version` as options,
-    `get KIND` as the list's command, and leading options behind the command.
+    """The words as the parser knows them: without any word help, `help` as an option, `get KIND`
+    as the list's command, and leading options behind the command.
     """
     leading, rest = _split(words)
     match rest:
         case []:
             return leading or ["--help"]
-        case ["help", "get" | "help" | "version"] | ["get", "-h" | "--help"]:
+        case ["help", "get" | "help"] | ["get", "-h" | "--help"]:
             return ["--help"]
         case ["help", *about]:
             return [*_without_get(about), "--help"]
-        case ["version"]:
-            return ["--version"]
     return [*_without_get(rest), *leading]
 
 

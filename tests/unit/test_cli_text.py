@@ -33,6 +33,7 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
 )
+from aggregator.version import VERSION
 
 NOW = dt.datetime(2026, 3, 14, 3, 14, 7, tzinfo=dt.UTC)
 ANSWER: dict[str, Any] = {
@@ -241,17 +242,32 @@ def test_help_has_every_command_in_a_group_and_examples(
 
 
 @pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["version"], f"sickbay {VERSION}\n"),
+        (["version", "-ojson"], f'{{"version": "{VERSION}"}}\n'),
+    ],
+)
+def test_the_version_is_text_or_json(
+    words: list[str], printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = parser_for("sickbay", {}).parse_args(own_words(words))
+    options.command(options)
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
     ("written", "known"),
     [
         ("", "--help"),
         ("help", "--help"),
         ("help explain", "explain --help"),
         ("help get nodes", "nodes --help"),
-        ("version", "--version"),
+        ("-o json version", "version -o json"),
         ("get nodes -o json", "nodes -o json"),
         ("get node gpu-1", "node gpu-1"),
         ("get jobs -o json", "jobs -o json"),
-        ("help version", "--help"),
+        ("help version", "version --help"),
         ("get quarantines --sort-by .node", "quarantines --sort-by .node"),
         ("-o json get incidents", "incidents -o json"),
         ("-ojson nodes", "nodes -ojson"),

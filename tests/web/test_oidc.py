@@ -453,11 +453,20 @@ async def test_while_the_issuer_is_away_other_log_ins_go_on(site: Site) -> None:
         assert answer.status == 200
     site.cookies = kept
     assert (await site.get("/healthz"))[0] == 200
+    # Who is not logged in can't have it requested at will.
+    requests = len(site.issuer.asked)
+    for _ in range(3):
+        assert "answers 502" in (await site.get("/login/oidc"))[1]
+    assert len(site.issuer.asked) == requests
     site.issuer.status = 200
     site.issuer.issuer = "https://evil.test"
+    site.hands.advance(5)
     status, text, _ = await site.get("/login/oidc")
     assert status == 503
     assert "its metadata names the issuer" in text
+    site.issuer.issuer = ""
+    site.hands.advance(5)
+    assert (await site.log_in())[0] == 200
 
 
 async def test_a_log_in_goes_by_a_gateway_to_the_controller(site: Site) -> None:
