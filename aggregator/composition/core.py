@@ -15,12 +15,11 @@ from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.announcer import Announcer
 from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
-from aggregator.quarantine.actions.holds import NodeHolds
+from aggregator.quarantine.actions.holds import NodeHolds, Proposals
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.node_marker import NodeMarker
 from aggregator.quarantine.actions.object_writes import ObjectWrites
-from aggregator.quarantine.actions.proposals import Proposals
 from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.admission.mode_preview import ModePreview
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -76,8 +75,7 @@ from aggregator.quarantine.state.gpus import OutOfService
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.others_marks import OthersMarks
-from aggregator.quarantine.state.quarantine_index import QuarantineIndex
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodeRegistry, QuarantineIndex
 
 #: Why the cluster's state is unknown before its first event.
 NO_NEWS_YET = "not connected yet"

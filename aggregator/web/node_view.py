@@ -27,7 +27,7 @@ from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.quarantine.state import fleet
-from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
+from aggregator.quarantine.state.evidence import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary, NodeTestView, QuarantineSummary
 from aggregator.runtime.text import truncate
 from aggregator.web import models, repair_view

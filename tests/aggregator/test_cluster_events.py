@@ -32,8 +32,7 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.reconcile import cluster_events
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.quarantine.state.quarantine_index import QuarantineIndex
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodeRegistry, QuarantineIndex
 from aggregator.runtime.interning import EMPTY
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode

@@ -14,11 +14,11 @@ from aggregator.quarantine.state.drain_memory import (
     blocked_backoff,
 )
 from aggregator.quarantine.state.fleet import NodeSummary
-from aggregator.quarantine.state.lazy_event import LazyEvent
 from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.race import while_it_stands
+from aggregator.quarantine.state.registry import QuarantineIndex
+from aggregator.quarantine.state.work import LazyEvent
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 

@@ -16,7 +16,7 @@ from aggregator.cluster.port import (
     NodeChange,
     Refused,
 )
-from aggregator.quarantine.actions.mark_writer import WITHOUT_FOR, MarkWriter
+from aggregator.quarantine.actions.node_actions import WITHOUT_FOR, MarkWriter
 from aggregator.quarantine.decide.mark_rules import KEEPING, without_notices
 from tests.support.replica import Turned
 

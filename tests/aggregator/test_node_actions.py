@@ -31,11 +31,10 @@ from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.announcer import Announcer
 from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
-from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds
+from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.node_marker import NodeMarker
 from aggregator.quarantine.actions.object_writes import ObjectWrites, origin_of
-from aggregator.quarantine.actions.proposals import Proposals
 from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
@@ -43,7 +42,7 @@ from aggregator.quarantine.decide.mark_rules import PLAIN
 from aggregator.quarantine.decide.node_marks import MOST_REASON, read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes

@@ -18,7 +18,7 @@ from aggregator.policy.incident import Evidence, Incident
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes

@@ -36,7 +36,7 @@ from aggregator.quarantine.reconcile.poller import (
     NodePoller,
     failing_in_silence,
 )
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry

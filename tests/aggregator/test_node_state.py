@@ -36,7 +36,7 @@ from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.quarantine.state.node import NodeState, _joined
 from aggregator.quarantine.state.quarantine_view import MARKED

@@ -52,7 +52,7 @@ from aggregator.quarantine.reconcile.node_reads import NodeReads, ReadResults
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeWorker
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World

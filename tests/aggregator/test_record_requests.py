@@ -21,7 +21,7 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import SETTLES, FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record, parse_record
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.registry import QuarantineIndex
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import OPEN
 from tests.support.virtual_time import VirtualTimeLoop, play

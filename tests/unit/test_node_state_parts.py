@@ -10,9 +10,8 @@ from typing import get_type_hints
 
 import pytest
 
-from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.decision import Decision
+from aggregator.quarantine.state.evidence import AgentView, Decision
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView

@@ -46,7 +46,7 @@ from aggregator.policy.lemons import Lemon
 from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.web import models
 from aggregator.web.access_guard import PageAccess

@@ -13,9 +13,8 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Cluster, ClusterError, Conflict, Node, Phase, Quarantine
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import CordonActions
-from aggregator.quarantine.actions.holds import NodeHolds
+from aggregator.quarantine.actions.holds import NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.actions.proposals import Proposals
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import UNREAD_NODE, NodeRead, Proposal
 from aggregator.quarantine.decide.admission_record import Entry

@@ -55,7 +55,7 @@ from aggregator.quarantine.decide.record_continuity import (
 from aggregator.quarantine.decide.repair import running_of
 from aggregator.quarantine.decide.reservation import OperationLimits, OperationProposal, reserve
 from aggregator.quarantine.state.operation_times import OperationTimes
-from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.registry import QuarantineIndex
 from aggregator.rfc3339 import span
 
 log = logging.getLogger("sickbay.quarantine")

@@ -43,9 +43,8 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodeRegistry, QuarantineIndex
 
 log = logging.getLogger("sickbay.quarantine")
 

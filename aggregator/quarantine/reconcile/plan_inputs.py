@@ -2,7 +2,7 @@
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Quarantine
-from aggregator.quarantine.actions.proposals import Proposals
+from aggregator.quarantine.actions.holds import Proposals
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.intent import OURS, DesiredState, unsaved
 from aggregator.quarantine.decide.operator_requests import NONE

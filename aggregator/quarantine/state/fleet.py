@@ -17,9 +17,8 @@ from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.decision import Decision
+from aggregator.quarantine.state.evidence import AgentView, Decision
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.quarantine.state.work import Work

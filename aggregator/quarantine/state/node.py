@@ -15,9 +15,8 @@ from aggregator.quarantine.decide.node_marks import read_overruled, words_of
 from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
 from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
-from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.decision import Decision, NodeHold
+from aggregator.quarantine.state.evidence import AgentView, Decision, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.others_marks import OthersMarks
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
