@@ -5,10 +5,11 @@ and latched faults of the present boot can ask for an action; unknown statuses, 
 silence and historical faults never do.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from aggregator.health.model import ClearedBy, Component, Fault, Status
@@ -138,12 +139,82 @@ def level_code(component: Component) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class _Places:
+    """Where in the policy's order the rules are that could match some evidence.
+
+    There are dozens of rules, and one fault could match a few: no other rule is visited for it.
+    """
+
+    flapping: tuple[int, ...]
+    by_check: Mapping[str, tuple[int, ...]]
+    on_degraded: Mapping[str, tuple[int, ...]]
+    by_code: Mapping[str, tuple[int, ...]]
+    by_class: Mapping[str, tuple[int, ...]]
+    by_pattern: tuple[int, ...]
+    waiting: frozenset[int]
+
+    @classmethod
+    def of(cls, rules: Sequence[Rule]) -> "_Places":
+        flapping, by_pattern, waiting = list[int](), list[int](), set[int]()
+        by_check, on_degraded = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        by_code, by_class = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        for place, rule in enumerate(rules):
+            if rule.flaps:
+                flapping.append(place)
+            elif rule.check:
+                by_check[rule.check].append(place)
+                if rule.status == "degraded":
+                    on_degraded[rule.check].append(place)
+            else:
+                if rule.acts and rule.hold:
+                    waiting.add(place)
+                codes = _codes_of(rule.faults)
+                if codes is None:
+                    by_pattern.append(place)
+                for code in codes or ():
+                    by_code[code].append(place)
+                for its_class in () if rule.faults else rule.classes:
+                    by_class[its_class].append(place)
+        return cls(
+            tuple(flapping),
+            _tuples(by_check),
+            _tuples(on_degraded),
+            _tuples(by_code),
+            _tuples(by_class),
+            tuple(by_pattern),
+            frozenset(waiting),
+        )
+
+    def of_checks(self, failed: Iterable[str], degraded: Iterable[str]) -> set[int]:
+        """Of the checks that have a failed component, and of those that have a degraded one."""
+        found = set(self.flapping)
+        for check in failed:
+            found.update(self.by_check.get(check, ()))
+        for check in degraded:
+            found.update(self.on_degraded.get(check, ()))
+        return found
+
+    def of_faults(self, faults: Iterable[tuple[Fault, str]]) -> set[int]:
+        """Of these faults, each with its class."""
+        found = set[int]()
+        for fault, its_class in faults:
+            found.update(self.by_code.get(fault.code, ()), self.by_class.get(its_class, ()))
+            found.update(self.by_pattern)
+        return found
+
+
+def _tuples(found: Mapping[str, list[int]]) -> Mapping[str, tuple[int, ...]]:
+    return {key: tuple(places) for key, places in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The rules in order, the catalogue they rest on, and the hash that names them both.
 
     ``acting_on_degraded``: the checks on whose degraded results a rule acts. ``selecting``: the
     rules that are about some nodes only; ``variants`` remembers the policies of nodes
-    (`node_rules`). ``by_name`` has each rule as it stands in the file.
+    (`node_rules`). ``by_name`` has each rule as it stands in the file. ``places`` finds the rules
+    that could match some evidence.
     """
 
     rules: tuple[Rule, ...]
@@ -153,6 +224,7 @@ class Policy:
     acting_on_degraded: frozenset[str] = field(init=False, repr=False, compare=False)
     selecting: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
     variants: dict[int, "Policy"] = field(init=False, repr=False, compare=False)
+    places: _Places = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {rule.name: rule for rule in self.rules})
@@ -161,6 +233,7 @@ class Policy:
         selecting = tuple(rule for rule in self.rules if rule.nodes is not None)
         object.__setattr__(self, "selecting", selecting)
         object.__setattr__(self, "variants", {})
+        object.__setattr__(self, "places", _Places.of(self.rules))
 
     def with_rules(self, rules: Sequence[Rule]) -> "Policy":
         """The same policy with these rules on one node; what is known of all rules stays."""
@@ -198,10 +271,7 @@ class _Found:
         self._codes: dict[str, list[Fault]] | None = None
         self._of_code: dict[str, list[tuple[Fault, str]]] | None = None
         self._of_component: dict[str, list[tuple[Fault, str]]] | None = None
-        self.failed: dict[str, list[Component]] = {}
-        for component in health.failed():
-            self.failed.setdefault(component.check, []).append(component)
-        self._degraded: dict[str, list[Component]] | None = None
+        self.failed = _by_check(health.failed())
         #: The fault's class is the same for every rule, and costs a decoding of the line's
         #: registers.
         self.faults: list[tuple[Fault, str]] = []
@@ -211,6 +281,11 @@ class _Found:
                 its_class = policy.catalogue.class_of(fault, health.traits)
                 self.faults.append((fault, its_class))
                 self.of_class.setdefault(its_class, []).append((fault, its_class))
+
+    @cached_property
+    def degraded(self) -> Mapping[str, list[Component]]:
+        """The degraded components by their check."""
+        return _by_check(self._health.components.that_are(Status.DEGRADED))
 
     def with_code(self, codes: frozenset[str]) -> Sequence[tuple[Fault, str]]:
         """The faults that have one of these codes."""
@@ -234,11 +309,7 @@ class _Found:
         failed = self.failed.get(rule.check, ())
         if rule.status != "degraded":
             return failed
-        if self._degraded is None:
-            self._degraded = {}
-            for one in self._health.components.that_are(Status.DEGRADED):
-                self._degraded.setdefault(one.check, []).append(one)
-        return (*failed, *self._degraded.get(rule.check, ()))
+        return (*failed, *self.degraded.get(rule.check, ()))
 
     def suits(self, rule: Rule, code: str, component: str, first: float, last: float) -> bool:
         """Whether the faults that came with this evidence are as the rule asks for.
@@ -282,10 +353,20 @@ class _Found:
         return found
 
 
+def _by_check(components: Iterable[Component]) -> Mapping[str, list[Component]]:
+    found: dict[str, list[Component]] = {}
+    for one in components:
+        found.setdefault(one.check, []).append(one)
+    return found
+
+
 def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
     """Every rule that matches some evidence of the node, in the order of the rules."""
-    found = _Found(policy, health)
-    for rule in policy.rules:
+    found, places = _Found(policy, health), policy.places
+    degraded = found.degraded if places.on_degraded else ()
+    possible = places.of_checks(found.failed, degraded) | places.of_faults(found.faults)
+    for place in sorted(possible):
+        rule = policy.rules[place]
         if rule.flaps:
             yield from _flapping(rule, health, now)
         elif rule.check:
@@ -296,12 +377,11 @@ def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
 
 def waiting_faults(policy: Policy, health: NodeHealth) -> Iterator[Match]:
     """Every rule that acts after a time (`for`) and matches a latched fault, due or not."""
-    if not health.faults:
+    if not health.faults or not policy.places.waiting:
         return
     found = _Found(policy, health)
-    for rule in policy.rules:
-        if rule.acts and rule.hold and not rule.check:
-            yield from _of_faults(rule, policy, found)
+    for place in sorted(policy.places.of_faults(found.faults) & policy.places.waiting):
+        yield from _of_faults(policy.rules[place], policy, found)
 
 
 def _of_faults(rule: Rule, policy: Policy, found: _Found) -> Iterator[Match]:

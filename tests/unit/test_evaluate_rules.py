@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import MOST_EVIDENCE, Evaluation, evaluate
 from aggregator.policy.incident import Evidence, Incident, incident_id
-from aggregator.policy.rules import Policy, Rule, matches
+from aggregator.policy.rules import Policy, Rule, matches, waiting_faults
 from aggregator.policy.silent_agent import SILENT_FAILING, SILENT_RULE, silent_match
 from tests.support.replica import POLICY, fault, hello, snapshot
 
@@ -89,6 +91,60 @@ def test_a_rule_of_codes_matches_their_faults_in_the_order_of_the_faults(
     of_codes = rule("codes", "observe", check="", faults=patterns)
     found = matches(policy(of_codes), health(*(fault(code) for code in known)), 2_000.0)
     assert [match.code for match in found] == expected
+
+
+class _Everywhere:
+    """Finds every rule, whatever the evidence is."""
+
+    on_degraded = True
+
+    def __init__(self, found: Policy) -> None:
+        self._all = set(range(len(found.rules)))
+        self.waiting = {
+            place
+            for place, rule in enumerate(found.rules)
+            if rule.acts and rule.hold and not rule.check
+        }
+
+    def of_checks(self, *_: object) -> set[int]:
+        return self._all
+
+    def of_faults(self, *_: object) -> set[int]:
+        return self._all
+
+
+_CHECKS = sorted({one.check for one in POLICY.rules if one.check} | {"no-rule"})
+_REASONS = sorted({reason for one in POLICY.rules for reason in one.reasons} | {""})
+_CODES = sorted({code for one in POLICY.rules for code in one.faults} | {"xid:48", "xid:999"})
+
+
+@given(
+    st.lists(
+        st.builds(
+            Component,
+            st.sampled_from(_CHECKS),
+            st.sampled_from(["", "gpu0", "eth0"]),
+            st.sampled_from(Status),
+            st.sampled_from(_REASONS),
+            st.just(""),
+            st.just(900.0),
+        ),
+        max_size=6,
+        unique_by=lambda found: found.key,
+    ),
+    st.lists(st.sampled_from(_CODES), max_size=6, unique=True),
+)
+def test_the_rules_that_are_visited_are_all_that_could_match(
+    components: list[Component], codes: list[str]
+) -> None:
+    any_code = policy(*POLICY.rules, rule("any", check="", faults=("xid:*",)))
+    everywhere = replace(any_code)
+    object.__setattr__(everywhere, "places", _Everywhere(everywhere))
+    found = health(*components, *(fault(code) for code in codes))
+    expected = list(matches(everywhere, found, 1_000.0))
+    assert list(matches(any_code, found, 1_000.0)) == expected
+    assert list(waiting_faults(any_code, found)) == list(waiting_faults(everywhere, found))
+    assert not codes or expected, "the pattern matches each code"
 
 
 def test_a_rule_whose_time_has_not_come_decides_nothing() -> None:
