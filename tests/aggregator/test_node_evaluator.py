@@ -169,16 +169,16 @@ def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, Action.CORDON)
         summary = bench.node_state.decision
-        bench.made._tell_would(bench.node_state)
+        bench.made._tell_would(bench.node_state, 1_000.0)
         assert summary.would == ""
         bench.node_state.decision.wanted = desired(Action.CORDON, Action.DRAIN)
-        bench.made._tell_would(bench.node_state)
-        bench.made._tell_would(bench.node_state)
+        bench.made._tell_would(bench.node_state, 1_000.0)
+        bench.made._tell_would(bench.node_state, 1_000.0)
         assert summary.would == "drain: bad"
         assert len(bench.acted) == 1
         assert "mode cordon keeps us from this: drain: bad" in bench.acted[0]
         bench.node_state.decision.wanted = desired(Action.DRAIN, Action.DRAIN)
-        bench.made._tell_would(bench.node_state)
+        bench.made._tell_would(bench.node_state, 1_000.0)
         assert summary.would == ""
 
     play(test)
@@ -195,7 +195,7 @@ def test_a_hold_ends_where_nothing_is_to_be_done() -> None:
         ):
             bench.node_state.decision.wanted = wanted
             bench.node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
-            bench.made._tell_would(bench.node_state)
+            bench.made._tell_would(bench.node_state, 1_000.0)
             assert (bench.node_state.decision.hold is None) == ends
 
     play(test)

@@ -7,7 +7,7 @@ again and decide again, so no interleaving passes a limit.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.port import (
     BUSY,
@@ -65,7 +65,6 @@ log = logging.getLogger("sickbay.quarantine")
 class _Request:
     """One of the requests to the record, with the future of its caller."""
 
-    done: "asyncio.Future[Held | None]"
     propose: Proposal | None = None
     enter: Entry | None = None
     forget: Entry | None = None
@@ -74,6 +73,9 @@ class _Request:
     reserve: tuple[OperationProposal, OperationLimits] | None = None
     unreserve: str = ""
     restore: RunningOperation | None = None
+    done: "asyncio.Future[Held | None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class AdmissionRecordWriter:
@@ -114,7 +116,8 @@ class AdmissionRecordWriter:
         self._pools = pools
         self._stored: RecordText | None = None
         self._any_version = False
-        self._record = Record()
+        #: The record as last read or written here.
+        self.record = Record()
         #: The last record that was whole.
         self._known: Known | None = None
         #: The reason why the record is lost: by a read of it, or by a watch event that may be old.
@@ -129,17 +132,12 @@ class AdmissionRecordWriter:
         #: Why the record can't be used; empty when it can.
         self.problem = ""
 
-    @property
-    def record(self) -> Record:
-        """The record as last read or written here."""
-        return self._record
-
     def pool_budget(self) -> PoolBudget:
         """The counts of each pool by the record as last seen."""
-        now, limits, unrecorded = self._wall(), self._limits, self._unrecorded(self._record)
+        now, limits, unrecorded = self._wall(), self._limits, self._unrecorded(self.record)
         return PoolBudget(
-            self._pools({*self._record.entries, *unrecorded}),
-            self._record.pruned(now, window=limits.window, cooldown=limits.cooldown),
+            self._pools({*self.record.entries, *unrecorded}),
+            self.record.pruned(now, window=limits.window, cooldown=limits.cooldown),
             unrecorded=frozenset(unrecorded),
             absent=self._size().absent,
             now=now,
@@ -149,7 +147,7 @@ class AdmissionRecordWriter:
     @property
     def trouble(self) -> str:
         """Why the record admits no node, for people; the same text until that is over."""
-        rebuilt = self._record.rebuilt if settling(self._record, self._wall()) else None
+        rebuilt = self.record.rebuilt if settling(self.record, self._wall()) else None
         because = self._lost or (rebuilt.because if rebuilt is not None else "")
         if self.problem or not because:
             return self.problem
@@ -197,35 +195,36 @@ class AdmissionRecordWriter:
 
     def grants(self, node: str) -> bool:
         """Whether the record, as last read, is whole and has an entry of the node."""
-        return not (self._lost or self._doubted) and node in self._record.entries
+        return not (self._lost or self._doubted) and node in self.record.entries
 
     def go_round(self) -> None:
         """Have a lost record rebuilt, where that could not be done at once."""
         newest = self._standing.newest if self._standing.whole else 0
-        if self._stored is not None and not self.problem and self._record.generation < newest:
+        if self._stored is not None and not self.problem and self.record.generation < newest:
             self._doubted = self._doubted or "may have been rolled back"
         if (self._lost or self._doubted) and (self._worker is None or self._worker.done()):
             self._begin_repair()
 
     def _begin_repair(self) -> None:
-        done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(_logged)
-        self._wait(_Request(done))
+        """No caller waits for it: it is tried again in the next round."""
+        request = _Request()
+        request.done.add_done_callback(_logged)
+        self._put(request)
 
     def preview(self, proposals: Sequence[Proposal]) -> Mapping[str, Held]:
         """The holds that these would get now from a leader that knows of all nodes, decided in this
         order; no node is admitted.
         """
-        unrecorded = self._unrecorded(self._record)
+        unrecorded = self._unrecorded(self.record)
         batch = AdmissionBatch(
-            self._record,
+            self.record,
             self._limits,
             self._size(),
             now=self._wall(),
             stop=self.switch.reason,
             causes=self._causes(),
             unrecorded=unrecorded,
-            pools=self._pools({*self._record.entries, *unrecorded}),
+            pools=self._pools({*self.record.entries, *unrecorded}),
         )
         answers = ((one.node, batch.decide(one)) for one in proposals)
         return {node: held for node, held in answers if held is not None}
@@ -233,7 +232,7 @@ class AdmissionRecordWriter:
     def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps a standing cordon from becoming a drain, by the last record."""
         return escalation_hold(
-            self._record,
+            self.record,
             proposal,
             self._limits,
             now=self._wall(),
@@ -244,11 +243,11 @@ class AdmissionRecordWriter:
         """Returns None when the node's entry stands now, else the hold: `UNREAD_NODE` where the
         node has to be read first.
         """
-        return await self._ask(propose=proposal)
+        return await self._ask(_Request(propose=proposal))
 
     async def enter(self, entry: Entry) -> None:
         """Count a quarantine made by hand. Never refused."""
-        await self._ask(enter=entry)
+        await self._ask(_Request(enter=entry))
 
     async def entry(self, node: str) -> Entry | None:
         """The node's entry, to be taken out at the end of the release that begins now, or None.
@@ -257,32 +256,32 @@ class AdmissionRecordWriter:
         of None never comes from memory: the record is read once more. While the record can't be
         used, no answer comes from memory.
         """
-        if self.problem or node not in self._record.entries:
-            await self._ask(look=node)
-        return self._record.entries.get(node)
+        if self.problem or node not in self.record.entries:
+            await self._ask(_Request(look=node))
+        return self.record.entries.get(node)
 
     async def forget_entry(self, entry: Entry | None) -> None:
         """Take the entry out, after its node is undone."""
         if entry is not None:
-            await self._ask(forget=entry)
+            await self._ask(_Request(forget=entry))
 
     async def withdraw(self, entry: Entry | None) -> None:
         """Take out an entry on which no action was begun, as if it had never been admitted."""
         if entry is not None:
-            await self._ask(withdraw=entry)
+            await self._ask(_Request(withdraw=entry))
 
     async def reserve(self, proposal: OperationProposal, limits: OperationLimits) -> Held | None:
         """Returns None when the record has the operation under way now, else the hold."""
-        return await self._ask(reserve=(proposal, limits))
+        return await self._ask(_Request(reserve=(proposal, limits)))
 
     async def end_operation(self, operation: str) -> None:
         """It has ended, and counts for no limit any more."""
-        if operation in self._record.operations:
-            await self._ask(unreserve=operation)
+        if operation in self.record.operations:
+            await self._ask(_Request(unreserve=operation))
 
     def has_operation(self, node: str, operation: str) -> bool:
         """Whether the record, as last read, is whole and has the operation's reservation."""
-        known = self._record.operations.get(operation)
+        known = self.record.operations.get(operation)
         return (
             not (self._lost or self._doubted)
             and known is not None
@@ -292,12 +291,12 @@ class AdmissionRecordWriter:
 
     async def restore_operation(self, lost: RunningOperation) -> None:
         """Count an operation under way that the record has lost. Never refused."""
-        if self._record.restore(lost) is not self._record and not self.is_over(lost):
-            await self._ask(restore=lost)
+        if self.record.restore(lost) is not self.record and not self.is_over(lost):
+            await self._ask(_Request(restore=lost))
 
     def current_record(self) -> Record:
         """The record as last read or written here, without reservations that are over."""
-        return self._without_over(self._record)
+        return self._without_over(self.record)
 
     def is_over(self, running: RunningOperation) -> bool:
         """Whether a reservation counts no more: its attempt has ended, or no attempt holds it and
@@ -313,35 +312,11 @@ class AdmissionRecordWriter:
         running = record.operations.items()
         return record.without_operations({key for key, one in running if self.is_over(one)})
 
-    async def _ask(
-        self,
-        *,
-        propose: Proposal | None = None,
-        enter: Entry | None = None,
-        forget: Entry | None = None,
-        withdraw: Entry | None = None,
-        look: str = "",
-        reserve: tuple[OperationProposal, OperationLimits] | None = None,
-        unreserve: str = "",
-        restore: RunningOperation | None = None,
-    ) -> Held | None:
-        done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
-        self._wait(
-            _Request(
-                done,
-                propose,
-                enter,
-                forget,
-                withdraw,
-                look,
-                reserve=reserve,
-                unreserve=unreserve,
-                restore=restore,
-            )
-        )
-        return await done
+    async def _ask(self, request: _Request) -> Held | None:
+        self._put(request)
+        return await request.done
 
-    def _wait(self, request: _Request) -> None:
+    def _put(self, request: _Request) -> None:
         self._waiting.append(request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="registrar")
@@ -385,7 +360,7 @@ class AdmissionRecordWriter:
             stored = self._stored
             if stored is None or self.problem:
                 raise ClusterError(self.problem or "the admission record was not read")
-            before = self._record
+            before = self.record
             after = self._changed(before, stored.uid, batch)
             asked = [request.propose for request in batch if request.propose is not None]
             if unread is not None:
@@ -499,12 +474,12 @@ class AdmissionRecordWriter:
     def _take(self, stored: RecordText, *, sure: bool = False) -> None:
         """A text that we just wrote is not parsed again: in a storm parsing is expensive."""
         if self._writing is not None and stored.text == self._writing[0]:
-            self._text, self._record = self._writing
+            self._text, self.record = self._writing
             self.log_change("")
         elif stored.text != self._text:
             self._text = None
             try:
-                self._record = parse_record(stored.text)
+                self.record = parse_record(stored.text)
                 self._text = stored.text
             except RecordUnreadable as error:
                 place = self._cluster.record_place
@@ -522,11 +497,11 @@ class AdmissionRecordWriter:
     def _compare(self, stored: RecordText, *, sure: bool) -> None:
         """Check that it continues the known record. Unless ``sure``, the text may be an old one."""
         newest = self._standing.newest if self._standing.whole else 0
-        why = discontinuity(self._known, stored.uid, stored.text, self._record, newest=newest)
+        why = discontinuity(self._known, stored.uid, stored.text, self.record, newest=newest)
         if not why:
             if self._lost:
                 log.warning("the admission record is whole again", extra={"event": "record.whole"})
-            self._known = Known(stored.uid, stored.text, self._record)
+            self._known = Known(stored.uid, stored.text, self.record)
             self._lost = self._doubted = ""
         elif sure:
             if why != self._lost:

@@ -45,8 +45,9 @@ class StopSwitch:
         self._cluster = cluster
         self._now = now
         self._listeners: list[Callable[[], None]] = []
+        #: Why everything is stopped; empty: it is not.
+        self.reason = ""
         self._set = self._version = ""
-        self._gone = False
         #: The first event after a gap in the watch may have any version.
         self._any_version = True
         self._reading: asyncio.Task[None] | None = None
@@ -56,11 +57,6 @@ class StopSwitch:
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever `reason` has changed."""
         self._listeners.append(listener)
-
-    @property
-    def reason(self) -> str:
-        """Why everything is stopped; empty: it is not."""
-        return self._set + _GONE * (self._gone and bool(self._set))
 
     # -- the cluster's state -----------------------------------------------------------
 
@@ -72,10 +68,12 @@ class StopSwitch:
         before = self.reason
         self._version, self._any_version = stop.version, False
         if stop.reason is None:
-            self._gone = True
+            self.reason = f"{self._set}{_GONE}" if self._set else ""
         else:
-            self._set, self._gone = stop.reason, False
-        self.log_change(before)
+            self.reason = self._set = stop.reason
+        if self.reason != before:
+            for listener in self._listeners:
+                listener()
 
     def view_lost(self) -> None:
         """A new list counts, even if its versions are lower: the store was restored."""
@@ -84,11 +82,6 @@ class StopSwitch:
     def close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
-
-    def log_change(self, before: str) -> None:
-        if self.reason != before:
-            for listener in self._listeners:
-                listener()
 
     # -- before an act ---------------------------------------------------------------------
 

@@ -193,6 +193,8 @@ class Record:
         newer entry.
         """
         gone = {entry.node for entry in entries if self._has(entry)}
+        if not gone:
+            return self
         kept = {name: entry for name, entry in self.entries.items() if name not in gone}
         return replace(self, entries=kept)
 
@@ -203,6 +205,8 @@ class Record:
         cooldown of a rate that would not have tripped without them ends.
         """
         gone = [self.entries[entry.node] for entry in entries if self._has(entry)]
+        if not gone:
+            return self
         times = list(self.admissions)
         by_pool = dict(self.pool_admissions)
         cooldowns = dict(self.cooldowns)

@@ -7,7 +7,7 @@ was removed, or that has failed, leaves its marks behind.
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -71,20 +71,9 @@ class OthersMark(SectionDataclass):
     reason: Annotated[str, Field(max_length=200)] = ""
     """The words for people."""
 
-    def value_on(self, node: Node) -> str | None:
-        """The mark's value on this node; None where it does not count."""
-        value = self._raw(node)
-        if value is None or value in self.idle_values:
-            return None
-        return value if not self.values or value in self.values else None
-
-    def _raw(self, node: Node) -> str | None:
-        if self.kind is MarkKind.TAINT:
-            return next((one.value for one in node.taints if one.key == self.key), None)
-        if self.kind is MarkKind.LABEL:
-            return node.labels.get(self.key)
-        ours = self.key in own_annotations(node.annotations)
-        return None if ours else node.annotations.get(self.key)
+    def counts_with(self, value: str) -> bool:
+        """Whether it counts with this value."""
+        return value not in self.idle_values and (not self.values or value in self.values)
 
     def describe(self, value: str) -> str:
         """For people: the claim, and the mark."""
@@ -171,9 +160,19 @@ class MaintenanceRules(SectionDataclass):
 
 def claims_on(node: Node, marks: tuple[OthersMark, ...]) -> Iterator[tuple[OthersMark, str]]:
     """The marks that count on this node, each with its value."""
+    ours = own_annotations(node.annotations)
+    present: Mapping[MarkKind, Mapping[str, str]] = {
+        MarkKind.TAINT: {one.key: one.value for one in reversed(node.taints)},  # the first counts
+        MarkKind.LABEL: node.labels,
+        MarkKind.ANNOTATION: {
+            key: value for key, value in node.annotations.items() if key not in ours
+        },
+    }
     for mark in marks:
-        value = mark.value_on(node)
-        if value is not None and mark.forbids is not Forbids.NOTHING:
+        value = present[mark.kind].get(mark.key)
+        if value is None or mark.forbids is Forbids.NOTHING:
+            continue
+        if mark.counts_with(value):
             yield mark, value
 
 

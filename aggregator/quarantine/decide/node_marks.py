@@ -382,7 +382,8 @@ def clear_overrides_change(overruled: frozenset[Override]) -> NodeChange:
 
 def read_overruled(annotations: Mapping[str, str]) -> frozenset[Override]:
     """The node's memory of overrides. An unreadable annotation counts as no override."""
-    return _words(_object(annotations.get(OVERRULED, "")).get("evidence"))
+    text = annotations.get(OVERRULED)
+    return _words(_object(text).get("evidence")) if text else frozenset()
 
 
 def is_readable_memory(annotations: Mapping[str, str]) -> bool:

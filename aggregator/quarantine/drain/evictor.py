@@ -392,8 +392,8 @@ class Evictor:
             if node is None:
                 return ""
             capped = read_operator_requests(node.annotations).why_capped(self.clocks.earliest())
-            others = self.node_state.others
-            return capped or others.forbids_all(node) or others.forbids_evictions(node)
+            by_all, by_evictions = self.node_state.others.forbidden(node)
+            return capped or by_all or by_evictions
 
         reasons = await asyncio.gather(*map(why, standing))
         for pod, reason in zip(standing.values(), reasons, strict=True):

@@ -60,7 +60,9 @@ def _is_asked_for_otherwise(node: Node, node_state: NodeState) -> bool:
     """Whether a person or another tool asks for something else than by the last read."""
     return read_operator_requests(
         node.annotations
-    ) != node_state.cluster.operator_requests or not node_state.has_others_marks_of(node)
+    ) != node_state.cluster.operator_requests or not node_state.cluster.has_others_marks_of(
+        node, node_state.others
+    )
 
 
 def _may_be_marked(node_state: NodeState, quarantine: Quarantine) -> bool:

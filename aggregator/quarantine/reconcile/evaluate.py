@@ -72,7 +72,7 @@ class NodeEvaluator:
         )
         self._cause_tracker.receive_symptoms(node_state)
         self._tell_incidents(node_state, before, closed)
-        self._tell_would(node_state)
+        self._tell_would(node_state, wall)
         fabric_hold_ends = self._cause_tracker.fabric_hold_ends(node_state)
         if fabric_hold_ends is not None:
             again = min(again or fabric_hold_ends, fabric_hold_ends)
@@ -144,7 +144,7 @@ class NodeEvaluator:
             )
         )
 
-    def _tell_would(self, node_state: NodeState) -> None:
+    def _tell_would(self, node_state: NodeState, wall: float) -> None:
         wanted = node_state.decision.wanted
         would = ""
         if (
@@ -154,9 +154,9 @@ class NodeEvaluator:
             and not self._waits_for_labels(node_state)
         ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
-        spared = node_state.cluster.operator_requests.why_capped(self._clocks.earliest())
-        why = spared or self._pools.describe_mode(node_state.node)
+        spared = node_state.cluster.operator_requests.why_capped(wall)
         if would and would != node_state.decision.would:
+            why = spared or self._pools.describe_mode(node_state.node)
             text = f"{why} keeps us from this: {would}"
             self._acts.emit_event(node_state, EventKind.SUPPRESSED, text)
         node_state.decision.set_prevented(would, spared)

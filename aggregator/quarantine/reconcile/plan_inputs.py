@@ -26,13 +26,14 @@ class PlanInputs:
         limits: Limits,
     ) -> None:
         self._proposals = proposals
-        self._queue = queue
         self._pools = pools
         self._fleet = fleet
         self._limits = limits
         self._started_at = clocks.now()
         self.now = clocks.now
         self.wall = clocks.earliest
+        self.in_record = queue.in_record
+        self.is_entered_by_hand = queue.is_entered_by_hand
 
     def wanted(self, node_state: NodeState) -> DesiredState | None:
         """Its desired state now."""
@@ -44,12 +45,6 @@ class PlanInputs:
         if quarantine is None or quarantine.foreign:
             return False
         return unsaved(quarantine, self.wanted(node_state))
-
-    def in_record(self, node_state: NodeState) -> bool:
-        return self._queue.in_record(node_state)
-
-    def is_entered_by_hand(self, node_state: NodeState) -> bool:
-        return self._queue.is_entered_by_hand(node_state)
 
     def is_stopped(self) -> bool:
         return bool(self._fleet.stop)

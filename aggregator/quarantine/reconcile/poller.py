@@ -199,7 +199,9 @@ class NodePoller:
             self._queue.add(node_state)
 
     def _check_requests(self, node_state: NodeState, node: Node) -> None:
-        if not node_state.has_others_marks_of(node) or _is_uncordoned(node_state, node):
+        if not node_state.cluster.has_others_marks_of(node, node_state.others) or _is_uncordoned(
+            node_state, node
+        ):
             node_state.work.request_read()
             self._queue.add(node_state)
         requests = read_operator_requests(node.annotations)

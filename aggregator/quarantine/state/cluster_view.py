@@ -82,8 +82,7 @@ class ClusterView:
             self.operator_requests, self.operator_requests_known = NONE, False  # they stood on it
             return
         self.labels = node.labels
-        self.maintained = others.forbids_all(node)
-        self.evictions_forbidden = others.forbids_evictions(node)
+        self.maintained, self.evictions_forbidden = others.forbidden(node)
         self.foreign = self.maintained or foreign_hands(node, quarantine, others.words)
         self.operator_requests, self.operator_requests_known = (
             read_operator_requests(node.annotations),
@@ -94,10 +93,7 @@ class ClusterView:
 
     def has_others_marks_of(self, node: Node, others: OthersMarks) -> bool:
         """Whether the marks of other tools are as on this read."""
-        return (others.forbids_all(node), others.forbids_evictions(node)) == (
-            self.maintained,
-            self.evictions_forbidden,
-        )
+        return others.forbidden(node) == (self.maintained, self.evictions_forbidden)
 
     def take_requests(self, requests: OperatorRequests) -> None:
         """The operators' requests alone, of a read that may be old."""

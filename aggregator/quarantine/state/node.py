@@ -12,7 +12,11 @@ from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import silent_match
 from aggregator.quarantine.decide.intent import OURS, incidents_of, wanted_of
 from aggregator.quarantine.decide.node_marks import read_overruled, words_of
-from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
+from aggregator.quarantine.decide.operator_requests import (
+    NONE,
+    describe,
+    read_operator_requests,
+)
 from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
 from aggregator.quarantine.state.cluster_view import ClusterView
@@ -143,15 +147,11 @@ class NodeState:
             and node_summary.quarantine is None
             and self.agent.claimed in ("", node.uid)
             and self.cluster.maintained == ""
-            and self.has_others_marks_of(node)
+            and self.cluster.has_others_marks_of(node, self.others)
             and read_operator_requests(node.annotations) == self.cluster.operator_requests
             and read_overruled(node.annotations) - self.cluster.ended_overrides
             == node_summary.cluster.overruled
         )
-
-    def has_others_marks_of(self, node: Node) -> bool:
-        """Whether the marks of other tools mean the same as by the last read."""
-        return self.cluster.has_others_marks_of(node, self.others)
 
     @property
     def evictions_are_forbidden(self) -> bool:
@@ -197,6 +197,8 @@ class NodeState:
     def show_requests(self, wall: float) -> tuple[str, ...]:
         """Update the operators' requests that are shown. Returns the new ones."""
         before, requests = self.decision.requests, self.cluster.operator_requests
+        if requests is NONE and not before:
+            return ()  # nearly every node
         self.decision.take_requests(describe(requests, wall), exempt=requests.exempt(wall))
         new = tuple(one for one in self.decision.requests if one not in before)
         return new or (

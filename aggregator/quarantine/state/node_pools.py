@@ -25,7 +25,8 @@ class NodePools:
 
     def name_of(self, node: str) -> str:
         """The node's pool; empty: there are no pools, or its labels are not known."""
-        return self.pools.name_of(self._registry.labels_of(node)) if self.pools else ""
+        pools = self.pools
+        return pools.name_of(self._registry.labels_of(node)) if pools.pools else ""
 
     def knows(self, node: str) -> bool:
         """Whether the node's pool is known, or there are none."""
@@ -33,7 +34,8 @@ class NodePools:
 
     def mode_of(self, node: str) -> Action:
         """The mode that caps what is done to the node."""
-        return self.pools.mode_of(self.name_of(node))
+        pools = self.pools
+        return pools.mode_of(self.name_of(node) if pools.pools else "")
 
     def describe_mode(self, node: str) -> str:
         """The mode that caps what is done to the node, and the pool that has it, for people."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 from aggregator.cluster.port import Node
 from aggregator.cluster.words import KUBERNETES, ClusterWords
@@ -16,6 +16,8 @@ from aggregator.quarantine.decide.maintenance import (
 
 log = logging.getLogger("sickbay.quarantine")
 
+#: A mark on a node, its value, and since when it is there (monotonic).
+_Claim = tuple[OthersMark, str, float]
 _Seen = dict[tuple[MarkKind, str, str], float]
 
 
@@ -48,20 +50,27 @@ class OthersMarks:
 
     def forbids_all(self, node: Node) -> str:
         """The tool at work on the node, or that wants its work left there; empty without one."""
-        return self._reason(node, Forbids.ALL)
+        return self.forbidden(node)[0]
 
     def forbids_evictions(self, node: Node) -> str:
         """Why no pod of the node is to be evicted, although it may be cordoned; else empty."""
-        return self._reason(node, Forbids.EVICTION)
+        return self.forbidden(node)[1]
+
+    def forbidden(self, node: Node) -> tuple[str, str]:
+        """Both: `forbids_all` and `forbids_evictions`."""
+        found = self._claims(node)
+        if not found:
+            return "", ""
+        return self._reason(found, Forbids.ALL), self._reason(found, Forbids.EVICTION)
 
     def forget(self, node: str) -> None:
         """The node is gone."""
         self._seen.pop(node, None)
 
-    def _reason(self, node: Node, forbids: Forbids) -> str:
+    def _reason(self, found: Sequence[_Claim], forbids: Forbids) -> str:
         """A mark that is believed comes before one that is stale."""
         stale = ""
-        for mark, value, since in self._claims(node):
+        for mark, value, since in found:
             if mark.forbids is not forbids:
                 continue
             if not self._is_stale(mark, value, since):
@@ -70,19 +79,18 @@ class OthersMarks:
                 stale = stale or mark.describe_stale(value)
         return stale
 
-    def _claims(self, node: Node) -> Iterator[tuple[OthersMark, str, float]]:
+    def _claims(self, node: Node) -> Sequence[_Claim]:
         found = tuple(claims_on(node, self._marks))
         if not found:
             self._seen.pop(node.name, None)
-            return
+            return ()
         before, now = self._seen.get(node.name, {}), self._now()
         seen: _Seen = {}
         for mark, value in found:
             key = (mark.kind, mark.key, value)
             seen[key] = before.get(key, now)
         self._seen[node.name] = seen
-        for mark, value in found:
-            yield mark, value, seen[mark.kind, mark.key, value]
+        return [(mark, value, seen[mark.kind, mark.key, value]) for mark, value in found]
 
     def _is_stale(self, mark: OthersMark, value: str, since: float) -> bool:
         if not mark.believed_for:
