@@ -222,7 +222,6 @@ class _Acts:
             acts=acts,
             record_writer=writer,
             clocks=clocks,
-            pool_of=registry.pool_of,
         )
         self.cordon = CordonActions(
             cluster=cluster,
@@ -285,7 +284,6 @@ class _Acts:
             clocks=clocks,
             policy=given.policy,
             pools=pools,
-            pool_of=registry.pool_of,
         )
         self.restorer = MarkRestorer(
             cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks

@@ -58,7 +58,7 @@ class Back(Bench):
             entry=self._entry,
             forget_entry=self._forget,
             withdraw=self._withdraw,
-            enter=self._enter,
+            enter_quarantine=self._enter,
         )
         clocks = Clocks(loop.time, lambda: 5000.0 + loop.time())
         self.back: Any = ReleaseActions(
@@ -90,7 +90,6 @@ class Back(Bench):
             clocks=clocks,
             policy=POLICY,
             pools=all_in_mode(Action.DRAIN),
-            pool_of=lambda _: "pool-a",
         )
 
     async def _after(self, _: Any, quarantine: Quarantine) -> None:

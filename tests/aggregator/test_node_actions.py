@@ -34,12 +34,12 @@ from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.node_marker import NodeMarker
-from aggregator.quarantine.actions.object_writes import ObjectWrites, origin_of
+from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.mark_rules import PLAIN
-from aggregator.quarantine.decide.node_marks import MOST_REASON, read_applied
+from aggregator.quarantine.decide.node_marks import read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
 from aggregator.quarantine.state.evidence import NodeHold
@@ -88,7 +88,7 @@ class Bench:
         self.notes = Notes()
         self.entries: dict[str, Entry] = {}
         self.withdrawn: list[Entry | None] = []
-        self.entered: list[Entry] = []
+        self.entered: list[tuple[str, QuarantineSpec]] = []
         self.grants = self.may = True
         self.unread_hold: Held | None = None
         self.held: Held | None = None
@@ -103,7 +103,7 @@ class Bench:
             record=SimpleNamespace(entries=self.entries, generation=4),
             grants=lambda _: self.grants,
             withdraw=self._withdraw,
-            enter=self._enter,
+            enter_quarantine=self._enter,
             escalation_hold=self._escalation_hold,
             propose=self._propose,
         )
@@ -150,7 +150,6 @@ class Bench:
             acts=acts,
             record_writer=record_writer,
             clocks=clocks,
-            pool_of=lambda _: "pool-a",
         )
         self.cordons = CordonActions(
             cluster=cluster,
@@ -189,8 +188,8 @@ class Bench:
     async def _withdraw(self, entry: Entry | None) -> None:
         self.withdrawn.append(entry)
 
-    async def _enter(self, entry: Entry) -> None:
-        self.entered.append(entry)
+    async def _enter(self, node: str, spec: QuarantineSpec) -> None:
+        self.entered.append((node, spec))
 
     def _escalation_hold(self, proposal: Any) -> Held | None:
         self.proposed.append(proposal)
@@ -639,22 +638,11 @@ def test_one_made_by_hand_is_entered_only_with_its_node(
         assert bool(bench.entered) == entered
         assert (bench.now().status.phase is Phase.INVALID) == (not entered)
         if entered:
-            (entry,) = bench.entered
-            assert (entry.pool, entry.action) == ("pool-a", "drain")
-            assert entry.requester == ("" if requester == OURS else "alice")
+            assert bench.entered == [("n1", known.spec)]
             who = "by sickbay" if requester == OURS else "by hand"
             assert f"made {who}" in bench.notes.transitions[0].summary
 
     on_bench(test)
-
-
-def test_the_record_keeps_the_origin_of_what_was_made_by_hand_and_not_all_of_its_text() -> None:
-    assert origin_of(made().spec) == {}
-    long = replace(made(requester="a" * 900).spec, reason="r" * 900)
-    found = origin_of(long)
-    assert found["requester"] == "a" * MOST_REASON
-    assert found["reason"] == "r" * MOST_REASON
-    assert found["kind"] == "gpu"
 
 
 def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has() -> None:

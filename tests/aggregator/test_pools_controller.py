@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, NodeMeta, Phase, Unreachable
+from aggregator.cluster.port import Action, NodeMeta, Phase, QuarantineSpec, Unreachable
 from aggregator.health.model import Cleared, Delta
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.admission_record import parse_record
@@ -66,6 +66,25 @@ async def test_the_canary_drains_and_the_rest_is_observed() -> None:
         assert "quarantine.suppressed" in replica.notes.kinds(name)
     told = [one.summary for one in replica.notes.transitions if one.node == "n2"]
     assert any("mode observe of pool default keeps us from this" in text for text in told)
+    await replica.stop()
+
+
+@in_virtual_time
+async def test_a_quarantine_by_hand_counts_in_its_pool_and_for_the_rate_of_that() -> None:
+    world = fleet_of(n1="canary", n2="canary")
+    rate = replace(CANARY, limits=PoolLimits(new_per_window=1))
+    replica = start(world, replace(POOLED, pools=(rate,)))
+    await later(1)
+    world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "smoke", "alice"))
+    await soon(lambda: is_marked(world.nodes["n1"]))
+    entry = parse_record(world.record.text).entries["n1"]
+    assert (entry.policy_pool, entry.requester) == ("canary", "alice")
+    replica.agent("n2", snapshot(fault()))
+    await soon(lambda: "quarantine.held" in replica.notes.kinds("n2"))
+    held = replica.fleet.node_summaries["n2"].decision.hold
+    assert held is not None
+    assert held.limit == "pools.limits.new_per_window"
+    assert set(world.quarantines) == {"n1"}
     await replica.stop()
 
 

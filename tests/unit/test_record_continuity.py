@@ -7,6 +7,8 @@ import pytest
 
 from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineSpec, QuarantineStatus
 from aggregator.quarantine.decide.admission_record import Cooldown, Entry, Rebuilt, Record
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.node_marks import MOST_REASON
 from aggregator.quarantine.decide.record_continuity import (
     Known,
     discontinuity,
@@ -127,11 +129,15 @@ def quarantine(phase: Phase = Phase.CORDONED, problem: str = "", **status: Any) 
     return Quarantine("n1", "uid", "1", spec, found, created_at=7.0, problem=problem)
 
 
-def test_the_entry_of_a_quarantine_is_as_old_as_its_admission_or_the_object() -> None:
-    assert entry_of(quarantine(admitted_at=9.0), "pool") == Entry(
-        "n1", "i-1", "pool", "cordon", 9.0
+def test_the_entry_of_a_quarantine_keeps_who_made_it_by_hand_and_its_pools() -> None:
+    ours = replace(quarantine().spec, requester=OURS)
+    assert entry_of("n1", ours, 9.0, "a", "b") == Entry(
+        "n1", "i-1", "a", "cordon", 9.0, policy_pool="b"
     )
-    assert entry_of(quarantine(), "") == Entry("n1", "i-1", "", "cordon", 7.0)
+    by_hand = replace(ours, requester="alice", incident="", reason="r" * 10_000)
+    found = entry_of("n1", by_hand, 9.0, "", "b")
+    assert (found.requester, found.kind, found.policy_pool) == ("alice", "gpu", "b")
+    assert found.reason == "r" * MOST_REASON
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -7,7 +7,6 @@ that stands.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -25,10 +24,8 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.actions.object_writes import origin_of
 from aggregator.quarantine.actions.release import ReleaseActions, Undo
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import (
     adopt_change,
@@ -66,7 +63,6 @@ class MarkAdopter:
         clocks: Clocks,
         policy: Policy,
         pools: NodePools,
-        pool_of: Callable[[str], str],
     ) -> None:
         self._cluster = cluster
         self._record_writer = record_writer
@@ -75,7 +71,6 @@ class MarkAdopter:
         self._clocks = clocks
         self._policy = policy
         self._pools = pools
-        self._pool_of = pool_of
 
     async def adopt(self, node_state: NodeState) -> None:
         """Make the Quarantine again where the node's marks, or what is remembered, call for it.
@@ -105,17 +100,7 @@ class MarkAdopter:
             return
         if not self._acts.may_act():  # paused since it was read: another replica goes on
             raise Conflict("this replica may not be the controller any more")
-        await self._record_writer.enter(
-            Entry(
-                node=node_state.node,
-                incident=spec.incident,
-                pool=self._pool_of(node_state.node),
-                action=spec.action.value,
-                at=self._clocks.trusted_wall(),
-                policy_pool=self._pools.name_of(node_state.node),
-                **origin_of(spec),
-            )
-        )
+        await self._record_writer.enter_quarantine(node_state.node, spec)
         spec = replace(spec, installation=self._cluster.installation)
         quarantine = await self._cluster.create_quarantine(node_state.node, spec)
         if node_state.is_news(quarantine):  # a later event may have come before the answer

@@ -1,6 +1,5 @@
 """Writes of intent, and of what people must see, to a standing Quarantine or to the record."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -17,14 +16,12 @@ from aggregator.events import EventKind
 from aggregator.quarantine.actions.holds import NO_NODE
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import (
     OURS,
     DesiredState,
     changed_intent,
     describe_override,
 )
-from aggregator.quarantine.decide.node_marks import MOST_REASON
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.uncordon import recordon_due
 from aggregator.quarantine.state.node import NodeState
@@ -38,13 +35,11 @@ class ObjectWrites:
         acts: NodeActions,
         record_writer: AdmissionRecordWriter,
         clocks: Clocks,
-        pool_of: Callable[[str], str],
     ) -> None:
         self._cluster = cluster
         self._acts = acts
         self._record_writer = record_writer
         self._clocks = clocks
-        self._pool_of = pool_of
 
     async def enter(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Count a quarantine that the record does not have, such as one made by hand."""
@@ -54,16 +49,7 @@ class ObjectWrites:
             if node_state.cluster.node_gone:
                 await self.report_no_node(node_state, quarantine)
                 return
-        await self._record_writer.enter(
-            Entry(
-                node=node_state.node,
-                incident=spec.incident,
-                pool=self._pool_of(node_state.node),
-                action=spec.action.value,
-                at=self._clocks.trusted_wall(),
-                **origin_of(spec),
-            )
-        )
+        await self._record_writer.enter_quarantine(node_state.node, spec)
         who = "by sickbay" if spec.requester == OURS else "by hand"
         self._acts.emit_event(
             node_state, EventKind.ADMITTED, f"{spec.action} entered, made {who}: {spec.reason}"
@@ -180,14 +166,3 @@ class ObjectWrites:
         if (quarantine.status.message, quarantine.status.phase) != (message, phase):
             status = replace(quarantine.status, phase=phase, message=message)
             await self._acts.write_status(node_state, quarantine, status)
-
-
-def origin_of(spec: QuarantineSpec) -> dict[str, str]:
-    """The fields of `Entry` that the record keeps of a quarantine made by hand."""
-    if spec.requester == OURS:
-        return {}
-    return {
-        "requester": spec.requester[:MOST_REASON],
-        "reason": spec.reason[:MOST_REASON],
-        "kind": spec.kind,
-    }

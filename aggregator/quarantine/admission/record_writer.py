@@ -15,6 +15,7 @@ from aggregator.cluster.port import (
     Conflict,
     Guard,
     GuardRefused,
+    QuarantineSpec,
     RecordText,
     SharedObjects,
     is_older,
@@ -249,6 +250,11 @@ class AdmissionRecordWriter:
         """Count a quarantine made by hand. Never refused."""
         await self._ask(_Request(enter=entry))
 
+    async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
+        """The same, of a Quarantine that stands or is about to be made."""
+        pools = self._standing.pool_of(node), self._standing.policy_pool_of(node)
+        await self.enter(entry_of(node, spec, self._wall(), *pools))
+
     async def entry(self, node: str) -> Entry | None:
         """The node's entry, to be taken out at the end of the release that begins now, or None.
 
@@ -427,7 +433,16 @@ class AdmissionRecordWriter:
             raise ClusterError(lost(self._lost).reason)
         standing = [one for one in self._standing.quarantines() if has_begun(one)]
         pool_of, policy_pool_of = self._standing.pool_of, self._standing.policy_pool_of
-        entries = [entry_of(one, pool_of(one.node), policy_pool_of(one.node)) for one in standing]
+        entries = [
+            entry_of(
+                one.node,
+                one.spec,
+                one.status.admitted_at or one.created_at,
+                pool_of(one.node),
+                policy_pool_of(one.node),
+            )
+            for one in standing
+        ]
         newest, at = self._standing.newest, self._wall()
         rebuilt = Rebuilt(at, self._lost, uid)
         repairs = [running_of(one.node, one.status.repair, pool_of(one.node)) for one in standing]

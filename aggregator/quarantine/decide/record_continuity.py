@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from aggregator.cluster.port import Phase, Quarantine
+from aggregator.cluster.port import Phase, Quarantine, QuarantineSpec
 from aggregator.quarantine.decide.admission_record import (
     MOST_PAST_REPAIRS,
     Entry,
@@ -18,6 +18,8 @@ from aggregator.quarantine.decide.admission_record import (
     Record,
     RunningOperation,
 )
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.node_marks import MOST_REASON
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,19 @@ def rebuild(
     )
 
 
-def entry_of(quarantine: Quarantine, pool: str, policy_pool: str = "") -> Entry:
-    """The entry of a Quarantine that stands, of a node in these pools."""
-    spec, status = quarantine.spec, quarantine.status
-    at = status.admitted_at or quarantine.created_at
+def entry_of(node: str, spec: QuarantineSpec, at: float, pool: str, policy_pool: str) -> Entry:
+    """The entry of a Quarantine that is in force since ``at``, of a node in these pools."""
+    by_hand = spec.requester != OURS
     return Entry(
-        quarantine.node, spec.incident, pool, spec.action.value, at, policy_pool=policy_pool
+        node=node,
+        incident=spec.incident,
+        pool=pool,
+        action=spec.action.value,
+        at=at,
+        requester=spec.requester[:MOST_REASON] if by_hand else "",
+        reason=spec.reason[:MOST_REASON] if by_hand else "",
+        kind=spec.kind if by_hand else "",
+        policy_pool=policy_pool,
     )
 
 
