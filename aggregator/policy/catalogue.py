@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.health.model import ClearedBy, Fault
+from aggregator.policy.nvlink4 import CODE as NVLINK4
 from aggregator.policy.nvlink4 import Nvlink4, parse_nvlink4
 from aggregator.policy.nvlink5 import Nvlink5, Row, parse_nvlink5
 
@@ -75,10 +76,12 @@ class Catalogue:
 
     def class_of(self, fault: Fault, traits: Mapping[str, str]) -> str:
         """The fault's class, where its line decides too. ``traits`` are the node's ("driver")."""
-        row = self.decode(fault, traits)
+        code = fault.code
+        row = self.decode(fault, traits) if code in self.nvlink5.entries else None
         if row is not None:
             return row.fault_class
-        return self.nvlink4.class_of(fault.code, fault.details) or self.classify(fault.code)
+        by_line = self.nvlink4.class_of(code, fault.details) if code == NVLINK4 else None
+        return by_line or self.classify(code)
 
     def decode(self, fault: Fault, traits: Mapping[str, str]) -> Row | None:
         """The row of NVLink 5's table that the fault's registers match, or None."""

@@ -111,9 +111,10 @@ class CommonCauseTracker:
         if not health.has_snapshot:
             return  # its last report stands
         groups = self._groups(node_state)
+        fabrics = self._fabric_groups(groups)
         self._note_versions(node, groups)
-        self._note_fabric_evidence(node_state, groups)
-        self._origins.note(node_state, self._fabric_groups(groups))
+        self._note_fabric_evidence(node_state, in_fabric=bool(fabrics))
+        self._origins.note(node_state, fabrics)
         self._common.set_symptoms(
             node,
             symptoms_of(health, node_state.decision.incidents, self._policy, self._acting),
@@ -154,15 +155,15 @@ class CommonCauseTracker:
             "the same"
         )
 
-    def _note_fabric_evidence(self, node_state: NodeState, groups: tuple[Group, ...]) -> None:
+    def _note_fabric_evidence(self, node_state: NodeState, *, in_fabric: bool) -> None:
         """Remember since when all evidence against the node may be its fabric's."""
         node = node_state.node
         known = self._fabric_evidence.get(node)
         incidents = node_state.decision.incidents
         if known is None and not incidents:
             return  # nearly every node at nearly every message
-        found = list(self._evidence_against(node_state)) if self._is_in_fabric(groups) else []
-        if not may_be_of_fabric(node_state.agent.health, found, self._policy):
+        found = list(self._evidence_against(node_state)) if in_fabric else []
+        if not found or not may_be_of_fabric(node_state.agent.health, found, self._policy):
             self._fabric_evidence.pop(node, None)
             return
         keys = frozenset(item.key for item in found)
@@ -177,9 +178,6 @@ class CommonCauseTracker:
         """The NVLink fabrics of a node: the ids of the causes that they would be."""
         groups = self._common.known(node)[1]
         return frozenset(fabric_cause(group) for group in self._fabric_groups(groups))
-
-    def _is_in_fabric(self, groups: tuple[Group, ...]) -> bool:
-        return bool(self._fabric_groups(groups))
 
     def fabric_hold_ends(self, node_state: NodeState) -> float | None:
         """Until when the node's NVLink evidence waits for that of other nodes (monotonic).
@@ -215,10 +213,6 @@ class CommonCauseTracker:
     def _evidence_against(self, node_state: NodeState) -> Iterable[Evidence]:
         overruled = frozenset(word.key for word in node_state.cluster.overruled)
         return actionable_evidence(node_state.decision.incidents.values(), overruled)
-
-    def _gpus_with_nvlink_evidence(self, node_state: NodeState) -> frozenset[str]:
-        incidents = node_state.decision.incidents
-        return gpus_with_nvlink_evidence(node_state.agent.health, incidents, self._policy)
 
     def _places(self, node_state: NodeState | None) -> list[Group]:
         labels = _labels_of(node_state)
@@ -264,8 +258,9 @@ class CommonCauseTracker:
         """A verdict without a known cause may be explained by the node's fabric too: the line with
         its cause may be lost, or on its way.
         """
-        gpus, found = self._gpus_with_nvlink_evidence(node_state), []
-        in_fabric = self._is_in_fabric(self._common.known(node_state.node)[1])
+        incidents, found = node_state.decision.incidents, []
+        gpus = gpus_with_nvlink_evidence(node_state.agent.health, incidents, self._policy)
+        in_fabric = bool(self._fabric_groups(self._common.known(node_state.node)[1]))
         for item in evidence:
             suspects = self._common.suspects(
                 node_state.node, what_of(item, self._policy, gpus), target_of(item)

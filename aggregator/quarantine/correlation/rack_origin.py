@@ -82,6 +82,8 @@ class RackOrigins:
         known = self._signs.get(node)
         if health is None or not (known or health.faults or node_state.decision.incidents):
             return
+        if not (fabrics or known or node in self._ids or node in self._followers):
+            return
         found = dict(_signs(node, health, self._policy, self._window)) if fabrics else {}
         if not any(not one.foretells for one in found.values()):
             self._followers.pop(node, None)  # it is clean

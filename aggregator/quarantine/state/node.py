@@ -255,7 +255,7 @@ class NodeState:
         judgement = evaluate(
             policy,
             health,
-            before if has_begun else reweighed(before, policy),
+            before if has_begun or not policy.selecting else reweighed(before, policy),
             now,
             speaking=self.agent.is_fresh,
             more=more,
