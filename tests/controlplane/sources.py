@@ -6,12 +6,21 @@
 import json
 import subprocess
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.controlplane.binaries import cache_folder, to_stderr
 from tests.controlplane.toolchain import NoControlPlane, find_go, go_environment
 from tests.controlplane.versions import GO_MODULE, VERSIONS_FILE, programs
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """The module of one family of workloads: its folder, and its CustomResourceDefinitions."""
+
+    folder: Path
+    files: tuple[Path, ...]
 
 
 def kubernetes_openapi(which: str) -> dict[str, Any]:
@@ -31,8 +40,20 @@ def operator_definitions() -> list[Path]:
     return [folder / f"monitoring.coreos.com_{name}.yaml" for name in names]
 
 
-def _source(module: str, lock: Path) -> Path:
-    """The folder with the module's files. Its hash is checked where ``lock`` has a go.sum of it."""
+def workload_definitions() -> dict[str, Definitions]:
+    """The modules of versions.toml with workloads' objects, by name. Raises NoControlPlane."""
+    tables = tomllib.loads(VERSIONS_FILE.read_text("utf-8"))["definitions"]
+    found = {}
+    for name, table in tables.items():
+        folder = _source(table["module"], GO_MODULE, table["sum"])
+        found[name] = Definitions(folder, tuple(folder / file for file in table["files"]))
+    return found
+
+
+def _source(module: str, lock: Path, expected: str = "") -> Path:
+    """The folder with the module's files. Its hash is checked where ``lock`` has a go.sum of it, or
+    against ``expected``.
+    """
     done = subprocess.run(
         [find_go(cache_folder(), to_stderr), "mod", "download", "-json", module],
         cwd=lock,
@@ -43,10 +64,14 @@ def _source(module: str, lock: Path) -> Path:
     )
     if done.returncode != 0:
         raise NoControlPlane(f"{module} can't be downloaded: {done.stdout}{done.stderr}")
-    return Path(json.loads(done.stdout)["Dir"])
+    found = json.loads(done.stdout)
+    if expected and found["Sum"] != expected:
+        raise NoControlPlane(f"{module} has the hash {found['Sum']}; expected {expected}")
+    return Path(found["Dir"])
 
 
 if __name__ == "__main__":
     for _which in ("newest", "oldest"):
         kubernetes_openapi(_which)
     operator_definitions()
+    workload_definitions()
