@@ -54,6 +54,8 @@ def _cluster(config: Config) -> OpenedCluster:
         agents=config.identity.service_account if config.identity.kind == "token" else "",
         access=config.access.on,
         actions=config.access.actions,
+        evictions=config.reconcilers.drain,
+        events=config.reconcilers.publish,
         store=build_store(config),
     )
     return config.cluster.traits.open(config.cluster.settings, options)

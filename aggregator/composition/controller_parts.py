@@ -254,6 +254,7 @@ def _settings(config: Config, repair: RepairSettings, waits: PodWaits) -> Settin
         maintenance=config.maintenance,
         conditions=config.conditions,
         events=config.events,
+        reconcilers=config.reconcilers,
         repair=replace(repair, node_owner_kinds=config.drain.node_owner_kinds),
     )
 

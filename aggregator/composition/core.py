@@ -117,7 +117,8 @@ class _Base:
         self.pools = pools = NodePools(Pools(settings.pools, settings.mode), registry, given.policy)
 
         def writes_events(node: str) -> bool:
-            return settings.events.observe or pools.mode_of(node) is not Action.OBSERVE
+            acts = settings.events.observe or pools.mode_of(node) is not Action.OBSERVE
+            return acts and settings.reconcilers.publish
 
         self.node_events = NodeEventPublisher(
             given.event_sink,
@@ -345,15 +346,19 @@ def build_controller(
 
 
 def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconciler, ...]:
-    """In the order in which a node's next step is looked for."""
-    return (
+    """In the order in which a node's next step is looked for, without those left out."""
+    rules, repairs = given.settings.reconcilers, acts.repairs
+    found: list[Reconciler] = [
         ReleaseReconciler(
             inputs=inputs,
             release_actions=acts.release,
-            repairs=acts.repairs,
+            repairs=repairs,
             uncordon=given.settings.uncordon,
-        ),
-        OpenOperationReconciler(inputs=inputs, repairs=acts.repairs),
+        )
+    ]
+    if rules.operations:
+        found.append(OpenOperationReconciler(inputs=inputs, repairs=repairs))
+    found.append(
         QuarantineReconciler(
             inputs=inputs,
             admission=acts.admission,
@@ -363,11 +368,15 @@ def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconci
             adopter=acts.adopter,
             restorer=acts.restorer,
             release_actions=acts.release,
-        ),
-        DrainReconciler(inputs=inputs, drain=acts.drain),
-        OperationReconciler(inputs=inputs, repairs=acts.repairs),
-        PublishReconciler(acts.objects),
+        )
     )
+    if rules.drain:
+        found.append(DrainReconciler(inputs=inputs, drain=acts.drain))
+    if rules.operations:
+        found.append(OperationReconciler(inputs=inputs, repairs=repairs))
+    if rules.publish:
+        found.append(PublishReconciler(acts.objects))
+    return tuple(found)
 
 
 def _worker(

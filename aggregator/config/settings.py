@@ -68,8 +68,9 @@ from aggregator.quarantine.decide.maintenance import MaintenanceRules
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
 from aggregator.quarantine.decide.node_events import EventRules
 from aggregator.quarantine.decide.pools import MOST_POOLS, Pool
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.uncordon import UncordonRules
-from aggregator.quarantine.settings import SilenceRules
+from aggregator.quarantine.settings import ReconcilerRules, SilenceRules
 from aggregator.runtime.cli_flags import NAMESPACE, target_flags
 
 __all__ = ["Config", "ConfigError", "load"]
@@ -334,6 +335,7 @@ class Config(Section):
     maintenance: MaintenanceRules = MaintenanceRules()
     conditions: Annotated[tuple[NodeConditionRule, ...], Field(strict=False)] = ()
     events: EventRules = EventRules()
+    reconcilers: ReconcilerRules = ReconcilerRules()
     policy: PolicyConfig = PolicyConfig()
     history: HistoryConfig = HistoryConfig()
     lemons: LemonThresholds = LemonThresholds()
@@ -467,6 +469,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         # "*" would match the namespace that stands for the command `drain`, which then never ran.
         text = f'namespaces have pods, and cluster.kind is "{config.cluster.kind}"; expected none'
         yield _finding(("drain", "namespaces"), text, "cluster")
+    yield from _left_out(config)
     yield from _unwritable(config)
     yield from _unselectable(config)
     yield from _cluster(config)
@@ -476,6 +479,20 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
             f'heartbeat is silence; expected at least "{2 * config.agents.heartbeat:g}s"'
         )
         yield _finding(("agents", "silent_after"), text)
+
+
+def _left_out(config: Config) -> Iterator[_Finding]:
+    """Settings that need a reconciler that is left out."""
+    if not config.reconcilers.drain:
+        modes: list[tuple[Key, Action | None]] = [(("mode",), config.mode)]
+        modes += [(("pools", at, "mode"), one.mode) for at, one in enumerate(config.pools)]
+        text = '"drain" evicts pods, and reconcilers.drain is false; expected "cordon" or "observe"'
+        for key, mode in modes:
+            if mode is Action.DRAIN:
+                yield _finding(key, text, "reconcilers")
+    if not config.reconcilers.operations and config.repair.mode is not RepairMode.OFF:
+        text = f'"{config.repair.mode.value}" needs reconcilers.operations, which is false'
+        yield _finding(("repair", "mode"), f'{text}; expected "off"', "reconcilers")
 
 
 def _cluster(config: Config) -> Iterator[_Finding]:

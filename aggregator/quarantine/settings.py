@@ -50,6 +50,24 @@ class SilenceRules(SectionDataclass):
 
 
 @dataclass(frozen=True, slots=True)
+class ReconcilerRules(SectionDataclass):
+    """The section ``reconcilers``: those that a site leaves out, with their rights."""
+
+    drain: bool = True
+    """``false``: no pod is evicted, and ``mode`` is ``cordon`` at most. The right to create
+    ``pods/eviction`` is not needed.
+    """
+    operations: bool = True
+    """``false``: no repair and no test is begun or followed. Needs ``repair.mode`` ``off``; let
+    those that are open end before.
+    """
+    publish: bool = True
+    """``false``: no Event is written, and the conditions of a Quarantine are written with its other
+    changes alone. The right to create ``events`` is not needed.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The controller's settings: sections of the configuration, hooks and waits made of some.
 
@@ -70,6 +88,7 @@ class Settings:
     conditions: tuple[NodeConditionRule, ...] = ()
     events: EventRules = field(default_factory=EventRules)
     repair: RepairSettings = field(default_factory=RepairSettings)
+    reconcilers: ReconcilerRules = field(default_factory=ReconcilerRules)
 
 
 def limits_for_people(settings: Settings) -> dict[str, str]:

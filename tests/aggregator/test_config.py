@@ -251,6 +251,7 @@ BAD: list[tuple[str, str]] = [
         "agents: {heartbeat: 40s}",
         "agents.silent_after: 60s is less than two heartbeats, so that one late heartbeat is ",
     ),
+    ("reconcilers: {release: false}", "reconcilers.release"),
     ("drain: {evict_unmanaged: maybe}", 'drain.evict_unmanaged: "maybe"; expected true or false'),
     ("drain: {protected_selector: a in (b)}", "drain.protected_selector: "),
     ("cluster: {kind: nomad}", 'cluster.kind: "nomad"; expected kubernetes, local or slurm'),
@@ -445,6 +446,33 @@ def test_what_is_wrong_is_said_with_its_line_and_what_was_expected(
     assert number in {"1", "2"}
     assert text.startswith(says)
     assert "; expected " in text
+
+
+POOL = "{name: a, selector: {matchLabels: {b: c}}, mode: drain}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "mode: drain\nreconcilers: {drain: off}",
+            'mode: "drain" evicts pods, and reconcilers.drain is false; expected "cordon" or "obs',
+        ),
+        (
+            f"reconcilers: {{drain: false}}\npools: [{POOL}]",
+            'pools[0].mode: "drain" evicts pods, and reconcilers.drain is false',
+        ),
+        (
+            "reconcilers: {operations: false}\nrepair: {mode: observe}",
+            'repair.mode: "observe" needs reconcilers.operations, which is false; expected "off"',
+        ),
+    ],
+)
+def test_a_setting_that_needs_a_reconciler_is_refused_where_that_is_left_out(
+    tmp_path: Path, lines: str, said: str
+) -> None:
+    found = problems(tmp_path, f"{LOCAL}{lines}\n")
+    assert any(said in one for one in found)
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,22 @@ def test_what_a_site_adds_to_pods_and_objects_reaches_them(helm: Path) -> None:
         render(helm, with_values({"agent": {"podLabels": {"app.kubernetes.io/name": "x"}}}))
 
 
+def test_a_reconciler_that_is_left_out_takes_its_rights_with_it(helm: Path) -> None:
+    def rights(reconcilers: dict[str, Any]) -> set[str]:
+        config = {"aggregator": {"config": {"reconcilers": reconcilers}}}
+        return {
+            resource
+            for each in render(helm, with_values(config))
+            if each["kind"] in ("Role", "ClusterRole") and "aggregator" in each["metadata"]["name"]
+            for rule in each["rules"]
+            for resource in rule["resources"]
+        }
+
+    every = rights({"operations": False, "drain": None})
+    assert every - rights({"drain": False}) == {"pods/eviction"}
+    assert every - rights({"publish": False}) == {"events"}
+
+
 def test_one_name_override_does_as_the_other(helm: Path) -> None:
     values = {key: value for key, value in RENAMED.values.items() if key != "fullnameOverride"}
     by_name = replace(RENAMED, values=values | {"nameOverride": "gpu-nurse"})

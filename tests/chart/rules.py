@@ -5,6 +5,8 @@ All else of an object is the same in the chart and for kustomize.
 
 from collections.abc import Callable
 
+import yaml
+
 from tests.chart.manifest_edits import ManifestText, Path
 
 Key = tuple[str, str]
@@ -307,6 +309,27 @@ def _aggregator_policy(text: ManifestText) -> None:
         text.set_value(variable, f'{{{{ include "sickbay.{name}" . | quote }}}}')
 
 
+def _unless_left_out(reconciler: str) -> str:
+    """The condition: the configuration does not leave it out."""
+    config = '(include "sickbay.aggregatorConfig" . | fromYaml)'
+    return f'dig "reconcilers" "{reconciler}" true {config}'
+
+
+def _aggregator_rights(text: ManifestText) -> None:
+    text.guard(("rules", _rule_of(text, "pods/eviction")), _unless_left_out("drain"))
+
+
+def _rule_of(text: ManifestText, resource: str) -> int:
+    """The position of the rule about this resource."""
+    rules = yaml.safe_load(text.text)["rules"]
+    (found,) = (at for at, rule in enumerate(rules) if rule["resources"] == [resource])
+    return found
+
+
+def _events(text: ManifestText) -> None:
+    text.guard((), _unless_left_out("publish"))
+
+
 def _crd(text: ManifestText) -> None:
     text.guard((), ".Values.crds.enabled")
     text.insert_after(("metadata", "labels"), ["annotations:", "  helm.sh/resource-policy: keep"])
@@ -336,6 +359,9 @@ OBJECTS: dict[Key, Callable[[ManifestText], None]] = {
     ("DaemonSet", "sickbay-agent"): _agent,
     ("DaemonSet", "sickbay-pod-prober"): _prober,
     ("NetworkPolicy", "sickbay-aggregator"): _network_policy,
+    ("ClusterRole", "sickbay-aggregator"): _aggregator_rights,
+    ("Role", "sickbay-aggregator-events"): _events,
+    ("RoleBinding", "sickbay-aggregator-events"): _events,
     ("CustomResourceDefinition", "quarantines.sickbay.dev"): _crd,
     ("PodMonitor", "sickbay-agent"): _monitor,
     ("PodMonitor", "sickbay-aggregator"): _monitor,

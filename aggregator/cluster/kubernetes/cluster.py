@@ -51,7 +51,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
     rights are looked for that it takes for certificates that the aggregator makes itself.
     ``agents``: "namespace:name" of the agents'
     service account where their pods are to be followed; empty: they are not. ``access``: the page
-    asks who its readers are. ``actions``: people act by the page.
+    asks who its readers are. ``actions``: people act by the page. ``evictions``,
+    ``events``: the rights to these are needed.
     """
 
     words = KUBERNETES
@@ -70,6 +71,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         agents: str = "",
         access: bool = False,
         actions: bool = False,
+        evictions: bool = True,
+        events: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
@@ -79,6 +82,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         self._certificates = certificates
         self._agents_namespace, _, self._agents_account = agents.partition(":")
         self._access, self._actions = access, actions
+        self._evictions, self._events = evictions, events
         rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
@@ -133,6 +137,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             certificates=self._certificates,
             access=self._access,
             actions=self._actions,
+            evictions=self._evictions,
+            events=self._events,
         )
 
     async def close(self) -> None:

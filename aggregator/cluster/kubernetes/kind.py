@@ -39,6 +39,8 @@ def _open(settings: KubernetesSettings, options: OpenOptions) -> OpenedCluster:
         agents=options.agents,
         access=options.access,
         actions=options.actions,
+        evictions=options.evictions,
+        events=options.events,
         wall=options.wall,
     )
 

@@ -61,12 +61,14 @@ def needed(
     certificates: bool,
     access: bool = False,
     actions: bool = False,
+    evictions: bool = True,
+    events: bool = True,
 ) -> list[Permission]:
     """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
 
     ``certificates``: with those for certificates that the aggregator makes itself. ``access``: with
     those to know the readers of the page. ``actions``: with those to carry out what people request
-    by the page.
+    by the page. ``evictions``, ``events``: with those to create these.
     """
     authorities = [
         *(Permission(verb, "", "secrets", namespace, CA_KEYS_NAME) for verb in ("get", "update")),
@@ -84,6 +86,7 @@ def needed(
         Permission("create", "authentication.k8s.io", "tokenreviews"),
         Permission("create", "authorization.k8s.io", "subjectaccessreviews"),
     ]
+    in_default = Permission("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE)
     return [
         *(reviews if access else ()),
         *((Permission("patch", "", "configmaps", namespace, STOP_NAME),) if actions else ()),
@@ -98,7 +101,7 @@ def needed(
         *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
         Permission("patch", "", "nodes/status"),
         *(Permission(verb, "", "pods") for verb in ("list", "watch")),
-        Permission("create", "", "pods/eviction"),
+        *((Permission("create", "", "pods/eviction"),) if evictions else ()),
         *(
             Permission(verb, "", "configmaps", namespace, RECORD_NAME)
             for verb in ("get", "list", "watch", "update")
@@ -108,7 +111,7 @@ def needed(
             for verb in ("get", "list", "watch")
         ),
         Permission("create", "", "configmaps", namespace),
-        Permission("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE),
+        *((in_default,) if events else ()),
     ]
 
 
@@ -119,6 +122,8 @@ async def check(
     certificates: bool,
     access: bool = False,
     actions: bool = False,
+    evictions: bool = True,
+    events: bool = True,
 ) -> None:
     """Raises Refused that lists all that is missing, and which file to apply. See `needed`."""
     rights = needed(
@@ -126,6 +131,8 @@ async def check(
         certificates=certificates,
         access=access,
         actions=actions,
+        evictions=evictions,
+        events=events,
     )
     problems = [
         await _missing_rights(transport, rights),
