@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Pod
@@ -19,6 +20,7 @@ from tests.controlplane import sources
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.toolchain import NoControlPlane
+from tests.kube.test_ask_examples import EXAMPLES
 from tests.kube.test_kube_drain import aggregator, pods_left, until
 from tests.support.workload_objects import GPUS, WORKLOADS, Site, Workload, defined
 
@@ -63,6 +65,11 @@ async def test_jobs_of_each_family_are_known_and_leave_as_gangs(
     kube: KubeCluster, site: Site
 ) -> None:
     space, node = site.space, site.node
+    cluster = yaml.safe_load((EXAMPLES / "ray-cluster.yaml").read_text("utf-8"))
+    path = f"/apis/ray.io/v1/namespaces/{space.namespace}/rayclusters"
+    await asyncio.to_thread(
+        space.plane.call, "POST", f"{path}?dryRun=All&fieldValidation=Strict", cluster
+    )
     for one in WORKLOADS.values():
         await asyncio.to_thread(one.make, site)
     pods = await until(
