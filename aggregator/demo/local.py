@@ -18,6 +18,7 @@ from aggregator.demo.ports import free_port
 from aggregator.demo.processes import ChildProcesses
 from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
 from aggregator.demo.terminal import headline, note, print_line
+from aggregator.demo.training_job import TrainingJob
 
 #: The folder of the programs of this installation.
 BIN = Path(sys.executable).parent
@@ -35,6 +36,8 @@ alerts:
       webhook: {{url: "{alerts}", secret_file: {folder}/alert-secret}}
   routes: [{{name: demo, receiver: demo, severity: [critical], group_wait: "0s"}}]
 history: {{database: "sqlite:///{folder}/history.db"}}
+drain:
+  pre_evict: {{webhook: {{url: "{job}", secret_file: {folder}/job-secret}}}}
 """
 
 _AGENT = """
@@ -100,10 +103,14 @@ def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) ->
     Raises ChildEnded, NotSeen, OutputClosed.
     """
     node = _own_name()
-    with ChildProcesses() as children, AlertReceiver() as alerts:
+    with (
+        ChildProcesses() as children,
+        AlertReceiver() as alerts,
+        TrainingJob(children.folder / "checkpoint.json") as job,
+    ):
         grpc, web = free_port(), _web_port()
         print_line(_INTRODUCTION.format(count=count))
-        _write_files(children.folder, node, grpc, web, alerts.url)
+        _write_files(children.folder, node, grpc, web, alerts=alerts.url, job=job.url)
         config = children.folder / "aggregator.yaml"
         children.start("aggregator", [BIN / "sickbay-aggregator", "run", "--config", config])
         events = EventPoller(f"127.0.0.1:{web}", children.check)
@@ -116,7 +123,7 @@ def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) ->
         _introduce_fleet(events, children.folder / "agent.toml", count)
         story = Story(events, simulator.inject, BRISK if once else LEISURELY)
         nodes = [f"sim-{number:04d}" for number in range(1, count + 1)]
-        _run_story(story, nodes, alerts)
+        _run_story(story, nodes, alerts, job)
         at_cause(f"http://127.0.0.1:{web}/")
         if not once:
             print_line()
@@ -124,11 +131,12 @@ def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) ->
             story.go_on()
 
 
-def _run_story(story: Story, nodes: list[str], alerts: AlertReceiver) -> None:
+def _run_story(story: Story, nodes: list[str], alerts: AlertReceiver, job: TrainingJob) -> None:
     pace, events = story.pace, story.events
     sick, busy, full, *rest = nodes
     events.show_for(pace.first)
-    story.fault_drains(sick)
+    job.node = sick
+    story.job_saves_first(sick, job)
     events.show_for(pace.between)
     story.application_fault_does_nothing(busy)
     events.show_for(pace.between)
@@ -175,11 +183,12 @@ def _answers(events: EventPoller) -> bool:
     return True
 
 
-def _write_files(folder: Path, node: str, grpc: int, web: int, alerts: str) -> None:
+def _write_files(folder: Path, node: str, grpc: int, web: int, **urls: str) -> None:
     (folder / "policy.yaml").write_text(POLICY)
-    (folder / "alert-secret").write_text(secrets.token_hex())
+    for name in ("alert-secret", "job-secret"):
+        (folder / name).write_text(secrets.token_hex())
     (folder / "aggregator.yaml").write_text(
-        _AGGREGATOR.format(folder=folder, grpc=grpc, web=web, alerts=alerts)
+        _AGGREGATOR.format(folder=folder, grpc=grpc, web=web, **urls)
     )
     (folder / "agent.toml").write_text(_AGENT.format(folder=folder, grpc=grpc, node=node))
 

@@ -45,6 +45,13 @@ class Alerts(Protocol):
     def forget(self) -> None: ...
 
 
+class Job(Protocol):
+    """A job on a node: training_job.py."""
+
+    @property
+    def checkpoint(self) -> dict[str, Any] | None: ...
+
+
 LEISURELY = Pace(first=10, between=6, disk=10)
 BRISK = Pace(first=1, between=0.5, disk=4)
 
@@ -61,8 +68,20 @@ class Story:
         headline(f"{node}: its kernel logs Xid 79, a GPU has fallen off the bus")
         began = time.time()
         self.inject(node=node, fault="xid:79", gpu=3)
+        self._drained(node, began)
+
+    def job_saves_first(self, node: str, job: Job) -> None:
+        headline(f"{node}: Xid 119, the firmware of a GPU is stuck; a job runs on the other GPUs")
+        began = time.time()
+        self.inject(node=node, fault="xid:119", gpu=3)
+        saved = self.events.until(lambda: job.checkpoint, "the checkpoint of the job")
+        self._seen(_CORDONED, node)
+        note(f"   its job got a notice (drain.pre_evict), and saved at step {saved['step']}")
+        self._drained(node, began)
+
+    def _drained(self, node: str, began: float) -> None:
         drained = self._seen("quarantine.drained", node)
-        cordoned = self._seen("quarantine.cordoned", node)
+        cordoned = self._seen(_CORDONED, node)
         note(
             f"   from the kernel's line to the cordon {_ms(cordoned.at.timestamp() - began)}, "
             f"to drained {_ms(drained.at.timestamp() - began)}"
@@ -127,7 +146,7 @@ class Story:
         note("   its fault is still latched; the release is in force until the fault changes")
 
     def reboot_releases(self, node: str) -> None:
-        headline(f"{node} is rebooted: that ends an Xid 79, so the node is released")
+        headline(f"{node} is rebooted: that ends its fault, so the node is released")
         self.inject(node=node, reboot=True)
         self._seen("quarantine.released", node)
 

@@ -15,6 +15,7 @@ _VARYING = (
     (r"\d\d:\d\d:\d\d", "TIME"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"\d+ ms", "N ms"),
+    (r"at step \d+", "at step N"),
     (r"on GPU \d+ at \S+", "on GPU"),
     (r"on \d+ of \d+ nodes", "on N nodes"),
     (r"(sim)-\d+(: \w+ held by)", r"\1\2"),
