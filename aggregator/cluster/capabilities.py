@@ -9,6 +9,7 @@ from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.objects import ObjectStore
 from aggregator.cluster.pod_ends import PodEndSink
 from aggregator.cluster.port import Cluster, Guard, Pod
+from aggregator.cluster.reboots import NodeReboots
 from aggregator.cluster.users import AccessReviews
 from aggregator.leader.lease import LeaseStore
 
@@ -52,6 +53,8 @@ class Capabilities:
     #: Whether `Cluster.pods_on` has the pods of jobs, and no stand-in for a command.
     runs_jobs: bool = False
     pod_notes: PodNotes | None = None
+    #: Reboots that the cluster itself carries out.
+    reboots: NodeReboots | None = None
 
 
 class OpenedCluster(Cluster, Protocol):

@@ -53,6 +53,8 @@ class ClusterKind:
     section: type[Section] | None = None
     #: An API server has its nodes: with tokens, users, namespaces, conditions, taints and objects.
     has_api_server: bool = False
+    #: It can reboot its nodes (`Capabilities.reboots`).
+    reboots_nodes: bool = False
     #: Its nodes have labels, by which pools select them.
     has_labels: bool = True
     #: Of the section ``cluster``: settings that are valid alone but not together, by their keys

@@ -29,6 +29,7 @@ def build_repair(config: Config, cluster: OpenedCluster, agents: AgentOrders) ->
         wall=time.time,
         objects=objects if found is not None else None,
         agents=agents,
+        reboots=cluster.capabilities.reboots,
         taint=config.marks.taint.key,
     )
 

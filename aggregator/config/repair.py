@@ -46,14 +46,17 @@ _FILLED = (
 )
 #: Those that act by objects of the cluster's API.
 _BY_OBJECTS = ("karpenter", "cluster_api", "external", "job")
-_PROVIDERS = ("agent", "command", "webhook", "redfish", "ipmi", *_BY_OBJECTS)
+_PROVIDERS = ("agent", "command", "webhook", "redfish", "ipmi", "slurm", *_BY_OBJECTS)
 _PROVIDER_NAMES = ", ".join(_PROVIDERS)
 #: Those that replace the machine, and can't do anything else.
 _REPLACES = ("karpenter", "cluster_api")
+#: Those that reboot the machine, and can't do anything else.
+_REBOOTS = ("redfish", "ipmi", "slurm")
 #: The value to write where a provider's key has none.
 _TO_WRITE = {
     "agent": "agent: {}",
     "command": 'a program, such as command: [repair-node, "{node}"]',
+    "slurm": "slurm: true",
     "karpenter": "karpenter: true",
     "cluster_api": "cluster_api: true",
 }
@@ -125,7 +128,7 @@ class AgentSection(Section):
 
 class RepairerSection(Section):
     """The repairer of one kind of repair: by one of agent, command, webhook, redfish, ipmi,
-    karpenter, cluster_api, external and job.
+    slurm, karpenter, cluster_api, external and job.
     """
 
     kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket", "test"]
@@ -152,6 +155,8 @@ class RepairerSection(Section):
     webhook: HookWebhook | None = None
     redfish: RedfishSection | None = None
     ipmi: IpmiSection | None = None
+    slurm: bool = False
+    """Of ``reboot``: ``scontrol reboot`` (docs/slurm.md#reboots)."""
     karpenter: bool = False
     """Delete the NodeClaim of the Node. docs/repair.md#replace-by-karpenter."""
     cluster_api: bool = False
@@ -255,11 +260,17 @@ def _new_node_warnings(repair: RepairConfig, *, acts: bool) -> Iterator[tuple[Ke
 
 
 def cross_field_errors(
-    repair: RepairConfig, *, kubernetes: bool, namespace: str = "", taint: str = TAINT
+    repair: RepairConfig,
+    *,
+    kubernetes: bool,
+    reboots_nodes: bool = False,
+    namespace: str = "",
+    taint: str = TAINT,
 ) -> Iterator[tuple[Key, str]]:
     """Settings that are valid alone but not together: the key, and the value to write instead.
 
-    ``kubernetes``: whether the cluster has objects at all. ``namespace``: sickbay's own. ``taint``:
+    ``kubernetes``: whether the cluster has objects at all. ``reboots_nodes``: whether it can reboot
+    a node. ``namespace``: sickbay's own. ``taint``:
     the key of the taint of nodes in quarantine.
     """
     seen: set[str] = set()
@@ -279,6 +290,9 @@ def cross_field_errors(
         else:
             yield from _repair_errors(one, key)
         yield from _object_errors(one, key, kubernetes=kubernetes, namespace=namespace)
+        if one.slurm and not reboots_nodes:
+            text = 'needs Slurm, and cluster.kind is not "slurm"; expected another repairer'
+            yield (*key, "slurm"), text
         yield from _command_errors(one, key)
         yield from _bmc_errors(one, key)
     if repair.verify:
@@ -386,7 +400,7 @@ def _idle_node_errors(repair: RepairConfig, rules: IdleNodeRules) -> Iterator[tu
 def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
     """Whether the one who is given can carry out this kind of repair."""
     if one.kind != REBOOT:
-        for name in {"redfish", "ipmi"} & set(one.providers):
+        for name in set(_REBOOTS) & set(one.providers):
             yield (*key, name), f"restarts the machine; expected it under {REBOOT}"
     if one.agent is not None and one.kind not in _BY_AGENT:
         kinds = " or ".join(_BY_AGENT)

@@ -433,6 +433,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     for key, text in repair_contradictions(
         config.repair,
         kubernetes=config.cluster.has_api_server,
+        reboots_nodes=config.cluster.traits.reboots_nodes,
         namespace=config.cluster.namespace,
         taint=config.marks.taint.key,
     ):

@@ -17,7 +17,11 @@ _PATTERNS: Mapping[str, str] = {
     "SlurmEpilogError": r"Epilog error",
     "SlurmBatchFailure": r"batch job complete failure",
 }
+#: The words of a reboot that Slurm itself carries out (src/slurmctld/power_save.c).
+_REBOOTS = frozenset({"reboot issued", "reboot complete"})
 _READ = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _PATTERNS.items()}
+#: Numbers in brackets after the words.
+_TAIL = re.compile(r"(?: \([^()]*\))?")
 
 #: The types, which no Node of Kubernetes has.
 SLURM_TYPES = frozenset(_PATTERNS)
@@ -26,3 +30,11 @@ SLURM_TYPES = frozenset(_PATTERNS)
 def condition_of(reason: str) -> str:
     """The type of condition that a node's reason is; empty for the words of anybody else."""
     return next((kind for kind, pattern in _READ.items() if pattern.match(reason)), "")
+
+
+def is_by_slurm(words: str) -> bool:
+    """Whether slurmctld appends exactly these words to the reason that a node has already."""
+    if words in _REBOOTS:
+        return True
+    ends = (read.match(words) for read in _READ.values())
+    return any(end is not None and _TAIL.fullmatch(words, end.end()) for end in ends)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.objects import ObjectStore
+from aggregator.cluster.reboots import NodeReboots
 from aggregator.config.repair import RepairConfig, RepairerSection
 from aggregator.policy.repairs import ASKS_A_PERSON, TEST
 from aggregator.quarantine.decide.repair import RepairRules
@@ -20,6 +21,7 @@ from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.karpenter import KarpenterRepairer
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
+from aggregator.repairers.slurm import SlurmRepairer
 from aggregator.repairers.webhook import WebhookRepairer
 
 #: Objects of the cluster, or of that of another kubeconfig.
@@ -33,12 +35,13 @@ def repair_settings(
     wall: Callable[[], float],
     objects: Objects | None = None,
     agents: AgentOrders | None = None,
+    reboots: NodeReboots | None = None,
     taint: str = TAINT,
 ) -> RepairSettings:
     """``domain_labels``: node labels whose value names a failure domain. ``wall`` is wall clock
     seconds. ``objects``: None where the cluster has none. ``agents`` takes orders to the nodes'
-    agents; None: no agent is ever connected. ``taint``: the key of the taint of nodes in
-    quarantine.
+    agents; None: no agent is ever connected. ``reboots``: those of the cluster itself, if it has
+    any. ``taint``: the key of the taint of nodes in quarantine.
     """
     rules = RepairRules(**{one.name: getattr(config, one.name) for one in fields(RepairRules)})
     repairers: dict[str, ConfiguredRepairer] = {}
@@ -58,6 +61,11 @@ def repair_settings(
                 pauses_operands=section.pause_gpu_operator,
                 by_agent=True,
             )
+            continue
+        if section.slurm and reboots is not None:
+            slurm = SlurmRepairer(reboots)
+            entry = ConfiguredRepairer(slurm, section.timeout, is_over=slurm.is_over)
+            repairers[section.kind] = _unless_in_use(section, entry, by_agents)
             continue
         repairer = _repairer(section, wall)
         if repairer is not None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.port import (
+    Node,
     Phase,
     Quarantine,
     QuarantineStatus,
     RepairState,
 )
+from aggregator.events import EventKind
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.decide.admission_record import (
     parse_record,
@@ -53,6 +55,27 @@ async def test_a_drained_node_is_rebooted_and_released_after_another_boot() -> N
     kinds = site.replica.notes.kinds("n1")
     told = ["quarantine.drained", "repair.ordered", "repair.ended", "quarantine.released"]
     assert [kind for kind in kinds if kind in told] == told
+    await site.replica.stop()
+
+
+class WithoutKubelets(MemoryCluster):
+    """Its nodes have neither boots nor readiness, as in Slurm and in a local cluster."""
+
+    async def read_node(self, name: str, **more: bool) -> Node | None:
+        found = await super().read_node(name, **more)
+        return replace(found, boot_id="", ready=None) if found is not None else None
+
+
+@in_virtual_time
+async def test_without_a_kubelet_the_boot_that_the_agent_reports_proves_the_reboot() -> None:
+    site = Site()
+    site.start(WithoutKubelets(site.world))
+    await site.settles(site.is_released)
+    site.check()
+    (order,) = site.shop.orders
+    assert (order.repair, order.boot_id) == ("reboot", "boot-1")
+    [ended] = [one for one in site.replica.notes.transitions if one.kind is EventKind.REPAIR_ENDED]
+    assert ended.details["outcome"] == RepairState.SUCCEEDED
     await site.replica.stop()
 
 

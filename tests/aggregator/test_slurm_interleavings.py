@@ -13,6 +13,7 @@ from pathlib import Path
 from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Conflict,
     Guard,
@@ -20,9 +21,11 @@ from aggregator.cluster.port import (
     NotFound,
     Quarantine,
     QuarantineSpec,
+    Refused,
     Taint,
     Unreachable,
 )
+from aggregator.cluster.slurm.client import ControllerFacts
 from aggregator.cluster.slurm.cluster import SlurmCluster
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
 
@@ -38,7 +41,9 @@ class FakeSlurm:
 
     rng: random.Random
     nodes: dict[str, SlurmNode] = field(
-        default_factory=lambda: {name: SlurmNode(name, name, "IDLE", frozenset()) for name in NODES}
+        default_factory=lambda: {
+            name: SlurmNode(name, name, "IDLE", frozenset(), boot_time=1) for name in NODES
+        }
     )
     #: The user who wrote the present drain.
     author: dict[str, str] = field(default_factory=dict)
@@ -58,8 +63,8 @@ class FakeSlurm:
         del node
         return []
 
-    async def read_start(self) -> str:
-        return str(self.start)
+    async def read_controller(self) -> ControllerFacts:
+        return ControllerFacts(str(self.start), "slurm")
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await guard()
@@ -79,6 +84,26 @@ class FakeSlurm:
     async def write_reason(self, node: str, words: str) -> None:
         if not self.nodes[node].has_drain:
             self._write(node, words, "sickbay", drain=False)
+
+    async def reboot(self, node: str, *, guard: Guard) -> None:
+        """The machine is back at once; Slurm appends its words to those of the drain."""
+        await guard()
+        self._fail_sometimes()
+        one = self.nodes[node]
+        if self.author.get(node) != "sickbay":
+            self.foreign_undone.append(node)
+        words = f"{one.reason} : reboot issued"
+        self.nodes[node] = replace(
+            one,
+            reason=words,
+            reason_user="slurm",
+            reason_at=self.now,
+            boot_time=one.boot_time + 1,
+        )
+        self._fail_sometimes()
+
+    async def cancel_reboot(self, node: str) -> None:
+        raise Unreachable(f"the reboot of {node} has begun")
 
     def _fail_sometimes(self) -> None:
         if not self.quiet and self.rng.random() < 0.1:
@@ -135,6 +160,7 @@ class Controller:
     async def start(self) -> None:
         self.cluster = SlurmCluster(self.place, client=self.slurm, poll=0.0, wall=lambda: 1.0)
         await self.cluster.start()
+        await self.cluster.list_nodes()
 
     async def crash(self) -> None:
         await self.cluster.close()
@@ -144,6 +170,11 @@ class Controller:
         if await self.cluster.read_quarantine(name) is None:
             await self.cluster.create_quarantine(name, SPEC)
         await self.patch(name, MARK)
+
+    async def reboot(self, name: str) -> None:
+        reboots = self.cluster.capabilities.reboots
+        assert reboots is not None
+        await reboots.order(name, f"{name}-{self.slurm.now}", guard=UNGUARDED)
 
     async def release(self, name: str) -> None:
         found = await self.cluster.read_quarantine(name)
@@ -174,13 +205,13 @@ async def play(seed: int, place: Path | StorePlace) -> FakeSlurm:
     await controller.start()
     for _ in range(12):
         name = rng.choice(NODES)
-        act = rng.choice(["quarantine", "quarantine", "release", "observe", "crash"])
+        act = rng.choice(["quarantine", "quarantine", "reboot", "release", "observe", "crash"])
         try:
-            if act in ("quarantine", "release"):
+            if act in ("quarantine", "reboot", "release"):
                 await getattr(controller, act)(name)
             else:
                 await getattr(controller, act)()
-        except (Conflict, NotFound, Unreachable):
+        except (Conflict, NotFound, Refused, Unreachable):
             continue
     slurm.quiet = True
     await controller.observe()

@@ -69,7 +69,7 @@ async def test_a_real_slurmrestd_reads_and_scontrol_writes_where_it_can_not(
     assert await rest.read_jobs("w1") == await programs.read_jobs("w1")
     assert [one.job_id for one in await rest.read_jobs("w1")] == [job]
     assert await rest.read_jobs("s1") == []
-    assert int(await rest.read_start()) > 0
+    assert int((await rest.read_controller()).started) > 0
     await rest.write_reason("w1", "sickbay: xid:48")
     assert slurm.shown("w1")["Reason"] == "sickbay: xid:48"
     await rest.undrain("w1")
@@ -219,7 +219,7 @@ async def test_a_newer_slurmrestd_is_read_and_written_by_its_document(
     await rest.write_reason("n1", "sickbay: y")
     await rest.undrain("n1")
     assert (await rest.read_nodes(["n1"]))[0].shown == "IDLE"
-    assert await rest.read_start() == "5"
+    assert (await rest.read_controller()).started == "5"
     server.jobs = [
         {
             "job_id": 7,

@@ -1,5 +1,6 @@
 """A real Slurm on this machine: munged, slurmctld and a slurmd for each node, on loopback."""
 
+import json
 import os
 import shutil
 import socket
@@ -83,6 +84,7 @@ class Slurm:
         self.nodes = [*self.working, *self.lacking, *silent_ones]
         self._guard = guard
         self._stack = ExitStack()
+        self._slurmds: dict[str, subprocess.Popen[bytes]] = {}
         self._controller: subprocess.Popen[bytes] | None = None
         ports = _free_ports(1 + len(self.nodes))
         lines = [
@@ -122,7 +124,7 @@ class Slurm:
         wait_until(files["socket"].exists, what=self.log)
         self.start_controller(clean=True)
         for name in (*self.working, *self.lacking):
-            self._start(["slurmd", "-D", "-N", name])
+            self.start_node(name)
         wait_until(lambda: all(self.state(name) == "IDLE" for name in self.working), what=self.log)
         return self
 
@@ -140,6 +142,29 @@ class Slurm:
         assert self._controller is not None
         self._controller.terminate()
         self._controller.wait(300)
+
+    def start_node(self, name: str, *, rebooted: bool = False) -> None:
+        """Start a node's slurmd; ``rebooted``: it reports that its machine has just booted."""
+        option = ["-b"] if rebooted else []
+        self._slurmds[name] = self._start(["slurmd", "-D", *option, "-N", name])
+
+    def kill_node(self, name: str) -> None:
+        """Kill a node's slurmd, as a power cut would."""
+        self._slurmds[name].kill()
+        self._slurmds[name].wait()
+
+    def reboot_node(self, name: str) -> None:
+        """The machine restarts: slurmd is killed, and comes back in another boot."""
+        before = self.boot_time(name)
+        self.kill_node(name)
+        wait_until(lambda: time.time() >= before + 2, what=self.log)  # Slurm counts seconds
+        self.start_node(name, rebooted=True)
+        wait_until(lambda: self.boot_time(name) > before, what=self.log)
+
+    def boot_time(self, name: str) -> int:
+        """As slurmctld has it, in seconds; 0: not since its start."""
+        nodes = json.loads(self.run("sinfo", "--json"))["nodes"]
+        return next(int(one["boot_time"]) for one in nodes if one["name"] == name)
 
     def start_rest(self) -> str:
         """Start slurmrestd; its URL."""

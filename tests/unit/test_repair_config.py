@@ -128,6 +128,10 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
             "repairers[0].ipmi: restarts the machine; expected it under reboot",
         ),
         (
+            "repair: {repairers: [{kind: reboot, slurm: true}]}\n",
+            'repairers[0].slurm: needs Slurm, and cluster.kind is not "slurm"; expected another',
+        ),
+        (
             "repair: {repairers: [{kind: ticket, command: [a]}]}\n",
             "repairers[0].command: a ticket has more evidence than arguments; expected webhook",
         ),

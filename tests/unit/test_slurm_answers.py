@@ -114,7 +114,7 @@ def test_a_reason_of_ten_thousand_characters_is_cut() -> None:
     assert len(reason_of("x" * 10_000)) == LONGEST
 
 
-OURS = OurDrain("sickbay: x", "root", 7)
+OURS = OurDrain("sickbay: x", "root", 7, slurm_user="slurm")
 NODE = SlurmNode("n", "n", "IDLE", frozenset({"DRAIN"}), "sickbay: x", "root", 7)
 
 
@@ -126,6 +126,18 @@ NODE = SlurmNode("n", "n", "IDLE", frozenset({"DRAIN"}), "sickbay: x", "root", 7
         ({"reason_user": "ann"}, Whose.ANOTHER),
         ({"reason_at": 8}, Whose.ANOTHER),
         ({"flags": frozenset()}, Whose.NOBODY),
+        ({"reason": "sickbay: x : reboot issued", "reason_at": 9}, Whose.OURS),
+        (
+            {"reason": "sickbay: x : reboot issued : Not responding", "reason_user": "slurm"},
+            Whose.OURS,
+        ),
+        (
+            {"reason": "sickbay: x : Low RealMemory (reported:1 < 100.00% of configured:2)"},
+            Whose.OURS,
+        ),
+        ({"reason": "sickbay: x : RMA 123"}, Whose.ANOTHER),
+        ({"reason": "sickbay: x : Not responding, RMA 123"}, Whose.ANOTHER),
+        ({"reason": "sickbay: x : reboot issued", "reason_at": 6}, Whose.ANOTHER),
     ],
 )
 def test_a_drain_is_ours_by_its_words_its_user_and_its_time(

@@ -10,7 +10,7 @@ import pwd
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aggregator.cluster.guarded_program import ProgramStopped, run_guarded
 from aggregator.cluster.port import UNGUARDED, Guard, NotFound, Refused, Unreachable
@@ -32,8 +32,21 @@ log = logging.getLogger("sickbay.slurm")
 NO_NODE = "Invalid node name specified"
 NO_PROOF = ("Protocol authentication error", "Authentication failure", "Invalid user id")
 NO_RIGHT = ("Access/permission denied", *NO_PROOF)
+_NO_PROGRAM = "RebootProgram isn't defined"
+#: The right to reboot is one above that to drain.
+_NO_REBOOT = "ermission denied"
 _START = re.compile(r"^BOOT_TIME *= *(\S+)", re.MULTILINE)
+_USER = re.compile(r"^SlurmUser *= *([^\s(]+)", re.MULTILINE)
 _NO_OPTION = ("unrecognized option", "invalid option")
+
+
+class ControllerFacts(NamedTuple):
+    """``started``: when slurmctld was started, in its own words. ``user``: SlurmUser, as whom it
+    appends words to reasons; empty: not known.
+    """
+
+    started: str
+    user: str = ""
 
 
 class SlurmClient(Protocol):
@@ -52,9 +65,7 @@ class SlurmClient(Protocol):
         """The jobs that run or end on a node."""
         ...
 
-    async def read_start(self) -> str:
-        """When slurmctld was started, in its own words."""
-        ...
+    async def read_controller(self) -> ControllerFacts: ...
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None: ...
 
@@ -63,6 +74,14 @@ class SlurmClient(Protocol):
         ...
 
     async def write_reason(self, node: str, words: str) -> None: ...
+
+    async def reboot(self, node: str, *, guard: Guard) -> None:
+        """Have slurmd run RebootProgram when no job is left there; the drain stays."""
+        ...
+
+    async def cancel_reboot(self, node: str) -> None:
+        """Slurm 22.05 takes the drain back too."""
+        ...
 
 
 @dataclass(slots=True)
@@ -115,13 +134,13 @@ class SlurmPrograms:
             raise _error_of(command, code, output)
         return read_jobs(output)
 
-    async def read_start(self) -> str:
+    async def read_controller(self) -> ControllerFacts:
         command = ["scontrol", "show", "config"]
         code, output = await self._run(command)
         if code != 0:
             raise _error_of(command, code, output)
-        found = _START.search(output)
-        return found[1] if found else ""
+        started, user = _START.search(output), _USER.search(output)
+        return ControllerFacts(started[1] if started else "", user[1] if user else "")
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._update(node, "state=drain", f"reason={reason}", guard=guard)
@@ -132,17 +151,44 @@ class SlurmPrograms:
     async def write_reason(self, node: str, words: str) -> None:
         await self._update(node, f"reason={words}")
 
+    async def reboot(self, node: str, *, guard: Guard) -> None:
+        [name] = checked_names([node])
+        code, output = await self._write(name, ["scontrol", "reboot", name], "reboot", guard)
+        if _NO_PROGRAM in output:
+            raise Refused(f"scontrol reboot exited with {code}: set RebootProgram in slurm.conf")
+        if code != 0 and _NO_REBOOT in output:
+            raise Refused(
+                f"scontrol reboot exited with {code}: {output.splitlines()[-1]}; user {self.user}"
+                " needs AdminLevel Administrator, or to be SlurmUser"
+            )
+        if code != 0:
+            raise _error_of(["scontrol", "reboot"], code, output)
+
+    async def cancel_reboot(self, node: str) -> None:
+        [name] = checked_names([node])
+        command = ["scontrol", "cancel_reboot", name]
+        code, output = await self._write(name, command, "cancel_reboot", UNGUARDED)
+        if code != 0:
+            raise _error_of(command, code, output)
+
     async def _update(self, node: str, *words: str, guard: Guard = UNGUARDED) -> None:
         [name] = checked_names([node])
         command = ["scontrol", "update", f"nodename={name}", *words]
+        code, output = await self._write(name, command, words[0], guard)
+        if code != 0:
+            raise _error_of(command, code, output)
+
+    async def _write(
+        self, name: str, command: Sequence[str], change: str, guard: Guard
+    ) -> tuple[int, str]:
+        """Run a command that changes the node, and log it."""
         code, output = await self._run(command, guard=guard)
         log.info(
             "slurm node updated" if code == 0 else "slurm node not updated",
-            extra={"event": "slurm.update", "node": name, "change": words[0], "rc": code}
+            extra={"event": "slurm.update", "node": name, "change": change, "rc": code}
             | ({"error": output[-500:]} if code else {}),
         )
-        if code != 0:
-            raise _error_of(command, code, output)
+        return code, output
 
     async def _run(self, command: Sequence[str], *, guard: Guard = UNGUARDED) -> tuple[int, str]:
         """Its exit code, and what it printed: all where it ended with 0, else its end."""

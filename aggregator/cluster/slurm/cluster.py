@@ -34,8 +34,9 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.cluster.slurm.client import SlurmClient
-from aggregator.cluster.slurm.drain import OurDrain, Whose, has_our_words, reason_of, whose
+from aggregator.cluster.slurm.drain import OurDrain, Whose, reason_of, whose, words_to_leave
 from aggregator.cluster.slurm.reasons import conditions_of
+from aggregator.cluster.slurm.reboot import SlurmReboots
 from aggregator.cluster.slurm.shared_read import SharedRead
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
 from aggregator.cluster.words import SLURM
@@ -74,14 +75,17 @@ class SlurmCluster(LocalCluster):
         self._poll = poll
         self._next_look = 0.0
         self._controller_start = ""
+        #: SlurmUser, once it was read.
+        self._slurm_user: str | None = None
         #: Nodes of which a drain is being written: their state is between two.
-        self._changing: set[str] = set()
+        self.changing: set[str] = set()
         #: Each node as last read, and when that read began.
         self._known: dict[str, tuple[SlurmNode, float]] = {}
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, runs_jobs=True)
+        reboots = SlurmReboots(self, self._client)
+        return replace(super().capabilities, runs_jobs=True, reboots=reboots)
 
     # -- reads ---------------------------------------------------------------------------
 
@@ -112,6 +116,8 @@ class SlurmCluster(LocalCluster):
         return _merge(await self._in_thread(self._open.node, name), one)
 
     async def _read_all(self) -> list[SlurmNode]:
+        if self._slurm_user is None:
+            self._slurm_user = (await self._client.read_controller()).user
         began = time.monotonic()
         nodes = await self._client.read_nodes()
         there = {one.name for one in nodes}
@@ -169,7 +175,7 @@ class SlurmCluster(LocalCluster):
         await self._in_thread(self._open.expect_node, row)
         taints = row.taints if change.taints is None else change.taints
         more, fewer = len(taints) > len(row.taints), len(taints) < len(row.taints)
-        self._changing.add(node.name)
+        self.changing.add(node.name)
         try:
             if more or change.unschedulable:
                 found = await self._drain(node, guard or UNGUARDED)
@@ -177,7 +183,7 @@ class SlurmCluster(LocalCluster):
                 found = await self._undrain(node.name)
             else:
                 await pass_guard(guard)
-                found = await self._now(node.name)
+                found = await self.now(node.name)
             labels = {key: text for key, text in row.labels.items() if key != PARTITION}
             unschedulable = node.unschedulable or more or bool(change.unschedulable)
             after = replace(
@@ -189,22 +195,22 @@ class SlurmCluster(LocalCluster):
             )
             written = await self._write(self._open.write_node, after)
         finally:
-            self._changing.discard(node.name)
+            self.changing.discard(node.name)
         return _merge(written, found)
 
     async def _drain(self, node: Node, guard: Guard) -> SlurmNode:
         """The node after it. Raises `Conflict` where the machine is another one than ``node``."""
-        found = await self._now(node.name)
+        found = await self.now(node.name)
         if _uid(node.uid.partition("+")[0], found) != node.uid:
             raise Conflict(f"{node.name} is another machine now")
         quarantine = await self.read_quarantine(node.name)
         reason = reason_of(quarantine.spec.reason if quarantine is not None else "quarantine")
-        ours = await self._recorded(node.name)
+        ours = await self.recorded(node.name)
         author = whose(found, ours)
         if author is Whose.ANOTHER:
             # No new work starts there already; the words of the other stay.
             await pass_guard(guard)
-            await self._record(node.name, None)
+            await self.record(node.name, None)
             return found
         if author is Whose.NOBODY:
             ours = OurDrain(
@@ -212,16 +218,17 @@ class SlurmCluster(LocalCluster):
                 self._client.user,
                 before=found.reason,
                 instance_id=found.instance_id,
+                slurm_user=self._slurm_user or "",
             )
-            await self._record(node.name, ours)
+            await self.record(node.name, ours)
             await self._client.drain(node.name, reason, guard=guard)
-            found = await self._now(node.name)
+            found = await self.now(node.name)
         if not found.has_drain:
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
         if ours is None or whose(found, ours) is not Whose.OURS:
-            await self._record(node.name, None)  # another wrote in the same moment
+            await self.record(node.name, None)  # another wrote in the same moment
             return found
-        await self._record(node.name, replace(ours, at=found.reason_at))
+        await self.record(node.name, replace(ours, at=found.reason_at))
         return found
 
     async def _undrain(self, name: str) -> SlurmNode:
@@ -229,30 +236,32 @@ class SlurmCluster(LocalCluster):
 
         The node after it.
         """
-        ours = await self._recorded(name)
-        found = await self._now(name)
+        ours = await self.recorded(name)
+        found = await self.now(name)
         if ours is None:
             return found
         if found.instance_id == ours.instance_id:
             if whose(found, ours) is Whose.OURS:
                 await self._client.undrain(name)
-                found = await self._now(name)
-            if not found.has_drain and has_our_words(found, ours) and ours.before:
-                # DOWN stays, and with it the words of whoever set it.
-                await self._client.write_reason(name, ours.before)
-        await self._record(name, None)
+                found = await self.now(name)
+            if words := words_to_leave(found, ours):
+                await self._client.write_reason(name, words)
+        await self.record(name, None)
         return found
 
-    async def _now(self, name: str) -> SlurmNode:
+    async def now(self, name: str) -> SlurmNode:
+        """The node as Slurm has it. Raises `NotFound`."""
         found = await self._reads.get(name)
         if found is None:
             raise NotFound(f"Slurm has no node {name}")
         return found
 
-    async def _recorded(self, name: str) -> OurDrain | None:
+    async def recorded(self, name: str) -> OurDrain | None:
+        """Our record of the node's drain; None: it is not ours."""
         return _decoded(await self._in_thread(self._open.drain_of, name))
 
-    async def _record(self, name: str, ours: OurDrain | None) -> None:
+    async def record(self, name: str, ours: OurDrain | None) -> None:
+        """Make our record of the node's drain durable, or forget it."""
         text = msgspec.json.encode(asdict(ours)).decode() if ours is not None else ""
         await self._write(self._open.set_drain_of, name, text)
 
@@ -300,7 +309,9 @@ class SlurmCluster(LocalCluster):
         if time.monotonic() < self._next_look:
             return ()
         drains = await self._in_thread(self._open.drains)
-        started = await self._client.read_start() if drains else self._controller_start
+        started = self._controller_start
+        if drains:
+            started = (await self._client.read_controller()).started
         restarted = self._controller_start not in ("", started)
         self._controller_start = started
         found = {one.name: one for one in await self._client.read_nodes(drains)}
@@ -308,7 +319,7 @@ class SlurmCluster(LocalCluster):
         events: list[ClusterEvent] = []
         for name, text in drains.items():
             one, ours = found.get(name), _RECORD.decode(text)
-            if one is None or name in self._changing or not ours.at:
+            if one is None or name in self.changing or not ours.at:
                 continue
             if await self._in_thread(self._open.drain_of, name) != text:
                 continue
@@ -338,7 +349,7 @@ class SlurmCluster(LocalCluster):
                 "user": one.reason_user,
             },
         )
-        await self._record(name, None)
+        await self.record(name, None)
         quarantine = await self.read_quarantine(name)
         if quarantine is not None and quarantine.status.phase is not Phase.RELEASING:
             await self._write(self._open.delete_quarantine, name)

@@ -9,8 +9,11 @@ import enum
 from dataclasses import dataclass
 
 from aggregator.cluster.slurm.state import SlurmNode
+from aggregator.policy.slurm_reason import is_by_slurm
 
 PREFIX = "sickbay: "
+#: slurmctld puts this before the words that it appends to a reason (`set_node_reason`).
+_APPENDED = " : "
 #: Characters of a reason. `sinfo -R` shows the first 20; Slurm keeps any number of them.
 LONGEST = 200
 
@@ -20,6 +23,10 @@ class OurDrain:
     """A drain that ``user`` has requested for us. ``at`` is 0 until it was seen in force.
 
     ``before`` are the words that the node's reason had, of a node that was DOWN, say.
+
+    ``slurm_user`` is SlurmUser, the author of the words that slurmctld appends; empty: not known.
+    ``reboot`` is the operation of the last reboot that we have ordered from Slurm, and ``booted``
+    when the node had booted before that.
     """
 
     reason: str
@@ -27,6 +34,9 @@ class OurDrain:
     at: int = 0
     before: str = ""
     instance_id: str = ""
+    slurm_user: str = ""
+    reboot: str = ""
+    booted: int = 0
 
 
 class Whose(enum.StrEnum):
@@ -53,5 +63,29 @@ def whose(node: SlurmNode, ours: OurDrain | None) -> Whose:
 
 def has_our_words(node: SlurmNode, ours: OurDrain) -> bool:
     """Whether the reason is still ours, with a drain or without one (a node that is DOWN)."""
-    written = (node.reason, node.reason_user) == (ours.reason, ours.user)
-    return written and ours.at in (0, node.reason_at)
+    if node.reason == ours.reason:
+        return node.reason_user == ours.user and ours.at in (0, node.reason_at)
+    by_slurm = node.reason_user in (ours.user, ours.slurm_user) if ours.slurm_user else True
+    return by_slurm and bool(words_of_slurm(node, ours)) and node.reason_at >= ours.at
+
+
+def words_to_leave(node: SlurmNode, ours: OurDrain) -> str:
+    """The reason that a node gets which stays DOWN after our drain; empty: what it has.
+
+    Slurm sets a node DOWN under the words of its drain when slurmd does not answer, and returns it
+    by itself (ReturnToService) where the reason is "Not responding" and nothing else.
+    """
+    if node.has_drain or not node.is_down or not has_our_words(node, ours):
+        return ""
+    return next(reversed(words_of_slurm(node, ours)), ours.before or "Not responding")
+
+
+def words_of_slurm(node: SlurmNode, ours: OurDrain) -> tuple[str, ...]:
+    """The words that slurmctld has appended to our reason, such as "Not responding".
+
+    Empty where there are none, or where somebody else has changed the reason.
+    """
+    if not node.reason.startswith(ours.reason + _APPENDED):
+        return ()
+    words = tuple(node.reason.removeprefix(ours.reason + _APPENDED).split(_APPENDED))
+    return words if all(is_by_slurm(one) for one in words) else ()

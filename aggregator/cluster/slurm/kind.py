@@ -51,6 +51,7 @@ SLURM = ClusterKind(
     _open,
     section=SlurmConfig,
     keeps_state=True,
+    reboots_nodes=True,
     contradictions=_contradictions,
     files=_files,
 )

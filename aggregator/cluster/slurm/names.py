@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from aggregator.cluster.port import Guard, NotFound, Refused
-from aggregator.cluster.slurm.client import SlurmClient
+from aggregator.cluster.slurm.client import ControllerFacts, SlurmClient
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
 
 log = logging.getLogger("sickbay.slurm")
@@ -73,8 +73,8 @@ class MappedSlurm:
         found = await self._find(node)
         return await self._client.read_jobs(found) if found else []
 
-    async def read_start(self) -> str:
-        return await self._client.read_start()
+    async def read_controller(self) -> ControllerFacts:
+        return await self._client.read_controller()
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._client.drain(await self._expect(node), reason, guard=guard)
@@ -84,6 +84,12 @@ class MappedSlurm:
 
     async def write_reason(self, node: str, words: str) -> None:
         await self._client.write_reason(await self._expect(node), words)
+
+    async def reboot(self, node: str, *, guard: Guard) -> None:
+        await self._client.reboot(await self._expect(node), guard=guard)
+
+    async def cancel_reboot(self, node: str) -> None:
+        await self._client.cancel_reboot(await self._expect(node))
 
     def _named(self, nodes: Iterable[SlurmNode]) -> list[SlurmNode]:
         """The nodes under their agents' names, without those whose name is ambiguous."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from aggregator.cluster.slurm.drain import OurDrain, has_our_words
+from aggregator.cluster.slurm.drain import OurDrain, has_our_words, words_of_slurm
 from aggregator.cluster.slurm.state import SlurmNode
 from aggregator.policy.node_condition import ReportedCondition
 from aggregator.policy.slurm_reason import condition_of
@@ -13,11 +13,14 @@ def conditions_of(
 ) -> Mapping[str, ReportedCondition]:
     """The conditions of these types. ``now``: wall clock seconds; Slurm was read then.
 
-    Our own drain replaces Slurm's words on a node that is DOWN: there those of before count.
+    Our own drain replaces Slurm's words on a node that is DOWN: there those of before count, until
+    Slurm appends others to ours.
     """
     hidden = ours is not None and has_our_words(node, ours)
-    reason = ours.before if ours is not None and hidden else node.reason
-    since = 0 if hidden else node.reason_at
+    reason, since = node.reason, node.reason_at
+    if ours is not None and hidden:
+        appended = words_of_slurm(node, ours)
+        reason, since = (appended[-1], since) if appended else (ours.before, 0)
     in_force = node.is_down or (node.has_drain and not hidden)
     kind = condition_of(reason) if in_force else ""
     return {

@@ -25,6 +25,7 @@ from aggregator.cluster.port import UNGUARDED, Guard, NotFound, Refused, Unreach
 from aggregator.cluster.slurm.client import (
     NO_NODE,
     NO_RIGHT,
+    ControllerFacts,
     SlurmPrograms,
     checked_names,
     nodes_of,
@@ -100,10 +101,11 @@ class SlurmRest:
         except UnreadableOutput as error:
             raise Unreachable(str(error)) from error
 
-    async def read_start(self) -> str:
+    async def read_controller(self) -> ControllerFacts:
         """When slurmctld's statistics began: at its start, and anew at each midnight (UTC)."""
         found = (await self._get("diag")).get("statistics")
-        return str(number_of(found.get("req_time_start"))) if isinstance(found, Mapping) else ""
+        started = number_of(found.get("req_time_start")) if isinstance(found, Mapping) else ""
+        return ControllerFacts(str(started))
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._update(node, {"state": ["DRAIN"], "reason": reason}, guard=guard)
@@ -113,6 +115,13 @@ class SlurmRest:
 
     async def write_reason(self, node: str, words: str) -> None:
         await self._update(node, {"reason": words})
+
+    async def reboot(self, node: str, *, guard: Guard) -> None:
+        """By the programs: slurmrestd has no request for it."""
+        await self.programs.reboot(node, guard=guard)
+
+    async def cancel_reboot(self, node: str) -> None:
+        await self.programs.cancel_reboot(node)
 
     async def _update(self, node: str, change: dict[str, Any], guard: Guard = UNGUARDED) -> None:
         [name] = checked_names([node])

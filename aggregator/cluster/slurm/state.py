@@ -62,6 +62,16 @@ class SlurmNode:
         return self.base in _AT_WORK or "COMPLETING" in self.flags
 
     @property
+    def is_rebooting(self) -> bool:
+        """Whether Slurm reboots it, or will when it is idle."""
+        return not self.flags.isdisjoint({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
+
+    @property
+    def waits_for_reboot(self) -> bool:
+        """Whether Slurm will reboot it, and has not begun."""
+        return "REBOOT_REQUESTED" in self.flags and "REBOOT_ISSUED" not in self.flags
+
+    @property
     def shown(self) -> str:
         """Its state in Slurm's words, such as IDLE+DRAIN."""
         return "+".join((self.base, *sorted(self.flags)))

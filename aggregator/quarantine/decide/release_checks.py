@@ -45,7 +45,8 @@ def release_hold(
     ``health`` is None for a node that was made anew: its agent need not have reported yet.
     """
     rules = {rule.name: rule for rule in policy.rules}
-    hold = _by_request(requests) or _by_rule(quarantine, rules) or _unknown(quarantine, node)
+    hold = _by_request(requests) or _by_rule(quarantine, rules)
+    hold = hold or _unknown(quarantine, node, health)
     if hold or health is None:
         return hold
     found = (
@@ -106,12 +107,13 @@ def _by_rule(quarantine: Quarantine, rules: Mapping[str, Rule]) -> str:
     return ""
 
 
-def _unknown(quarantine: Quarantine, node: Node) -> str:
+def _unknown(quarantine: Quarantine, node: Node, health: NodeHealth | None) -> str:
     """An order that was perhaps carried out may still act on the node, and would meet work."""
     last = unknown_repair(quarantine.status.repair)
     if last is None or node.uid != last.node_uid:
         return ""
-    rebooted = bool(last.boot_id and node.boot_id) and last.boot_id != node.boot_id
+    boot = node.boot_id or (health.boot_id if health is not None and node.ready is None else "")
+    rebooted = bool(last.boot_id and boot) and last.boot_id != boot
     by_a_person = any(item.cleared == ClearedBy.OPERATOR for item in quarantine.spec.evidence)
     if rebooted or by_a_person:
         return ""

@@ -10,7 +10,6 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.events import EventKind
-from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.repair import NextRepair, domains_of, operation_id
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details, attempt_name
@@ -83,7 +82,7 @@ class AttemptStarts:
             operation=operation,
             repair=step.repair,
             state=RepairState.ORDERING,
-            boot_id=node.boot_id or (boot_of(node_state) if step.repair == TEST else ""),
+            boot_id=node.boot_id or boot_of(node_state),
             node_uid=node.uid,
             domains=domains[:_MOST_DOMAINS],
             request=step.request,

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from aggregator.cluster.port import NodesAndPods, Quarantine, RepairAttempt, RepairState
+from aggregator.cluster.port import Node, NodesAndPods, Quarantine, RepairAttempt, RepairState
 from aggregator.policy.repairs import REBOOT, REPLACE, TEST
 from aggregator.quarantine.repair.attempts import is_proved_by_node
+from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.protocol import AnswerState, ConfiguredRepairer, RepairAnswer
 from aggregator.quarantine.repair.repairer_calls import RepairerCalls, end_state
@@ -52,13 +53,7 @@ class RepairOutcomes:
         node = await self._cluster.read_node(node_state.node)
         node_state.take_node(node)
         replaced = attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid)
-        rebooted = (
-            attempt.repair == REBOOT
-            and node is not None
-            and bool(node.boot_id and attempt.boot_id)
-            and node.boot_id != attempt.boot_id
-            and node.ready is True
-        )
+        rebooted = attempt.repair == REBOOT and _is_in_another_boot(node_state, node, attempt)
         if not (replaced or rebooted) or not await self._is_over(node_state, attempt):
             return None
         proof = "another machine, or none" if replaced else "another boot"
@@ -96,3 +91,16 @@ class RepairOutcomes:
                 return None
         text = "the node is another one, or in another boot"
         return AttemptOutcome(RepairState.INCONCLUSIVE, text)
+
+
+def _is_in_another_boot(node_state: NodeState, node: Node | None, attempt: RepairAttempt) -> bool:
+    """Whether the node has returned in another boot than the attempt's.
+
+    A cluster that knows no boots and no readiness has the word of the node's agent alone.
+    """
+    if node is None:
+        return False
+    by_agent = not node.boot_id and node.ready is None
+    boot = boot_of(node_state) if by_agent else node.boot_id
+    other = bool(boot and attempt.boot_id) and boot != attempt.boot_id
+    return other and (by_agent or node.ready is True)
