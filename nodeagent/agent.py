@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,17 +247,28 @@ class Agent:
         self._orders = OrderGateway(self._repairs)
         self._commands.orders = self._orders
 
-    def _gpu_use(self) -> "GpuUse":
-        """Imported here, as the modules are needed only where a repair is due."""
+    async def _gpu_use(self, pods: bool) -> "GpuUse":  # noqa: FBT001  # a callback of one argument
+        """Imported here, as the modules are needed only where a fault or a repair is."""
         from nodeagent.repair.gpu_use import MONITORS, find_gpu_use
 
-        return find_gpu_use(
+        use = find_gpu_use(
             self._machine,
             self._config.repair,
             children_of=os.getpid(),
             leave_out=MONITORS,
             killed=False,
         )
+        if not pods:
+            return use
+        from nodeagent.repair.gpu_pods import find_pod_gpus
+
+        found = await find_pod_gpus(
+            self._machine,
+            self._sources.gpus,
+            self._sources.nvml,
+            own_namespace=self._config.repair.insecure_own_pid_namespace,
+        )
+        return replace(use, pods=found)
 
     def _were_reset(self, gpus: Sequence[str]) -> None:
         """A reset that was proved ends the faults that a reset ends."""

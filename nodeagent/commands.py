@@ -1,7 +1,7 @@
 """Commands to the agent: the aggregator sends them by the stream, people by the socket."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from nodeagent.evidence.latch import Latch
@@ -30,6 +30,10 @@ class GpuUseReport(Protocol):
 
     @property
     def unknown(self) -> str: ...
+
+    @property
+    def pods(self) -> Any:
+        """A `PodGpus` of ``repair``, which is above this module."""
 
 
 class Orders(Protocol):
@@ -73,7 +77,7 @@ class Host(Protocol):
 
     async def run_checks(self, names: Sequence[str]) -> str: ...
 
-    def gpu_use(self) -> GpuUseReport: ...
+    async def gpu_use(self, *, pods: bool) -> GpuUseReport: ...
 
     def name_peers(self, addresses: Sequence[str]) -> None: ...
 
@@ -91,7 +95,7 @@ class Commands:
         scheduler: Scheduler,
         nvml: Nvml,
         peers: Peers,
-        gpu_use: Callable[[], GpuUseReport],
+        gpu_use: Callable[[bool], Awaitable[GpuUseReport]],
         measurements: Callable[[], Sequence[Measured]] = tuple,
     ) -> None:
         #: None where the configuration allows no order: the modules are not loaded then.
@@ -117,9 +121,12 @@ class Commands:
         """Seconds for which NVML is still released; 0 when it is in use."""
         return self._nvml.quiesced_for
 
-    def gpu_use(self) -> GpuUseReport:
-        """Whether a restart of the machine by another party would interrupt work on a GPU."""
-        return self._gpu_use()
+    async def gpu_use(self, *, pods: bool) -> GpuUseReport:
+        """Whether a restart of the machine by another party would interrupt work on a GPU.
+
+        ``pods``: with the pods of each GPU.
+        """
+        return await self._gpu_use(pods)
 
     def measurements(self) -> Sequence[Measured]:
         """The present measurements of the node's parts."""

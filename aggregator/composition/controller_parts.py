@@ -39,6 +39,7 @@ from aggregator.ingest.from_config import controller_streams
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.probe_key import load_probe_key, probe_key_file
 from aggregator.ingest.stats import IngestStats
+from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.jobs.identity import Markers
 from aggregator.jobs.recorder import JobRecorder
 from aggregator.policy.rules import Policy
@@ -84,11 +85,12 @@ class ControllerParts:
         name = replica.me.name
         probe_key = load_probe_key(probe_key_file(config))
         feed, orders = EventBroker(epoch=rng.getrandbits(32)), AgentOrders()
+        pod_gpus = PodGpuReader(orders.gpu_use, clocks)
         self._repair = build_repair(config, cluster, orders)
         self._history = _history(config, clocks, rng, name)
         self._owners = NamespaceOwners(config.alerts.owner_label)
         self._alerts = _alerts(config, fleet, self._owners, clocks, rng, name)
-        self._jobs = _jobs(config, cluster, fleet, clocks, rng, self._emit)
+        self._jobs = _jobs(config, cluster, fleet, clocks, rng, self._emit, pod_gpus)
         sinks: list[EventSink] = [feed, self._history, self._alerts]
         if self._jobs is not None:
             sinks.append(self._jobs)
@@ -97,7 +99,7 @@ class ControllerParts:
             cluster=cluster,
             policy=policy,
             settings=_settings(
-                config, self._repair, pod_waits(config, policy, cluster, fleet, clocks)
+                config, self._repair, pod_waits(config, policy, cluster, fleet, clocks, pod_gpus)
             ),
             fleet=fleet,
             event_sink=self._event_sink,
@@ -300,6 +302,7 @@ def _jobs(
     clocks: Clocks,
     rng: random.Random,
     emit: Callable[[Transition], None],
+    pod_gpus: PodGpuReader,
 ) -> JobRecorder | None:
     """None where nodes have no pods: a local cluster has a command for its drains."""
     if not cluster.capabilities.runs_jobs:
@@ -317,6 +320,7 @@ def _jobs(
             teams=config.jobs.team_keys,
         ),
         pool_of=lambda node: context(node).pool,
+        pod_gpus=pod_gpus,
         own_namespace=config.cluster.namespace,
     )
 

@@ -7,6 +7,7 @@ from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.port import Quarantine
 from aggregator.config.settings import Config
 from aggregator.hooks.factory import notice_hooks
+from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.drain.pod_waits import PodWaits
 from aggregator.quarantine.state.fleet import FleetState
@@ -22,9 +23,10 @@ def pod_waits(
     cluster: OpenedCluster,
     fleet: FleetState,
     clocks: Clocks,
+    pod_gpus: PodGpuReader,
 ) -> PodWaits:
     scopes = {rule.name: rule.scope for rule in policy.rules}
-    parts: list[PodWaits] = [GpuScope(config.drain, lambda rule: scopes.get(rule, ""))]
+    parts: list[PodWaits] = [GpuScope(config.drain, lambda rule: scopes.get(rule, ""), pod_gpus)]
     notes = cluster.capabilities.pod_notes
     if notes is not None:  # nodes of another cluster have no pods
         parts.append(

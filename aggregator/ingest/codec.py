@@ -29,6 +29,7 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
+from aggregator.jobs.gpu_report import GpuReport, PodGpu
 from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.repairers.agent_orders import AgentOrder, AgentResult, Measured, OrderState
 from aggregator.repairers.gpu_use import GpuUse
@@ -51,6 +52,8 @@ from sickbay.v1.limits import (
     MAX_LOST,
     MAX_NAME,
     MAX_OCCURRENCES,
+    MAX_POD_GPUS,
+    MAX_POD_NAME,
     MAX_SERIES,
     MAX_TEST_MEASUREMENTS,
     MAX_TEST_PROFILES,
@@ -327,7 +330,37 @@ def permission_request(message: pb.PermissionRequest) -> PermissionRequest:
 def gpu_use(message: pb.GpuUse) -> tuple[str, GpuUse]:
     """The request that it answers, and who uses a GPU."""
     users = tuple(_text(one) for one in message.users[:MAX_GPU_USERS])
-    return _name("request_id", message.request_id), GpuUse(users, _text(message.unknown))
+    use = GpuUse(users, _text(message.unknown), _gpu_report(message))
+    return _name("request_id", message.request_id), use
+
+
+def _gpu_report(message: pb.GpuUse) -> GpuReport:
+    """Of a report with an entry outside the bounds the rest is taken, and is not the whole."""
+    entries: list[PodGpu] = []
+    unknown = _text(message.pods_unknown)
+    if len(message.pods) > MAX_POD_GPUS:
+        unknown = (
+            f"the agent's report has {len(message.pods)} entries; at most {MAX_POD_GPUS} count"
+        )
+    for number, one in enumerate(message.pods[:MAX_POD_GPUS]):
+        try:
+            entries.append(_pod_gpu(f"pods[{number}]", one))
+        except InvalidMessage as error:
+            unknown = f"the agent's report: {error}"
+    return GpuReport(tuple(entries), unknown, _text(message.processes_unknown))
+
+
+def _pod_gpu(field: str, one: pb.PodGpu) -> PodGpu:
+    return PodGpu(
+        namespace=_text_of(f"{field}.namespace", one.namespace, MAX_NAME),
+        pod=_text_of(f"{field}.pod", one.pod, MAX_POD_NAME),
+        pod_uid=_text_of(f"{field}.pod_uid", one.pod_uid, MAX_NAME),
+        gpu=_name(f"{field}.gpu", one.gpu, MAX_POD_NAME),
+        container=_text_of(f"{field}.container", one.container, MAX_NAME),
+        claim=_text_of(f"{field}.claim", one.claim, MAX_POD_NAME),
+        allocated=one.allocated,
+        processes=one.processes,
+    )
 
 
 def _components(
@@ -592,5 +625,5 @@ def permission(operation: str, refusal: str) -> pb.AggregatorMessage:
     )
 
 
-def gpu_use_request(request: str) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(gpu_use_request=pb.GpuUseRequest(request_id=request))
+def gpu_use_request(request: str, *, pods: bool) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(gpu_use_request=pb.GpuUseRequest(request_id=request, pods=pods))

@@ -575,8 +575,8 @@ class Stream:
     def answer_permission(self, operation: str, refusal: str) -> None:
         self._outbox.put(codec.permission(operation, refusal))
 
-    def request_gpu_use(self, request: str) -> None:
-        self._outbox.put(codec.gpu_use_request(request))
+    def request_gpu_use(self, request: str, *, pods: bool) -> None:
+        self._outbox.put(codec.gpu_use_request(request, pods=pods))
 
     def close(self, reason: str) -> None:
         self._stop(StreamClosed(CloseReason.CLOSED, Code.UNAVAILABLE, reason))

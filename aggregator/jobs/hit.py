@@ -8,16 +8,21 @@ from aggregator.cluster.port import Pod
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.checkpoint import costs_of
 from aggregator.jobs.family import Loss
+from aggregator.jobs.gpu_report import GpusOfPod
 from aggregator.jobs.identity import Job, JobSize, Markers, job_of, lost_with, size_of, within
 from aggregator.jobs.settings import JobRules
+from aggregator.runtime.interning import EMPTY
+from aggregator.runtime.text import truncate
 
 _FINISHED = ("Succeeded", "Failed")
+#: Characters: some 20 GPUs with the names of their pods.
+_MOST_GPU_IDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class JobOnNode:
     """``here``: its pods on the node, and one of them by key; ``whole``: all of its pods, as far as
-    they were read; ``lost``: those that stop with the pods here.
+    they were read; ``lost``: those that stop with the pods here; ``gpu_ids``: as in `gpus_named`.
     """
 
     job: Job
@@ -27,6 +32,7 @@ class JobOnNode:
     whole: JobSize
     lost: JobSize
     nodes: int
+    gpu_ids: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Hit:
     progress: bool
     pods_here: int
     gpus_here: int
+    gpu_ids: str
     pods: int
     gpus: int
     lost_pods: int
@@ -116,8 +123,27 @@ def from_evicted(details: Mapping[str, str]) -> JobOnNode | None:
     return JobOnNode(job, details.get("pod", ""), (), size, size, size, 1)
 
 
-def on_node(job: Job, here: Sequence[Pod], others: Sequence[Pod], more: Markers) -> JobOnNode:
-    """``others``: all pods of the job that a list has shown, with or without those here."""
+def gpus_named(here: Sequence[Pod], used: Mapping[str, GpusOfPod]) -> str:
+    """Which GPUs each of the pods uses: "rank-0: GPU-1 GPU-2; rank-1: unknown"; "" without GPUs."""
+    parts = []
+    for pod in here:
+        found = used.get(pod.uid)
+        if found is not None and (found.gpus or (found.unknown and (pod.gpus or pod.has_claims))):
+            ids = [*sorted(found.gpus), *(["unknown"] if found.unknown else [])]
+            parts.append(f"{pod.name}: {' '.join(ids)}")
+    return truncate("; ".join(parts), _MOST_GPU_IDS)
+
+
+def on_node(
+    job: Job,
+    here: Sequence[Pod],
+    others: Sequence[Pod],
+    more: Markers,
+    used: Mapping[str, GpusOfPod] = EMPTY,
+) -> JobOnNode:
+    """``others``: all pods of the job that a list has shown, with or without those here; ``used``:
+    the GPUs of those here, by uid.
+    """
     known = {pod.uid for pod in here}
     whole = [*here, *(pod for pod in others if pod.uid not in known)]
     lost = {one.uid: one for pod in here for one in lost_with(pod, job_of(pod, more), whole, more)}
@@ -129,6 +155,7 @@ def on_node(job: Job, here: Sequence[Pod], others: Sequence[Pod], more: Markers)
         whole=size_of(whole),
         lost=size_of(lost.values()),
         nodes=len({pod.node for pod in whole if pod.node}),
+        gpu_ids=gpus_named(here, used),
     )
 
 
@@ -165,6 +192,7 @@ def hit(
         progress=job.progress,
         pods_here=found.here.pods,
         gpus_here=found.here.gpus,
+        gpu_ids=found.gpu_ids,
         pods=found.whole.pods,
         gpus=found.whole.gpus,
         lost_pods=found.lost.pods,

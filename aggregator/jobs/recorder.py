@@ -19,6 +19,8 @@ from aggregator.cluster.port import ClusterError, Pod
 from aggregator.cluster.words import ClusterWords
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.family import Loss
+from aggregator.jobs.gpu_reader import PodGpuReader
+from aggregator.jobs.gpu_report import GpusOfPod, gpus_by_pod
 from aggregator.jobs.hit import (
     Hit,
     JobOnNode,
@@ -122,6 +124,7 @@ class JobRecorder:
         rules: JobRules,
         markers: Markers,
         pool_of: Callable[[str], str],
+        pod_gpus: PodGpuReader,
         own_namespace: str = "",
     ) -> None:
         self._cluster = cluster
@@ -131,6 +134,7 @@ class JobRecorder:
         self._rules = rules
         self._markers = markers
         self._pool_of = pool_of
+        self._pod_gpus = pod_gpus
         self._own_namespace = own_namespace
         self._nodes: OrderedDict[str, _Node] = OrderedDict()
         self._due: dict[str, None] = {}
@@ -259,13 +263,21 @@ class JobRecorder:
         pods = await self._cluster.pods_on(name, background=True)
         jobs = jobs_on(pods, self._markers, self._own_namespace)
         found: dict[str, JobOnNode] = {}
+        used = await self._gpus_of(name, [pod for here in jobs.values() for pod in here])
         for job, here in list(jobs.items())[:MOST_JOBS]:
             others = await self._pods_of(job, here)
-            one = on_node(job, here, others, self._markers)
+            one = on_node(job, here, others, self._markers, used)
             found |= {pod.key: one for pod in here}
         # Pods that have left since the fault keep the job that they were read with.
         node.jobs = {key: one for key, one in node.jobs.items() if key not in found} | found
         node.read_at = self._clocks.now()
+
+    async def _gpus_of(self, name: str, pods: list[Pod]) -> Mapping[str, GpusOfPod]:
+        """Which GPUs the pods use. The agent gets a request only where their status has not all."""
+        used = gpus_by_pod(pods)
+        if not any(one.unknown for one in used.values()):
+            return used
+        return await self._pod_gpus.read(name, pods)
 
     async def _pods_of(self, job: Job, here: list[Pod]) -> list[Pod]:
         """The job's pods on all nodes, where a label lists them; those here otherwise."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aggregator.cluster.port import Guard, GuardRefused
+from aggregator.jobs.gpu_report import NO_REPORT, GpuReport
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -26,16 +27,19 @@ _SENT = (AnswerState.TAKEN, AnswerState.DONE)
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """``users``: the first few, in words. ``unknown``: why they can't be seen, or empty."""
+    """``users``: the first few, in words. ``unknown``: why they can't be seen, or empty. ``pods``:
+    which pod uses which GPU, where it was requested.
+    """
 
     users: tuple[str, ...] = ()
     unknown: str = ""
+    pods: GpuReport = NO_REPORT
 
 
 class GpuUseLine(Protocol):
     """The stream of one node's agent."""
 
-    def request_gpu_use(self, request: str) -> None: ...
+    def request_gpu_use(self, request: str, *, pods: bool) -> None: ...
 
 
 class GpuUseRequests:
@@ -48,18 +52,25 @@ class GpuUseRequests:
 
     async def read(self, node: str) -> GpuUse:
         """The answer of the node's agent, which comes within seconds."""
+        return await self._read(node, pods=False)
+
+    async def read_pods(self, node: str) -> GpuReport:
+        """The same with the pods of each GPU."""
+        return (await self._read(node, pods=True)).pods
+
+    async def _read(self, node: str, *, pods: bool) -> GpuUse:
         line = self._line_of(node)
         if line is None:
-            return GpuUse(unknown="the node's agent is not connected")
+            return _no_answer("the node's agent is not connected")
         key = node, str(next(self._numbers))
         answer: asyncio.Future[GpuUse] = asyncio.get_running_loop().create_future()
         self._waiting[key] = answer
-        line.request_gpu_use(key[1])
+        line.request_gpu_use(key[1], pods=pods)
         try:
             async with asyncio.timeout(_ANSWER_WITHIN):
                 return await answer
         except TimeoutError:
-            return GpuUse(unknown=f"the node's agent has not answered within {_ANSWER_WITHIN:g} s")
+            return _no_answer(f"the node's agent has not answered within {_ANSWER_WITHIN:g} s")
         finally:
             del self._waiting[key]
 
@@ -68,6 +79,10 @@ class GpuUseRequests:
         answer = self._waiting.get((node, request))
         if answer is not None and not answer.done():
             answer.set_result(use)
+
+
+def _no_answer(why: str) -> GpuUse:
+    return GpuUse(unknown=why, pods=GpuReport(unknown=why))
 
 
 class UnlessGpuInUse:

@@ -6,7 +6,8 @@ from aggregator.web.models import Shape, Time
 class JobRecord(Shape, frozen=True, kw_only=True):
     """A job on a faulty node. ``stopped``: pods of it were evicted; else it was there at the fault.
     ``loss``: gang, replica or nothing. ``pods_here`` and ``gpus_here`` are on the node, ``pods``
-    and ``gpus`` all of the job, ``lost_gpus`` those of the pods that stop with one here. Seconds:
+    and ``gpus`` all of the job, ``lost_gpus`` those of the pods that stop with one here.
+    ``gpu_ids`` names the GPUs of each pod here ("rank-0: GPU-1 GPU-2"). Seconds:
     ``checkpoint_age``, ``restart``; their sources are measured, declared or default. ``lost_hours``
     are GPU hours, 0 where nothing was stopped.
     """
@@ -26,6 +27,7 @@ class JobRecord(Shape, frozen=True, kw_only=True):
     loss: str
     pods_here: int
     gpus_here: int
+    gpu_ids: str
     pods: int
     gpus: int
     lost_gpus: int

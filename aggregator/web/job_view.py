@@ -164,6 +164,7 @@ def _record(one: Hit, hours: Mapping[tuple[str, str, float], float]) -> JobRecor
         loss=one.loss,
         pods_here=one.pods_here,
         gpus_here=one.gpus_here,
+        gpu_ids=one.gpu_ids,
         pods=one.pods,
         gpus=one.gpus,
         lost_gpus=one.lost_gpus,

@@ -6,10 +6,13 @@ unknown which GPUs a pod has, the scope is the node: no pod is evicted that othe
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Action, Pod, Quarantine
+from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gang, gang_of
+from aggregator.jobs.gpu_reader import PodGpuReader
+from aggregator.jobs.gpu_report import UUID, GpusOfPod
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, work_of
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.drain.pod_waits import DrainRound
@@ -17,21 +20,36 @@ from aggregator.rfc3339 import write_time
 from aggregator.runtime.interning import EMPTY
 from aggregator.runtime.text import some_of
 
-#: How a device plugin names whole GPUs, and how it marks those that several pods share.
-_UUID, _SHARE = "GPU-", "::"
-_MOST_NAMED = 2
+_MOST_NAMED, _MOST_REPORTED = 2, 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GpuScope:
     """Implements `PodWaits`. ``scope_of`` gives a rule's scope by its name."""
 
     rules: DrainRules
     scope_of: Callable[[str], str]
+    reader: PodGpuReader
+    _reported: set[str] = field(default_factory=set)
 
     async def reasons(self, one: DrainRound) -> Mapping[str, str]:
         gpus = faulty_gpus(one.quarantine, self.scope_of)
-        return spared(one.pods, gpus, self.rules, one.moment)
+        if not gpus or _is_over(self.rules, one.moment):
+            return EMPTY
+        work = _work(one.pods, self.rules)
+        used = await self.reader.read(one.quarantine.node, work)
+        if why := unknown_because(work, used):
+            self._report(one, why)
+        return spared(one.pods, gpus, self.rules, one.moment, used)
+
+    def _report(self, one: DrainRound, why: str) -> None:
+        """Emit once for a quarantine, in this process, why its scope is the node."""
+        if one.quarantine.uid not in self._reported:
+            text = f"the scope of the drain is the node, not the GPU: {why}"
+            one.acts.emit_event(one.node_state, EventKind.DRAINING, text)
+        while len(self._reported) >= _MOST_REPORTED:
+            self._reported.pop()
+        self._reported.add(one.quarantine.uid)
 
 
 def faulty_gpus(quarantine: Quarantine, scope_of: Callable[[str], str]) -> frozenset[str]:
@@ -43,20 +61,26 @@ def faulty_gpus(quarantine: Quarantine, scope_of: Callable[[str], str]) -> froze
     if spec.requester != OURS or spec.action is not Action.DRAIN:
         return frozenset()
     found = [one for one in spec.evidence if not one.cleared]
-    if any(scope_of(one.rule) != "gpu" or not one.component.startswith(_UUID) for one in found):
+    if any(scope_of(one.rule) != "gpu" or not one.component.startswith(UUID) for one in found):
         return frozenset()
     return frozenset(one.component for one in found)
 
 
 def spared(
-    pods: Sequence[Pod], gpus: frozenset[str], rules: DrainRules, moment: DrainMoment
+    pods: Sequence[Pod],
+    gpus: frozenset[str],
+    rules: DrainRules,
+    moment: DrainMoment,
+    used: Mapping[str, GpusOfPod],
 ) -> Mapping[str, str]:
-    """By uid, why pods of the node run to their end. ``gpus`` are the faulty ones."""
+    """By uid, why pods of the node run to their end. ``gpus`` are the faulty ones, ``used`` by
+    uid those of each pod.
+    """
     until = moment.began + rules.gpu_scope_for
-    work = [one for one in work_of(pods, rules.node_owner_kinds) if not one.deleting]
-    if not gpus or moment.now >= until or not all(_is_known(pod) for pod in work):
+    work = _work(pods, rules)
+    if not gpus or _is_over(rules, moment) or unknown_because(work, used):
         return EMPTY
-    users = {pod.uid for pod in work if gpus & set(_devices(pod)) or _is_to_get_some(pod)}
+    users = {pod.uid for pod in work if gpus & used[pod.uid].gpus or _is_to_get_some(pod)}
     gangs: set[Gang | None] = {
         gang_of(pod, rules.gang_keys) for pod in work if pod.uid in users
     } - {None}
@@ -64,27 +88,31 @@ def spared(
     others = [
         pod for pod in work if pod.uid not in users and gang_of(pod, rules.gang_keys) not in gangs
     ]
-    if not any(pod.gpus for pod in others):
+    if not any(pod.gpus or used[pod.uid].gpus for pod in others):
         return EMPTY
     named = some_of(sorted(gpus), _MOST_NAMED)
     reason = f"may run to its end until {write_time(until)}: it does not use {named} (scope: gpu)"
     return {pod.uid: reason for pod in others}
 
 
-def _is_known(pod: Pod) -> bool:
-    """Whether all of its GPUs are known by UUID."""
-    if pod.has_claims:
-        return False
-    devices = _devices(pod)
-    if not all(one.startswith(_UUID) for one in devices):
-        return False
-    return len(devices) == pod.gpus or _is_to_get_some(pod)
+def unknown_because(work: Sequence[Pod], used: Mapping[str, GpusOfPod]) -> str:
+    """Why the GPUs of one of these pods are not known; empty where those of all are."""
+    found = (
+        f"{pod.key}: {used[pod.uid].unknown}"
+        for pod in work
+        if used[pod.uid].unknown and not _is_to_get_some(pod)
+    )
+    return next(found, "")
+
+
+def _work(pods: Sequence[Pod], rules: DrainRules) -> list[Pod]:
+    return [one for one in work_of(pods, rules.node_owner_kinds) if not one.deleting]
+
+
+def _is_over(rules: DrainRules, moment: DrainMoment) -> bool:
+    return moment.now >= moment.began + rules.gpu_scope_for
 
 
 def _is_to_get_some(pod: Pod) -> bool:
     """A pod that has not begun may still get the faulty GPU."""
     return pod.phase == "Pending" and pod.gpus > len(pod.gpu_ids)
-
-
-def _devices(pod: Pod) -> list[str]:
-    return [one.partition(_SHARE)[0] for one in pod.gpu_ids]

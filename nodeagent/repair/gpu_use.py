@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from nodeagent.config.settings import RepairConfig
 from nodeagent.dataclass import dataclass
+from nodeagent.repair.pod_gpu import PodGpus
 from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kubelet_devices import pods_with_devices
@@ -22,12 +23,19 @@ MONITORS = (
 _MOST_NAMED = 5
 
 
+_NOT_REQUESTED = PodGpus()
+
+
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """``users``: the first few, in words. ``unknown``: why processes can't be seen, or empty."""
+    """``users``: the first few, in words. ``unknown``: why processes can't be seen, or empty.
+
+    ``pods``: which pod uses which GPU, where it was requested.
+    """
 
     users: tuple[str, ...] = ()
     unknown: str = ""
+    pods: PodGpus = _NOT_REQUESTED
 
 
 def allocated_gpus(machine: HostRoots) -> GpuUse:

@@ -256,8 +256,9 @@ class SimulatedNode:
             )
         return f"ran {len(names or machine.CHECKS)} checks (simulated)"
 
-    def gpu_use(self) -> GpuUse:
+    async def gpu_use(self, *, pods: bool) -> GpuUse:
         """Nobody works on it."""
+        del pods
         return GpuUse()
 
     @property

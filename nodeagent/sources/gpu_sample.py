@@ -31,6 +31,7 @@ CALLS = {
     "driver": "nvmlSystemGetDriverVersion",
     "count": "nvmlDeviceGetCount",
     "handle": "nvmlDeviceGetHandleByIndex",
+    "processes": "nvmlDeviceGetComputeRunningProcesses",
     "uuid": "nvmlDeviceGetUUID",
     "pci": "nvmlDeviceGetPciInfo",
     "name": "nvmlDeviceGetName",
@@ -214,6 +215,7 @@ class Gpu:
     are in Celsius, ``margin`` is in degrees below the nearest slowdown (from Hopper on), ``power``
     in watts, all of this moment; ``c2c`` tells of each link to the CPU whether it is active.
     ``compute_mode`` is nvmlComputeMode_t; ``licensed`` is None of a GPU that needs no licence.
+    ``pids`` are the processes that have a context on it, only in a sample that requests them.
     """
 
     index: int
@@ -244,6 +246,7 @@ class Gpu:
     power: int | None = None
     limits: GpuLimits = GpuLimits()
     c2c: tuple[bool, ...] = ()
+    pids: tuple[int, ...] | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -316,6 +319,7 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
         compute_mode=get("compute_mode"),
         licensed=get("licensed"),
         vbios=(get("vbios") or "")[:64],
+        pids=None if get("pids") is None else tuple(map(int, message["pids"])),
         errors=message["errors"],
     )
 

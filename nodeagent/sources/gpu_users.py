@@ -11,7 +11,7 @@ from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
 
-__all__ = ["GpuUser", "GpuUsersUnknown", "gpu_users"]
+__all__ = ["GpuUser", "GpuUsersUnknown", "check_namespace", "gpu_users"]
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 #: The kernel's number of the first PID namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h).
@@ -53,7 +53,7 @@ def gpu_users(
     has ended, which wait for the driver. Raises GpuUsersUnknown.
     """
     if not own_namespace:
-        _check_namespace(machine)
+        check_namespace(machine)
     # The kernel cuts a process's name to 15 bytes.
     names = {name[:15] for name in leave_out}
     found: list[GpuUser] = []
@@ -83,7 +83,8 @@ def gpu_users(
     return found
 
 
-def _check_namespace(machine: HostRoots) -> None:
+def check_namespace(machine: HostRoots) -> None:
+    """Raises GpuUsersUnknown where this ``/proc`` does not show all processes of the host."""
     try:
         namespace = os.readlink(machine.proc / "1/ns/pid")  # noqa: PTH115
     except OSError as error:

@@ -7,6 +7,8 @@ devices are all unhealthy, keeps its name with an empty list.
 
 import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from nodeagent.sources.host import HostRoots
 
@@ -16,6 +18,7 @@ _UID = re.compile(r"[0-9a-f][0-9a-f-]{7,63}")
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 #: A few hundred bytes for each container with a device.
 _MOST_BYTES = 4 << 20
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def healthy_devices(machine: HostRoots, vendor: str) -> dict[str, int]:
@@ -31,7 +34,7 @@ def healthy_devices(machine: HostRoots, vendor: str) -> dict[str, int]:
             for name, devices in resources.items()
             if name.startswith(f"{vendor}/")
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _UNREADABLE:
         return {}
 
 
@@ -42,16 +45,40 @@ def pods_with_devices(machine: HostRoots, vendor: str) -> list[str]:
     kubelet has its folder. Empty where there is no kubelet.
     """
     try:
-        with machine.host(CHECKPOINT).open("rb") as file:
-            entries = json.loads(file.read(_MOST_BYTES))["Data"]["PodDeviceEntries"]
         pods = {
             str(entry["PodUID"])
-            for entry in entries or ()
+            for entry in _entries(machine)
             if str(entry["ResourceName"]).startswith(f"{vendor}/") and entry["DeviceIDs"]
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _UNREADABLE:
         return []
-    return sorted(uid for uid in pods if _UID.fullmatch(uid) and _has_folder(machine, uid))
+    return sorted(uid for uid in pods if _is_here(machine, uid))
+
+
+def uids_by_device(machine: HostRoots) -> dict[tuple[str, str], frozenset[str]]:
+    """By container and device id, the UIDs of the pods that have it and are on this node."""
+    found: dict[tuple[str, str], set[str]] = {}
+    try:
+        for entry in _entries(machine):
+            ids = entry["DeviceIDs"]
+            # By NUMA node; a list in kubelets before 1.20.
+            for one in ids if isinstance(ids, list) else [x for part in ids.values() for x in part]:
+                device = str(entry["ContainerName"]), str(one)
+                found.setdefault(device, set()).add(str(entry["PodUID"]))
+    except _UNREADABLE:
+        return {}
+    here = {uid: _is_here(machine, uid) for uids in found.values() for uid in uids}
+    return {device: frozenset(uid for uid in uids if here[uid]) for device, uids in found.items()}
+
+
+def _entries(machine: HostRoots) -> Iterator[Any]:
+    """The allocations of the record, unchecked; raises `_UNREADABLE`."""
+    with machine.host(CHECKPOINT).open("rb") as file:
+        yield from json.loads(file.read(_MOST_BYTES))["Data"]["PodDeviceEntries"] or ()
+
+
+def _is_here(machine: HostRoots, uid: str) -> bool:
+    return _UID.fullmatch(uid) is not None and _has_folder(machine, uid)
 
 
 def _has_folder(machine: HostRoots, uid: str) -> bool:

@@ -54,6 +54,22 @@ def bus_is_visible(machine: HostRoots) -> bool:
         return False
 
 
+def addresses_by_minor(machine: HostRoots) -> dict[int, str]:
+    """The PCI address of each GPU by its minor number (0 of ``/dev/nvidia0``)."""
+    found = {}
+    try:
+        folders = sorted((machine.proc / "driver/nvidia/gpus").iterdir())
+    except OSError:
+        return {}
+    for folder in folders:
+        text = read_small(str(folder / "information")) or ""
+        for line in text.splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "Device Minor" and value.strip().isdigit():
+                found[int(value)] = folder.name
+    return found
+
+
 def bound_driver(machine: HostRoots, address: str) -> str:
     """The driver that has the GPU at ``address`` ("0000:3b:00"); empty without a driver."""
     try:

@@ -140,6 +140,16 @@ class Nvml:
         # Shielded: a check that is cancelled at its deadline must not cancel the others' answer.
         return await asyncio.shield(self._refreshing)
 
+    async def sample_processes(self) -> GpuSample:
+        """A new sample, with the processes of each GPU; bounded as `sample` is."""
+        if self._refreshing is not None and not self._refreshing.done():
+            await asyncio.shield(self._refreshing)
+        if self._now() < self._quiesced_until:
+            return GpuSample(self._now(), trouble=self._quiesced())
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh(processes=True))
+        return await asyncio.shield(self._refreshing)
+
     async def quiesce(self, seconds: float) -> bool:
         """Release the driver for ``seconds``, by ending the worker. Whether no worker holds it now.
 
@@ -185,17 +195,17 @@ class Nvml:
 
     # ---- one sample -----------------------------------------------------------------------------
 
-    async def _refresh(self) -> GpuSample:
-        sample = await self._ask()
+    async def _refresh(self, *, processes: bool = False) -> GpuSample:
+        sample = await self._ask(processes=processes)
         if self._now() >= self._quiesced_until:
             self._last = sample
         return sample
 
-    async def _ask(self) -> GpuSample:
+    async def _ask(self, *, processes: bool) -> GpuSample:
         worker = await self._current_worker()
         if isinstance(worker, NvmlTrouble):
             return GpuSample(self._now(), trouble=worker)
-        asking = worker.ask()
+        asking = worker.ask(processes=processes)
         left = worker.asked_at + self._deadline - self._now()
         await asyncio.wait({asking}, timeout=max(0.0, left))
         if asking.cancelled():

@@ -108,15 +108,17 @@ class NvmlProcess:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    def ask(self) -> asyncio.Task[WorkerReply]:
-        """The task of the question under way, or of a new one.
+    def ask(self, *, processes: bool = False) -> asyncio.Task[WorkerReply]:
+        """The task of the question under way, or of a new one: for ``processes`` too, or without.
 
         It raises NvmlStartError or WorkerEndedError.
         """
         if self.asking is None or self.asking.done():
             self.asked_at = self._clock.boottime()
             self.heard = []
-            self.asking = asyncio.create_task(self._converse())
+            self.asking = asyncio.create_task(
+                self._converse("processes" if processes else "sample")
+            )
             self.asking.add_done_callback(_retrieve)
         return self.asking
 
@@ -145,12 +147,12 @@ class NvmlProcess:
             return False
         return True
 
-    async def _converse(self) -> WorkerReply:
+    async def _converse(self, what: str) -> WorkerReply:
         if not self._ready:
             await self._begin()
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"sample {self.asked_at!r}\n".encode())
+            self._process.stdin.write(f"{what} {self.asked_at!r}\n".encode())
             await self._process.stdin.drain()
         except ConnectionError:
             await self._ended()

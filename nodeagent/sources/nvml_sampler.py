@@ -57,6 +57,8 @@ _VGPU_GUEST = 2
 #: More than any machine has: a count beyond it is no count.
 _MOST_GPUS = 1024
 _MAX_LINKS = 18
+#: Processes of one GPU; a GPU that 1,000 processes share is shared by a server for them.
+_MOST_PIDS = 1024
 #: Error counters of one NVLink by field id (the scope is the link): those of the data link layer
 #: up to Hopper, then NVLink 5's.
 _LINK_FIELDS = {
@@ -121,7 +123,9 @@ class Sampler:
         except self._nvml.NVMLError:
             return ""  # only a text for people depends on it
 
-    def sample(self, send: Callable[[dict[str, Any]], None], at: float) -> None:
+    def sample(
+        self, send: Callable[[dict[str, Any]], None], at: float, *, with_processes: bool = False
+    ) -> None:
         """Send the count, then each GPU as soon as it has answered, then the end."""
         errors: dict[str, int] = {}
         count = self._call(errors, "count", "", self._nvml.nvmlDeviceGetCount) or 0
@@ -129,7 +133,7 @@ class Sampler:
             count, errors["count"] = 0, _UNKNOWN
         send({"count": count, "error": errors.get("count", 0)})
         for index in range(count):
-            send(self._gpu(index, at))
+            send(self._gpu(index, at, with_processes=with_processes))
         if self._system is None or at - self._system[0] >= SLOW_EVERY:
             self._system = (at, {"excluded": self._excluded(), "cc_ready": self._cc_ready()})
         self._say("wait")
@@ -137,7 +141,7 @@ class Sampler:
         self._say("idle")
         send({"end": True, "xids": xids, **self._system[1]})
 
-    def _gpu(self, index: int, at: float) -> dict[str, Any]:
+    def _gpu(self, index: int, at: float, *, with_processes: bool) -> dict[str, Any]:
         nvml, errors = self._nvml, dict[str, int]()
 
         def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -151,11 +155,27 @@ class Sampler:
             self._identify(index, handle, call)
             gpu |= self._quick(handle, call, errors)
             self._listen(index, handle, errors)
+            if with_processes:
+                gpu["pids"] = self._pids(handle, call)
         uuid, gpu["pci"], gpu["name"] = self._identities.get(index, ("", "", ""))
         gpu["uuid"], gpu["errors"] = uuid, errors
         if handle is not None and "uuid" not in errors and _GPU_IS_LOST not in errors.values():
             gpu |= self._seldom(uuid, handle, call, errors, at)
         return gpu
+
+    def _pids(self, handle: Any, call: _Call) -> list[int] | None:
+        """The processes with a context on the GPU, or None where they can't be read.
+
+        A GPU without graphics has no such list.
+        """
+        nvml = self._nvml
+        compute = call("processes", nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        if compute is None:
+            return None
+        graphics = self._call(
+            {}, "processes", "", nvml.nvmlDeviceGetGraphicsRunningProcesses, handle
+        )
+        return sorted({one.pid for one in (*compute, *(graphics or ()))})[:_MOST_PIDS]
 
     def _excluded(self) -> list[str]:
         """The addresses of the GPUs that the driver's configuration leaves out."""

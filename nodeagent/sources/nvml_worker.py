@@ -6,8 +6,8 @@ asks this program over a pipe (``nvml_process`` is the other end). It runs by it
 is counted on 10,000 nodes.
 
 Arguments: the folder that holds ``pynvml``, then libraries to try in order (paths or names).
-Standard input: ``sample SECONDS``, one a line (of the agent's clock); its end is the end of this
-process.
+Standard input: ``sample SECONDS``, or ``processes SECONDS`` for a sample with the processes of each
+GPU, one a line (of the agent's clock); its end is the end of this process.
 Standard output, one JSON object a line:
 
 - once ``{"ready": LIBRARY, "driver": VERSION}``, or ``{"failed": CODE, "message": TEXT}`` and exit;
@@ -170,8 +170,8 @@ def _serve(wire: _Wire, pynvml: Any, libraries: list[str]) -> None:
     wire.send({"ready": library, "driver": driver})
     for line in sys.stdin.buffer:
         what, _, at = line.partition(b" ")
-        if what == b"sample":
-            sampler.sample(wire.send, float(at))
+        if what in (b"sample", b"processes"):
+            sampler.sample(wire.send, float(at), with_processes=what == b"processes")
 
 
 def main() -> None:

@@ -168,6 +168,21 @@ def gpu_use(request_id: str, use: GpuUseReport) -> pb.AgentMessage:
             request_id=cut(request_id, limits.MAX_NAME),
             users=[cut(user, limits.MAX_TEXT) for user in use.users[: limits.MAX_GPU_USERS]],
             unknown=cut(use.unknown, limits.MAX_TEXT),
+            pods=[
+                pb.PodGpu(
+                    namespace=cut(one.namespace, limits.MAX_NAME),
+                    pod=cut(one.pod, limits.MAX_POD_NAME),
+                    pod_uid=cut(one.pod_uid, limits.MAX_NAME),
+                    container=cut(one.container, limits.MAX_NAME),
+                    gpu=cut(one.gpu, limits.MAX_POD_NAME),
+                    claim=cut(one.claim, limits.MAX_POD_NAME),
+                    allocated=one.allocated,
+                    processes=one.processes,
+                )
+                for one in use.pods.pods[: limits.MAX_POD_GPUS]
+            ],
+            pods_unknown=cut(use.pods.unknown, limits.MAX_TEXT),
+            processes_unknown=cut(use.pods.processes_unknown, limits.MAX_TEXT),
         )
     )
 

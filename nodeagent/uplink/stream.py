@@ -359,7 +359,7 @@ class Stream:
             case "clear_faults" | "quiesce" | "run_checks":
                 self._begin(message)
             case "gpu_use_request":
-                self._answer_gpu_use(message.gpu_use_request.request_id)
+                self._begin_gpu_use(message.gpu_use_request)
             case "repair_order":
                 self._take_order(message.repair_order)
             case "repair_result_taken" | "cancel_repair" | "permission":
@@ -415,11 +415,17 @@ class Stream:
         else:
             self._reply(command_id, ok=True, message=said)
 
-    def _answer_gpu_use(self, request_id: str) -> None:
+    def _begin_gpu_use(self, request: pb.GpuUseRequest) -> None:
         """Beyond so many at once the aggregator requests it again."""
-        if len(self._replies) < COMMANDS:
-            self._replies.append(codec.gpu_use(request_id, self._host.gpu_use()))
-            self._wake.set()
+        if len(self._replies) < COMMANDS and len(self._commands) < COMMANDS:
+            task = asyncio.create_task(self._answer_gpu_use(request))
+            self._commands.add(task)
+            task.add_done_callback(self._commands.discard)
+
+    async def _answer_gpu_use(self, request: pb.GpuUseRequest) -> None:
+        use = await self._host.gpu_use(pods=request.pods)
+        self._replies.append(codec.gpu_use(request.request_id, use))
+        self._wake.set()
 
     def _take_order(self, order: pb.RepairOrder) -> None:
         if self._host.orders is not None:

@@ -103,8 +103,8 @@ def test_what_pynvml_calls_a_mismatch_is_a_function_that_is_not_there(
     assert sampler.start() == "580.65.06"
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     with pytest.raises(pynvml.NVMLLibraryMismatchError):
-        pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
     errors: dict[str, int] = {}
-    function = pynvml.nvmlDeviceGetComputeRunningProcesses
+    function = pynvml.nvmlDeviceGetMPSComputeRunningProcesses
     assert sampler._call(errors, "rows", "0 ", function, handle) is None
     assert errors == {"rows": 13}

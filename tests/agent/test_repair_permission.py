@@ -1,8 +1,9 @@
 """The permission to begin an act: the act follows a grant in time, and no other answer."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,17 @@ import pytest
 from nodeagent.clock import Clock
 from nodeagent.repair.operation import Operation, Verb
 from nodeagent.repair.permission import BeginPermission, NotPermitted, PermissionReply
+from nodeagent.repair.pod_resources import SOCKET
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, boot, use_gpus
+from tests.agent.repair_node import (
+    TWO,
+    Aggregator,
+    RepairNode,
+    aggregator,
+    attached,
+    boot,
+    use_gpus,
+)
 from tests.support.fake_aggregator import Attended
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
@@ -283,14 +293,20 @@ def _process(proc: Path, pid: int, name: str, *, killed: bool = False) -> None:
     (folder / "status").write_text(f"Name:\t{name}\nSigPnd:\t{mask}\nShdPnd:\t{'0' * 16}\n")
 
 
-async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(tmp_path: Path) -> None:
+async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with aggregator() as server:
         node = RepairNode(tmp_path, server.address, allow=())
         _alone(node)
+        use_gpus(node, monkeypatch)
         proc = node.folder / "proc"
+        (node.folder / "host").mkdir()
+        node.top = f'host_root = "{node.folder}/host"\n{node.top}'
 
-        async def gpu_use(request: str) -> pb.GpuUse:
-            server.latest.send(gpu_use_request=pb.GpuUseRequest(request_id=request))
+        async def gpu_use(request: str, *, pods: bool = False) -> pb.GpuUse:
+            asked = pb.GpuUseRequest(request_id=request, pods=pods)
+            server.latest.send(gpu_use_request=asked)
             await until(
                 lambda: any(found.request_id == request for found in _gpu_uses(server)),
                 what=node.log,
@@ -299,7 +315,7 @@ async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(tmp_path: Pat
 
         try:
             await node.start().up()
-            await server.stream()
+            await attached(server, node)
             assert await gpu_use("1") == pb.GpuUse(request_id="1")
             _process(proc, 70, "dcgm-exporter")
             _process(proc, 71, "nvidia-device-p")
@@ -308,6 +324,22 @@ async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(tmp_path: Pat
             _process(proc, 73, "slurmstepd")
             used = ["slurmstepd (pid 73) has /dev/nvidia0 open"]
             assert await gpu_use("3") == pb.GpuUse(request_id="3", users=used)
+            # Which pod uses which GPU comes on request alone.
+            (proc / "73/cgroup").write_text("0::/kubepods/burstable/pod0a1b-2c3d/x\n")
+            node.gpus.write([replace(TWO[0], pids=(73,)), TWO[1]])
+            # A driver that takes long is no error: the next answer has the processes.
+            numbers = itertools.count(4)
+
+            async def answered() -> pb.GpuUse:
+                return await gpu_use(str(next(numbers)), pods=True)
+
+            answer = await answered()
+            while not answer.pods:
+                answer = await answered()
+            assert answer.pods_unknown == f"there is no socket {SOCKET}"
+            assert list(answer.pods) == [
+                pb.PodGpu(pod_uid="0a1b-2c3d", gpu=TWO[0].uuid, processes=1)
+            ]
         finally:
             node.close()
 

@@ -613,7 +613,7 @@ class Stream:
     def order_repair(self, order: object) -> None:
         self.ordered.append(order)
 
-    def request_gpu_use(self, request: str) -> None:
+    def request_gpu_use(self, request: str, *, pods: bool) -> None:
         self.requested.append(request)
 
 

@@ -63,7 +63,8 @@ class FakeStream:
     def answer_permission(self, operation: str, refusal: str) -> None:
         self.permissions.append((operation, refusal))
 
-    def request_gpu_use(self, request: str) -> None:
+    def request_gpu_use(self, request: str, *, pods: bool) -> None:
+        assert not pods
         self.orders.gpu_use.on_answer("node-1", request, GpuUse())
 
     def _answer(self, operation: str) -> None:

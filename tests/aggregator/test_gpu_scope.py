@@ -5,7 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     EvidenceItem,
@@ -15,12 +18,15 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
 )
+from aggregator.jobs.gpu_reader import FRESH, MOST_AGE, GpuReports, PodGpuReader
+from aggregator.jobs.gpu_report import NO_REPORT, GpuReport, PodGpu, gpus_by_pod
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.settings import Settings
 from aggregator.workloads.gpu_scope import GpuScope, faulty_gpus, spared
 from tests.support import virtual_time
 from tests.support.drains import GANG, drained, status
+from tests.support.gpu_reports import PodReports
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import POLICY, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
@@ -41,9 +47,15 @@ def pod(name: str, *gpus: str, **changes: Any) -> Pod:
     return replace(plain, **{"gpus": len(gpus), "gpu_ids": gpus, **changes})
 
 
-def kept(*pods: Pod, after: float = 0.0, gpus: frozenset[str] = frozenset({BAD})) -> set[str]:
+def kept(
+    *pods: Pod,
+    after: float = 0.0,
+    gpus: frozenset[str] = frozenset({BAD}),
+    report: GpuReport = NO_REPORT,
+) -> set[str]:
     moment = DrainMoment(1000.0 + after, 1000.0, 1000.0 + 7 * DAY)
-    return {uid.removeprefix("uid-") for uid in spared(pods, gpus, RULES, moment)}
+    used = gpus_by_pod(pods, report)
+    return {uid.removeprefix("uid-") for uid in spared(pods, gpus, RULES, moment, used)}
 
 
 USER, OTHER, PLAIN = pod("user", BAD), pod("other", "GPU-2"), pod("plain")
@@ -82,6 +94,128 @@ def test_the_pods_that_do_not_use_the_gpu_run_to_their_end(
     assert kept(*pods, gpus=frozenset()) == set()
 
 
+def entry(name: str, gpu: str, **changes: Any) -> PodGpu:
+    return replace(PodGpu("jobs", name, f"uid-{name}", gpu), **changes)
+
+
+def reported(*entries: PodGpu, unknown: str = "") -> GpuReport:
+    return GpuReport(entries, unknown)
+
+
+BLIND_USER, BLIND_OTHER = pod("user", gpus=1), pod("other", gpus=1)
+BOTH = entry("user", BAD), entry("other", "GPU-2")
+CLAIM = {"claim": "c", "pod_uid": ""}
+WITH_CLAIMS = replace(BLIND_OTHER, gpus=0, has_claims=True)
+
+
+@pytest.mark.parametrize(
+    ("pods", "report", "expected"),
+    [
+        ((BLIND_USER, BLIND_OTHER, PLAIN), reported(*BOTH), {"other", "plain"}),
+        # PodResources has no uids: names are enough, and those of an earlier pod are not.
+        (
+            (BLIND_USER, BLIND_OTHER),
+            reported(*(replace(one, pod_uid="") for one in BOTH)),
+            {"other"},
+        ),
+        ((BLIND_USER, BLIND_OTHER), reported(BOTH[0], replace(BOTH[1], pod_uid="before")), set()),
+        # A claim, by UUID or not; a channel of memory is no GPU; none where the kubelet is old.
+        ((USER, WITH_CLAIMS), reported(BOTH[0], entry("other", "GPU-2", **CLAIM)), {"other"}),
+        ((USER, WITH_CLAIMS), reported(BOTH[0], entry("other", BAD, **CLAIM)), set()),
+        ((USER, WITH_CLAIMS), reported(BOTH[0], entry("other", "gpu.x/n1/gpu-3", **CLAIM)), set()),
+        ((USER, WITH_CLAIMS), reported(BOTH[0]), set()),
+        (
+            (USER, WITH_CLAIMS, OTHER2 := pod("other-2", "GPU-4")),
+            reported(
+                BOTH[0],
+                entry("other-2", "GPU-4"),
+                entry("other", "compute-domain.nvidia.com/n1/channel-0", **CLAIM),
+            ),
+            {"other", "other-2"},
+        ),
+        # Processes on the faulty GPU, whatever was allocated: a container that sees all GPUs.
+        (
+            (USER, OTHER, pod("sees-all"), OTHER2),
+            reported(
+                entry("sees-all", BAD, allocated=False, processes=1),
+                *BOTH,
+                entry("other-2", "GPU-4"),
+            ),
+            {"other", "other-2"},
+        ),
+        ((USER, OTHER, OTHER2), reported(*BOTH, entry("other", BAD, processes=1)), {"other-2"}),
+        # The kubelet's two words differ; the report is not whole, or there is none.
+        ((USER, OTHER), reported(BOTH[0], entry("other", "GPU-3")), set()),
+        ((BLIND_USER, BLIND_OTHER), reported(*BOTH, unknown="600 entries"), set()),
+        ((BLIND_USER, BLIND_OTHER), NO_REPORT, set()),
+        ((BLIND_USER, replace(BLIND_OTHER, gpus=2)), reported(*BOTH), set()),
+        # The status has them all: an agent without an answer changes nothing.
+        ((USER, OTHER), reported(unknown="no answer"), {"other"}),
+        # Entries for pods that are not on the node, another's uid in a process: of no effect.
+        (
+            (USER, OTHER),
+            reported(*BOTH, entry("gone", BAD), entry("x", "GPU-2", processes=9)),
+            {"other"},
+        ),
+    ],
+)
+def test_the_agents_report_names_the_gpus_that_the_status_does_not(
+    pods: tuple[Pod, ...], report: GpuReport, expected: set[str]
+) -> None:
+    assert kept(*pods, report=report) == expected
+    assert kept(*reversed(pods), report=report) == expected
+
+
+NAMES = ("user", "other", "third")
+IDS = st.sampled_from((BAD, "GPU-2", f"{BAD}::1", "MIG-1", "3", "gpu.x/n/d", ""))
+ENTRIES = st.lists(
+    st.builds(
+        PodGpu,
+        namespace=st.sampled_from(("jobs", "other")),
+        pod=st.sampled_from(NAMES),
+        pod_uid=st.sampled_from(("", *(f"uid-{name}" for name in NAMES))),
+        gpu=IDS,
+        claim=st.sampled_from(("", "c")),
+        allocated=st.booleans(),
+        processes=st.integers(0, 2),
+    ),
+    max_size=6,
+)
+PODS = st.tuples(
+    *(
+        st.builds(
+            lambda ids, gpus, claims, name=name: pod(name, *ids, gpus=gpus, has_claims=claims),
+            st.lists(IDS, max_size=2),
+            st.integers(0, 2),
+            st.booleans(),
+        )
+        for name in NAMES
+    )
+)
+
+
+@given(pods=PODS, entries=ENTRIES, unknown=st.sampled_from(("", "why")))
+def test_no_report_spares_a_pod_that_has_the_faulty_gpu_or_unknown_ones(
+    pods: tuple[Pod, ...], entries: list[PodGpu], unknown: str
+) -> None:
+    """And none evicts a pod that the drain of the whole node would not."""
+    report = GpuReport(tuple(entries), unknown)
+    spared_now = kept(*pods, report=report)
+    used = gpus_by_pod(pods, report)
+    assert spared_now <= set(NAMES)
+    for one in pods:
+        if one.name not in spared_now:
+            continue
+        assert not used[one.uid].unknown
+        assert BAD not in used[one.uid].gpus
+        assert all(BAD not in device for device in one.gpu_ids)
+        assert not any(
+            BAD in seen.gpu
+            for seen in entries
+            if seen.pod_uid == one.uid and (seen.processes or not seen.allocated)
+        )
+
+
 def quarantine(*evidence: EvidenceItem, **spec: Any) -> Quarantine:
     made = QuarantineSpec(Action.DRAIN, "gpu", "a fault", requester=OURS, evidence=evidence)
     return Quarantine("n1", "q", "1", replace(made, **spec), QuarantineStatus())
@@ -109,9 +243,10 @@ def test_every_reason_of_the_quarantine_has_to_be_of_one_gpu() -> None:
 # -- whole drains ------------------------------------------------------------------------
 
 
-def settings(**changes: Any) -> Settings:
+def settings(clock: Running, reports: GpuReports, **changes: Any) -> Settings:
     rules = DrainRules(gpu_scope_for=DAY, **changes)
-    return replace(SETTINGS, drain=rules, waits=GpuScope(rules, scope_of))
+    reader = PodGpuReader(reports, Clocks(clock, clock))
+    return replace(SETTINGS, drain=rules, waits=GpuScope(rules, scope_of, reader))
 
 
 def world_of(*pods: Pod) -> World:
@@ -122,8 +257,10 @@ def world_of(*pods: Pod) -> World:
     return world
 
 
-async def begun(world: World, code: str = "xid:48") -> Replica:
-    replica = Replica(world, clock=Running(), settings=settings())
+async def begun(world: World, code: str = "xid:48", reports: GpuReports | None = None) -> Replica:
+    clock = Running()
+    given = settings(clock, reports or PodReports(GpuReport(unknown="no agent")))
+    replica = Replica(world, clock=clock, settings=given)
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", snapshot(fault(code)))
     return replica
@@ -175,6 +312,40 @@ def test_a_rule_without_the_scope_drains_the_whole_node() -> None:
     async def scenario() -> None:
         world = world_of(USER, OTHER)
         replica = await begun(world, "xid:79")
+        await until(lambda: len(world.evicted) == 2, within=60)
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_the_reports_of_the_agent_are_read_at_the_fault_and_seldom_after_it() -> None:
+    async def scenario() -> None:
+        world = world_of(BLIND_USER, BLIND_OTHER)
+        reports = PodReports(reported(*BOTH))
+        replica = await begun(world, reports=reports)
+        await until(lambda: world.evicted, within=60)
+        world.kubelets_finish()
+        await asyncio.sleep(FRESH / 2)
+        assert (world.evicted, reports.requests) == (["uid-user"], 1)
+        # An agent without an answer widens nothing for a while; its report ends at last.
+        reports.report = reported(unknown="no answer")
+        await asyncio.sleep(MOST_AGE - FRESH)
+        assert world.evicted == ["uid-user"]
+        assert reports.requests < MOST_AGE / 60
+        await until(lambda: len(world.evicted) == 2, within=FRESH * 2)
+        texts = [one.summary for one in replica.notes.transitions if "not the GPU" in one.summary]
+        assert texts == [
+            "n1: the scope of the drain is the node, not the GPU: jobs/other: no answer"
+        ]
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_without_a_report_the_whole_node_is_drained() -> None:
+    async def scenario() -> None:
+        world = world_of(BLIND_USER, BLIND_OTHER)
+        replica = await begun(world)
         await until(lambda: len(world.evicted) == 2, within=60)
         await replica.stop()
 

@@ -9,6 +9,8 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Pod, Unreachable
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import EventKind, Transition
+from aggregator.jobs.gpu_reader import PodGpuReader
+from aggregator.jobs.gpu_report import GpuReport, PodGpu
 from aggregator.jobs.hit import evicted_details, hit_of
 from aggregator.jobs.identity import SHIPPED
 from aggregator.jobs.recorder import FRESH, MOST_JOBS, JobRecorder
@@ -58,6 +60,7 @@ class Recorded:
         self.now = 1000.0
         self.pods = pods
         self.emitted: list[Transition] = []
+        self.report, self.requested = GpuReport(unknown="no agent"), list[str]()
         self.recorder = JobRecorder(
             pods,
             self.emitted.append,
@@ -66,8 +69,13 @@ class Recorded:
             rules=JobRules(),
             markers=SHIPPED,
             pool_of=lambda _: "h100",
+            pod_gpus=PodGpuReader(self, Clocks(lambda: self.now, lambda: 1.8e9 + self.now)),
             own_namespace="sickbay",
         )
+
+    async def read_pods(self, node: str) -> GpuReport:
+        self.requested.append(node)
+        return self.report
 
     def tell(self, kind: EventKind, node: str = "n1", incident: str = "i1", **details: str) -> None:
         text = f"{node}: xid:79 (GPU has fallen off the bus) on 1 GPU"
@@ -193,3 +201,29 @@ async def test_a_read_counts_for_a_while_and_no_longer() -> None:
     seen.fault(incident="i3")
     await seen.settle()
     assert seen.pods.reads.count("n1") == 2
+
+
+async def test_the_record_names_the_gpus_of_each_pod() -> None:
+    known = replace(pod("rank-0", gpus=1), gpu_ids=("GPU-1",), node="n1")
+    world = Recorded(Pods([known, replace(pod("rank-1", gpus=2), node="n1")]))
+    entries = [PodGpu("ml", "rank-1", "", gpu) for gpu in ("GPU-3", "GPU-2")]
+    world.report = GpuReport(tuple(entries))
+    world.fault()
+    await world.recorder.serve("n1")
+    named = {one.details["gpu_ids"] for one in world.emitted}
+    assert {text for text in named if "rank-0" in text} <= {
+        "rank-0: GPU-1; rank-1: GPU-2 GPU-3",
+        "rank-0: GPU-1",
+    }
+    assert any("rank-1: GPU-2 GPU-3" in text for text in named)
+    assert world.requested == ["n1"]
+    # Where the status has all, the agent gets no request; without an answer it is shown.
+    for pods, text, requests in (
+        ([known], "rank-0: GPU-1", 0),
+        ([pod("x", gpus=1)], "x: unknown", 1),
+    ):
+        world = Recorded(Pods([replace(one, node="n1") for one in pods]))
+        world.fault()
+        await world.recorder.serve("n1")
+        assert {one.details["gpu_ids"] for one in world.emitted} == {text}
+        assert len(world.requested) == requests

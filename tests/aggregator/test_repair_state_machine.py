@@ -77,7 +77,7 @@ class GpuReport:
     def __init__(self, machine: "RepairMachine", node: str) -> None:
         self._machine, self._node = machine, node
 
-    def request_gpu_use(self, request: str) -> None:
+    def request_gpu_use(self, request: str, *, pods: bool) -> None:
         opened = self._node in self._machine.world.facts.gpus_open
         use = GpuUse(("a process of the test",) if opened else ())
         self._machine._gpu_use.on_answer(self._node, request, use)

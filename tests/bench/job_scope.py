@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Mapping
 
 from aggregator.cluster.port import Pod
+from aggregator.jobs.gpu_report import gpus_by_pod
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, plan_drain
 from aggregator.runtime.interning import EMPTY
 from aggregator.workloads.gpu_scope import spared
@@ -29,7 +30,7 @@ def kept_share(nodes: int, days: float, seed: int) -> float:
         moment = DrainMoment(at, at, at + _RULES.deadline)
         losses = {pod.uid: _hours(rng, pod) for pod in pods}
         whole += _lost(pods, moment, EMPTY, losses)
-        scoped += _lost(pods, moment, spared(pods, gpus, _RULES, moment), losses)
+        scoped += _lost(pods, moment, spared(pods, gpus, _RULES, moment, gpus_by_pod(pods)), losses)
     return 1 - scoped / whole
 
 

@@ -25,6 +25,7 @@ from aggregator.jobs.identity import SHIPPED
 from aggregator.jobs.recorder import JobRecorder
 from aggregator.jobs.settings import JobRules
 from aggregator.rfc3339 import write_time
+from tests.support.gpu_reports import no_reports
 
 BEGIN, DAY, HOUR = 1_790_000_000.0, 86400.0, 3600.0
 GPUS = 8
@@ -183,6 +184,7 @@ async def play(world: World, nodes: int, days: float, emit: list[Transition]) ->
         rules=JobRules(),
         markers=SHIPPED,
         pool_of=lambda _: "h100",
+        pod_gpus=no_reports(lambda: world.now),
     )
 
     async def tell(kind: EventKind, node: str, incident: str, **details: str) -> None:

@@ -45,7 +45,7 @@ class FakeGpu:
     (shutdown, slowdown, memory) in Celsius, ``margin`` below the slowdown as Hopper tells it,
     ``power``: draw and limit in mW. ``c2c``: 1 for each link to the CPU that is active.
     ``ecc_mode``: the present and the pending mode. ``virtualization``: 2 in a guest with a vGPU,
-    ``licence``: whether it has one.
+    ``licence``: whether it has one. ``pids``: its compute processes.
     """
 
     uuid: str
@@ -79,6 +79,7 @@ class FakeGpu:
     compute_mode: int | None = None
     virtualization: int | None = None
     licence: int | None = None
+    pids: Sequence[int] = ()
 
     def values(self, index: int) -> list[str]:
         """The lines of the scenario that say all this."""
@@ -119,6 +120,7 @@ class FakeGpu:
             found.append(("pages", int(self.pages_pending), [0]))
             for cause, times in zip(("single", "double"), self.pages, strict=True):
                 found += [(f"pages:{cause}", 1, [int(at * 1e6)]) for at in times]
+        found.append(("pid", 1, list(self.pids)))
         found += [("link", state, [link]) for link, state in enumerate(self.links)]
         for number in self.link_fields:
             good = [i for i in range(len(self.links)) if (number, i) not in self.link_errors]

@@ -376,6 +376,38 @@ int nvmlDeviceGetEnforcedPowerLimit(device_t device, unsigned *out) {
   return narrow_number("nvmlDeviceGetEnforcedPowerLimit", "power-limit", device, 0, out);
 }
 
+typedef struct {
+  unsigned pid;
+  unsigned long long used_memory;
+  unsigned gpu_instance, compute_instance;
+} process_t;
+
+/* "value GPU pid 1 PID PID...": the processes of a GPU. As NVML does, a buffer that is too short
+ * gets the number that is needed. */
+static int processes(const char *call, const char *name, device_t device, unsigned *count,
+                     process_t *out) {
+  struct gpu *gpu;
+  int code = enter_gpu(call, device, &gpu);
+  if (code) return code;
+  unsigned room = *count;
+  *count = 0;
+  for (int i = 0; i < scenario.value_count; i++) {
+    const struct value *v = &scenario.values[i];
+    if (v->gpu != index_of(device) || strcmp(v->name, name)) continue;
+    if (*count < room) out[*count] = (process_t){.pid = (unsigned)v->scope};
+    ++*count;
+  }
+  return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, process_t *out) {
+  return processes("nvmlDeviceGetComputeRunningProcesses_v3", "pid", device, count, out);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(device_t device, unsigned *count, process_t *out) {
+  return processes("nvmlDeviceGetGraphicsRunningProcesses_v3", "graphics", device, count, out);
+}
+
 int nvmlDeviceGetPersistenceMode(device_t device, unsigned *out) {
   return narrow_number("nvmlDeviceGetPersistenceMode", "persistence", device, 0, out);
 }

@@ -90,6 +90,7 @@ def record(at: float = 0.0, *, stopped: bool = True, **changes: Any) -> Hit:
         progress=True,
         pods_here=1,
         gpus_here=8,
+        gpu_ids="",
         pods=4,
         gpus=32,
         lost_pods=4,

@@ -57,6 +57,10 @@ MAX_ORDER_GPUS = 64
 MAX_TEST_PROFILES = 64
 #: Users of GPUs that one GpuUse names.
 MAX_GPU_USERS = 5
+#: GPUs of pods that one GpuUse names; beyond them which pod uses which GPU is not known.
+MAX_POD_GPUS = 512
+#: The name of a pod or a claim, and that of a DRA device with its driver and pool.
+MAX_POD_NAME = 512
 #: Seconds for which a Permission counts, from the sending of its PermissionRequest on.
 PERMISSION_SECONDS = 10.0
 #: An age: ten years, as no machine is up for longer.

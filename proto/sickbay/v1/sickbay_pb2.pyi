@@ -901,14 +901,25 @@ class GpuUse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     USERS_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
+    PODS_UNKNOWN_FIELD_NUMBER: _builtins.int
+    PROCESSES_UNKNOWN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     unknown: _builtins.str
     """Why processes can't be seen ("another PID namespace"); empty: they can."""
+    pods_unknown: _builtins.str
+    """Why the kubelet's allocations are not known, or not all of them; empty: ``pods`` has them all."""
+    processes_unknown: _builtins.str
+    """Why the processes of GPUs are not known, or not those of all GPUs; empty: they were read."""
     @_builtins.property
     def users(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Pods that have a GPU by the kubelet's record, and processes that have one open: the first few, for
         people. Empty: no GPU is in use, as far as that can be seen.
         """
+
+    @_builtins.property
+    def pods(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodGpu]:
+        """Which pod uses which GPU. Only where the request has ``pods``."""
 
     def __init__(
         self,
@@ -916,14 +927,66 @@ class GpuUse(_message.Message):
         request_id: _builtins.str = ...,
         users: _abc.Iterable[_builtins.str] | None = ...,
         unknown: _builtins.str = ...,
+        pods: _abc.Iterable[Global___PodGpu] | None = ...,
+        pods_unknown: _builtins.str = ...,
+        processes_unknown: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "unknown", b"unknown", "users", b"users"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pods", b"pods", "pods_unknown", b"pods_unknown", "processes_unknown", b"processes_unknown", "request_id", b"request_id", "unknown", b"unknown", "users", b"users"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GpuUse: _TypeAlias = GpuUse  # noqa: Y015
+
+@_typing.final
+class PodGpu(_message.Message):
+    """One GPU of one container, by the kubelet's PodResources, or of one pod, by the driver's processes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    POD_FIELD_NUMBER: _builtins.int
+    POD_UID_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    ALLOCATED_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    pod: _builtins.str
+    pod_uid: _builtins.str
+    """Empty where the node's files do not name it."""
+    container: _builtins.str
+    gpu: _builtins.str
+    """A GPU's UUID, or another id of the device plugin. Of a claim whose UUID is not known:
+    "DRIVER/POOL/DEVICE".
+    """
+    claim: _builtins.str
+    """The ResourceClaim that gave it; empty: a device plugin did."""
+    allocated: _builtins.bool
+    """The kubelet has allocated it. Otherwise the pod's processes alone use it."""
+    processes: _builtins.int
+    """Processes of the pod that the driver reports on this GPU."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        pod: _builtins.str = ...,
+        pod_uid: _builtins.str = ...,
+        container: _builtins.str = ...,
+        gpu: _builtins.str = ...,
+        claim: _builtins.str = ...,
+        allocated: _builtins.bool = ...,
+        processes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated", b"allocated", "claim", b"claim", "container", b"container", "gpu", b"gpu", "namespace", b"namespace", "pod", b"pod", "pod_uid", b"pod_uid", "processes", b"processes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PodGpu: _TypeAlias = PodGpu  # noqa: Y015
 
 @_typing.final
 class TestStep(_message.Message):
@@ -1414,15 +1477,19 @@ class GpuUseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    pods: _builtins.bool
+    """Requests the pods of each GPU too: the kubelet and the driver are read for them."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
+        pods: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pods", b"pods", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
