@@ -294,6 +294,7 @@ class _Acts:
             switch=base.switch,
             clocks=clocks,
             drain=settings.drain,
+            proposals=self.proposals,
             test_namespace=settings.repair.test_namespace,
         )
         self.repairs = RepairRunner(

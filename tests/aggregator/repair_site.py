@@ -51,7 +51,7 @@ class Site:
         #: What the nodes' agents report of GPU users before each order; None: nobody requests it.
         self.gpu_use: GpuUseRequests | None = None
         self.replica: Replica
-        self.mode, self.policy = RepairMode.REPAIR, POLICY
+        self.mode, self.policy, self.settings = RepairMode.REPAIR, POLICY, SETTINGS
         self.rules: dict[str, Any] = {}
         self.ill = dict.fromkeys(nodes or ("n1",), ILL)
 
@@ -60,7 +60,7 @@ class Site:
         self.replica = Replica(
             self.world,
             clock=Running(),
-            settings=replace(SETTINGS, repair=self.repair(cluster)),
+            settings=replace(self.settings, repair=self.repair(cluster)),
             policy=self.policy,
             cluster=cluster,
         )

@@ -18,6 +18,7 @@ from aggregator.health.model import Delta, Status
 from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
+from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.orders import evidence_bundle
@@ -27,14 +28,16 @@ from aggregator.quarantine.repair.protocol import (
     RepairSettings,
 )
 from aggregator.quarantine.repair.runner import LOOK_EVERY
-from tests.aggregator.repair_site import POLICY, WELL, Site
+from tests.aggregator.repair_site import ILL, POLICY, WELL, Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT, repair_settings
 from tests.support.replica import (
+    SETTINGS,
     Replica,
     component,
     reconciler_of,
     shipped_policy,
+    snapshot,
 )
 from tests.support.virtual_replica import Running, later
 from tests.support.virtual_time import in_virtual_time
@@ -440,6 +443,65 @@ async def test_the_stop_switch_holds_an_order_and_not_its_proof() -> None:
     await other.settles(lambda: other.repaired)
     other.check()
     await other.replica.stop()
+
+
+@in_virtual_time
+async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> None:
+    others = [f"n{number}" for number in range(2, 11)]
+    site = Site("n1", *others)
+    suspecting = replace(SETTINGS.limits, cooldown=900.0)
+    common = CommonLimits(common_cause_percent=50.0, clique_label="")
+    site.settings = replace(SETTINGS, limits=suspecting, common=common)
+    site.ill |= dict.fromkeys(others, snapshot())
+    pod = site.world.add_pod("n1", "kept", owner_kind="")  # no controller: it is never evicted
+    site.start()
+    await site.settles(lambda: site.world.quarantines)
+    for name in others:
+        site.replica.agent(name, ILL)
+    await site.settles(lambda: site.replica.fleet.causes)
+    assert set(site.world.quarantines) == {"n1"}
+    del site.world.pods[f"n1/{pod.name}"]
+
+    def held() -> str:
+        repair = site.quarantine().status.repair
+        return repair.held if repair is not None else ""
+
+    await site.settles(held)
+    assert held().startswith("reboot is held by limits.common_cause_percent = 50%: ")
+    await later(3600)
+    assert site.shop.orders == []
+    # The cause is over, then its cooldown; a restart meanwhile changes nothing.
+    for name in others:
+        site.ill[name] = WELL
+        site.report(name)
+    await site.settles(lambda: not site.replica.fleet.causes)
+    await site.replica.stop()
+    site.start()
+    await site.settles(lambda: "limits.cooldown" in held() or site.shop.orders)
+    assert site.shop.orders == []
+    await site.settles(lambda: site.shop.orders)
+    assert [one.node for one in site.shop.orders] == ["n1"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_may_have_a_node_repaired_whatever_the_fleet_has() -> None:
+    site = Site("n1", "n2")
+    site.settings = replace(SETTINGS, limits=replace(SETTINGS.limits, quorum_percent=100.0))
+    site.start()
+    await site.settles(lambda: site.world.quarantines)
+    await site.replica.stop()
+    del site.ill["n2"]  # its agent does not report to the next controller
+    site.start()
+    await site.settles(lambda: (repair := site.quarantine().status.repair) and repair.held)
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "limits.quorum_percent" in repair.held
+    assert site.shop.orders == []
+    site.world.person_annotates("n1", REQUEST, "reboot by-hand")
+    await site.settles(lambda: site.shop.orders)
+    await site.replica.stop()
 
 
 @in_virtual_time

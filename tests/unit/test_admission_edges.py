@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
     SETTLES,
@@ -17,6 +19,7 @@ from aggregator.quarantine.decide.admission import (
     escalation_hold,
     lost,
     quorum,
+    repair_hold,
     settling,
     stopped,
 )
@@ -304,6 +307,41 @@ def test_a_drain_is_held_by_what_is_suspected_and_by_no_count() -> None:
     suspect = proposal(suspects=(frozenset({CAUSE}),))
     assert hold(suspect) is None
     assert hold(suspect, causes={CAUSE: DISK}) == Held(DISK.limit, "50", DISK.reason, CAUSE)
+
+
+IDS = ("check:disk", "version:driver", "rack:7", FLEET)
+SUSPECTS = st.frozensets(st.sampled_from(IDS[:3]))
+
+
+@given(
+    suspects=st.lists(SUSPECTS, max_size=3).map(tuple),
+    opened=st.sets(st.sampled_from(IDS[:3])),
+    cooling=st.sets(st.sampled_from(IDS)),
+    unsettled=st.sampled_from(("", "its version has just changed")),
+    reported=st.integers(0, 100),
+    standing=st.integers(0, 60),
+)
+def test_a_repair_is_held_by_what_would_hold_the_node_as_a_new_one_except_counts(
+    suspects: tuple[frozenset[str], ...],
+    opened: set[str],
+    cooling: set[str],
+    unsettled: str,
+    reported: int,
+    standing: int,
+) -> None:
+    record = replace(
+        entries("n1", *(f"m{number}" for number in range(standing)), at=NOW - 5000),
+        cooldowns={ident: Cooldown(NOW - 10, "why") for ident in cooling},
+    )
+    known = {"causes": dict.fromkeys(opened, DISK)}
+    size, limits = FleetSize(100, reported), replace(OPEN, quorum_percent=50.0)
+    asked = proposal(suspects=suspects, unsettled=unsettled)
+    hold = repair_hold(record, asked, limits, size, now=NOW, **known)
+    unlimited = replace(limits, concurrent=1000, new_per_window=1000)
+    anew = at(replace(asked, node="new"), record=record, limits=unlimited, size=size, **known)
+    assert hold == anew.held.get("new")
+    all_explained = bool(suspects) and all(one & opened for one in suspects)
+    assert hold is not None or (reported >= 50 and not all_explained and FLEET not in cooling)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,13 @@ class Proposals:
         self._holds.hold(node_state, held, wanted)
         return replace(wanted, spec=replace(wanted.spec, action=quarantine.spec.action))
 
+    def repair_hold(self, node_state: NodeState) -> Held | None:
+        """What speaks against a repair of the node's evidence as an act on this node alone."""
+        wanted = node_state.decision.wanted
+        if wanted is None:
+            return None  # its evidence is over, and it has failed a test of its own
+        return self._record_writer.repair_hold(self.propose(node_state, wanted))
+
     def propose(self, node_state: NodeState, wanted: DesiredState) -> Proposal:
         spec = wanted.spec
         return Proposal(

@@ -33,6 +33,7 @@ from aggregator.quarantine.decide.admission import (
     admit,
     escalation_hold,
     lost,
+    repair_hold,
     settling,
 )
 from aggregator.quarantine.decide.admission_record import (
@@ -236,6 +237,17 @@ class AdmissionRecordWriter:
             self.record,
             proposal,
             self._limits,
+            now=self._wall(),
+            causes=self._causes(),
+        )
+
+    def repair_hold(self, proposal: Proposal) -> Held | None:
+        """The hold on the next repair of a node in quarantine, by the last record."""
+        return repair_hold(
+            self.record,
+            proposal,
+            self._limits,
+            self._size(),
             now=self._wall(),
             causes=self._causes(),
         )

@@ -342,6 +342,27 @@ def escalation_hold(
     return found.held if found is not None else None
 
 
+def repair_hold(
+    record: Record,
+    proposal: Proposal,
+    limits: Limits,
+    size: FleetSize,
+    *,
+    now: float,
+    causes: Mapping[str, OpenCause],
+) -> Held | None:
+    """The hold on the next repair of a node in quarantine, or None.
+
+    The node is counted already, so no count applies. A cause that was found after its admission, a
+    cooldown and a fleet of which too little has reported hold a repair as they hold a new node.
+    """
+    waiting = quorum(limits, size)
+    if waiting is not None:
+        return waiting
+    found = _Budget(record, limits, _NO_SIZE, now, causes, {}).suspicion(proposal)
+    return found.held if found is not None else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Trip:
     """A cooldown that begins; ``spare`` as in `Cooldown`."""

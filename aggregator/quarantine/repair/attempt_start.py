@@ -67,7 +67,8 @@ class AttemptStarts:
         if self._choice.next_step(node_state, fresh) != step:
             node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
             return None
-        why = await self._checks.against(node_state, node, fresh, step.repair)
+        by_hand = bool(step.request)
+        why = await self._checks.against(node_state, node, fresh, step.repair, by_hand=by_hand)
         if why and is_in_use(fresh, step, why):
             self._tests.note_use(fresh, why)
             return None
@@ -118,7 +119,8 @@ class AttemptStarts:
         repair = fresh.status.repair if fresh is not None else None
         if fresh is None or node is None or repair is None or attempt not in repair.attempts:
             return None  # the next look sees it
-        why = await self._checks.against(node_state, node, fresh, attempt.repair)
+        by_hand = bool(attempt.request)
+        why = await self._checks.against(node_state, node, fresh, attempt.repair, by_hand=by_hand)
         if why:
             await self._status.hold(node_state, fresh, why)
             return None

@@ -91,7 +91,10 @@ class RepairPermissions:
         why = permission_refusal(quarantine, node, request.operation, request.repair, now)
         if why or quarantine is None or node is None:
             return why
-        why = await self._checks.against(node_state, node, quarantine, request.repair, anew=True)
+        by_hand = attempt is not None and bool(attempt.request)
+        why = await self._checks.against(
+            node_state, node, quarantine, request.repair, by_hand=by_hand, anew=True
+        )
         if why:
             return why
         await self._acts.guard(node_state)()

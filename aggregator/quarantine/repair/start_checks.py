@@ -4,6 +4,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, NodesAndPods, Quarantine
 from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.quarantine.actions.holds import Proposals
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.admission import stopped
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, plan_drain
@@ -34,12 +35,14 @@ class RepairStartChecks:
         switch: StopSwitch,
         clocks: Clocks,
         drain: DrainRules,
+        proposals: Proposals,
         test_namespace: str,
     ) -> None:
         self._cluster = cluster
         self._switch = switch
         self._clocks = clocks
         self._drain = drain
+        self._proposals = proposals
         self._test_namespace = test_namespace
 
     async def against(
@@ -49,10 +52,11 @@ class RepairStartChecks:
         quarantine: Quarantine,
         repair: str,
         *,
+        by_hand: bool,
         anew: bool = False,
     ) -> str:
-        """Why the repair may not begin on this node now; empty: it may. ``anew``: its pods are read
-        in any case.
+        """Why the repair may not begin on this node now; empty: it may. ``by_hand``: a person has
+        requested it. ``anew``: its pods are read in any case.
         """
         if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
             return "the node does not have all of our marks"
@@ -68,6 +72,9 @@ class RepairStartChecks:
             # No reservation, which a stop would hold.
             stop = self._switch.reason
             return held_text(repair, stopped(stop)) if stop else ""
+        held = None if repair == TEST or by_hand else self._proposals.repair_hold(node_state)
+        if held is not None:
+            return held_text(repair, held)
         if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
             return "the node's kubelet and its agent do not name the same boot"
         if not anew and node_state.quarantine_view.was_just_empty(self._clocks.now(), _JUST_EMPTY):
