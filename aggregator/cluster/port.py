@@ -350,7 +350,7 @@ class QuarantineStatus:
     pre_evict: HookStatus | None = None
     #: The notices to workloads before their eviction.
     notices: tuple[EvictionNotice, ...] = ()
-    #: The gangs of which pods were evicted from the node, for `limits.per_workload`.
+    #: The gangs and jobs of which pods were evicted from the node, for `limits.per_workload`.
     evicted_workloads: tuple[EvictedWorkload, ...] = ()
     released_because: str = ""
     overruled: bool = False

@@ -8,6 +8,7 @@ from aggregator.cluster.port import Quarantine
 from aggregator.config.settings import Config
 from aggregator.hooks.factory import notice_hooks
 from aggregator.jobs.gpu_reader import PodGpuReader
+from aggregator.jobs.identity import Markers
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.drain.pod_waits import PodWaits
 from aggregator.quarantine.state.fleet import FleetState
@@ -33,7 +34,7 @@ def pod_waits(
             WorkloadLimit(
                 config.limits.per_workload,
                 config.limits.window,
-                config.drain.gang_keys,
+                Markers(jobs=config.jobs.job_keys, gangs=config.drain.gang_keys),
                 lambda: _quarantines(fleet),
                 clocks,
             )

@@ -1,7 +1,8 @@
-"""``limits.per_workload``: from so many nodes a gang's pods are evicted within a window, no more.
+"""``limits.per_workload``: from so many nodes a job's pods are evicted within a window, no more.
 
-Each Quarantine has the gangs of which pods were evicted from its node, written by compare-and-set
-before the first request. So the count is that of durable objects, whichever replica acts.
+A gang counts as one, and without one a job that loses work with a pod. Each Quarantine has those of
+which pods were evicted from its node, written by compare-and-set before the first request. So the
+count is that of durable objects, whichever replica acts.
 """
 
 import asyncio
@@ -10,28 +11,35 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import ClusterError, EvictedWorkload, Quarantine
+from aggregator.cluster.port import ClusterError, EvictedWorkload, Pod, Quarantine
 from aggregator.events import EventKind
-from aggregator.jobs.notice import Workload, workloads_of
+from aggregator.jobs.family import Loss
+from aggregator.jobs.gangs import Gang
+from aggregator.jobs.identity import Markers, job_of
+from aggregator.jobs.notice import Workload
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.drain.pod_waits import DrainRound
 from aggregator.rfc3339 import span
 from aggregator.runtime.text import some_of
 
-#: Gangs in one Quarantine; the schema has the same bound. Of further ones none is evicted.
+#: Gangs and jobs in one Quarantine, as in the schema. Of further gangs no pod is evicted.
+#: Further jobs are not counted: a node may run hundreds of small ones, and its drain has to end.
 MOST_WORKLOADS = 128
+#: Owners that no family knows, and pods without one: whether they are jobs is not known. A slurmd
+#: carries jobs that Slurm alone can name.
+_NO_JOB = frozenset({"other", "pod", "slurm-node"})
 _MOST_NAMED = 4
 
 
 @dataclass(slots=True)
 class WorkloadLimit:
-    """Implements `PodWaits`. ``nodes`` 0 sets no limit; ``window`` is in seconds. ``keys`` are a
-    site's own markers of gangs, ``quarantines`` all of the cluster.
+    """Implements `PodWaits`. ``nodes`` 0 sets no limit; ``window`` is in seconds. ``markers`` are a
+    site's own, ``quarantines`` all of the cluster.
     """
 
     nodes: int
     window: float
-    keys: tuple[str, ...]
+    markers: Markers
     quarantines: Callable[[], Iterable[Quarantine]]
     clocks: Clocks
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -39,39 +47,43 @@ class WorkloadLimit:
 
     async def reasons(self, one: DrainRound) -> Mapping[str, str]:
         going = (*one.plan.evict, *one.plan.force)
-        gangs = {
-            key: workload
-            for key, workload in workloads_of(going, self.keys).items()
-            if workload.gang is not None
-        }
-        if not self.nodes or not gangs:
+        counted = counted_workloads(going, self.markers)
+        if not self.nodes or not counted:
             return {}
-        async with self._lock:  # two drains of one gang must not both be the last
-            held = self._held(one, gangs)
-            await self._note(one, [key for key in gangs if key not in held])
+        async with self._lock:  # two drains of one job must not both be the last
+            held, uncounted = self._held(one, counted)
+            skipped = held.keys() | uncounted
+            await self._note(one, [key for key in counted if key not in skipped])
         for key, reason in held.items():
-            self._report(one, gangs[key], reason)
-        return {pod.uid: reason for key, reason in held.items() for pod in gangs[key].pods}
+            self._report(one, counted[key], reason)
+        return {pod.uid: reason for key, reason in held.items() for pod in counted[key].pods}
 
-    def _held(self, one: DrainRound, gangs: Mapping[str, Workload]) -> dict[str, str]:
-        """By gang, why its pods are not evicted. A person's quarantine counts, and is not held."""
+    def _held(
+        self, one: DrainRound, counted: Mapping[str, Workload]
+    ) -> tuple[dict[str, str], set[str]]:
+        """By gang or job, why its pods are not evicted, and the jobs for which there is no room.
+
+        A person's quarantine counts, and is not held.
+        """
         known = {item.workload for item in _latest(one).status.evicted_workloads}
-        others = {key: self._other_nodes(one.quarantine.node, key) for key in gangs}
         room = MOST_WORKLOADS - len(known)
-        held = {}
-        for key, nodes in others.items():
+        held, uncounted = dict[str, str](), set[str]()
+        for key, workload in counted.items():
             if key in known:
                 continue
+            nodes = self._other_nodes(one.quarantine.node, key)
             if len(nodes) >= self.nodes and one.quarantine.spec.requester == OURS:
                 held[key] = (
-                    f"its gang lost {len(nodes)} nodes within {span(self.window)}: "
+                    f"its {_word(workload)} lost {len(nodes)} nodes within {span(self.window)}: "
                     f"{some_of(nodes, _MOST_NAMED)} (limits.per_workload is {self.nodes})"
                 )
-            elif room <= 0:
-                held[key] = f"pods of {MOST_WORKLOADS} gangs were evicted from this node already"
-            else:
+            elif room > 0:
                 room -= 1
-        return held
+            elif workload.gang is None:
+                uncounted.add(key)
+            else:
+                held[key] = f"pods of {MOST_WORKLOADS} gangs were evicted from this node already"
+        return held, uncounted
 
     def _other_nodes(self, node: str, workload: str) -> list[str]:
         since = self.clocks.earliest() - self.window
@@ -86,7 +98,7 @@ class WorkloadLimit:
         )
 
     async def _note(self, one: DrainRound, keys: Iterable[str]) -> None:
-        """Note the gangs whose pods go, and again while they still have to go: so a drain that is
+        """Note those whose pods go, and again while they still have to go: so a drain that is
         under way always counts.
         """
         quarantine = _latest(one)
@@ -99,7 +111,7 @@ class WorkloadLimit:
             await one.acts.write_status(one.node_state, quarantine, status)
 
     def _report(self, one: DrainRound, workload: Workload, reason: str) -> None:
-        """Alert once for a quarantine and gang; a blocker in the status was alerted before."""
+        """Alert once for a quarantine and workload; a blocker in the status was alerted before."""
         subject = (one.quarantine.uid, workload.key)
         pod = workload.pods[0].key
         if subject not in self._reported and all(
@@ -108,6 +120,31 @@ class WorkloadLimit:
             text = f"{pod} is not evicted: {reason}"
             one.acts.emit_event(one.node_state, EventKind.BLOCKED, text, {"pod": pod})
         self._reported.add(subject)
+
+
+def counted_workloads(pods: Iterable[Pod], markers: Markers) -> dict[str, Workload]:
+    """The gangs of these pods, and then the jobs of those without one that lose work with a pod.
+
+    A marker counts within the pod's namespace alone, so no pod uses up the limit of another team's
+    job.
+    """
+    gangs: dict[str, list[Pod]] = {}
+    jobs: dict[str, list[Pod]] = {}
+    found: dict[str, Gang] = {}
+    for pod in pods:
+        job = job_of(pod, markers)
+        if job.gang is not None:
+            key = f"{job.gang} {job.gang.key}"
+            gangs.setdefault(key, []).append(pod)
+            found[key] = job.gang
+        elif job.progress and job.loss is not Loss.NOTHING and job.family not in _NO_JOB:
+            jobs.setdefault(f"{job.namespace}/{job.name} {job.family}", []).append(pod)
+    made = {key: Workload(key, found[key], tuple(some)) for key, some in gangs.items()}
+    return made | {key: Workload(key, None, tuple(some)) for key, some in jobs.items()}
+
+
+def _word(workload: Workload) -> str:
+    return "job" if workload.gang is None else "gang"
 
 
 def _latest(one: DrainRound) -> Quarantine:

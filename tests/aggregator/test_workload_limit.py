@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, QuarantineSpec
-from aggregator.workloads.limit import WorkloadLimit
+from aggregator.jobs.identity import POD_LOSS, SHIPPED, Markers
+from aggregator.workloads.limit import MOST_WORKLOADS, WorkloadLimit, counted_workloads
 from tests.support import virtual_time
 from tests.support.drains import GANG
 from tests.support.memory_cluster import MemoryCluster, World
@@ -15,6 +16,7 @@ from tests.support.waiting import until
 
 WINDOW = 600.0
 GANG_ANNOTATION = "scheduling.k8s.io/group-name"
+JOB = {"batch.kubernetes.io/job-name": "train"}
 ILL = snapshot(fault())
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -24,14 +26,14 @@ def world_of_a_gang() -> World:
     for node in NODES:
         world.add_node(node)
         world.add_pod(node, f"rank-{node}", labels=GANG)
-        world.add_pod(node, f"alone-{node}")
+        world.add_pod(node, f"alone-{node}", owner_kind="ReplicaSet")
     return world
 
 
 def started(world: World, nodes: int = 2) -> Replica:
     clock = Running()
     limit = WorkloadLimit(
-        nodes, WINDOW, (), lambda: list(world.quarantines.values()), Clocks(clock, clock)
+        nodes, WINDOW, SHIPPED, lambda: list(world.quarantines.values()), Clocks(clock, clock)
     )
     settings = replace(SETTINGS, waits=limit)
     return Replica(world, clock=clock, settings=settings, cluster=MemoryCluster(world))
@@ -134,3 +136,69 @@ def test_a_gang_s_long_name_is_shortened_and_stays_another_gang_s() -> None:
         await replica.stop()
 
     virtual_time.run(scenario())
+
+
+def test_a_job_without_a_gang_counts_in_its_own_namespace() -> None:
+    async def scenario() -> None:
+        world = World()
+        for node in NODES:
+            world.add_node(node)
+            world.add_pod(node, f"rank-{node}", labels=JOB, owner_name=f"j-{node}")
+            # The job of another team by the same name, whose marker is a tenant's text.
+            world.add_pod(node, f"claims-{node}", namespace=f"of-{node}", labels=JOB)
+        replica = started(world)
+        await fall_ill(replica, *NODES)
+        await until(lambda: len(world.evicted) >= 6, within=60)
+        await asyncio.sleep(60)
+        assert len(ranks(world)) == 2
+        assert sum("claims" in uid for uid in world.evicted) == 4
+        held = [node for node in NODES if f"uid-rank-{node}" not in world.evicted]
+        for node in held:
+            [blocker] = world.quarantines[node].status.blockers
+            assert "its job lost 2 nodes within 10m" in blocker.reason
+            assert replica.notes.kinds(node).count("pod.blocked") == 1
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_the_drain_of_a_node_with_more_jobs_than_are_counted_ends() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.add_node("n1")
+        for number in range(MOST_WORKLOADS + 20):
+            world.add_pod("n1", f"rank-{number}", owner_name=f"job-{number}")
+        replica = started(world, nodes=1)
+        await fall_ill(replica, "n1")
+
+        def gone() -> bool:
+            world.kubelets_finish()
+            return len(ranks(world)) == MOST_WORKLOADS + 20
+
+        await until(gone, within=600)
+        assert len(world.quarantines["n1"].status.evicted_workloads) == MOST_WORKLOADS
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_what_counts_is_a_gang_or_a_job_that_loses_work() -> None:
+    world = World()
+    world.add_node("n1")
+    gang = world.add_pod("n1", "gang", labels=GANG)
+    job = world.add_pod("n1", "job", labels=JOB)
+    peer = world.add_pod("n1", "peer", labels=JOB)
+    others = [
+        world.add_pod("n1", "web", owner_kind="ReplicaSet"),
+        world.add_pod("n1", "store", owner_kind="StatefulSet"),
+        world.add_pod("n1", "agent", owner_kind="DaemonSet"),
+        world.add_pod("n1", "odd", owner_kind="NodeSet"),
+        world.add_pod("n1", "bare", owner_kind=""),
+        world.add_pod("n1", "stated", labels=JOB, annotations={POD_LOSS: "nothing"}),
+    ]
+    found = counted_workloads([gang, job, peer, *others], SHIPPED)
+    assert [[pod.name for pod in one.pods] for one in found.values()] == [["gang"], ["job", "peer"]]
+    long = world.add_pod("n1", "long", annotations={"batch.kubernetes.io/job-name": "x" * 200_000})
+    assert max(map(len, counted_workloads([long], SHIPPED))) < 600
+    site = world.add_pod("n1", "site", annotations={"run": "7"}, owner_kind="")
+    assert len(counted_workloads([site], Markers(jobs=("run",)))) == 1

@@ -61,7 +61,7 @@ class Limits(SectionDataclass):
     ``new_per_window`` and its percentage bound the admissions of ``window`` seconds, those by hand
     counted; after too many, or after a common cause, no node is admitted for ``cooldown`` seconds.
     ``after_upgrade``: how long evidence must have stood on a node whose version has just changed.
-    ``per_workload``: from so many nodes pods of one gang are evicted within ``window``; 0: any.
+    ``per_workload``: from so many nodes pods of one gang or job are evicted within ``window``.
     ``absent_node_after``: a quarantine whose Node has been gone for so long ends.
     ``silent_drain_after``: so long after a start, a drain that was admitted before goes on without
     news of its node.
@@ -104,8 +104,8 @@ class Limits(SectionDataclass):
     evictions_at_once: Positive = 50
     """At most so many evictions under way, in the whole fleet."""
     per_workload: Annotated[int, Field(ge=0, le=10_000)] = 2
-    """Pods of one gang are evicted from at most so many nodes within ``limits.window``. ``0``: from
-    any number.
+    """Pods of one gang, or of one job that loses work with a pod, are evicted from at most so many
+    nodes within ``limits.window``. ``0``: from any number.
     """
     silent_drain_after: Duration = 300.0
     """After a start, a drain that was admitted before goes on after so long although its agent is
