@@ -1,9 +1,11 @@
 """The configured hooks."""
 
+import random
 from collections.abc import Callable, Sequence
 
 from aggregator.config.drain import DrainConfig, HookSection
 from aggregator.hooks.command import CommandHook
+from aggregator.hooks.retried import RetriedHook
 from aggregator.hooks.webhook import WebhookHook
 from aggregator.jobs.settings import NoticeWebhook
 from aggregator.quarantine.drain.hooks import Hook, HookRules
@@ -32,4 +34,8 @@ def notice_hooks(
     webhooks: Sequence[NoticeWebhook], *, wall: Callable[[], float]
 ) -> list[tuple[NoticeWebhook, Hook]]:
     """Each webhook of ``drain.ask`` with what calls it."""
-    return [(one, WebhookHook(one.url, one.secret_file, wall=wall)) for one in webhooks]
+    rng = random.Random()  # noqa: S311 - jitter, no secret
+    return [
+        (one, RetriedHook(WebhookHook(one.url, one.secret_file, wall=wall), rng))
+        for one in webhooks
+    ]

@@ -42,8 +42,6 @@ log = logging.getLogger("sickbay.notices")
 MOST_NOTICES = 128
 #: Pods of one gang that get the annotation.
 MOST_PODS = 256
-#: Seconds for one call of a webhook.
-_CALL = 30.0
 _PODS_AT_ONCE = 4
 #: Seconds after its deadline that a pod has no other one.
 _REMEMBERED = 86_400.0
@@ -69,6 +67,7 @@ class _Delivery:
     known: set[str] = field(default_factory=set)
     ready: bool = False
     reached: bool = False
+    ended: bool = False
     text: str = ""
 
 
@@ -259,7 +258,7 @@ class EvictionNotices:
         await asyncio.gather(*map(annotate, pods))
 
     def _call_webhooks(self, one: DrainRound, workload: Workload, notice: EvictionNotice) -> None:
-        """Once: a process that ends meanwhile sends no second call, and the deadline stays."""
+        """Once: a process that ends meanwhile makes no further call, and the deadline stays."""
         pod = workload.pods[0]
         delivery = self._delivery(notice)
         for route in self._webhooks:
@@ -279,7 +278,8 @@ class EvictionNotices:
         delivery: _Delivery,
     ) -> None:
         def over() -> str:
-            return "" if one.still() else f"the drain of {one.quarantine.node} is over"
+            is_over = delivery.ended or not one.still()
+            return f"the drain of {one.quarantine.node} is over" if is_over else ""
 
         values = {
             "hook": "ask",
@@ -293,7 +293,8 @@ class EvictionNotices:
             "deadline": write_time(notice.deadline_at),
         }
         guard = one.acts.guard(one.node_state, against=over)
-        answer = await hook.ask(values, limit=_CALL, guard=guard)
+        left = max(1.0, notice.deadline_at - self._clocks.latest())
+        answer = await hook.ask(values, limit=left, guard=guard)
         delivery.text = answer.text[:_MOST_TEXT]
         delivery.ready |= answer.said is HookResult.DONE
         if answer.said is HookResult.FAILED:
@@ -337,6 +338,9 @@ class EvictionNotices:
 
     def _end(self, notice: EvictionNotice, state: NoticeState, message: str) -> EvictionNotice:
         self._open.pop(notice.workload, None)
+        delivery = self._deliveries.get(_of(notice))
+        if delivery is not None:
+            delivery.ended = True
         return replace(notice, state=state, message=message[:_MOST_TEXT])
 
 
