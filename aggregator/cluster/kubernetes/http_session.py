@@ -55,7 +55,7 @@ class HttpSession:
         )
         self._session = _session(credentials, MOST_CONNECTIONS)
         self._lease_session = _session(credentials, _LEASE_CONNECTIONS)
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], aiohttp.ClientSession] = {}
 
     async def send(
         self,
@@ -113,8 +113,8 @@ class HttpSession:
         """
         for session in (self._session, self._lease_session):
             task = asyncio.create_task(_close(session, after_s=_RETIRED_AFTER_S))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._retiring[task] = session
+            task.add_done_callback(self._retiring.pop)
         self._session = _session(self._credentials, MOST_CONNECTIONS)
         self._lease_session = _session(self._credentials, _LEASE_CONNECTIONS)
 
@@ -155,11 +155,13 @@ class HttpSession:
         finally:
             if self._fresh is not None:
                 self._fresh.cancel()
-            for task in tuple(self._retiring):
+            retiring = dict(self._retiring)
+            for task in retiring:
                 task.cancel()
-            await asyncio.gather(*self._retiring, return_exceptions=True)
-            await self._session.close()
-            await self._lease_session.close()
+            await asyncio.gather(*retiring, return_exceptions=True)
+            # A task that is cancelled before its first step has closed nothing.
+            for session in (*retiring.values(), self._session, self._lease_session):
+                await session.close()
 
 
 async def _close(session: aiohttp.ClientSession, *, after_s: float) -> None:

@@ -147,7 +147,7 @@ class Transport:
         self._wire: HttpSession | None = None
         self._reload = asyncio.Lock()
         self._reloaded_at = float("-inf")
-        self._retired: set[asyncio.Task[None]] = set()
+        self._retired: dict[asyncio.Task[None], HttpSession] = {}
         self._streams: set[WatchStream] = set()
         self._reopened_at = float("-inf")
 
@@ -160,9 +160,12 @@ class Transport:
     async def close(self) -> None:
         """End every request. The transport can't be opened again."""
         self._limiter.close()
-        for task in self._retired:
+        retired = dict(self._retired)
+        for task in retired:
             task.cancel()
-        await asyncio.gather(*self._retired, return_exceptions=True)
+        await asyncio.gather(*retired, return_exceptions=True)
+        for wire in retired.values():
+            await wire.close()  # a task that is cancelled before its first step has closed nothing
         if self._wire is not None:
             await self._wire.close()
             self._wire = None
@@ -413,8 +416,8 @@ class Transport:
                 _LOG.warning("the credentials were refused and can't be read again: %s", error)
                 return False
             task = asyncio.create_task(refused.close(after_s=_RETIRED_AFTER_S))
-            self._retired.add(task)
-            task.add_done_callback(self._retired.discard)
+            self._retired[task] = refused
+            task.add_done_callback(self._retired.pop)
             return True
 
     def _current(self) -> HttpSession:
