@@ -148,6 +148,12 @@ class ConnectionTable:
             if connection.is_overdue(now):
                 self._close(protocol, connection, "overdue")
 
+    def close_idle(self) -> None:
+        """Close what a stop left open: TLS waits for the client's end of it for half a minute."""
+        for connection in list(self._open.values()):
+            if not connection.busy:
+                connection.close()
+
     def _make_room(self) -> bool:
         """Close the longest idle connection of the address that has the most idle ones."""
         idle = [(key, one) for key, one in self._open.items() if not one.busy]
@@ -206,10 +212,11 @@ class _Tls(asyncio.sslproto.SSLProtocol):
 
 async def _open_tls(
     accepted: socket.socket, protocol: asyncio.Protocol, context: tls.SSLContext
-) -> None:
+) -> asyncio.Transport:
     """Wait for the client's first bytes, then do the handshake. Raises OSError.
 
-    ``protocol`` is connected when this returns.
+    ``protocol`` is connected when this returns. The transport is the one below TLS: that of TLS
+    can't be aborted once aiohttp has closed it twice (CPython 3.11 to 3.13).
     """
     loop = asyncio.get_running_loop()
     spoken = asyncio.Event()
@@ -230,6 +237,7 @@ async def _open_tls(
     except BaseException:
         transport.abort()
         raise
+    return transport
 
 
 class LimitedSite(web.BaseSite):
@@ -321,7 +329,7 @@ class LimitedSite(web.BaseSite):
                 loop = asyncio.get_running_loop()
                 await loop.connect_accepted_socket(lambda: tracked, accepted)
             else:
-                await _open_tls(accepted, tracked, self._ssl_context)
+                connection.transport = await _open_tls(accepted, tracked, self._ssl_context)
         except OSError as error:  # a handshake that fails, or a client that leaves
             # Its frames hold the connection and its future, which holds it.
             error.__traceback__ = None

