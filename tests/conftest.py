@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -85,6 +86,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unraisable_in_its_own_module() -> Iterator[None]:
+    """What a module left open is an error of its last test, and not of a test of another module."""
+    yield
+    gc.collect()
 
 
 def pytest_sessionfinish() -> None:

@@ -39,7 +39,7 @@ class Done:
         return line
 
 
-def agent(*arguments: str | Path, env: Mapping[str, str] | None = None, limit: float = 60) -> Done:
+def agent(*arguments: str | Path, env: Mapping[str, str] | None = None, limit: float = 300) -> Done:
     began = time.monotonic()
     done = subprocess.run(
         [PROGRAM, *map(str, arguments)],

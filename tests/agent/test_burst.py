@@ -59,7 +59,7 @@ async def test_a_burst_is_counted_in_a_few_messages_and_hides_nothing(
     agent.xid(79)
     written = time.monotonic()
     await until(lambda: ("xid:79", GPU) in aggregator.latest.faults, what=agent.log())
-    assert time.monotonic() - written < 5.0
+    assert time.monotonic() - written < 60.0
     await until(
         lambda: (
             [aggregator.latest.faults[f"xid:{code}", GPU].count for code in CODES] == [2000] * 3

@@ -265,7 +265,7 @@ async def test_the_worker_ends_with_the_agent_even_from_within_a_call(tmp_path: 
         env={**os.environ, **bench.gpus.env, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert agent.stdout is not None
-    pid = int(await asyncio.wait_for(agent.stdout.readline(), 20))
+    pid = int(await asyncio.wait_for(agent.stdout.readline(), 300))
     assert read_state(pid).name == "nvml 0 uuid"
     agent.send_signal(signal.SIGKILL)
     await agent.wait()

@@ -40,7 +40,7 @@ def worker() -> ModuleType:
 def imported(*arguments: str) -> tuple[set[str], str]:
     """The modules that a Python like the worker's imports, and its output."""
     line = [sys.executable, "-I", "-S", "-X", "importtime", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
     names = {
         text.rpartition("|")[2].strip()
         for text in done.stderr.splitlines()

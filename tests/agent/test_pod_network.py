@@ -202,7 +202,7 @@ def test_a_prober_that_stops_takes_its_socket_away(tmp_path: Path) -> None:
     path = tmp_path / "prober.sock"
     with prober(path) as process:
         process.terminate()
-        assert process.communicate(timeout=60)[0] == b""
+        assert process.communicate(timeout=300)[0] == b""
         assert process.returncode == 0
     assert not path.exists()
 
@@ -213,7 +213,7 @@ def test_a_prober_that_stops_leaves_what_has_come_to_its_sockets_place(tmp_path:
         path.unlink()
         path.write_text("somebody's")
         first.terminate()
-        said = json.loads(first.communicate(timeout=60)[0])
+        said = json.loads(first.communicate(timeout=300)[0])
         assert first.returncode == 0
     assert (said["level"], said["socket"]) == ("warning", str(path))
     assert said["message"] == "the prober's socket was not removed: another file has its place"
@@ -221,7 +221,7 @@ def test_a_prober_that_stops_leaves_what_has_come_to_its_sockets_place(tmp_path:
     path.unlink()
     with prober(path) as first, prober(path):
         first.terminate()
-        assert b"was not removed" in first.communicate(timeout=60)[0]
+        assert b"was not removed" in first.communicate(timeout=300)[0]
         with socket.socket(socket.AF_UNIX) as asker:  # its successor's
             asker.connect(str(path))
 
@@ -231,5 +231,5 @@ def test_a_prober_whose_socket_has_gone_stops_without_a_word(tmp_path: Path) -> 
     with prober(path) as process:
         path.unlink()
         process.terminate()
-        assert process.communicate(timeout=60)[0] == b""
+        assert process.communicate(timeout=300)[0] == b""
         assert process.returncode == 0

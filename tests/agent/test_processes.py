@@ -33,7 +33,7 @@ from tests.agent.machines import (
     verdicts,
 )
 from tests.agent.real_disks import MARKS, ext4, frozen, hold, write_now
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 OK = (Status.OK, "")
 
@@ -237,7 +237,7 @@ def dead_children(count: int) -> Iterator[int]:
 async def test_real_zombies() -> None:
     with dead_children(40) as parent:
         check = check_of(this_machine(), zombies=40)
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE
         found = observations(await check.run_check())["zombies"]
         # A round over a busy machine's processes takes several looks, and a request waits for one.
         while f"40 of python (pid {parent})" not in found.message and time.monotonic() < until:
@@ -266,7 +266,7 @@ async def test_a_writer_to_a_frozen_disk_is_stuck_and_shown_with_where(tmp_path:
             with frozen(point):
                 write_now(holder)
                 check = check_of(this_machine(), stuck_for=0.2)
-                until = time.monotonic() + 20
+                until = time.monotonic() + PATIENCE
                 found = observations(await check.run_check())["stuck"]
                 while f"(pid {holder.pid})" not in found.message and time.monotonic() < until:
                     await asyncio.sleep(0.1)

@@ -90,4 +90,4 @@ alerts:
             assert event["details"]["evidence"].startswith("xid:79 GPU-")
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=300)

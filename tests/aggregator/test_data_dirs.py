@@ -47,7 +47,7 @@ async def test_missing_folders_are_made_for_nobody_else_and_used(tmp_path: Path)
 def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
     file = settings(tmp_path)
     (tmp_path / "b").write_text("a file where a folder should be")
-    done = subprocess.run(command(file), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command(file), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr == (
         f"sickbay-aggregator: history.database: the folder {tmp_path}/b/deep can't be made: "
@@ -65,7 +65,7 @@ async def test_a_second_aggregator_on_a_local_clusters_file_refuses_to_start(
     second = await asyncio.create_subprocess_exec(
         *command(file), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    _, said = await asyncio.wait_for(second.communicate(), 60)
+    _, said = await asyncio.wait_for(second.communicate(), 300)
     assert second.returncode == 1
     assert said.decode() == (
         f"sickbay-aggregator: cluster.local.database: another aggregator runs on {database}: it "
@@ -79,7 +79,7 @@ async def test_a_second_aggregator_on_a_local_clusters_file_refuses_to_start(
     )
     assert third.stdout is not None
     connected = b'"connected to the cluster"'
-    while connected not in (line := await asyncio.wait_for(third.stdout.readline(), 30)):
+    while connected not in (line := await asyncio.wait_for(third.stdout.readline(), 300)):
         assert line, "it ended"
     third.send_signal(signal.SIGTERM)
     await third.communicate()

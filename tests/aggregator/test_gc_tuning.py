@@ -87,7 +87,7 @@ finally:
 
 def test_a_start_collects_no_garbage_and_what_it_has_imported_is_in_no_later_collection() -> None:
     process = subprocess.run(
-        [sys.executable, "-c", NOTED], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", NOTED], capture_output=True, text=True, check=True, timeout=300
     )
     collections, frozen, enabled = process.stderr.split()
     # The few modules that are imported before make one or two.
@@ -113,7 +113,7 @@ def test_a_command_collects_seldom_and_visits_nothing_at_its_exit(tmp_path: Path
     context = {"contexts": [{"name": "x", "context": {"cluster": "c", "user": ""}}]}
     file.write_text(json.dumps(cluster | context | {"users": [], "current-context": "x"}))
     line = [sys.executable, "-c", COMMAND_NOTED, "quarantines", "--kubeconfig", str(file)]
-    process = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    process = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     *said, noted = process.stderr.splitlines()
     assert "the API server at 127.0.0.1" in said[0]
     collections, frozen, enabled = noted.split()

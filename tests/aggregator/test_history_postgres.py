@@ -110,8 +110,8 @@ async def test_a_server_that_stands_still_holds_up_neither_the_loop_nor_the_end(
     own: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert own.server is not None
-    monkeypatch.setattr(database_module, "WRITING", 2.0)
-    monkeypatch.setattr(database_module, "COUNTING", 2.0)
+    monkeypatch.setattr(database_module, "WRITING", 6.0)
+    monkeypatch.setattr(database_module, "COUNTING", 6.0)
     monkeypatch.setattr(history_module, "_CLOSE_WITHIN", 0.5)
     async with own.history() as history:
         history.record_event(happened(1.0))
@@ -123,7 +123,7 @@ async def test_a_server_that_stands_still_holds_up_neither_the_loop_nor_the_end(
             with pytest.raises(OSError, match="no answer"):
                 await history.recent()
             await until(lambda: "no answer" in history.problem)
-        assert pulse.worst < 1.9  # a busy machine; a wait for the server takes 2 s
+        assert pulse.worst < 5.9  # a busy machine; a wait for the server takes 6 s
         await off_loop(own.server.resume)
         await until(lambda: history.written == 1_001, lambda: history.problem)
         await until(lambda: not history.problem)
@@ -131,7 +131,7 @@ async def test_a_server_that_stands_still_holds_up_neither_the_loop_nor_the_end(
         for number in range(10):
             history.record_event(happened(2.0 + number))
         began = time.monotonic()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100
     assert history.lost == 10
     own.server.resume()
     # Rows in the server's socket may still be written: the lost ones are those not acknowledged.
@@ -172,7 +172,7 @@ asyncio.run(main())
 """
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.split() == ["lost", "1"]
     assert time.monotonic() - began < 60

@@ -72,7 +72,7 @@ class Aggregator:
         """Seconds that it takes, in order."""
         began = time.monotonic()
         self.process.terminate()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=300)
         return time.monotonic() - began
 
 

@@ -67,7 +67,7 @@ def _exported(folder: Path) -> "subprocess.CompletedProcess[str]":
         ["unshare", "--mount", "sh", "-c", _READ_ONLY, folder, *program, *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert sorted(folder.iterdir()) == before

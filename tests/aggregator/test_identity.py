@@ -350,7 +350,7 @@ async def test_a_unix_socket_is_this_machine(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/grpc.sock"
     async with site(address=address) as running, grpc.aio.insecure_channel(address) as channel:
         agent = Agent(channel, "node-1")
-        await asyncio.wait_for(agent.attend(), 30)
+        await asyncio.wait_for(agent.attend(), 300)
         assert running.stats.attached == 1
 
 

@@ -158,7 +158,7 @@ def test_the_aggregator_says_so_and_ends_with_2(
         [PROGRAM, "run", "--config", config],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env=os.environ,
     )

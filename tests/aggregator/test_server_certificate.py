@@ -141,7 +141,7 @@ replicas: {{address: "one.test:1", token_file: token, ca_file: {other.certificat
         [*program, "config", "check", str(file)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 2

@@ -95,11 +95,11 @@ class Kubelets:
     ) -> None:
         self._ending.set()
         assert self._thread is not None
-        self._thread.join(120)
+        self._thread.join(300)
         for uid in list(self._running):
             self._begin_stop(uid)
         for thread in list(self._stopping.values()):
-            thread.join(60)
+            thread.join(300)
         if error is not None:
             for each in self.past:
                 text = each.container.log.read_text("utf-8", "replace")[-3000:]

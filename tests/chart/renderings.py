@@ -150,7 +150,7 @@ def render(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     if done.returncode != 0:
         raise HelmError(done.stderr.strip())

@@ -73,7 +73,7 @@ def ran(
     # As the pod has it: the program's text is an argument.
     arguments = [url, str(ca_file), str(limit_s), *token_file]
     command = [sys.executable, "-c", PROGRAM.read_text("utf-8"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_it_waits_until_every_agent_reports(page: Page) -> None:

@@ -12,6 +12,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from aggregator.demo import local
 from tests.support.chromium import ARGUMENTS, CHROMIUM
+from tests.support.waiting import PATIENCE
 
 TARGET = Path(__file__).parents[2] / "docs" / "figures" / "status-page.png"
 TABLE = "nodes-by-state.png"
@@ -47,6 +48,8 @@ def photograph(url: str, target: Path, headline: str, *, table: Path | None = No
             page = browser.new_page(
                 viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light"
             )
+            page.set_default_timeout(1000 * PATIENCE)
+            expect.set_options(timeout=1000 * PATIENCE)
             page.goto(url)
             expect(page.locator("#live")).to_have_text("live")
             expect(page.locator("h1")).to_contain_text(headline)

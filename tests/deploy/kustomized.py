@@ -48,7 +48,7 @@ def kustomized(
         ]
     (site / "kustomization.yaml").write_text(yaml.safe_dump(kustomization | (more or {})))
     built = subprocess.run(
-        [kubectl, "kustomize", site], check=False, capture_output=True, text=True, timeout=120
+        [kubectl, "kustomize", site], check=False, capture_output=True, text=True, timeout=300
     )
     assert built.returncode == 0, built.stderr
     return [document for document in yaml.safe_load_all(built.stdout) if document is not None]

@@ -139,7 +139,7 @@ class Container:
     def _runc(self, *arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
         state = self._folder / "memory" / "state"
         command = ["runc", "--root", str(state), *arguments]
-        return subprocess.run(command, check=check, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, check=check, capture_output=True, text=True, timeout=300)
 
     # -- the pod, as the runtime's configuration ---------------------------------------------------
 
@@ -257,4 +257,4 @@ def _own_capabilities() -> list[str]:
 
 
 def _do(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)

@@ -132,9 +132,7 @@ def test_the_api_server_away_while_20_faults_come_in_loses_none(
     simulator.until_streaming(40)
     time.sleep(max(0.0, since + seconds - time.monotonic()))
     mend()
-    back = time.monotonic()
     wait_until(lambda: tainted(plane, nodes) == sick, what="all 20 taints", timeout_s=60)
-    assert time.monotonic() - back < 60
     stack.until(
         lambda: list(quarantined(plane, "gpu").values()).count("Drained") == 20,
         "all 20 to be drained",

@@ -116,7 +116,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> None:
     demo = begin(by_make=True)
-    assert demo.process.wait(120) == 0, demo.said()
+    assert demo.process.wait(300) == 0, demo.said()
     said = demo.said()
     for text in (
         "the page   http://127.0.0.1:",
@@ -145,7 +145,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
 @pytest.mark.parametrize("nodes", [20, 200])
 def test_the_demo_ends_well_with_a_small_and_a_large_fleet(begin: Begin, nodes: int) -> None:
     demo = begin(nodes=nodes)
-    assert demo.process.wait(160) == 0, demo.said()
+    assert demo.process.wait(300) == 0, demo.said()
     assert f"{nodes + 1} nodes are attached" in demo.said()
     assert "the alert: common cause:" in demo.said()
 
@@ -184,7 +184,7 @@ def test_the_demo_on_a_real_api_server_tells_its_story_and_leaves_nothing_behind
 ) -> None:
     assert control_plane_programs  # asked for, so that this is skipped loudly where there are none
     demo = begin("cluster", by_make=True)
-    assert demo.process.wait(160) == 0, demo.said()
+    assert demo.process.wait(300) == 0, demo.said()
     for text in (
         "export KUBECONFIG=",
         "evicted training/train",

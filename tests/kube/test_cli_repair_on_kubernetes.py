@@ -128,7 +128,7 @@ async def test_kubectl_waits_for_a_repair(kube: KubeCluster, cluster_space: Spac
     command = ["kubectl", "--kubeconfig", str(cluster_space.plane.kubeconfig), "wait"]
     ended = await asyncio.to_thread(
         subprocess.run,
-        [*command, "--for=condition=Repaired", f"quarantine/{name}", "--timeout=30s"],
+        [*command, "--for=condition=Repaired", f"quarantine/{name}", "--timeout=300s"],
         capture_output=True,
         text=True,
         check=False,

@@ -477,7 +477,7 @@ async def test_a_gang_that_is_taken_whole_waits_for_a_node_that_a_person_exempte
 
 
 async def test_a_budget_that_is_not_counted_yet_names_the_pause_and_slows_nobody(
-    kube: KubeCluster, cluster_space: Space
+    kube: KubeCluster, cluster_space: Space, caplog: pytest.LogCaptureFixture
 ) -> None:
     space, [node] = cluster_space, cluster_space.create_nodes(1)
     await pod(space, node, "a", labels={"app": "db"})
@@ -497,9 +497,8 @@ async def test_a_budget_that_is_not_counted_yet_names_the_pause_and_slows_nobody
         assert result.outcome is Evicted.BLOCKED
         assert "still being processed" in result.message
         assert result.retry_after == 10
-        began = time.monotonic()
         await kube.read_node(node)
-        assert time.monotonic() - began < 5  # the limiter has taken no pause
+        assert "pausing" not in caplog.text
         assert kube.counters.throttled == 0
     finally:
         counter.resume()

@@ -1,7 +1,6 @@
 """Evictions, and a pod's own report, on a real API server with real disruption budgets."""
 
 import asyncio
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -65,19 +64,18 @@ async def test_an_unprotected_pod_goes_and_is_gone(kube: KubeCluster, cluster_sp
 
 
 async def test_a_budget_blocks_says_which_and_slows_nobody(
-    kube: KubeCluster, cluster_space: Space
+    kube: KubeCluster, cluster_space: Space, caplog: pytest.LogCaptureFixture
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     run_pod(cluster_space, node, "a", labels={"app": "db"})
     await protect(cluster_space, "db", "db-budget")
     pod = await pod_of(kube, node, "a")
-    began = time.monotonic()
     for _ in range(5):
         blocked = await kube.evict(pod)
         assert blocked.outcome is Evicted.BLOCKED
         assert "db-budget" in blocked.message
         await kube.read_node(node)
-    assert time.monotonic() - began < 5  # no pause was taken: each were a second or more
+    assert "pausing" not in caplog.text
     assert kube.counters.throttled == 0
     assert kube.counters.blocked == 5
 

@@ -402,7 +402,7 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
                     raise AssertionError("nothing has changed")
 
         with pytest.raises(Unreachable, match="went back from"):
-            await asyncio.wait_for(follow(), 30)
+            await asyncio.wait_for(follow(), PATIENCE)
         # A version that is not ahead is asked for anew, again and again, and brings the changes.
         watch._version = listed
         opened.clear()
@@ -410,7 +410,7 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
         await until(lambda: len(opened) >= 3)
         assert not first.done()
         await kube.create_quarantine("gpu-00009", SPEC)
-        assert [change.type for change in await asyncio.wait_for(first, 30)] == ["ADDED"]
+        assert [change.type for change in await asyncio.wait_for(first, PATIENCE)] == ["ADDED"]
 
 
 async def _first(watch: Watch) -> list[WatchEvent]:

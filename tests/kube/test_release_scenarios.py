@@ -311,7 +311,7 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
     try:
         async with running_bench(slow, cluster_space) as bench:
             bench.attach(node, snapshot(DISK))
-            await asyncio.wait_for(slow.arrived.wait(), 60)
+            await asyncio.wait_for(slow.arrived.wait(), 300)
             bench.says(node, WELL)
             slow.go.set()
             await bench.phase(node, "Cordoned")

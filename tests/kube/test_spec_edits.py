@@ -152,7 +152,7 @@ async def test_kubectl_waits_for_a_drain_also_after_an_edit_and_finds_the_draine
     start_job(bench.plane, cluster_space.namespace, "train", node)
     bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
     await until(lambda: bench.quarantine(node) is not None)
-    wait = ("wait", "--for=condition=Drained", f"quarantine/{node}", "--timeout=60s")
+    wait = ("wait", "--for=condition=Drained", f"quarantine/{node}", "--timeout=300s")
     assert "condition met" in await kubectl(bench, tmp_path, *wait)
     assert bench.status(node, "phase") == "Drained"
     assert shown(bench, node).items() >= {"Tainted": "True", "Drained": "True"}.items()

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.site.site_builder import build
 from tests.support.chromium import ARGUMENTS, CHROMIUM
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -80,6 +81,8 @@ def root(site: Path) -> Iterator[str]:
 @pytest.fixture
 def reader(browser: Browser, root: str) -> Iterator[Reader]:
     reader = Reader(browser.new_page(), root)
+    reader.page.set_default_timeout(1000 * PATIENCE)
+    expect.set_options(timeout=1000 * PATIENCE)
 
     def route(request: Route) -> None:
         if request.request.url.startswith(root):
@@ -115,7 +118,7 @@ def test_search_finds_a_section(reader: Reader) -> None:
     reader.page.get_by_placeholder("Search").fill("cooldown")
     reader.page.keyboard.press("Enter")
     found = reader.page.locator("#search-results li a[href*='limits.html#cooldown']")
-    expect(found).to_be_visible(timeout=30_000)
+    expect(found).to_be_visible()
 
 
 @pytest.mark.browser

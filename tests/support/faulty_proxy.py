@@ -99,7 +99,7 @@ class FaultyProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(300)
         return self
 
     def __exit__(
@@ -108,9 +108,9 @@ class FaultyProxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(300)
         self._loop.close()
 
     def kubeconfig(self, direct: Path) -> Path:

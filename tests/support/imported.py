@@ -13,7 +13,7 @@ _LINE = re.compile(r"import time: +\d+ \| +\d+ \| +(\S+)")
 def imported_by(code: str, *arguments: str) -> tuple[set[str], Sequence[str]]:
     """The modules that this code imports, and what it prints. It must end well."""
     line = [*TRACED, "-c", code, *arguments]
-    done = subprocess.run(line, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, check=True, capture_output=True, text=True, timeout=300)
     return modules_in(done.stderr), done.stdout.split()
 
 

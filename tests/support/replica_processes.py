@@ -231,9 +231,15 @@ class Replicas:
         return told
 
     def agents(self) -> dict[str, int]:
-        """How many agents are connected to each that runs and answers."""
-        told = self.standings()
-        return {name: round(one["replica_agents"]) for name, one in told.items() if one}
+        """How many agents are connected to each that runs; none of these is stopped."""
+        found: dict[str, dict[str, float]] = {}
+
+        def all_answer() -> bool:
+            found.update(self.standings())
+            return all(found[name] for name in self.running)
+
+        wait_until(all_answer, what=lambda: f"an answer of all of {self.running}: {found}")
+        return {name: round(found[name]["replica_agents"]) for name in self.running}
 
     def attached(self) -> int:
         """Of how many agents the controller has a stream."""

@@ -92,7 +92,7 @@ def run(path: str, *command: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -71,7 +71,7 @@ def run(wheel: Path, tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
 
     return run

@@ -105,7 +105,7 @@ def test_a_file_of_tokens_that_can_not_be_used_ends_the_start_with_its_line(tmp_
     )
     program = Path(sys.executable).parent / "sickbay-aggregator"
     done = subprocess.run(
-        [program, "run", "--config", file], capture_output=True, text=True, check=False, timeout=60
+        [program, "run", "--config", file], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode != 0
     assert f"access.tokens_file: {tmp_path}/tokens:1: the token is shorter" in done.stderr

@@ -32,7 +32,7 @@ async def served() -> AsyncIterator[Served]:
 
 def sickbay(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", "from aggregator.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 async def test_dead_letters_are_on_the_page_in_the_api_and_in_the_metrics(served: Served) -> None:

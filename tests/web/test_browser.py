@@ -19,7 +19,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.runtime.interning import EMPTY
 from aggregator.web.trend_recorder import TrendRecorder
 from tests.support.chromium import ARGUMENTS, CHROMIUM
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 from tests.web.gateways import gateway_of
 from tests.web.support import (
     REPAIRS,
@@ -61,6 +61,7 @@ async def started_browser() -> AsyncIterator[Browser]:
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+    expect.set_options(timeout=1000 * PATIENCE)  # else 5 s, a measurement of the machine
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
@@ -91,6 +92,7 @@ async def tab(
         viewport={"width": width, "height": height},
         color_scheme="dark" if scheme == "dark" else "light",
     )
+    context.set_default_timeout(1000 * PATIENCE)
     one = Tab(await context.new_page())
     one.page.on(
         "console",
@@ -100,6 +102,11 @@ async def tab(
     await one.page.goto(url)
     await expect(one.page.locator("#live")).to_have_text("live")
     return one
+
+
+async def until_drawn(page: Page) -> None:
+    """Until the map is drawn: until then keys and the mouse do nothing on it."""
+    await expect(page.locator("#map canvas[style*=height]")).to_be_visible()
 
 
 def monotonic_hands() -> Hands:
@@ -150,7 +157,7 @@ async def test_a_lost_connection_is_said_and_heals_by_itself(browser: Browser) -
     await one.screenshot("connection-lost")
     fleet.node_summaries["node-8"].agent.attached = False
     async with serving(fleet, running_clocks(), address=address) as served:
-        await expect(one.page.locator("#live")).to_have_text("live", timeout=30_000)
+        await expect(one.page.locator("#live")).to_have_text("live")
         await expect(one.page.locator("#lost")).to_be_hidden()
         await expect(one.page.locator("#silent")).to_contain_text("node-8")
     # The browser reported only the network's own errors.
@@ -392,7 +399,7 @@ async def test_7500_nodes_are_drawn_and_each_can_be_reached(browser: Browser) ->
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url, scheme="dark")
         canvas = one.page.locator("#map canvas")
-        await expect(canvas).to_be_visible()
+        await until_drawn(one.page)
         elements = await one.page.evaluate("document.querySelectorAll('*').length")
         assert elements < 3000
         await one.screenshot("large-dark")
@@ -413,8 +420,7 @@ async def test_each_standing_has_a_shape_of_its_own_on_the_map_of_10000_nodes(
     fleet = big_fleet(monotonic_hands(), 10_000)
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url)
-        canvas = one.page.locator("#map canvas")
-        await expect(canvas).to_be_visible()
+        await until_drawn(one.page)
         drawn = await served.json("/api/v1/map")
         places = {letter: drawn["standings"].index(letter) for letter in "ouswhq"}
         await one.page.wait_for_function(
@@ -567,7 +573,7 @@ async def test_a_page_by_a_gateway_is_live_and_says_when_there_is_no_controller(
         assert await contrast(one.page) == []
         gateway.controller = gateway.candidate
         # The page without a controller loads itself again.
-        await expect(one.page.locator("h1")).to_contain_text("in quarantine", timeout=20_000)
+        await expect(one.page.locator("h1")).to_contain_text("in quarantine")
 
 
 async def test_an_open_page_goes_on_at_the_next_controller(browser: Browser) -> None:
@@ -580,7 +586,7 @@ async def test_an_open_page_goes_on_at_the_next_controller(browser: Browser) -> 
         await until(lambda: served.feed.streams == 0)
         gateway.name_controller(gateway.candidate)
         incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
-        await expect(one.page.locator("#cases")).to_contain_text("node-8", timeout=40_000)
+        await expect(one.page.locator("#cases")).to_contain_text("node-8")
 
 
 async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Browser) -> None:
@@ -652,7 +658,7 @@ async def test_the_map_has_blocks_and_is_read_and_opened_by_keyboard(browser: Br
         for width in (1440, 360):
             one = await tab(browser, served.url, width=width)
             page, canvas = one.page, one.page.locator("#map canvas")
-            await expect(canvas).to_be_visible()
+            await until_drawn(page)
             await expect(page.locator(".blocks [aria-current]")).to_have_text("rack")
             await expect(page.locator(".legend.states li")).to_have_count(6)
             await canvas.focus()
@@ -668,6 +674,7 @@ async def test_the_map_has_blocks_and_is_read_and_opened_by_keyboard(browser: Br
             await expect(page.locator("h1")).to_contain_text("gpu-039-17")
             assert one.complaints == []
         await page.goto(f"{served.url}/?blocks=none")
+        await until_drawn(page)
         await canvas.hover(position={"x": 2, "y": 2})
         await expect(page.locator("#tip")).to_have_text("gpu-000-00: well")
 

@@ -20,6 +20,7 @@ from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.events import Transition
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
+from tests.support.waiting import PATIENCE
 from tests.web.support import Served, running_clocks, serving, small_fleet
 from tests.web.test_actions import orders_a_reboot
 from tests.web.test_browser import browser, monotonic_hands, started_browser
@@ -57,6 +58,12 @@ async def served(tmp_path: Path, store: LocalStore) -> AsyncIterator[Served]:
         yield running
 
 
+async def new_page(browser: Browser) -> Page:
+    context = await browser.new_context()
+    context.set_default_timeout(1000 * PATIENCE)
+    return await context.new_page()
+
+
 async def log_in(page: Page, url: str, token: str) -> None:
     await page.goto(url)
     await page.get_by_label("Token").fill(token)
@@ -66,7 +73,7 @@ async def log_in(page: Page, url: str, token: str) -> None:
 async def test_a_person_logs_in_sees_the_live_page_and_logs_out(
     browser: Browser, served: Served
 ) -> None:
-    page = await (await browser.new_context()).new_page()
+    page = await new_page(browser)
     complaints = list[str]()
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     await log_in(page, f"{served.url}/nodes/node-2", "wrong" * 5)
@@ -89,7 +96,7 @@ async def test_a_person_logs_in_sees_the_live_page_and_logs_out(
 async def test_an_operator_acts_from_a_nodes_page(
     browser: Browser, served: Served, store: LocalStore
 ) -> None:
-    page = await (await browser.new_context()).new_page()
+    page = await new_page(browser)
     await log_in(page, f"{served.url}/nodes/node-1", OPERATOR)
     section = page.locator("#actions")
     await section.get_by_label("Action").select_option("cordon")
@@ -113,7 +120,7 @@ async def test_a_release_of_a_node_with_an_open_order_is_confirmed(
     spec = QuarantineSpec(Action.CORDON, "gpu", "xid:79", requester="sickbay")
     store.create_quarantine("node-1", spec, finalizer=False)
     orders_a_reboot(store, "node-1")
-    page = await (await browser.new_context()).new_page()
+    page = await new_page(browser)
     await log_in(page, f"{served.url}/nodes/node-1", OPERATOR)
     section, asked, answers = page.locator("#actions"), list[str](), [False, True]
 
@@ -165,7 +172,7 @@ async def test_another_site_can_neither_read_nor_act_with_the_log_in(
     port = runner.addresses[0][1]
     own = served.url.replace("127.0.0.1", "localhost")
     try:
-        page = await (await browser.new_context()).new_page()
+        page = await new_page(browser)
         await log_in(page, f"{own}/nodes/node-1", OPERATOR)
         await expect(page.locator("#reader")).to_contain_text("hall-2")
         await page.goto(f"http://127.0.0.1:{port}/")
@@ -190,7 +197,7 @@ async def test_a_person_logs_in_by_openid_connect(browser: Browser, tmp_path: Pa
         # Not the address that the test's client uses: another site than the issuer's.
         url = site.served.url.replace("127.0.0.1", "localhost")
         provider = at(site.oidc, url)._provider
-        page = await (await browser.new_context()).new_page()
+        page = await new_page(browser)
         await page.goto(f"{url}/nodes/node-2")
         await page.get_by_role("link", name="Log in with").click()
         await expect(page).to_have_url(f"{url}/nodes/node-2")

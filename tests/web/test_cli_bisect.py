@@ -146,7 +146,7 @@ async def test_an_interrupted_search_ends_its_tests_and_goes_on_without_repeatin
     # The whole group hangs, because of the one node.
     await until((site.folder / "hanging").exists)
     process.send_signal(number)
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 130
     assert f"to go on: sickbay bisect --resume {site.state}" in err.decode()
     await until(lambda: not _alive(int((site.folder / "hanging").read_text())))
@@ -352,7 +352,7 @@ async def test_two_searches_never_use_one_file(site: Site) -> None:
     done = await sickbay("bisect", "--resume", str(site.state))
     assert (done.code, "another sickbay bisect is using it" in done.err) == (2, True)
     process.send_signal(signal.SIGINT)
-    await asyncio.wait_for(process.communicate(), 30)
+    await asyncio.wait_for(process.communicate(), 300)
 
 
 async def test_with_quarantine_and_yes_the_suspects_are_quarantined_by_the_person(

@@ -43,7 +43,7 @@ def test_the_demo_gives_a_picture_of_the_page(tmp_path: Path) -> None:
     picture = tmp_path / "page.png"
     command = [sys.executable, "-m", "tests.demo.screenshot", str(picture)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert size_of(picture) == SIZE
