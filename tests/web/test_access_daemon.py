@@ -65,7 +65,8 @@ def test_the_configuration_closes_the_page_and_the_metrics(aggregator: GuardedAg
     for path in ("", "metrics", "api/v1/fleet", "api/v1/stream"):
         with pytest.raises(urllib.error.HTTPError) as raised:
             aggregator._open(path, timeout=300)
-        assert raised.value.code == 401
+        with raised.value as refusal:
+            assert refusal.code == 401
     assert aggregator.alive() < 60
     assert '"event": "access.refused"' in aggregator.log()
     for token in (TOKEN, aggregator.token):
