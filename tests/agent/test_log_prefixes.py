@@ -28,6 +28,8 @@ def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
         ("node17: ", "node17"),
         ("gpu-7.cluster.example: ", "gpu-7.cluster.example"),
         ("[pod/dmesg-7d9dd/dmesg] ", "dmesg-7d9dd"),
+        ("[node17] ", "node17"),
+        ("2026-04-22T21:23:52.123456789Z stdout F ", ""),
         ("node17 | ", "node17"),
         ("node17\t", "node17"),
         ("node[17-18]: ", "node[17-18]"),
@@ -129,6 +131,8 @@ ENTRY = {"MESSAGE": XID, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}
         {"events": [{"timestamp": 1, "message": f"[   81.042000] {XID}"}]},
         {"priority": 4, "sequence": 1000, "sec": 81, "usec": 42000, "msg": XID},
         {"textPayload": f"[   81.042000] {XID}"},
+        {"Facility": "kern", "ProcessName": "kernel", "SyslogMessage": XID},
+        {"properties": {"Facility": "kern", "ProcessName": "kernel", "SyslogMessage": XID}},
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])
@@ -144,6 +148,14 @@ def test_a_program_s_entry_in_a_cloud_s_json_is_not_the_kernel_s(
 ) -> None:
     inner = {key: text for key, text in ENTRY.items() if key != "_TRANSPORT"} | writer
     assert codes(tmp_path, json.dumps({"jsonPayload": inner})) == []
+
+
+@pytest.mark.parametrize("field", [{"Facility": "user"}, {"ProcessName": "app"}])
+def test_a_program_s_record_in_azure_s_log_is_not_the_kernel_s(
+    tmp_path: Path, field: dict[str, str]
+) -> None:
+    record = {"Facility": "kern", "ProcessName": "kernel", "SyslogMessage": XID} | field
+    assert codes(tmp_path, json.dumps(record)) == []
 
 
 def test_every_line_of_an_unknown_form_is_counted(tmp_path: Path) -> None:

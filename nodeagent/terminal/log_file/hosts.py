@@ -2,6 +2,7 @@ r"""The name of a machine before each line, as tools write it that read the logs
 
 - ``node17: [  123.4] text``: pdsh, clush, ``parallel --tag``;
 - ``[pod/NAME/CONTAINER] text``: ``kubectl logs --prefix``; ``NAME CONTAINER text``: stern;
+- ``[node17] text``; ``2026-04-22T21:23:52.1Z stdout F text``, without a name: a container's log by CRI;
 - ``node17 | text``: docker compose and its like;
 - ``node17 | CHANGED | rc=0 >>`` before the lines of a machine: ansible; ``[1] 21:23:52 [SUCCESS]
   node17``: pssh; ``node17:`` before indented lines: salt;
@@ -21,6 +22,8 @@ _HELD = 4096
 
 _PREFIXES = (
     re.compile(rb"\[pod/([^\s/\]]{1,253})/[^\s\]]{1,253}\] "),
+    re.compile(rb"\[([A-Za-z][\w.-]{0,252})\] "),
+    re.compile(rb"()\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] "),
     re.compile(rb"(?!kernel:)([A-Za-z0-9][\w.-]{0,252}(?:\[[\d,-]{1,100}\][\w.-]{0,60})?)[:>] ?"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) *\| ?"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252})\t"),

@@ -30,7 +30,9 @@ _VERBOSE_HEAD = re.compile(rb"\S.{10,60} \[s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-
 # Continuation lines of a value are indented deeper than four spaces.
 _VERBOSE_FIELD = re.compile(rb"    ([A-Z_][A-Z0-9_]{0,63})=(.*)")
 #: Fields that make a value an entry: of journald, dmesg, a container's log, a shipper, a store.
-_TEXTS = frozenset({_MESSAGE, "msg", "log", "message", "line", "textPayload", "@message"})
+_TEXTS = frozenset(
+    {_MESSAGE, "msg", "log", "message", "line", "textPayload", "@message", "SyslogMessage"}
+)
 #: The nesting of a cloud's answer around an entry.
 _DEEPEST = 6
 _STRING = re.compile(rb'"(?:\\.|[^"\\])*"')

@@ -12,10 +12,10 @@ from typing import Any
 
 from nodeagent.terminal.log_file.entry import Entry
 
-_TEXTS = ("log", "message", "line", "textPayload", "@message")
+_TEXTS = ("log", "message", "line", "textPayload", "@message", "SyslogMessage")
 #: Fields that name the writer; a value that is not the kernel's name is another program.
-_WRITERS = ("_transport", "syslog_identifier", "appname", "app_name", "program", "ident")
-_FACILITY = "syslog_facility"
+_WRITERS = ("_transport", "syslog_identifier", "appname", "app_name", "program", "ident", "processname")
+_FACILITIES = ("syslog_facility", "facility")
 _OF_KERNEL = ("kernel", "kern")
 
 
@@ -52,6 +52,6 @@ def _text(value: Mapping[str, Any]) -> bytes | None:
 
 def _is_of_program(value: Mapping[str, Any]) -> bool:
     fields = {name.lower(): found for name, found in value.items()}
-    if str(fields.get(_FACILITY, 0)) not in ("0", "kern"):
+    if any(str(fields.get(name, 0)) not in ("0", "kern") for name in _FACILITIES):
         return True
     return any(str(fields.get(name, _OF_KERNEL[0])) not in _OF_KERNEL for name in _WRITERS)
