@@ -22,6 +22,7 @@ from statistics import median
 import yaml
 
 from aggregator.demo.ports import free_port
+from nodeagent.sources.mountinfo import parse
 from nodeagent.uplink.dialer import OPTIONS
 from tests.bench import burst, small
 from tests.bench.environments import install, optimized
@@ -177,6 +178,14 @@ def _at_rest(
     }
 
 
+def _refuse_leftovers() -> None:
+    """A mount that a killed test left makes the agent start children that no node has."""
+    mounts = parse(Path("/proc/self/mountinfo").read_bytes())
+    left = [m.point for m in mounts if m.remote and m.point.startswith(tempfile.gettempdir())]
+    if left and not SMALL:  # the small form runs among tests that have mounts
+        raise SystemExit(f"{left[0]} is mounted, and the agent would probe it: umount --lazy it")
+
+
 def _programs() -> list[Path]:
     """Of the agent, the aggregator and the bare stream; in a small form this environment's."""
     if SMALL:
@@ -186,6 +195,7 @@ def _programs() -> list[Path]:
 
 def main() -> None:
     seconds = small.seconds("BENCH_SECONDS", 600.0, 1.0)
+    _refuse_leftovers()
     programs, others, bare_programs = _programs()
     figures: dict[str, float | int | str] = {}
     with tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as name:
