@@ -17,16 +17,11 @@ LONGEST = 1024
 #: Beginnings of lines in which the kernel quotes a user's text.
 QUOTES = (
     *(b"tmpfs: ", b"overlayfs: ", b"overlay: ", b"fuse: ", b"cgroup: ", b"cgroup2: ", b"ramfs: "),
-    *(
-        b"audit: ",
-        b"traps: ",
-        b"process '",
-        b"warning: `",
-        b"netlink: ",
-        b"oom-kill:",
-        b"hugetlbfs: ",
-    ),
+    *(b"audit: ", b"traps: ", b"process '", b"warning: `", b"netlink: ", b"oom-kill:", b"mmap: "),
     *(b"mqueue: ", b"proc: ", b"sysfs: ", b"devpts: ", b"squashfs: ", b"erofs: ", b"bpf: "),
+    *(b"hugetlbfs: ", b"x86/split lock detection: ", b"capability: warning: `", b"coredump: "),
+    *(b"sctp: [Deprecated]: ", b"sock: process `", b"futex_wake_op: ", b"random: ", b"Pid "),
+    *(b"ptrace attach of ", b"kvm [", b"kvm: "),
 )
 _OF_USERS = re.compile(
     # The kernel's words after the name of a process, which is at most 15 bytes.

@@ -10,6 +10,7 @@ from pathlib import Path
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
+from nodeagent.sources.small_file import entry_names
 
 #: Devices above one another, deeper than which it is a loop and no stack.
 _DEEPEST = 8
@@ -67,9 +68,11 @@ def namespaces(machine: HostRoots, controller: str) -> frozenset[str]:
     Linux before 4.5 names a controller by its PCI address ("0000:3b:00.0").
     """
     if ":" in controller:
-        names = _listed(machine.sys / "bus/pci/devices" / controller / "nvme")
+        names = entry_names(machine.sys / "bus/pci/devices" / controller / "nvme")
         return frozenset().union(*(namespaces(machine, name) for name in names))
-    found = {name for name in _listed(machine.sys / "class/nvme" / controller) if "n" in name[4:]}
+    found = {
+        name for name in entry_names(machine.sys / "class/nvme" / controller) if "n" in name[4:]
+    }
     # nvme0c1n1 is controller 1's path to the disk nvme0n1.
     plain = {_without_path(name) for name in found if name.startswith("nvme")}
     return frozenset(plain or {f"{controller}n1"})
@@ -97,7 +100,7 @@ def _down(folder: Path, depth: int = 0) -> Iterator[Path]:
     yield folder
     if depth >= _DEEPEST:
         return
-    for slave in _listed(folder / "slaves"):
+    for slave in entry_names(folder / "slaves"):
         try:
             below = (folder / "slaves" / slave).resolve(strict=True)
         except (OSError, RuntimeError):
@@ -122,13 +125,6 @@ def _named(machine: HostRoots, numbers: str) -> str:
         return (machine.sys / "dev/block" / numbers).resolve(strict=True).name
     except (OSError, RuntimeError):
         return ""
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        return sorted(each.name for each in folder.iterdir())
-    except OSError:
-        return []
 
 
 class Stacks:

@@ -8,12 +8,12 @@ with a line in the kernel log each time, so such a file is read once.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pci_kind import pci_address
+from nodeagent.sources.small_file import entry_names
 
 __all__ = ["COUNTERS", "Place", "Port", "PortReader", "list_ports", "parse_port"]
 
@@ -68,15 +68,9 @@ def list_ports(machine: HostRoots) -> list[Place]:
         Place(device.name, number, pci_address(device))
         for device in devices
         if not (device / "device/physfn").exists()
-        for number in _numbers(device / "ports")
+        for number in entry_names(device / "ports")
+        if number.isdigit()
     ]
-
-
-def _numbers(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in folder.iterdir() if entry.name.isdigit())
-    except OSError:
-        return []  # it vanished while we looked
 
 
 def parse_port(values: Mapping[str, str]) -> Port | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import small_text
+from nodeagent.sources.small_file import entry_names, small_text
 
 __all__ = ["Array", "arrays"]
 
@@ -75,11 +75,8 @@ def _array(folder: Path) -> Array | None:
 
 
 def _faulty(md: Path) -> tuple[str, ...]:
-    try:
-        members = sorted(entry for entry in md.iterdir() if entry.name.startswith("dev-"))
-    except OSError:
-        return ()
-    return tuple(m.name[4:] for m in members if "faulty" in small_text(m / "state").split(","))
+    members = [name for name in entry_names(md) if name.startswith("dev-")]
+    return tuple(m[4:] for m in members if "faulty" in small_text(md / m / "state").split(","))
 
 
 def _number(word: str) -> int:

@@ -10,11 +10,10 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small, read_whole, small_text
+from nodeagent.sources.small_file import entries, read_small, read_whole, small_text
 
 __all__ = ["Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]
 
@@ -312,13 +311,6 @@ class MountTable:
             return False
         folder = self._sys / "dev/block" / mount.device
         if read_small(folder / "dm/uuid") == "":
-            return any(read_small(each / "dm/uuid") == "" for each in _slaves(folder))
+            return any(read_small(each / "dm/uuid") == "" for each in entries(folder / "slaves"))
         label = re.search(r"^PARTNAME=(.*)$", small_text(folder / "uevent"), re.MULTILINE)
         return label is not None and label[1].upper() in _VENDOR_PARTITIONS
-
-
-def _slaves(device: Path) -> list[Path]:
-    try:
-        return list((device / "slaves").iterdir())
-    except OSError:
-        return []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small, small_text
+from nodeagent.sources.small_file import entries, read_small, small_text
 
 SYSCTLS = (
     *("fs.inotify.max_user_instances", "fs.inotify.max_user_watches", "kernel.numa_balancing"),
@@ -120,11 +120,7 @@ _GPU_FACTS = {
 
 def _firmware(folder: Path, kind: str, version: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
-    try:
-        devices = sorted(folder.iterdir())
-    except OSError:
-        return {}  # no device of that class
-    for device in devices:
+    for device in entries(folder):
         if not (device / "device/physfn").exists() and (value := read_small(device / version)):
             found.setdefault(_clean(small_text(device / kind)) or "firmware", []).append(value)
     return {name: _all_of(values) for name, values in found.items()}

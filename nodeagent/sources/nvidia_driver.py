@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import entries, read_small
 
 #: Drivers that hold a device for a virtual machine and have no "vfio" in their name.
 _STUBS = frozenset({"pci-stub", "pciback", "xen-pciback"})
@@ -48,10 +48,7 @@ def is_loaded(machine: HostRoots) -> bool:
 
 def bus_is_visible(machine: HostRoots) -> bool:
     """Whether the PCI bus is visible at all: without a visible bus no GPU counts as missing."""
-    try:
-        return any((machine.sys / "bus/pci/devices").iterdir())
-    except OSError:
-        return False
+    return bool(entries(machine.sys / "bus/pci/devices"))
 
 
 def addresses_by_minor(machine: HostRoots) -> dict[int, str]:

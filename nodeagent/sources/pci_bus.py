@@ -5,9 +5,9 @@ reached through, so the devices behind a port are those that have the port in th
 """
 
 import os
-from pathlib import Path
 
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import entry_names
 
 #: Seconds between two looks at the bus when an unknown address is asked for.
 _RESCAN_AFTER = 5.0
@@ -47,7 +47,7 @@ class PciBus:
         """The network interfaces and RDMA devices of this device, by name."""
         names: list[str] = []
         for kind in ("net", "infiniband"):
-            names += _names(self._folder / address / kind)
+            names += entry_names(self._folder / address / kind)
         return tuple(sorted(names))
 
     def _below(self, address: str) -> list[str]:
@@ -68,12 +68,5 @@ class PciBus:
         now = self._machine.clock.boottime()
         if self._scanned_at is None or now - self._scanned_at >= _RESCAN_AFTER:
             self._scanned_at = now
-            self._known |= frozenset(_names(self._folder))
+            self._known |= frozenset(entry_names(self._folder))
             self._behind.clear()
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [each.name for each in folder.iterdir()]
-    except OSError:
-        return []  # no such devices, or unplugged while we looked

@@ -47,3 +47,8 @@ def entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def entry_names(folder: Path) -> list[str]:
+    """The names of the entries, in order; none where the folder can't be read."""
+    return [each.name for each in entries(folder)]

@@ -175,6 +175,8 @@ def test_no_name_of_a_process_makes_a_monitor_s_line(
         ("pattern = 'scratch lost'", "has less than 16 bytes before free text"),
         ("pattern = 'scratch: .*lost its server'", "has less than 16 bytes before free text"),
         ("pattern = 'tmpfs: Unknown parameter .*'", "matches lines that any user can cause"),
+        ("pattern = 'x86/split lock detection: #AC: a'", "matches lines that any user can cause"),
+        ("pattern = 'coredump: .*the sensor'", "matches lines that any user can cause"),
         ("pattern = 'Memory cgroup out of memory: K'", "matches lines that any user can cause"),
         ("pattern = '[\\w]+: Unknown parameter xyz'", "does not begin with 4 fixed bytes"),
         ("pattern = 'scratchfs: lost (its server'", "is no pattern"),

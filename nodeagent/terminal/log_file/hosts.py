@@ -2,7 +2,7 @@ r"""The name of a machine before each line, as tools write it that read the logs
 
 - ``node17: [  123.4] text``: pdsh, clush, ``parallel --tag``;
 - ``[pod/NAME/CONTAINER] text``: ``kubectl logs --prefix``; ``NAME CONTAINER text``: stern;
-- ``[node17] text``; ``2026-04-22T21:23:52.1Z stdout F text``, without a name: a container's log by CRI;
+- ``[node17] text``; ``2026-04-22T21:23:52.1Z stdout F text``, a container's log that has no name;
 - ``node17 | text``: docker compose and its like;
 - ``node17 | CHANGED | rc=0 >>`` before the lines of a machine: ansible; ``[1] 21:23:52 [SUCCESS]
   node17``: pssh; ``node17:`` before indented lines: salt;

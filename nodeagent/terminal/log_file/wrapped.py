@@ -14,7 +14,10 @@ from nodeagent.terminal.log_file.entry import Entry
 
 _TEXTS = ("log", "message", "line", "textPayload", "@message", "SyslogMessage")
 #: Fields that name the writer; a value that is not the kernel's name is another program.
-_WRITERS = ("_transport", "syslog_identifier", "appname", "app_name", "program", "ident", "processname")
+_WRITERS = (
+    *("_transport", "syslog_identifier", "appname", "app_name", "program", "ident"),
+    "processname",
+)
 _FACILITIES = ("syslog_facility", "facility")
 _OF_KERNEL = ("kernel", "kern")
 
