@@ -13,15 +13,14 @@ from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.announcer import Announcer
-from aggregator.quarantine.actions.cordon import CordonActions
+from aggregator.quarantine.actions.cordon import CordonActions, NodeMarker
 from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.actions.holds import NodeHolds, Proposals
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
+from aggregator.quarantine.actions.mode_preview import ModePreview
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.actions.node_marker import NodeMarker
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.actions.release import ReleaseActions
-from aggregator.quarantine.admission.mode_preview import ModePreview
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.controller import Controller, Parts
@@ -31,6 +30,7 @@ from aggregator.quarantine.correlation.measurements import MeasurementTrackers
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
+from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.agentless import AgentlessNodes
 from aggregator.quarantine.decide.pools import Pools
@@ -61,6 +61,7 @@ from aggregator.quarantine.reconcile.poller import NodePoller
 from aggregator.quarantine.reconcile.publish import PublishReconciler
 from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.reconcile.reconciler import Reconciler
+from aggregator.quarantine.reconcile.record_events import RecordEvents
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
@@ -70,12 +71,12 @@ from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
 from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
+from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.gpus import OutOfService
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.others_marks import OthersMarks
-from aggregator.quarantine.state.registry import NodeRegistry, QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
 
 #: Why the cluster's state is unknown before its first event.
 NO_NEWS_YET = "not connected yet"
@@ -144,21 +145,18 @@ class _Base:
             event_sink=self.event_sink,
             clocks=clocks,
         )
-        self.standing = QuarantineIndex(registry.pool_of, pools.name_of)
         self.switch = StopSwitch(cluster, now=clocks.now)
         self.record_writer = AdmissionRecordWriter(
             cluster,
             limits=settings.limits,
             policy_hash=given.policy.hash,
-            size=registry.size,
-            causes=self.causes.causes,
-            wall=clocks.trusted_wall,
+            registry=registry,
+            causes=self.causes,
+            pools=pools,
+            clocks=clocks,
             switch=self.switch,
-            standing=self.standing,
-            pools=pools.facts,
-            now=clocks.now,
         )
-        self.queue = queue = WorkQueue(record_writer=self.record_writer, may_act=given.may_act)
+        self.queue = queue = WorkQueue(record_writer=self.record_writer, holds_lease=given.may_act)
         self.network = NetworkTracker(
             node_registry=registry,
             fleet=fleet,
@@ -170,19 +168,20 @@ class _Base:
         )
         self.own_evidence = OwnEvidence(registry, queue)
         say = self.own_evidence.record
-        self.measurements = MeasurementTrackers(
+        measurements = MeasurementTrackers(
             (
                 OutlierTracker(node_registry=registry, fleet=fleet, say=say),
                 PrecursorTracker(fleet, say),
             )
         )
+        self.trackers = FleetTrackers(self.causes, self.network, measurements)
 
     def _fabrics_of(self, node: str) -> frozenset[str]:
         return self.causes.fabrics_of(node)
 
     def quarantined(self) -> Iterator[NodeState]:
         """The nodes in quarantine."""
-        known = (self.registry.known(one.node) for one in self.standing.quarantines())
+        known = (self.registry.known(one.node) for one in self.registry.standing.quarantines())
         return (node_state for node_state in known if node_state is not None)
 
 
@@ -216,7 +215,7 @@ class _Acts:
             causes=base.causes,
             evictions=base.evictions,
             pools=pools,
-            pool_of=registry.pool_of,
+            registry=registry,
         )
         self.objects = ObjectWrites(
             cluster=cluster,
@@ -235,7 +234,7 @@ class _Acts:
                 off_load_balancers=settings.drain.off_load_balancers,
             ),
             objects=self.objects,
-            expected=ExpectedNodes(cluster, registry.pool_of),
+            expected=ExpectedNodes(cluster, registry),
             clocks=clocks,
             marks=settings.marks,
             uncordon=settings.uncordon,
@@ -253,7 +252,6 @@ class _Acts:
         hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=given.rng)
         most = settings.limits.evictions_at_once
         self.drain = Drainer(
-            cluster=cluster,
             acts=acts,
             clocks=clocks,
             rules=settings.drain,
@@ -333,13 +331,10 @@ def build_controller(
         policy=policy,
         clocks=clocks,
         silent_after=settings.silence.silent_after,
-        network_tracker=base.network,
-        measurements=base.measurements,
+        trackers=base.trackers,
         evidence_recording=recording,
     )
-    missing = MissingNodes(
-        cluster=cluster, returned=base.queue.add_for_read, may_act=may_act, rng=rng
-    )
+    missing = MissingNodes(cluster=cluster, queue=base.queue, rng=rng)
     worker = _worker(given, base, acts, missing, agent_events)
     controller = Controller(_parts(given, base, acts, worker, missing, agent_events))
     _show_settings(given, base)
@@ -417,7 +412,6 @@ def _worker(
             clocks=given.clocks,
             cause_tracker=base.causes,
             queue=base.queue,
-            stages=given.fleet.stages,
             silent_action=given.settings.silence.silent_action,
         ),
         queue=base.queue,
@@ -441,23 +435,23 @@ def _parts(
     def view() -> bool:
         return queue.view
 
+    records = RecordEvents(
+        registry=registry,
+        record_writer=base.record_writer,
+        queue=queue,
+        rounds=nodes,
+        event_sink=base.event_sink,
+        clocks=clocks,
+    )
     cluster_events = ClusterEventHandler(
         cluster=cluster,
         policy=given.policy,
         node_registry=registry,
-        record_writer=base.record_writer,
+        records=records,
         queue=queue,
-        cause_tracker=base.causes,
-        network_tracker=base.network,
-        measurements=base.measurements,
-        fleet=fleet,
-        event_sink=base.event_sink,
+        trackers=base.trackers,
         clocks=clocks,
-        may_act=may_act,
-        switch=base.switch,
-        standing=base.standing,
         pools=base.pools,
-        requeue_held=nodes.requeue_held,
     )
     node_tests = NodeTests(
         cluster=cluster,
@@ -502,7 +496,6 @@ def _parts(
             node_registry=registry,
             acts=acts.acts,
             clocks=clocks,
-            may_act=may_act,
             queue=queue,
             rng=given.rng,
         ),
@@ -512,17 +505,16 @@ def _parts(
             rules=settings.conditions,
             node_registry=registry,
             fleet=fleet,
-            may_act=may_act,
-            view=view,
+            queue=queue,
             clocks=clocks,
-            check_stop=base.switch.check,
+            switch=base.switch,
         ),
         condition_reader=NodeConditionReader(
             cluster=cluster,
             policy=given.policy,
             node_registry=registry,
-            say=base.own_evidence.record,
-            view=view,
+            own_evidence=base.own_evidence,
+            queue=queue,
             clocks=clocks,
         ),
         node_tests=node_tests,
@@ -533,7 +525,7 @@ def _parts(
         switch=base.switch,
         record_writer=base.record_writer,
         current_nodes=CurrentNodes(
-            cluster=cluster, node_registry=registry, now=clocks.now, view=view
+            cluster=cluster, node_registry=registry, clocks=clocks, queue=queue
         ),
         own_evidence=base.own_evidence,
         repair_permissions=RepairPermissions(
@@ -546,12 +538,10 @@ def _parts(
             known=registry.known,
         ),
         mode_preview=ModePreview(
-            preview=base.record_writer.preview,
-            known=registry.known,
-            pool_of=registry.pool_of,
-            policy_pool_of=base.pools.name_of,
-            suspects=base.causes.suspects,
-            unsettled=base.causes.unsettled,
+            record_writer=base.record_writer,
+            registry=registry,
+            pools=base.pools,
+            causes=base.causes,
         ),
     )
 

@@ -6,7 +6,7 @@ objects and the record bring it back.
 
 from dataclasses import dataclass
 
-from aggregator.quarantine.admission.mode_preview import ModePreview
+from aggregator.quarantine.actions.mode_preview import ModePreview
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker

@@ -71,6 +71,8 @@ class Bench:
         measurements: Any = SimpleNamespace(
             on_connect=nothing, on_cleared=nothing, silent=nothing, forget_node=nothing
         )
+        network = recorder("renew", "on_evidence", "silent")
+        trackers: Any = SimpleNamespace(network=network, measurements=measurements)
         self.made: Any = AgentEventHandler(
             node_registry=self.node_registry,
             queue=queue,
@@ -78,8 +80,7 @@ class Bench:
             policy=POLICY,
             clocks=Clocks(loop.time, loop.time),
             silent_after=SILENT_AFTER,
-            network_tracker=recorder("renew", "on_evidence", "silent"),
-            measurements=measurements,
+            trackers=trackers,
             evidence_recording=recorder(
                 "record_hello",
                 "record_message",

@@ -31,8 +31,9 @@ from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.reconcile import cluster_events
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
+from aggregator.quarantine.reconcile.record_events import RecordEvents
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.quarantine.state.registry import NodeRegistry, QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.interning import EMPTY
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode
@@ -59,7 +60,6 @@ class Bench:
         self.fleet = FleetState()
         self.notes = Notes()
         self.takes_record = True
-        self.standing = QuarantineIndex()
         self.registry = NodeRegistry(self.fleet, "pool", now=loop.time)
         self.record = SimpleNamespace(
             record=SimpleNamespace(entries={}, repairs={}),
@@ -70,6 +70,7 @@ class Bench:
         )
         self.queue = SimpleNamespace(
             view=True,
+            holds_lease=lambda: True,
             add=self._note("add"),
             evaluate=self._note("evaluate"),
             begin=lambda _: None,
@@ -83,25 +84,30 @@ class Bench:
             view_lost=lambda: self.did.append("stop view lost"),
             on_change=lambda _: None,
         )
-        given: dict[str, Any] = {
-            "cluster": SimpleNamespace(),
-            "policy": POLICY,
-            "node_registry": self.registry,
-            "record_writer": self.record,
-            "queue": self.queue,
-            "cause_tracker": SimpleNamespace(),
-            "network_tracker": SimpleNamespace(),
-            "measurements": SimpleNamespace(),
-            "fleet": self.fleet,
-            "event_sink": self.notes,
-            "clocks": Clocks(loop.time, lambda: 5000.0),
-            "may_act": lambda: True,
-            "switch": self.switch,
-            "standing": self.standing,
-            "pools": all_in_mode(Action.DRAIN),
-            "requeue_held": lambda: self.did.append("held"),
-        }
-        self.made: Any = ClusterEventHandler(**given)
+        self.record.switch = self.switch
+        record: Any = self.record
+        queue: Any = self.queue
+        nothing: Any = SimpleNamespace()
+        rounds: Any = SimpleNamespace(requeue_held=lambda: self.did.append("held"))
+        clocks = Clocks(loop.time, lambda: 5000.0)
+        self.records: Any = RecordEvents(
+            registry=self.registry,
+            record_writer=record,
+            queue=queue,
+            rounds=rounds,
+            event_sink=self.notes,
+            clocks=clocks,
+        )
+        self.made: Any = ClusterEventHandler(
+            cluster=nothing,
+            policy=POLICY,
+            node_registry=self.registry,
+            records=self.records,
+            queue=queue,
+            trackers=nothing,
+            clocks=clocks,
+            pools=all_in_mode(Action.DRAIN),
+        )
         self.made._listing = False
 
     def _note(self, what: str) -> Callable[[Any], None]:
@@ -134,7 +140,7 @@ def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> 
         assert await bench.send_event(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
         node_state = bench.registry.node_state("n1")
         assert node_state.node_summary.quarantine is seen
-        assert list(bench.standing.quarantines()) == [seen]
+        assert list(bench.registry.standing.quarantines()) == [seen]
         assert await bench.send_event(QuarantineSeen(seen)) == [], "it is no news"
         newer = replace(seen, version="2")
         assert len(await bench.send_event(QuarantineSeen(newer))) == 2
@@ -181,7 +187,7 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         set_fields(node_state, release_held="x", release_look=9.0)
         node_state.own_quarantine_view().definition_going = True
         assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
-        assert list(bench.standing.quarantines()) == []
+        assert list(bench.registry.standing.quarantines()) == []
         assert bench.registry.absent == set()
         assert [node_state.node_summary.quarantine] == [None]
         assert (
@@ -383,12 +389,12 @@ def test_a_stop_is_shown_told_once_and_attended_to_everywhere() -> None:
         assert await bench.send_event(StopSeen(StopText("x", "1"))) == ["stop seen"]
         bench.node_state()
         bench.switch.reason = "a drill"
-        bench.made.stop_changed()
+        bench.records.stop_changed()
         assert bench.fleet.stop == "a drill"
         assert bench.did[1:] == ["pending n1"]
-        bench.made.report_stop()
+        bench.records.report_stop()
         bench.switch.reason = ""
-        bench.made.stop_changed()
+        bench.records.stop_changed()
         assert [(one.summary, one.at) for one in bench.notes.transitions] == [
             ("the stop switch is set: a drill", 5000.0),
             ("the stop switch is off again", 5000.0),
@@ -403,7 +409,7 @@ def test_a_lost_record_is_told_and_its_end() -> None:
     async def test(bench: Bench) -> None:
         for trouble in ("", "it is gone", "it is gone", ""):
             bench.record.trouble = trouble
-            bench.made.report_record()
+            bench.records.report_record()
         told = [(one.kind.name, one.summary) for one in bench.notes.transitions]
         assert told == [
             ("RECORD_LOST", "it is gone"),
@@ -418,10 +424,10 @@ def test_a_lost_record_is_told_and_its_end() -> None:
 
 def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() -> None:
     async def test(bench: Bench) -> None:
-        bench.standing.whole = True
+        bench.registry.standing.whole = True
         found = await bench.send_event(WatchLost("the API server is away"))
         assert found == ["stop view lost", "forget version"]
-        assert not bench.standing.whole
+        assert not bench.registry.standing.whole
         assert not bench.queue.view
         assert bench.made._listing
         assert bench.fleet.view_lost == "the API server is away"

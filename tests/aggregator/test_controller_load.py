@@ -8,13 +8,13 @@ import pytest
 
 from aggregator.cluster.port import ClusterError, Guard, Phase, RecordText, Refused
 from aggregator.health.model import Delta, Status
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import FleetSize, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
 from aggregator.quarantine.reconcile.rounds import REFRESH, ROUNDS
 from aggregator.quarantine.state.node import NodeState
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.record_writers import record_writer_of
 from tests.support.replica import (
     OPEN,
     SETTINGS,
@@ -329,12 +329,11 @@ async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -
         calls[call] += 1
         return None
 
-    record_writer = AdmissionRecordWriter(
+    record_writer = record_writer_of(
         MemoryCluster(world, fails=count),
         limits=OPEN,
         policy_hash="p",
         size=lambda: FleetSize(10, 10),
-        causes=dict,
         wall=lambda: 1000.0,
     )
     seen = [world.record]
@@ -369,12 +368,11 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
                 )
             return written
 
-    record_writer = AdmissionRecordWriter(
+    record_writer = record_writer_of(
         Early(world),
         limits=OPEN,
         policy_hash="p",
         size=lambda: FleetSize(10, 10),
-        causes=dict,
         wall=lambda: 1000.0,
     )
     for node in ("n0", "n1", "n3"):

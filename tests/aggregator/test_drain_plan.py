@@ -18,7 +18,7 @@ from aggregator.quarantine.decide.drain_plan import (
     NotReady,
     plan_drain,
 )
-from aggregator.quarantine.state.others_marks import OthersMarks
+from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.rfc3339 import span
 
 HOUR = 3600.0

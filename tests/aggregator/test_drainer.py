@@ -58,7 +58,6 @@ class Drain(Bench):
         self.moved: list[bool] = []
         self.asked_at: list[float] = []
         self.made: Any = Drainer(
-            cluster=self.cluster,
             acts=self.acts,
             clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
             rules=DrainRules(deadline=600.0, off_load_balancers=off_balancers),

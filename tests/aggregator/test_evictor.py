@@ -489,10 +489,11 @@ def drainer_of(bench: Bench, writes: list[Any]) -> Any:
             writes.append(status)
 
     acts: Any = SimpleNamespace(
-        write_status=write_status, emit_event=lambda *given: bench.told.append(given[2])
+        cluster=bench,
+        write_status=write_status,
+        emit_event=lambda *given: bench.told.append(given[2]),
     )
     made: Any = drainer.Drainer(
-        cluster=bench,  # type: ignore[arg-type]
         acts=acts,
         clocks=Clocks(bench.loop.time, lambda: 5000.0),
         rules=DrainRules(deadline=600.0, off_load_balancers=False),

@@ -33,7 +33,6 @@ from aggregator.health.model import Cleared, Component, Delta, Status
 from aggregator.history.evidence_recorder import EvidenceRecorder
 from aggregator.history.lemon_detector import LemonDetector
 from aggregator.policy.lemons import Lemon, LemonThresholds, evidence
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import FleetSize, Proposal
 from aggregator.quarantine.decide.admission_record import (
     Entry,
@@ -48,6 +47,7 @@ from aggregator.quarantine.drain.drainer import UNCHANGED_EVERY
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.record_writers import record_writer_of
 from tests.support.replica import (
     OPEN,
     SETTINGS,
@@ -514,12 +514,11 @@ def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
             return FleetSize(10_000, 10_000)
 
         clock = Running()
-        record_writer = AdmissionRecordWriter(
+        record_writer = record_writer_of(
             MemoryCluster(world),
             limits=replace(OPEN, concurrent=1),
             policy_hash="h",
             size=size,
-            causes=dict,
             wall=clock,
         )
         record_writer.seen(world.record)

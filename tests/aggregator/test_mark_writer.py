@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.node_names import CODES, KEPT
 from aggregator.cluster.port import (
     UNGUARDED,
@@ -51,7 +52,7 @@ class Api:
 
 
 def writer(api: Api, clock: Turned) -> MarkWriter:
-    return MarkWriter(cast("Cluster", api), clock)
+    return MarkWriter(cast("Cluster", api), Clocks(clock, clock))
 
 
 async def test_a_refused_mark_goes_without_them_and_the_log_says_so_once(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, Unreachable
 from aggregator.quarantine.reconcile import current_nodes, missing_nodes
 from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
@@ -30,12 +31,11 @@ class Missing:
         self.error: ClusterError | None = None
         self.arrivals: dict[str, asyncio.Event] = {}
         cluster: Any = self
-        self.made: Any = MissingNodes(
-            cluster=cluster,
-            returned=lambda node_state: self.back.append(node_state.node),
-            may_act=lambda: self.may,
-            rng=random.Random(1),
+        queue: Any = SimpleNamespace(
+            add_for_read=lambda node_state: self.back.append(node_state.node),
+            holds_lease=lambda: self.may,
         )
+        self.made: Any = MissingNodes(cluster=cluster, queue=queue, rng=random.Random(1))
 
     async def wait_for_node(self, name: str) -> None:
         if self.error is not None:
@@ -183,12 +183,16 @@ class Current:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.nodes: dict[str, str] = {}
         self.reads = 0
-        self.view = True
+        self.queue = SimpleNamespace(view=True)
         self.error: ClusterError | None = None
         self.registry = NodeRegistry(FleetState(), "pool", now=loop.time)
         cluster: Any = self
+        queue: Any = self.queue
         self.made: Any = CurrentNodes(
-            cluster=cluster, node_registry=self.registry, now=loop.time, view=lambda: self.view
+            cluster=cluster,
+            node_registry=self.registry,
+            clocks=Clocks(loop.time, loop.time),
+            queue=queue,
         )
 
     async def read_node(self, node: str) -> object | None:
@@ -203,9 +207,9 @@ def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_all() -
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Current(loop)
         bench.nodes["n1"] = "u2"
-        bench.view = False
+        bench.queue.view = False
         assert [await bench.made.is_current("n1", "u2")] == [None]
-        bench.view = True
+        bench.queue.view = True
         meta: Any = SimpleNamespace(uid="u1")
         bench.registry.node_state("n1").cluster.meta = meta
         assert await bench.made.is_current("n1", "u1") is True

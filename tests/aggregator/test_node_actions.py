@@ -29,11 +29,10 @@ from aggregator.events import EventKind
 from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.announcer import Announcer
-from aggregator.quarantine.actions.cordon import CordonActions
+from aggregator.quarantine.actions.cordon import CordonActions, NodeMarker
 from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.actions.node_marker import NodeMarker
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
@@ -110,6 +109,7 @@ class Bench:
         switch: Any = self.switch
         cluster: Cluster = self.cluster
         clocks, rules = Clocks(loop.time, lambda: 5000.0 + loop.time()), PLAIN
+        in_pool_a: Any = SimpleNamespace(pool_of=lambda _: "pool-a")
         pools, no_hold = all_in_mode(Action.DRAIN), SimpleNamespace(hold=lambda _: None)
         causes: Any = SimpleNamespace(
             suspects=lambda _: (frozenset({"begun"}),),
@@ -143,7 +143,7 @@ class Bench:
             causes=causes,
             evictions=no_hold,  # type: ignore[arg-type]
             pools=pools,
-            pool_of=lambda _: "pool-a",
+            registry=in_pool_a,
         )
         self.objects = ObjectWrites(
             cluster=cluster,
@@ -158,7 +158,7 @@ class Bench:
                 acts=acts, clocks=clocks, pools=pools, rules=rules, off_load_balancers=False
             ),
             objects=self.objects,
-            expected=ExpectedNodes(cluster, lambda _: "pool-a"),
+            expected=ExpectedNodes(cluster, in_pool_a),
             clocks=clocks,
             marks=rules,
             uncordon=UncordonRules(OnUncordon.RECORDON),
@@ -755,7 +755,7 @@ def test_a_hint_stays_where_the_node_cant_be_read() -> None:
         assert not bench.node_state.work.needs_read
         assert bench.node_state.cluster.node_found
         fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
-        bench.acts._cluster = fails
+        bench.acts.cluster = fails
         bench.node_state.work.needs_read = True
         with pytest.raises(ClusterError):
             await bench.acts.look_at_node(bench.node_state)

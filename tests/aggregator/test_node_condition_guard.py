@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -73,15 +75,16 @@ def made(doubts: Doubts) -> tuple[NodeConditionPublisher, Recorder, NodeRegistry
         asked.append("")
         return not doubts.lost or len(asked) == 1
 
+    queue: Any = SimpleNamespace(view=True, holds_lease=may_act)
+    switch: Any = SimpleNamespace(check=check_stop)
     publisher = NodeConditionPublisher(
         cluster=cluster,
         rules=[RULE],
         node_registry=registry,
         fleet=fleet,
-        may_act=may_act,
-        view=lambda: True,
+        queue=queue,
         clocks=Clocks(lambda: 50.0, lambda: 1000.0),
-        check_stop=check_stop,
+        switch=switch,
     )
     return publisher, cluster, registry
 

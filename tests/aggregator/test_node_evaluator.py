@@ -46,7 +46,8 @@ class Bench:
             find_causes=self._count,
         )
         acts: Any = SimpleNamespace(
-            emit_event=lambda _, kind, text: self.acted.append(f"{kind.value}: {text}")
+            stages=StageTimes(),
+            emit_event=lambda _, kind, text: self.acted.append(f"{kind.value}: {text}"),
         )
         queue: Any = SimpleNamespace(evaluate=self._evaluate)
         self.made: Any = NodeEvaluator(
@@ -57,7 +58,6 @@ class Bench:
             clocks=Clocks(loop.time, loop.time),
             cause_tracker=tracker,
             queue=queue,
-            stages=StageTimes(),
         )
 
     def _evaluate(self, node_state: NodeState) -> None:

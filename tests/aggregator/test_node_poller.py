@@ -90,10 +90,10 @@ class Bench:
             node_registry=self.node_registry,
             acts=cast(Any, self),
             clocks=Clocks(self.now, self.now),
-            may_act=lambda: self.ours,
             queue=cast(
                 Any,
                 SimpleNamespace(
+                    holds_lease=lambda: self.ours,
                     add=lambda node_state: self.seen_to.append(node_state.node),
                     evaluate=lambda node_state: self.judged.append(node_state.node),
                 ),

@@ -31,8 +31,7 @@ from aggregator.quarantine.decide.node_marks import (
     write_overruled,
 )
 from aggregator.quarantine.decide.overrides import Override, ended_by, stands
-from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.others_marks import OthersMarks
+from aggregator.quarantine.state.cluster_view import ClusterView, OthersMarks
 from tests.aggregator.test_planner import ITEM, SPEC
 from tests.support import virtual_time
 from tests.support.memory_cluster import World, phase_of

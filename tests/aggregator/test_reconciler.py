@@ -140,7 +140,7 @@ class Bench:
         )
         self.queue: Any = WorkQueue(
             record_writer=SimpleNamespace(record=SimpleNamespace(entries=self.entries)),  # type: ignore[arg-type]
-            may_act=lambda: self.may,
+            holds_lease=lambda: self.may,
         )
         self.queue.view = True
         clocks, pools = Clocks(loop.time, loop.time), all_in_mode(SETTINGS.mode)
@@ -759,6 +759,8 @@ def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) ->
 async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:
     replica = Replica(World(), clock=Turned())
     controller = replica.controller
-    assert controller.parts.switch._listeners == [controller.parts.cluster_events.stop_changed]
+    assert controller.parts.switch._listeners == [
+        controller.parts.cluster_events.records.stop_changed
+    ]
     assert controller.parts.queue._worker is controller.parts.worker
     await replica.stop()

@@ -17,12 +17,12 @@ from aggregator.cluster.port import (
     RecordText,
     Unreachable,
 )
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import SETTLES, FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record, parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.state.registry import QuarantineIndex
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.record_writers import record_writer_of
 from tests.support.replica import OPEN
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -51,15 +51,15 @@ class Office:
         self.failing = ""
         self.sizes = 0
         self.cluster = MemoryCluster(self.world, fails=self._fails)
-        self.standing = QuarantineIndex(lambda _: "pool-a")
-        self.made: Any = AdmissionRecordWriter(
+        self.standing = QuarantineIndex()
+        self.made: Any = record_writer_of(
             self.cluster,
             limits=limits,
             policy_hash="h",
             size=self._size,
-            causes=dict,
             wall=loop.time,
             standing=self.standing,
+            pool="pool-a",
         )
         self.made.seen(self.world.record)
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 from aggregator.cluster.port import Action, ClusterError, Unreachable
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.record_writers import record_writer_of
 from tests.support.replica import OPEN
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -34,12 +34,11 @@ class Office:
         self.cluster = MemoryCluster(self.world, fails=fails)
         self.size = FleetSize(100, 100)
         self.clock = Running()
-        self.record_writer = AdmissionRecordWriter(
+        self.record_writer = record_writer_of(
             self.cluster,
             limits=limits,
             policy_hash="h",
             size=lambda: self.size,
-            causes=dict,
             wall=self.clock,
         )
         self.record_writer.seen(self.world.record)

@@ -19,7 +19,7 @@ class QueueBench:
         self.may = True
         self.queue = WorkQueue(
             record_writer=SimpleNamespace(record=SimpleNamespace(entries={})),  # type: ignore[arg-type]
-            may_act=lambda: self.may,
+            holds_lease=lambda: self.may,
         )
         self.queue.view = True
         self.node_state = NodeState(NodeSummary("n1"), loop.time)

@@ -31,7 +31,6 @@ import psutil
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import NodeMeta
 from aggregator.health.node import NodeHealth
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import Limits, Proposal
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -45,6 +44,7 @@ from tests.bench.trials import Trials
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.record_writers import record_writer_of
 from tests.support.replica import hello, snapshot
 from tests.support.replica_processes import TRUSTING_TLS, Replicas
 from tests.support.stack import NAMESPACE, install
@@ -345,7 +345,7 @@ async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
         node_state.agent.health.snapshot(snapshot())
         registry.count(node_state)
     assert registry.size().reported == len(metas)
-    writer = AdmissionRecordWriter(
+    writer = record_writer_of(
         cluster,
         limits=Limits(
             concurrent=1000,
@@ -355,7 +355,6 @@ async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
         ),
         policy_hash="0123456789ab",
         size=registry.size,
-        causes=dict,
         wall=time.time,
     )
     await writer.read()

@@ -32,7 +32,7 @@ from aggregator.quarantine.decide.node_marks import (
     read_applied,
     undo_change,
 )
-from aggregator.quarantine.state.others_marks import OthersMarks
+from aggregator.quarantine.state.cluster_view import OthersMarks
 from tests.unit.test_node_marks import FREE, QUARANTINE, STATUS, after, annotation_of, node
 
 CHOSEN = TaintRule("example.com/broken", "yes", "PreferNoSchedule")

@@ -35,7 +35,7 @@ from aggregator.quarantine.decide.operator_requests import (
     read_operator_requests,
 )
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return, slot_of
-from aggregator.quarantine.state.others_marks import OthersMarks
+from aggregator.quarantine.state.cluster_view import OthersMarks
 
 
 def pod(name: str = "p", **changes: Any) -> Pod:

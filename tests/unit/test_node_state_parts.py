@@ -43,7 +43,7 @@ PARTS = (
         ClusterView,
         "cluster",
         {
-            "actions/node_marker.py",
+            "actions/cordon.py",
             "actions/release.py",
             "reconcile/agent_events.py",
             "reconcile/cluster_events.py",
@@ -70,7 +70,6 @@ PARTS = (
             "actions/adoption.py",
             "actions/announcer.py",
             "actions/cordon.py",
-            "actions/node_marker.py",
             "actions/node_actions.py",
             "actions/object_writes.py",
             "actions/release.py",

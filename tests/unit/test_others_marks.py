@@ -14,8 +14,8 @@ from aggregator.quarantine.decide.maintenance import (
     OthersMark,
     is_stale,
 )
+from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.quarantine.state.others_marks import OthersMarks
 from aggregator.quarantine.state.registry import NodeRegistry
 
 HOUR, DAY = 3600.0, 86400.0

@@ -6,7 +6,6 @@ expectation changes nothing, and the node is read. See docs/fences.md.
 """
 
 import logging
-from collections.abc import Callable
 
 from aggregator.cluster.node_names import (
     APPLIED,
@@ -21,6 +20,7 @@ from aggregator.quarantine.decide.mark_rules import DO_NOT_DISRUPT
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
+from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -37,15 +37,15 @@ _PASSING = "node.kubernetes.io/"
 
 
 class ExpectedNodes:
-    """One for all nodes of a replica. ``pool_of``: the pool of a node.
+    """One for all nodes of a replica.
 
     Nodes of a pool usually have the same taints, so the last one that was read tells those of the
     next.
     """
 
-    def __init__(self, cluster: NodesAndPods, pool_of: Callable[[str], str]) -> None:
+    def __init__(self, cluster: NodesAndPods, registry: NodeRegistry) -> None:
         self._cluster = cluster
-        self._pool_of = pool_of
+        self._registry = registry
         self._taints: dict[str, tuple[Taint, ...]] = {}
 
     def expect(self, node_state: NodeState) -> Node | None:
@@ -69,7 +69,7 @@ class ExpectedNodes:
             uid=meta.uid,
             version="",
             unschedulable=False,
-            taints=self._taints.get(self._pool_of(meta.name), ()),
+            taints=self._taints.get(self._registry.pool_of(meta.name), ()),
             labels=meta.labels,
             annotations=meta.annotations,
             unread=Unread(DECIDING | node_state.others.annotations, annotated=meta.annotated),
@@ -83,7 +83,7 @@ class ExpectedNodes:
         if node_state.others.forbids_all(node):
             return
         if not any(taint.key.startswith(_PASSING) for taint in node.taints):
-            self._taints[self._pool_of(node.name)] = node.taints
+            self._taints[self._registry.pool_of(node.name)] = node.taints
 
     def note_difference(self, node: Node, error: Conflict) -> None:
         """The server found another node than the expected one; it is read now."""

@@ -1,6 +1,5 @@
 """A node's desired state as far as limits let it be, its proposal, and the report of its hold."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -18,6 +17,7 @@ from aggregator.quarantine.state.evidence import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.registry import NodeRegistry
 
 NO_NODE = "the cluster has no node of this name"
 
@@ -146,14 +146,14 @@ class Proposals:
         causes: CommonCauseTracker,
         evictions: EvictionMemory,
         pools: NodePools,
-        pool_of: Callable[[str], str],
+        registry: NodeRegistry,
     ) -> None:
         self._holds = holds
         self._record_writer = record_writer
         self._causes = causes
         self._evictions = evictions
         self._pools = pools
-        self._pool_of = pool_of
+        self._registry = registry
 
     def wanted_now(self, node_state: NodeState) -> DesiredState | None:
         """The node's desired state. A shared cause turns no standing cordon into a drain."""
@@ -190,7 +190,7 @@ class Proposals:
         return Proposal(
             node_state.node,
             spec.incident,
-            self._pool_of(node_state.node),
+            self._registry.pool_of(node_state.node),
             spec.action.value,
             self._causes.suspects(node_state),
             self._causes.unsettled(node_state),

@@ -6,7 +6,7 @@ more: none of them may fail for an annotation.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
@@ -35,11 +35,11 @@ WITHOUT_FOR = 600.0
 
 
 class MarkWriter:
-    """One for all nodes of a replica. ``now`` is monotonic."""
+    """One for all nodes of a replica."""
 
-    def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, clocks: Clocks) -> None:
         self._cluster = cluster
-        self._now = now
+        self._now = clocks.now
         self._without_until = float("-inf")
         self._is_told = False
 
@@ -106,7 +106,7 @@ class NodeActions:
         policy: Policy,
         stages: StageTimes,
     ) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._event_sink = event_sink
         self._clocks = clocks
         self._policy = policy
@@ -116,14 +116,14 @@ class NodeActions:
         self.may_act = guards.may_act
         self.guard = guards.guard
         self.announcer = announcer
-        self.mark_writer = MarkWriter(cluster, clocks.now)
+        self.mark_writer = MarkWriter(cluster, clocks)
         self.stages = stages
 
     async def look_at_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""
         node_state.work.begin_read()
         try:
-            node_state.take_node(await self._cluster.read_node(node_state.node))
+            node_state.take_node(await self.cluster.read_node(node_state.node))
         except ClusterError:
             node_state.work.request_read()
             raise
@@ -131,7 +131,7 @@ class NodeActions:
     async def reread(self, node_state: NodeState) -> Quarantine | None:
         """The object as it is now, and not as the watch last reported it."""
         before = node_state.node_summary.quarantine
-        quarantine = await self._cluster.read_quarantine(node_state.node)
+        quarantine = await self.cluster.read_quarantine(node_state.node)
         if quarantine is None:
             if node_state.node_summary.quarantine is not None:
                 node_state.own_quarantine_view().miss()
@@ -142,7 +142,7 @@ class NodeActions:
     async def write_status(
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus
     ) -> Quarantine:
-        written = await self._cluster.write_quarantine_status(quarantine, status)
+        written = await self.cluster.write_quarantine_status(quarantine, status)
         node_state.wrote(written)
         return written
 

@@ -6,9 +6,11 @@ again and decide again, so no interleaving passes a limit.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     BUSY,
     ClusterError,
@@ -45,7 +47,7 @@ from aggregator.quarantine.decide.admission_record import (
     RunningOperation,
     parse_record,
 )
-from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
+from aggregator.quarantine.decide.pool_budget import PoolBudget
 from aggregator.quarantine.decide.record_continuity import (
     Known,
     discontinuity,
@@ -56,8 +58,9 @@ from aggregator.quarantine.decide.record_continuity import (
 )
 from aggregator.quarantine.decide.repair import running_of
 from aggregator.quarantine.decide.reservation import OperationLimits, OperationProposal, reserve
+from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.operation_times import OperationTimes
-from aggregator.quarantine.state.registry import QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.rfc3339 import span
 
 log = logging.getLogger("sickbay.quarantine")
@@ -80,16 +83,18 @@ class _Request:
     )
 
 
-class AdmissionRecordWriter:
-    """Reads and writes the record.
+class CauseCount(Protocol):
+    """`CommonCauseTracker`, as far as an admission needs it."""
 
-    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``pools`` the
-    pools of the nodes in quarantine, ``wall`` the wall clock, which must run evenly: a jump would
-    let it forget recent admissions. ``now`` is monotonic: by it reservations end. ``switch`` is
-    the stop switch, which is asked once more before an admission is written. All methods raise
-    `ClusterError` when the record can't be read or
-    written; no request is half done then, for a caller that asks again finds the entry standing or
-    not.
+    def causes(self) -> Mapping[str, OpenCause]:
+        """The common causes that are open now."""
+
+
+class AdmissionRecordWriter:
+    """Reads and writes the record. ``switch`` is read once more before an admission is written.
+
+    All methods raise `ClusterError` when the record can't be read or written; no request is half
+    done then, for a caller that asks again finds the entry standing or not.
     """
 
     def __init__(
@@ -98,24 +103,23 @@ class AdmissionRecordWriter:
         *,
         limits: Limits,
         policy_hash: str,
-        size: Callable[[], FleetSize],
-        causes: Callable[[], Mapping[str, OpenCause]],
-        wall: Callable[[], float],
-        switch: StopSwitch | None = None,
-        standing: QuarantineIndex | None = None,
-        pools: Callable[[Iterable[str]], PoolFacts] = lambda _: NO_POOLS,
-        now: Callable[[], float] | None = None,
+        registry: NodeRegistry,
+        causes: CauseCount,
+        pools: NodePools,
+        clocks: Clocks,
+        switch: StopSwitch,
     ) -> None:
         self._cluster = cluster
         self._limits = limits
         self._policy_hash = policy_hash
-        self._size = size
+        self._registry = registry
         self._causes = causes
-        self._wall = wall
-        self.times = OperationTimes(now or wall, wall)
-        self.switch = switch or StopSwitch(cluster, now=wall)
-        self._standing = standing or QuarantineIndex()
         self._pools = pools
+        #: It must run evenly: a jump would let the record forget recent admissions.
+        self._wall = clocks.trusted_wall
+        self.times = OperationTimes(clocks.now, clocks.trusted_wall)
+        self.switch = switch
+        self.standing = registry.standing
         self._stored: RecordText | None = None
         self._any_version = False
         #: The record as last read or written here.
@@ -138,10 +142,10 @@ class AdmissionRecordWriter:
         """The counts of each pool by the record as last seen."""
         now, limits, unrecorded = self._wall(), self._limits, self._unrecorded(self.record)
         return PoolBudget(
-            self._pools({*self.record.entries, *unrecorded}),
+            self._pools.facts({*self.record.entries, *unrecorded}),
             self.record.pruned(now, window=limits.window, cooldown=limits.cooldown),
             unrecorded=frozenset(unrecorded),
-            absent=self._size().absent,
+            absent=self._registry.size().absent,
             now=now,
             window=limits.window,
         )
@@ -201,7 +205,7 @@ class AdmissionRecordWriter:
 
     def go_round(self) -> None:
         """Have a lost record rebuilt, where that could not be done at once."""
-        newest = self._standing.newest if self._standing.whole else 0
+        newest = self.standing.newest if self.standing.whole else 0
         if self._stored is not None and not self.problem and self.record.generation < newest:
             self._doubted = self._doubted or "may have been rolled back"
         if (self._lost or self._doubted) and (self._worker is None or self._worker.done()):
@@ -221,12 +225,12 @@ class AdmissionRecordWriter:
         batch = AdmissionBatch(
             self.record,
             self._limits,
-            self._size(),
+            self._registry.size(),
             now=self._wall(),
             stop=self.switch.reason,
-            causes=self._causes(),
+            causes=self._causes.causes(),
             unrecorded=unrecorded,
-            pools=self._pools({*self.record.entries, *unrecorded}),
+            pools=self._pools.facts({*self.record.entries, *unrecorded}),
         )
         answers = ((one.node, batch.decide(one)) for one in proposals)
         return {node: held for node, held in answers if held is not None}
@@ -238,7 +242,7 @@ class AdmissionRecordWriter:
             proposal,
             self._limits,
             now=self._wall(),
-            causes=self._causes(),
+            causes=self._causes.causes(),
         )
 
     def repair_hold(self, proposal: Proposal) -> Held | None:
@@ -247,9 +251,9 @@ class AdmissionRecordWriter:
             self.record,
             proposal,
             self._limits,
-            self._size(),
+            self._registry.size(),
             now=self._wall(),
-            causes=self._causes(),
+            causes=self._causes.causes(),
         )
 
     async def propose(self, proposal: Proposal) -> Held | None:
@@ -264,7 +268,7 @@ class AdmissionRecordWriter:
 
     async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
         """The same, of a Quarantine that stands or is about to be made."""
-        pools = self._standing.pool_of(node), self._standing.policy_pool_of(node)
+        pools = self._registry.pool_of(node), self._pools.name_of(node)
         await self.enter(entry_of(node, spec, self._wall(), *pools))
 
     async def entry(self, node: str) -> Entry | None:
@@ -320,7 +324,7 @@ class AdmissionRecordWriter:
         """Whether a reservation counts no more: its attempt has ended, or no attempt holds it and
         its time is over. No attempt loses its reservation by time.
         """
-        repair = self._standing.repair_of(running.node)
+        repair = self.standing.repair_of(running.node)
         for one in repair.attempts if repair is not None else ():
             if one.operation == running.operation:
                 return one.state not in BUSY
@@ -383,7 +387,7 @@ class AdmissionRecordWriter:
             asked = [request.propose for request in batch if request.propose is not None]
             if unread is not None:
                 asked = []
-            outcome = self._decide(after, asked, self.switch.reason, self._size())
+            outcome = self._decide(after, asked, self.switch.reason, self._registry.size())
             if unread is None:
                 outcome = self._reserve(outcome, batch)
             if not self._lost and _substance(outcome.record) == _substance(before):
@@ -431,7 +435,12 @@ class AdmissionRecordWriter:
                 continue
             proposal, limits = request.reserve
             record, hold = reserve(
-                record, proposal, limits, self._size(), now=self._wall(), stop=self.switch.reason
+                record,
+                proposal,
+                limits,
+                self._registry.size(),
+                now=self._wall(),
+                stop=self.switch.reason,
             )
             if hold is not None:
                 held[_operation_key(proposal)] = hold
@@ -441,10 +450,10 @@ class AdmissionRecordWriter:
         """The record; where it was lost, its rebuild from the Quarantines that stand."""
         if not self._lost:
             return record
-        if not self._standing.whole:
+        if not self.standing.whole:
             raise ClusterError(lost(self._lost).reason)
-        standing = [one for one in self._standing.quarantines() if has_begun(one)]
-        pool_of, policy_pool_of = self._standing.pool_of, self._standing.policy_pool_of
+        standing = [one for one in self.standing.quarantines() if has_begun(one)]
+        pool_of, policy_pool_of = self._registry.pool_of, self._pools.name_of
         entries = [
             entry_of(
                 one.node,
@@ -455,7 +464,7 @@ class AdmissionRecordWriter:
             )
             for one in standing
         ]
-        newest, at = self._standing.newest, self._wall()
+        newest, at = self.standing.newest, self._wall()
         rebuilt = Rebuilt(at, self._lost, uid)
         repairs = [running_of(one.node, one.status.repair, pool_of(one.node)) for one in standing]
         running = [one for one in repairs if one is not None]
@@ -485,16 +494,16 @@ class AdmissionRecordWriter:
             now=self._wall(),
             policy_hash=self._policy_hash,
             stop=stop,
-            causes=self._causes(),
+            causes=self._causes.causes(),
             unrecorded=unrecorded,
-            pools=self._pools({*record.entries, *unrecorded}),
+            pools=self._pools.facts({*record.entries, *unrecorded}),
         )
 
     def _unrecorded(self, record: Record) -> dict[str, str]:
         """The pools, by node, of Quarantines that stand and that the record has no entry of."""
         return {
-            one.node: self._standing.pool_of(one.node)
-            for one in self._standing.quarantines()
+            one.node: self._registry.pool_of(one.node)
+            for one in self.standing.quarantines()
             if one.node not in record.entries and takes_a_place(one)
         }
 
@@ -523,7 +532,7 @@ class AdmissionRecordWriter:
 
     def _compare(self, stored: RecordText, *, sure: bool) -> None:
         """Check that it continues the known record. Unless ``sure``, the text may be an old one."""
-        newest = self._standing.newest if self._standing.whole else 0
+        newest = self.standing.newest if self.standing.whole else 0
         why = discontinuity(self._known, stored.uid, stored.text, self.record, newest=newest)
         if not why:
             if self._lost:

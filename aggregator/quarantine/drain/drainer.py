@@ -17,14 +17,13 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     Blocker,
-    Cluster,
     ClusterError,
     Conflict,
     Guard,
@@ -57,7 +56,7 @@ from aggregator.quarantine.drain.pod_waits import DrainRound, PodWaits
 from aggregator.quarantine.state.drain_memory import DrainMemory, blocked_backoff
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
-from aggregator.quarantine.state.race import while_it_stands
+from aggregator.quarantine.state.race import Still, while_it_stands
 from aggregator.rfc3339 import span
 from aggregator.runtime.interning import EMPTY
 
@@ -109,7 +108,6 @@ class Drainer:
     def __init__(
         self,
         *,
-        cluster: Cluster,
         acts: NodeActions,
         clocks: Clocks,
         rules: DrainRules,
@@ -119,7 +117,7 @@ class Drainer:
         rng: random.Random,
         test_namespace: str = "",
     ) -> None:
-        self._cluster = cluster
+        self._cluster = cluster = acts.cluster
         self._words = cluster.words
         self._acts = acts
         self._clocks = clocks
@@ -136,7 +134,7 @@ class Drainer:
         self._memories: dict[str, DrainMemory] = {}
         self._landing: set[asyncio.Task[bool]] = set()
 
-    async def run(self, node_state: NodeState, still: Callable[[], bool]) -> None:
+    async def run(self, node_state: NodeState, still: Still) -> None:
         """Drain until no pod remains or ``still`` says no. Raises `ClusterError`; run it again."""
         self._running += 1
         try:
@@ -151,7 +149,7 @@ class Drainer:
             self._running -= 1
         await self.explain(node_state)
 
-    def _evictions(self, node_state: NodeState, still: Callable[[], bool]) -> Evictor:
+    def _evictions(self, node_state: NodeState, still: Still) -> Evictor:
         return Evictor(
             cluster=self._cluster,
             acts=self._acts,
@@ -289,7 +287,7 @@ class Drainer:
         pods: list[Pod],
         memory: DrainMemory,
         began: float,
-        still: Callable[[], bool],
+        still: Still,
     ) -> _Read | None:
         """The read, with the pods that wait for more than the drain's own rules."""
         read, quarantine = self._read(node_state, pods, memory, began), None
@@ -344,8 +342,8 @@ class Drainer:
         self,
         node_state: NodeState,
         marks: NewMarks,
-        still: Callable[[], bool],
-        writable: Callable[[], bool],
+        still: Still,
+        writable: Still,
     ) -> None:
         """Write phase Draining in place of Cordoned, for a node whose very next step is its drain.
 
@@ -437,7 +435,7 @@ class Drainer:
         await self._enter_phase(node_state, marks.quarantine, drained, *events)
         return True
 
-    async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> float | None:
+    async def _begin(self, node_state: NodeState, still: Still) -> float | None:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
 
         Returns when the node was read (monotonic seconds), or None where it may not be drained. The

@@ -41,6 +41,7 @@ from aggregator.quarantine.decide.operator_requests import read_operator_request
 from aggregator.quarantine.decide.returned_pods import slot_of
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import Still
 from aggregator.rfc3339 import span
 
 log = logging.getLogger("sickbay.quarantine")
@@ -92,7 +93,7 @@ class Evictor:
     lanes: EvictionLanes
     rng: random.Random
     node_state: NodeState
-    still: Callable[[], bool]
+    still: Still
     memory: DrainMemory
     drains: Callable[[], int]
     landing: set[asyncio.Task[bool]]

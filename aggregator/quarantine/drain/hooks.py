@@ -8,7 +8,7 @@ the hook's end and that write asks once more after its restart: the hook must be
 import asyncio
 import enum
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.race import while_it_stands
+from aggregator.quarantine.state.race import Still, while_it_stands
 from aggregator.runtime.backoff import Backoff
 
 _BACKOFF = Backoff(first=1.0, most=30.0, spread=0.3)
@@ -90,7 +90,7 @@ class HookRunner:
         asking = known is None or known.state is HookState.ASKING
         return self._rules.pre_evict is not None and asking
 
-    async def before_evictions(self, node_state: NodeState, still: Callable[[], bool]) -> bool:
+    async def before_evictions(self, node_state: NodeState, still: Still) -> bool:
         """See the hook through. False where the drain no longer stands."""
         hook, quarantine = self._rules.pre_evict, node_state.node_summary.quarantine
         if hook is None or quarantine is None:
@@ -104,7 +104,7 @@ class HookRunner:
         return await self._until_done(node_state, hook, known, still)
 
     async def _until_done(
-        self, node_state: NodeState, hook: Hook, known: HookStatus, still: Callable[[], bool]
+        self, node_state: NodeState, hook: Hook, known: HookStatus, still: Still
     ) -> bool:
         asked, written_at = 0, self._clocks.now()
         limit = self._rules.pre_evict_timeout
@@ -146,7 +146,7 @@ class HookRunner:
         return False
 
     async def _asked(
-        self, node_state: NodeState, hook: Hook, left: float, still: Callable[[], bool]
+        self, node_state: NodeState, hook: Hook, left: float, still: Still
     ) -> HookAnswer | None:
         """One answer, or None where the drain no longer stands, and the hook was ended."""
         quarantine = node_state.node_summary.quarantine

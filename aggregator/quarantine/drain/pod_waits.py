@@ -3,7 +3,7 @@
 The drain calls them once in each round, with all that it has read, before the round's requests.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from aggregator.cluster.port import Pod, Quarantine
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import Still
 from aggregator.runtime.interning import EMPTY
 
 
@@ -26,7 +27,7 @@ class DrainRound:
     plan: DrainPlan
     moment: DrainMoment
     acts: NodeActions
-    still: Callable[[], bool]
+    still: Still
 
 
 class PodWaits(Protocol):

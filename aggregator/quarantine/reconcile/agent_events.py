@@ -10,8 +10,7 @@ from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.correlation.measurements import MeasurementTracker
-from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.release_checks import standing_of_gpus
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.loss_reports import LossReports
@@ -42,8 +41,7 @@ class AgentEventHandler:
         policy: Policy,
         clocks: Clocks,
         silent_after: float,
-        network_tracker: NetworkTracker,
-        measurements: MeasurementTracker,
+        trackers: FleetTrackers,
         evidence_recording: EvidenceRecording,
     ) -> None:
         self._registry = node_registry
@@ -52,8 +50,8 @@ class AgentEventHandler:
         self._policy = policy
         self._clocks = clocks
         self._silent_after = silent_after
-        self._network_tracker = network_tracker
-        self._measurements = measurements
+        self._network_tracker = trackers.network
+        self._measurements = trackers.measurements
         self._evidence_recording = evidence_recording
         self._losses = LossReports()
         self._lines: dict[str, AgentLine] = {}

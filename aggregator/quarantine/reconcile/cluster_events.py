@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -21,30 +21,23 @@ from aggregator.cluster.port import (
     QuarantineGone,
     QuarantineSeen,
     RecordSeen,
-    RecordText,
     StopSeen,
     WatchLost,
     WatchSynced,
 )
-from aggregator.events import ChangeNotice, EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.admission.stop_switch import StopSwitch
-from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
-from aggregator.quarantine.correlation.measurements import MeasurementTracker
-from aggregator.quarantine.correlation.network import NetworkTracker
-from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.repair import read_request
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
+from aggregator.quarantine.reconcile.record_events import RecordEvents
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
-from aggregator.quarantine.state.registry import NodeRegistry, QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -101,46 +94,24 @@ class ClusterEventHandler:
         cluster: Cluster,
         policy: Policy,
         node_registry: NodeRegistry,
-        record_writer: AdmissionRecordWriter,
+        records: RecordEvents,
         queue: WorkQueue,
-        cause_tracker: CommonCauseTracker,
-        network_tracker: NetworkTracker,
-        measurements: MeasurementTracker,
-        fleet: FleetState,
-        event_sink: EventSink,
+        trackers: FleetTrackers,
         clocks: Clocks,
-        may_act: Callable[[], bool],
-        switch: StopSwitch,
-        standing: QuarantineIndex,
         pools: NodePools,
-        requeue_held: Callable[[], None],
     ) -> None:
-        """``requeue_held`` enqueues some held nodes: there may be room for them now."""
         self._cluster = cluster
         self._policy = policy
         self._registry = node_registry
-        self._record_writer = record_writer
+        self._standing = node_registry.standing
+        self.records = records
         self._queue = queue
-        self._cause_tracker = cause_tracker
-        self._network_tracker = network_tracker
-        self._measurements = measurements
-        self._fleet = fleet
-        self._event_sink = event_sink
+        self._trackers = trackers
         self._clocks = clocks
-        self._may_act = may_act
-        self._switch = switch
-        switch.on_change(self.stop_changed)
-        self._standing = standing
         self._pools = pools
-        self._requeue_held = requeue_held
-        #: The record's entries, and why it can't be used, by the last event.
-        self._entries: Mapping[str, Entry] = {}
-        self._problem = ""
         #: Quarantined nodes that have changed, to be read when the timer is due.
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._stop = ChangeNotice()
-        self._record_told = ChangeNotice()
         #: Whether events come from a fresh list, and so count whatever their version is.
         self._listing = True
         #: When the list of nodes that was applied last was requested (monotonic seconds).
@@ -176,16 +147,15 @@ class ClusterEventHandler:
             case NodeSeen(node):
                 self._node_seen(node)
             case RecordSeen(record):
-                self._record_seen(record)
+                self.records.record_seen(record)
             case StopSeen(stop):
-                self._switch.apply_seen(stop)
+                self.records.stop_seen(stop)
             case WatchLost(reason):
-                self._switch.view_lost()
+                self.records.view_lost()
                 self._standing.whole = False
                 self._queue.view = False
                 self._listing = True
-                self._record_writer.forget_version()
-                self._fleet.view_lost = reason
+                self._registry.fleet.view_lost = reason
                 log.warning(
                     "watches of the cluster lost",
                     extra={"event": "cluster.watches_lost", "reason": reason},
@@ -251,60 +221,7 @@ class ClusterEventHandler:
         changed = absent != (seen.node in self._registry.absent)
         self._registry.note_absence(seen.node, absent=absent)
         if changed and absent:
-            self._requeue_held()
-
-    def _record_seen(self, stored: RecordText) -> None:
-        """Enqueue nodes whose entry has come or gone, and where one has gone, some that wait.
-
-        Not all nodes with work: in a storm the record is written many times a second. Where the
-        record became usable or unusable all of them are enqueued.
-        """
-        if not self._record_writer.seen(stored):
-            return
-        before, self._entries = self._entries, self._record_writer.record.entries
-        if self._take_record():
-            self._kick_all()
-            return
-        for node in before.keys() ^ self._entries.keys():
-            self._queue.add_if_pending(self._registry.node_state(node))
-        if before.keys() - self._entries.keys():
-            self._requeue_held()
-
-    def _take_record(self) -> bool:
-        """Returns whether the record can be used now and could not before, or the reverse."""
-        self._fleet.record_entries = len(self._record_writer.record.entries)
-        self._fleet.repairing = len(self._record_writer.record.repairs)
-        before, self._problem = self._problem, self._record_writer.problem
-        return before != self._problem
-
-    def stop_changed(self) -> None:
-        """The stop switch is set, is off, or has another reason, by an event or by a read."""
-        self._fleet.stop = self._switch.reason
-        self.report_stop()
-        self._kick_all()
-
-    def _kick_all(self) -> None:
-        for node_state in self._registry.node_states():
-            self._queue.add_if_pending(node_state)
-
-    def report_stop(self) -> None:
-        """Report the stop switch to people. Called in each round, too."""
-        stop = self._fleet.stop
-        if self._stop.is_due(stop):
-            kind = EventKind.STOPPED if stop else EventKind.RESUMED
-            text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
-            self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
-
-    def report_record(self) -> None:
-        """Report to people, once, a lost record, and the end of that. Called in each round.
-
-        A rebuild takes less than a round, while its hold on admissions afterwards lasts longer.
-        """
-        trouble = self._record_writer.trouble
-        if self._record_told.is_due(trouble):
-            kind = EventKind.RECORD_LOST if trouble else EventKind.RECORD_WHOLE
-            text = trouble or "the admission record is whole again: admission goes on"
-            self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
+            self.records.make_room()
 
     def _quarantine_gone(self, node_state: NodeState, uid: str, *, with_definition: bool) -> None:
         self._registry.note_absence(node_state.node, absent=False)
@@ -330,18 +247,10 @@ class ClusterEventHandler:
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:
         self._standing.whole = True
-        try:
-            await self._record_writer.read()
-        except ClusterError as error:
-            log.warning(
-                "the record can't be read",
-                extra={"event": "cluster.record_unread", "error": str(error)},
-            )
-        self._entries = self._record_writer.record.entries
-        self._take_record()
+        await self.records.read()
         await self.refresh_nodes()
         self._queue.view = True
-        self._fleet.view_lost = ""
+        self._registry.fleet.view_lost = ""
         for count, node_state in enumerate(self._registry.node_states(), 1):
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
@@ -379,12 +288,12 @@ class ClusterEventHandler:
             return False
         self._registry.listed(nodes)
         for count, meta in enumerate(nodes, 1):
-            self._network_tracker.place(meta)
+            self._trackers.network.place(meta)
             self._node_listed(self._registry.node_state(meta.name), meta, asked_at)
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
-        self._network_tracker.listed()
-        for name in self._record_writer.record.entries:
+        self._trackers.network.listed()
+        for name in self.records.record_writer.record.entries:
             self._entry_stands(self._registry.node_state(name))
         async for node_state in self._registry.by_slices():
             if self._is_no_more(node_state):
@@ -407,9 +316,7 @@ class ClusterEventHandler:
     def _forget(self, node_state: NodeState) -> None:
         self._registry.forget_node(node_state)
         self._queue.forget_node(node_state)
-        self._cause_tracker.forget_node(node_state)
-        self._network_tracker.forget_node(node_state.node)
-        self._measurements.forget_node(node_state.node)
+        self._trackers.forget_node(node_state)
 
     def _entry_stands(self, node_state: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""
@@ -445,7 +352,7 @@ class ClusterEventHandler:
 
     def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
         view = node_state.cluster
-        if self._may_act():
+        if self._queue.holds_lease():
             _log_unreadable(meta, view.meta)
         moved = self._pools.is_other_place(view.labels, meta.labels)
         is_older = view.read_at is not None and view.read_at > asked_at
@@ -468,7 +375,7 @@ class ClusterEventHandler:
         self._take_listed(node_state, meta, asked_at)
         if node_state.cluster.maintained and before is not None and before.labels != meta.labels:
             node_state.work.request_read()  # another party's label may be gone
-        self._cause_tracker.receive_symptoms(node_state)  # its labels may have changed
+        self._trackers.causes.receive_symptoms(node_state)  # its labels may have changed
         quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             theirs = marked_for(meta.annotations) not in ("", self._cluster.installation)
@@ -493,7 +400,7 @@ class ClusterEventHandler:
         else:
             node_state.cluster.confirm_requests()
         remembered = read_overruled(meta.annotations)
-        if self._may_act():
+        if self._queue.holds_lease():
             node_state.cluster.set_unread(unread=False)
         foreign = node_state.cluster.foreign and not waits_for_its_node(
             node_state

@@ -7,12 +7,12 @@ list that fails, or a writer that has died, ends in "unknown" and in no action.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodesAndPods
-from aggregator.health.model import Component, Status
+from aggregator.health.model import Status
 from aggregator.policy.node_condition import (
     ReportedCondition,
     ReportedConditions,
@@ -20,6 +20,8 @@ from aggregator.policy.node_condition import (
     unhealthy_statuses,
 )
 from aggregator.policy.rules import CONDITION_CHECK, Policy
+from aggregator.quarantine.reconcile.own_evidence import OwnEvidence
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -48,19 +50,14 @@ class _Reading:
 
 
 class NodeConditionReader:
-    """``say`` gives a node evidence in our own name; False: its agent has not reported.
-
-    ``view`` tells whether the picture of the cluster is whole.
-    """
-
     def __init__(
         self,
         *,
         cluster: NodesAndPods,
         policy: Policy,
         node_registry: NodeRegistry,
-        say: Callable[[str, Component], bool],
-        view: Callable[[], bool],
+        own_evidence: OwnEvidence,
+        queue: WorkQueue,
         clocks: Clocks,
     ) -> None:
         self._cluster = cluster
@@ -70,8 +67,8 @@ class NodeConditionReader:
             if cluster.has_condition(kind)
         }
         self._registry = node_registry
-        self._say = say
-        self._view = view
+        self._own_evidence = own_evidence
+        self._queue = queue
         self._clocks = clocks
         #: Conditions that are unhealthy, and those that were, until their end was said.
         self._open: dict[_Key, _Reading] = {}
@@ -83,7 +80,7 @@ class NodeConditionReader:
             await asyncio.Event().wait()
         due = float("-inf")
         while True:
-            if self._view() and self._clocks.now() >= due:
+            if self._queue.view and self._clocks.now() >= due:
                 due = self._clocks.now() + READ_EVERY
                 await self.read()
             self.report()
@@ -143,7 +140,7 @@ class NodeConditionReader:
                 earliest=earliest,
                 latest=latest,
             )
-            said = self._say(key.node, evidence)
+            said = self._own_evidence.record(key.node, evidence)
             is_over = evidence.status is Status.OK and said
             is_unknown = evidence.status is not Status.FAILED
             if is_over or (is_unknown and self._registry.known(key.node) is None):

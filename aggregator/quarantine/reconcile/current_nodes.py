@@ -6,10 +6,11 @@ is kept for a moment, and concurrent callers for the same Node share one read.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodesAndPods
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
@@ -28,20 +29,18 @@ class _Answer:
 
 
 class CurrentNodes:
-    """``now`` is monotonic. ``view`` tells whether the cluster view is complete."""
-
     def __init__(
         self,
         *,
         cluster: NodesAndPods,
         node_registry: NodeRegistry,
-        now: Callable[[], float],
-        view: Callable[[], bool],
+        clocks: Clocks,
+        queue: WorkQueue,
     ) -> None:
         self._cluster = cluster
         self._registry = node_registry
-        self._now = now
-        self._view = view
+        self._now = clocks.now
+        self._queue = queue
         self._kept: dict[tuple[str, str], _Answer] = {}
         self._reads: dict[tuple[str, str], asyncio.Task[bool | None]] = {}
 
@@ -51,7 +50,7 @@ class CurrentNodes:
         Costs a request only where the list of nodes, which may be a little old, says otherwise, and
         no answer to the same question is kept.
         """
-        if not self._view():
+        if not self._queue.view:
             return None
         node_state = self._registry.known(node)
         meta = node_state.cluster.meta if node_state is not None else None

@@ -6,8 +6,8 @@ from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import Uncordoned, has_given_up
 from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
-from aggregator.quarantine.reconcile.reconciler import Still
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import Still
 
 
 class DrainReconciler:

@@ -14,7 +14,6 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
-from aggregator.quarantine.state.stage_times import StageTimes
 
 
 class NodeEvaluator:
@@ -28,7 +27,6 @@ class NodeEvaluator:
         clocks: Clocks,
         cause_tracker: CommonCauseTracker,
         queue: WorkQueue,
-        stages: StageTimes,
         silent_action: str = "observe",
     ) -> None:
         """``silent_action``: the action on a silent agent, if failing and its kubelet is ready."""
@@ -39,7 +37,6 @@ class NodeEvaluator:
         self._clocks = clocks
         self._cause_tracker = cause_tracker
         self._queue = queue
-        self._stages = stages
         self._silent_action = silent_action
 
     def evaluate_node(self, node_state: NodeState, arrived: float | None = None) -> None:
@@ -64,7 +61,7 @@ class NodeEvaluator:
         if any(one.action != "observe" for one in closed) and not node_state.acting:
             node_state.note_recovery()
         wanted = node_state.decision.wanted
-        self._stages.note_decision(
+        self._acts.stages.note_decision(
             node_state.node,
             self._clocks.now(),
             acts=wanted is not None and wanted.in_force is not Action.OBSERVE,

@@ -8,9 +8,9 @@ such name has a watch of its own, a bounded number at once; the others are polle
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 
 from aggregator.cluster.port import ClusterError, NodesAndPods
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.runtime.backoff import Backoff
 
@@ -27,22 +27,17 @@ _ROUND = 1.0
 
 
 class MissingNodes:
-    """``returned`` is called for a node whose Node may be back; a consistent read decides.
-
-    ``may_act`` tells whether a node is this replica's to act for now: only its owner follows it.
-    """
+    """A node whose Node may be back is added to the queue for a consistent read, which decides."""
 
     def __init__(
         self,
         *,
         cluster: NodesAndPods,
-        returned: Callable[[NodeState], None],
-        may_act: Callable[[], bool],
+        queue: WorkQueue,
         rng: random.Random,
     ) -> None:
         self._cluster = cluster
-        self._returned = returned
-        self._may_act = may_act
+        self._queue = queue
         self._rng = rng
         self._watches: dict[str, tuple[NodeState, asyncio.Task[None]]] = {}
         self._polled: dict[str, NodeState] = {}
@@ -80,7 +75,7 @@ class MissingNodes:
 
     def _is_missing(self, node_state: NodeState) -> bool:
         stands = node_state.node_summary.quarantine is not None
-        return node_state.cluster.node_gone and stands and self._may_act()
+        return node_state.cluster.node_gone and stands and self._queue.holds_lease()
 
     def _drop(self) -> None:
         for node_state, task in list(self._watches.values()):
@@ -101,7 +96,7 @@ class MissingNodes:
             await asyncio.sleep(_BACKOFF.pause(1, self._rng))
         finally:
             del self._watches[node_state.node]
-        self._returned(node_state)
+        self._queue.add_for_read(node_state)
 
     @staticmethod
     def _complain(what: str, node_state: NodeState, error: ClusterError) -> None:
@@ -116,6 +111,6 @@ class MissingNodes:
             self._complain("a missing node can't be read", node_state, error)
             return
         if found is not None:
-            self._returned(node_state)
+            self._queue.add_for_read(node_state)
         else:
             self.follow(node_state)  # a watch may be free by now

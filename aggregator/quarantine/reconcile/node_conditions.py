@@ -7,7 +7,7 @@ know of the conditions that another has written.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -21,8 +21,10 @@ from aggregator.cluster.port import (
     WrittenConditions,
 )
 from aggregator.health.gpu_names import name_gpus
+from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule, condition_of
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -40,7 +42,7 @@ _SLICE = 500
 
 
 class NodeConditionPublisher:
-    """One task; ``may_act`` tells whether a node is ours."""
+    """One task. The stop switch is read before each write."""
 
     def __init__(
         self,
@@ -49,24 +51,19 @@ class NodeConditionPublisher:
         rules: Sequence[NodeConditionRule],
         node_registry: NodeRegistry,
         fleet: FleetState,
-        may_act: Callable[[], bool],
-        view: Callable[[], bool],
+        queue: WorkQueue,
         clocks: Clocks,
-        check_stop: Callable[[], Awaitable[None]],
+        switch: StopSwitch,
     ) -> None:
-        """``view``: whether the picture of the cluster is whole. ``check_stop`` raises where the
-        stop switch is set, by a read of this moment.
-        """
         self._cluster = cluster
         self._rules = tuple(rules)
         self._types = frozenset(rule.type for rule in rules)
         self._registry = node_registry
         self._fleet = fleet
-        self._may_act = may_act
-        self._view = view
+        self._queue = queue
         self._now = clocks.now
         self._clocks = clocks
-        self._check_stop = check_stop
+        self._switch = switch
         #: This process's writes, by node: newer than the list. With the Node's uid.
         self._written: dict[str, tuple[str, Mapping[str, WrittenCondition]]] = {}
         #: Nodes to leave alone, until then.
@@ -81,7 +78,7 @@ class NodeConditionPublisher:
 
     async def sweep(self) -> None:
         """Write each condition that has to change now."""
-        if not self._view():
+        if not self._queue.view:
             return
         due = [(meta, wanted) async for meta, wanted in self._due()]
         slots = asyncio.Semaphore(_AT_ONCE)
@@ -101,7 +98,7 @@ class NodeConditionPublisher:
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
             meta = self._registry.meta(name)
-            if meta is None or not self._may_act():
+            if meta is None or not self._queue.holds_lease():
                 self._written.pop(name, None)
                 continue
             if self._now() < self._waits.get(name, 0.0):
@@ -165,8 +162,8 @@ class NodeConditionPublisher:
 
         A tool may replace the node by it, so the request is checked as an acting one is.
         """
-        await self._check_stop()
-        if not self._may_act():
+        await self._switch.check()
+        if not self._queue.holds_lease():
             raise GuardRefused("this replica may not be the controller any more")
         requests = read_operator_requests(annotations)
         if requests.exempt(self._clocks.earliest()):

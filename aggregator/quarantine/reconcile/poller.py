@@ -16,7 +16,6 @@ happens.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.clock import Clocks
@@ -75,7 +74,6 @@ class NodePoller:
         node_registry: NodeRegistry,
         acts: NodeActions,
         clocks: Clocks,
-        may_act: Callable[[], bool],
         queue: WorkQueue,
         rng: random.Random,
     ) -> None:
@@ -84,7 +82,6 @@ class NodePoller:
         self._registry = node_registry
         self._acts = acts
         self._clocks = clocks
-        self._may_act = may_act
         self._queue = queue
         self._rng = rng
         self._waits: dict[str, _Wait] = {}
@@ -136,7 +133,7 @@ class NodePoller:
     def _is_due(self, node_state: NodeState) -> bool:
         now = self._clocks.now()
         waited = now - node_state.work.looked_at
-        if not self._may_act():
+        if not self._queue.holds_lease():
             return False
         wait = self._waits.get(node_state.node)
         if wait is not None:

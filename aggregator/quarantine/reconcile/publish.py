@@ -4,8 +4,8 @@ from aggregator.cluster.port import Quarantine
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.decide.plans.publish import PublishView, plan_publish
 from aggregator.quarantine.decide.plans.step import NextStep
-from aggregator.quarantine.reconcile.reconciler import Still
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import Still
 
 
 class PublishReconciler:

@@ -25,9 +25,9 @@ from aggregator.quarantine.reconcile.plan_inputs import (
     is_recovered,
     is_unforced,
 )
-from aggregator.quarantine.reconcile.reconciler import Still
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
+from aggregator.quarantine.state.race import Still
 
 
 class QuarantineReconciler:

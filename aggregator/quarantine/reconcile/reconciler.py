@@ -3,15 +3,12 @@
 None imports another. They meet in the Quarantine and in the admission record alone.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from aggregator.cluster.port import Quarantine
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.state.node import NodeState
-
-#: Whether a step is still the node's next one.
-Still = Callable[[], bool]
+from aggregator.quarantine.state.race import Still
 
 
 class Reconciler(Protocol):

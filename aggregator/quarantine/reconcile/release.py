@@ -15,9 +15,9 @@ from aggregator.quarantine.reconcile.plan_inputs import (
     is_recovered,
     is_unforced,
 )
-from aggregator.quarantine.reconcile.reconciler import Still
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import Still
 
 
 class ReleaseReconciler:

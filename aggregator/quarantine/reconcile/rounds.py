@@ -70,8 +70,8 @@ class ControllerRounds:
                     unlisted |= attached and not self._registry.is_listed(node_state.node)
             await self._report.count_silence()
             self._report.update()
-            self._cluster_events.report_stop()
-            self._cluster_events.report_record()
+            self._cluster_events.records.report_stop()
+            self._cluster_events.records.report_record()
             async for some in self._registry.slices():
                 for node_state in some:
                     self._nodes.check(node_state, wall)

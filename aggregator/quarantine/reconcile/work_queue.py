@@ -30,10 +30,11 @@ class WorkQueue:
     """
 
     def __init__(
-        self, *, record_writer: AdmissionRecordWriter, may_act: Callable[[], bool]
+        self, *, record_writer: AdmissionRecordWriter, holds_lease: Callable[[], bool]
     ) -> None:
         self._record_writer = record_writer
-        self._may_act = may_act
+        #: Whether this process is the controller at the moment of the call.
+        self.holds_lease = holds_lease
         self._worker: Worker | None = None
         self._due: dict[str, NodeState] = {}
         self.view = False
@@ -124,7 +125,7 @@ class WorkQueue:
 
     def may_act(self) -> bool:
         """Whether a step may begin."""
-        return self.view and self._may_act()
+        return self.view and self.holds_lease()
 
     def has_work(self, node_state: NodeState) -> bool:
         """Whether the node may need a step, or evidence of it waits for its acknowledgement."""

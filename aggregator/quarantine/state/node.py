@@ -19,10 +19,9 @@ from aggregator.quarantine.decide.operator_requests import (
 )
 from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
-from aggregator.quarantine.state.cluster_view import ClusterView
+from aggregator.quarantine.state.cluster_view import ClusterView, OthersMarks
 from aggregator.quarantine.state.evidence import AgentView, Decision, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
-from aggregator.quarantine.state.others_marks import OthersMarks
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 from aggregator.quarantine.state.work import Work
 

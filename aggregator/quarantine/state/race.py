@@ -6,11 +6,14 @@ from typing import Any, TypeVar
 
 from aggregator.quarantine.state.node import NodeState
 
+#: Whether a step is still the node's next one.
+Still = Callable[[], bool]
+
 T = TypeVar("T")
 
 
 async def while_it_stands(
-    node_state: NodeState, what: Coroutine[Any, Any, T], still: Callable[[], bool]
+    node_state: NodeState, what: Coroutine[Any, Any, T], still: Still
 ) -> T | None:
     """Return the coroutine's result; cancel it and return None as soon as ``still`` says no.
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from aggregator.cluster.port import NodeMeta, Quarantine, RepairStatus
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.agentless import AgentlessNodes
+from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.others_marks import OthersMarks
 
 #: Nodes visited before the event loop runs other tasks: a millisecond or so.
 _SLICE = 500
@@ -34,7 +34,8 @@ class NodeRegistry:
         others: OthersMarks | None = None,
         agentless: AgentlessNodes | None = None,
     ) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
+        self.standing = QuarantineIndex()
         self.others = others or OthersMarks(now=now)
         self._agentless = agentless or AgentlessNodes()
         self._counted: list[NodeMeta] = []
@@ -58,7 +59,7 @@ class NodeRegistry:
         found = self._node_states.get(node)
         if found is None:
             found = self._node_states[node] = NodeState(
-                self._fleet.node_summary(node), self._now, self._held, self.others
+                self.fleet.node_summary(node), self._now, self._held, self.others
             )
         return found
 
@@ -105,7 +106,7 @@ class NodeRegistry:
         self._held.pop(node_state.node, None)
         self.others.forget(node_state.node)
         self._count(node_state.node)
-        self._fleet.node_summaries.pop(node_state.node, None)
+        self.fleet.node_summaries.pop(node_state.node, None)
 
     def is_listed(self, node: str) -> bool:
         """Whether the latest list had the node."""
@@ -252,17 +253,10 @@ class NodeRegistry:
 class QuarantineIndex:
     """Those that stand by watch events, without those of another installation.
 
-    ``pool_of`` returns the value of a node's `Limits.pool_label`, ``policy_pool_of`` its pool.
     ``whole``: all of them are known, and none that is gone.
     """
 
-    def __init__(
-        self,
-        pool_of: Callable[[str], str] = lambda _: "",
-        policy_pool_of: Callable[[str], str] = lambda _: "",
-    ) -> None:
-        self.pool_of = pool_of
-        self.policy_pool_of = policy_pool_of
+    def __init__(self) -> None:
         self._quarantines: dict[str, Quarantine] = {}
         self.whole = False
 

@@ -1,0 +1,21 @@
+"""The parts that compare the nodes of the fleet with each other."""
+
+from dataclasses import dataclass
+
+from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.measurements import MeasurementTracker
+from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.state.node import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTrackers:
+    causes: CommonCauseTracker
+    network: NetworkTracker
+    measurements: MeasurementTracker
+
+    def forget_node(self, node_state: NodeState) -> None:
+        """The node is gone."""
+        self.causes.forget_node(node_state)
+        self.network.forget_node(node_state.node)
+        self.measurements.forget_node(node_state.node)
