@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from aggregator.demo.alert_receiver import AlertReceiver
+from aggregator.demo.demo_job import DemoJob
 from aggregator.demo.event_poller import EventPoller
 from aggregator.demo.ports import free_port
 from aggregator.demo.processes import ChildProcesses
 from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
 from aggregator.demo.terminal import headline, note, print_line
-from aggregator.demo.training_job import TrainingJob
 
 #: The folder of the programs of this installation.
 BIN = Path(sys.executable).parent
@@ -106,7 +106,7 @@ def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) ->
     with (
         ChildProcesses() as children,
         AlertReceiver() as alerts,
-        TrainingJob(children.folder / "checkpoint.json") as job,
+        DemoJob(children.folder / "checkpoint.json") as job,
     ):
         grpc, web = free_port(), _web_port()
         print_line(_INTRODUCTION.format(count=count))
@@ -131,7 +131,7 @@ def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) ->
             story.go_on()
 
 
-def _run_story(story: Story, nodes: list[str], alerts: AlertReceiver, job: TrainingJob) -> None:
+def _run_story(story: Story, nodes: list[str], alerts: AlertReceiver, job: DemoJob) -> None:
     pace, events = story.pace, story.events
     sick, busy, full, *rest = nodes
     events.show_for(pace.first)

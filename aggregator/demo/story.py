@@ -45,8 +45,8 @@ class Alerts(Protocol):
     def forget(self) -> None: ...
 
 
-class Job(Protocol):
-    """A job on a node: training_job.py."""
+class SavedJob(Protocol):
+    """A job on a node: demo_job.py."""
 
     @property
     def checkpoint(self) -> dict[str, Any] | None: ...
@@ -70,7 +70,7 @@ class Story:
         self.inject(node=node, fault="xid:79", gpu=3)
         self._drained(node, began)
 
-    def job_saves_first(self, node: str, job: Job) -> None:
+    def job_saves_first(self, node: str, job: SavedJob) -> None:
         headline(f"{node}: Xid 119, the firmware of a GPU is stuck; a job runs on the other GPUs")
         began = time.time()
         self.inject(node=node, fault="xid:119", gpu=3)

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import random
 import re
 import socket
 import ssl
@@ -41,6 +42,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.config.external import ExternalSection
 from aggregator.hooks.command import CommandHook
+from aggregator.hooks.retried import RetriedHook
 from aggregator.hooks.webhook import WebhookHook
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard, quarantine_read
 from aggregator.quarantine.admission.stop_switch import StopSwitch
@@ -434,6 +436,11 @@ SERVED: Mapping[str, Served] = {
     "RedfishRepairer": Served(redfish),
     "WebhookRepairer": Served(
         lambda s: WebhookRepairer(s.url, secret(s), wall=time.time).order(ORDER, s.guard)
+    ),
+    "RetriedHook": Served(
+        lambda s: RetriedHook(WebhookHook(s.url, secret(s), wall=time.time), random.Random(1)).ask(
+            HOOK, limit=20, guard=s.guard
+        )
     ),
     "WebhookHook": Served(
         lambda s: WebhookHook(s.url, secret(s), wall=time.time).ask(HOOK, limit=20, guard=s.guard)

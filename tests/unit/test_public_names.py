@@ -145,11 +145,16 @@ def foreign() -> Iterator[str]:
     yield from (repair._KURED, repair._KARPENTER, repair._MEDIK8S, f"{gpu_operands.DEPLOY}*")
 
 
+#: The workloads of examples, which a site names.
+_OF_SITES = ("Job", "RayCluster", "Deployment")
+
+
 def cluster_objects() -> Iterator[str]:
     yield from (objects.RECORD_NAME, objects.STOP_NAME, lease.NAME)
     yield from (objects.CA_NAME, objects.CA_KEYS_NAME)
     for document in manifests():
-        yield document["metadata"]["name"]
+        if document["kind"] not in _OF_SITES:
+            yield document["metadata"]["name"]
     for file in shipped():
         text = file.read_text()
         yield from re.findall(r"secretName: (\S+)", text)

@@ -15,7 +15,7 @@ _SAVES = 10.0
 _MAX_BODY = 1 << 20
 
 
-class TrainingJob:
+class DemoJob:
     """Use it as a context manager. Its checkpoint is ``file``; ``node`` is where it trains."""
 
     def __init__(self, file: Path) -> None:
