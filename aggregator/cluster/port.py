@@ -559,6 +559,7 @@ class Pod:
     is the gang that its spec names. ``gpus``: the accelerators that its containers request;
     ``gpu_ids``: those that it has, by device plugins' ids, as far as the kubelet reports them.
     ``has_claims``: it has devices by claims (DRA), which neither of the two counts.
+    ``conditions``: the types of its conditions that are True.
     """
 
     namespace: str
@@ -582,6 +583,7 @@ class Pod:
     gpus: int = 0
     gpu_ids: tuple[str, ...] = ()
     has_claims: bool = False
+    conditions: frozenset[str] = frozenset()
 
     def tolerates(self, taint: Taint) -> bool:
         return any(one.fits(taint) for one in self.tolerations)

@@ -16,6 +16,7 @@ from aggregator.workloads.gpu_scope import GpuScope
 from aggregator.workloads.in_turn import InTurn
 from aggregator.workloads.limit import WorkloadLimit
 from aggregator.workloads.notices import EvictionNotices, WebhookRoute
+from aggregator.workloads.slurm_pods import SlurmPods
 
 
 def pod_waits(
@@ -30,6 +31,7 @@ def pod_waits(
     parts: list[PodWaits] = [GpuScope(config.drain, lambda rule: scopes.get(rule, ""), pod_gpus)]
     notes = cluster.capabilities.pod_notes
     if notes is not None:  # nodes of another cluster have no pods
+        parts.append(SlurmPods(config.drain.slurm_jobs_for))
         parts.append(
             WorkloadLimit(
                 config.limits.per_workload,

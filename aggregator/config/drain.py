@@ -69,6 +69,10 @@ class DrainConfig(DrainRules):
     ask: AskRules = field(default_factory=AskRules)
     pre_evict: PreEvict = field(default_factory=PreEvict)
     post_release: PostRelease = field(default_factory=PostRelease)
+    slurm_jobs_for: Duration = 7 * 86400.0
+    """So long after the drain began, a pod of slurmd waits until Slurm has drained its node
+    (docs/coexistence.md#slinky). ``"0s"``: it does not wait.
+    """
     hooks_at_once: Positive = 8
     """At most so many hooks run at once."""
 

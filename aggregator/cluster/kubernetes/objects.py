@@ -243,8 +243,14 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
     allocated_resources_status: list[AllocatedResource] | None = None
 
 
+class PodCondition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
 class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = "Unknown"
+    conditions: list[PodCondition] | None = None
     container_statuses: list[ContainerStatus] | None = None
 
     @property
@@ -431,6 +437,11 @@ def to_pod(pod: PodObject) -> Pod:
         gpus=min(sum(one.gpus for one in spec.containers or ()), _MOST_GPUS),
         gpu_ids=pod.status.gpu_ids if pod.status else (),
         has_claims=bool(spec.resource_claims),
+        conditions=frozenset(
+            one.type
+            for one in (pod.status.conditions if pod.status else None) or ()
+            if one.status == "True"
+        ),
     )
 
 
