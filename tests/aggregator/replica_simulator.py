@@ -45,7 +45,7 @@ from aggregator.leader.lease import (
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.decide.repair_permission import open_attempt
+from aggregator.quarantine.decide.repair_permission import permission_refusal
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     ConfiguredRepairer,
@@ -299,12 +299,8 @@ class Host:
             sim.time, rate=rng.uniform(0.99, 1.01), offset=rng.uniform(100, 1e6)
         )
         self.skew = rng.uniform(-DAY, DAY)
-
-        def wall() -> float:
-            return 1.75e9 + sim.time.now + self.skew
-
         me = Candidate(self.name, f"{self.name}-{self._lives}", f"{self.name}:8443")
-        clocks = Clocks(process.time, wall)
+        clocks = Clocks(process.time, self.wall)
         self.lease = lease = LeaseHolder(
             me, BoardAt(sim.board, sim.wire, self), clock=process.time, starts=self._starts
         )
@@ -340,6 +336,10 @@ class Host:
             life = self.process
             self._sim.time.after(0.2, lambda: self.start() if life is self.process else None)
             self.process.kill()
+
+    def wall(self) -> float:
+        """Its wall clock."""
+        return 1.75e9 + self._sim.time.now + self.skew
 
     @property
     def up(self) -> bool:
@@ -418,9 +418,12 @@ class Agent:
     def falls_ill(self) -> None:
         self._seq += 1
         if self.ill is None:  # else it is what the person's word is about: until it has ended
-            # A fault in the instant of the release may arrive before it or after it.
-            # So may one whose predecessor's end no controller has acknowledged.
-            soon = self._sim.time.now - self.released_at < 1.0
+            # A fault in the instant of the release may arrive before it or after it: also while
+            # no controller has learned of the release. So may one whose predecessor's end no
+            # controller has acknowledged.
+            quarantine = self._sim.world.quarantines.get(self.node)
+            unlearned = quarantine is not None and quarantine.deleting
+            soon = self._sim.time.now - self.released_at < 1.0 or unlearned
             self.overruled = soon or (self.overruled and bool(self.unacked))
         self.ill = fault(
             CODE,
@@ -608,11 +611,22 @@ class Workshop:
         return RepairAnswer(AnswerState.TAKEN)
 
     def _agent_begins(self, order: RepairOrder) -> None:
-        """It requests permission first, and an attempt that has ended gets none."""
-        quarantine = self._sim.world.quarantines.get(order.node)
-        is_same = quarantine is not None and quarantine.uid == order.quarantine
-        if is_same and quarantine is not None and open_attempt(quarantine, order.operation):
-            self._sim.agents[order.node].is_mended()
+        """It requests permission first, which the controller gives from a fresh read."""
+        sim, facts = self._sim, self._sim.world.facts
+        acting = [one for one in sim.hosts.values() if one.name in sim.acting()]
+        if not acting or permission_refusal(
+            sim.world.quarantines.get(order.node),
+            sim.world.nodes.get(order.node),
+            order.operation,
+            order.repair,
+            acting[0].wall(),
+        ):
+            return
+        if order.operation in facts.cancelled:
+            sim.wrong.append(
+                f"{sim.time.now:.2f} a_cancellation_ends_the_order: {order.operation} begins"
+            )
+        sim.agents[order.node].is_mended()
 
     def _boots(self, order: RepairOrder) -> None:
         """A BMC has no such question."""

@@ -1,14 +1,15 @@
-"""Repairs: the time from a decision to its order, kills of the aggregator, and bisection.
+"""Repairs: time from decision to order, kills of the aggregator, fences, and bisection.
 
 The aggregator is the real process on the real API server; the site's repairers are an endpoint and
 a command that record each operation that they carry out. ``BENCH_KILLS`` (200), ``BENCH_TRIALS``
-(100) and ``BENCH_SEED`` choose a shorter run, or another. Run by `make bench-repair`, which exits
-with 1 when a gate fails, after the figures are written.
+(100), ``BENCH_SCHEDULES`` (500) and ``BENCH_SEED`` choose a shorter run, or another. Run by
+`make bench-repair`, which exits with 1 when a gate fails, after the figures are written.
 
 - lost: an attempt that was written, and in the end is neither ordered nor ended by a proof, its
   deadline or as unknown; or that says it was ordered, and never reached its repairer; or a due
   repair without an attempt.
 - double: an operation that was carried out twice, or two operations for one rung of a quarantine.
+- fences: breaches of invariants in random schedules of three replicas (`repair_fences.py`).
 - bisection: 200 random sets of bad nodes among 1,024, by published counts of faults at a time.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 
 from tests.bench.figures import percentile, table, write
 from tests.bench.parts import plane_in_memory
+from tests.bench.repair_fences import BREACHES, OTHER, Fences, play_schedules
 from tests.bench.repair_kills import Kills, kill_at_random
 from tests.bench.repair_orders import decide_to_order, requests_alone
 from tests.bench.small import exit_code, number, small_or, start_quickly
@@ -67,6 +69,12 @@ def killed(kills: int, rng: random.Random) -> tuple[Figures, Kills]:
     return figures, found
 
 
+def fenced(schedules: int, rng: random.Random) -> tuple[Figures, Fences]:
+    """What random schedules of replicas found."""
+    found = play_schedules(schedules, rng)
+    return {**found.figures(), "fence_schedules": schedules}, found
+
+
 def bisections(seed: int) -> Figures:
     """Rounds and wrong verdicts of random sets of bad nodes."""
     group, rng = nodes(FLEET), random.Random(seed)
@@ -94,6 +102,7 @@ _WANTED = {
     "lost_orders": 0,
     "double_orders": 0,
     "reservations_left": 0,
+    **dict.fromkeys((*BREACHES.values(), OTHER), 0),
     "bisection_rounds_1024": 22,
     "bisection_wrong": 0,
     "bisection_link_rounds_1024": 22,
@@ -113,17 +122,25 @@ def gates(figures: Mapping[str, float | int | str]) -> list[str]:
 def main() -> int:
     kills = number("BENCH_KILLS", 200, 1)
     trials = number("BENCH_TRIALS", 100, 1)
+    schedules = number("BENCH_SCHEDULES", 500, 3)
     start_quickly()
     seed = int(os.environ.get("BENCH_SEED", "21"))
     # Each start of the aggregator would compile its modules anew otherwise.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     figures = bisections(seed)
+    print(f"{schedules} schedules of three replicas ...", flush=True)
+    fence_figures, fences = fenced(schedules, random.Random(seed))
+    figures |= fence_figures
     print(f"decide to order, {trials} trials ...", flush=True)
     figures |= orders(trials)
     print(f"{kills} kills ...", flush=True)
     found_figures, found = killed(kills, random.Random(seed))
     figures |= found_figures
-    for what, these in (("lost", found.lost), ("double", found.double)):
+    for what, these in (
+        ("lost", found.lost),
+        ("double", found.double),
+        ("fences", fences.wrong),
+    ):
         for one in these:
             print(f"{what}: {one}")
     rows = [

@@ -102,6 +102,8 @@ class Facts:
     standing: Callable[[str], set[tuple[str, str]]] = field(default=lambda _: set())
     #: Operations that a repairer has accepted and that can still act, with node and domains.
     under_way: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    #: When a person cancelled an operation.
+    cancelled: dict[str, float] = field(default_factory=dict)
     #: Since when no failure has held a release up.
     calm_since: float = 0.0
     #: The wall clock, where all processes have the same one.
@@ -283,6 +285,15 @@ def a_release_ends_all_acts(world: "World", act: Act) -> Iterator[str]:
         yield f"{act.node} is marked while it is released"
 
 
+def a_cancellation_ends_the_order(world: "World", act: Act) -> Iterator[str]:
+    """No order is sent that a person has cancelled."""
+    if act.order is None:
+        return
+    since = world.facts.cancelled.get(act.order.operation)
+    if since is not None and act.sent_at - MOST_AGE > max(since, world.facts.lost_until):
+        yield f"{act.order.operation} ordered {act.sent_at - since:g} s after its cancellation"
+
+
 def no_work_is_interrupted(world: "World", act: Act) -> Iterator[str]:
     """No node with work is reset, rebooted, replaced or tested."""
     if act.order is None or act.order.repair in ASKS_A_PERSON or world.facts.changed_lately(act):
@@ -391,6 +402,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     the_sender_holds_its_place,
     the_stop_switch_holds,
     a_release_ends_all_acts,
+    a_cancellation_ends_the_order,
     no_work_is_interrupted,
     nothing_happens_twice,
     what_others_set_stays,
