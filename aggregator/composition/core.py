@@ -145,7 +145,7 @@ class _Base:
             event_sink=self.event_sink,
             clocks=clocks,
         )
-        self.switch = StopSwitch(cluster, now=clocks.now)
+        self.switch = StopSwitch(cluster, now=clocks.now, may_act=given.may_act)
         self.record_writer = AdmissionRecordWriter(
             cluster,
             limits=settings.limits,
@@ -197,7 +197,6 @@ class _Acts:
             switch=base.switch,
             pools=pools,
             clocks=clocks,
-            may_act=given.may_act,
         )
         self.acts = acts = NodeActions(
             cluster=cluster,
@@ -529,11 +528,10 @@ def _parts(
         ),
         own_evidence=base.own_evidence,
         repair_permissions=RepairPermissions(
-            cluster=cluster,
             acts=acts.acts,
             record_writer=base.record_writer,
             settings=settings.repair,
-            checks=acts.start_checks,
+            checks=acts.repairs.order_checks,
             node_tests=node_tests,
             known=registry.known,
         ),

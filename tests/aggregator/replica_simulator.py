@@ -196,6 +196,7 @@ class ClusterAt(MemoryCluster):
         super().__init__(sim.world)
         self._sim, self._host, self._settings = sim, host, settings
         self._told: dict[str, str] = {}
+        self._stop_told = False
 
     async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
         host, settings = self._host, self._settings
@@ -206,6 +207,7 @@ class ClusterAt(MemoryCluster):
                 effect.sent_at, effect.in_place = sent_at, in_place
             facts = self.world.facts
             facts.limits, facts.rules = settings.limits, settings.repair.rules
+            facts.stop_unseen = not self._stop_told
             result = effect()
             self._sim.check_invariants(host, name)
             return result
@@ -230,7 +232,7 @@ class ClusterAt(MemoryCluster):
             self.world.listeners.append(stream)  # type: ignore[arg-type]  # what it is used as
             try:
                 for news in self._all_anew():
-                    yield news
+                    yield self._note_event(news)
                 while not stream.broken:
                     yield self._note_event(await stream.queue.get())
             finally:
@@ -238,7 +240,9 @@ class ClusterAt(MemoryCluster):
             yield WatchLost("the watch broke")
 
     def _note_event(self, news: ClusterEvent) -> ClusterEvent:
-        if isinstance(news, QuarantineSeen):
+        if isinstance(news, StopSeen):
+            self._stop_told = bool(news.stop.reason)
+        elif isinstance(news, QuarantineSeen):
             self._told[news.quarantine.node] = news.quarantine.uid
         elif isinstance(news, QuarantineGone):
             self._told.pop(news.node, None)

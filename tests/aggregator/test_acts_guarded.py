@@ -158,12 +158,11 @@ class World:
     async def start(self) -> None:
         await self.cluster.start()
         self.quarantine = await self.cluster.create_quarantine("n1", SPEC)
-        self._switch = StopSwitch(self.cluster, now=self._now)
+        self._switch = StopSwitch(self.cluster, now=self._now, may_act=lambda: self._is_controller)
         read = quarantine_read(self.cluster, self.quarantine)
         fresh = FreshRead(read, now=self._now, began=self._now())
         inner = act_guard(
             switch=self._switch,
-            may_act=lambda: self._is_controller,
             against=str,
             fresh=fresh,
         )

@@ -34,6 +34,7 @@ from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
+from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
 from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
@@ -93,7 +94,8 @@ class Bench:
         self.held: Held | None = None
         self.escalation_hold: Held | None = None
         self.proposed: list[Any] = []
-        self.switch = SimpleNamespace(reason="", check=self._check)
+        self.switch = SimpleNamespace(reason="", check=self._check, may_act=lambda: self.may)
+        self.switch.lost = lambda: self.switch.reason or ("" if self.may else NOT_CONTROLLER)
         self.stopped = False
         self.meanwhile: Callable[[], None] = lambda: None
         self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
@@ -124,7 +126,6 @@ class Bench:
             switch=switch,
             pools=pools,
             clocks=clocks,
-            may_act=lambda: self.may,
         )
         acts = NodeActions(
             cluster=cluster,

@@ -80,8 +80,8 @@ async def ordered() -> Ordered:
     [order] = site.shop.orders
     request = PermissionRequest(order.operation, "reboot", order.quarantine)
     one = Ordered(site, cluster, request, unreachable)
-    acts = site.replica.controller.repair_permissions._acts
-    acts._guards.may_act = lambda: one.acts
+    permissions = site.replica.controller.repair_permissions
+    permissions._acts._guards._switch.may_act = lambda: one.acts
     return one
 
 

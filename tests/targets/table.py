@@ -72,7 +72,8 @@ BENCHMARKS: Mapping[str, SmallForm] = {
             requests_alone_p99_ms beyond_p50 lost_orders double_orders reservations_left kills
             kill_nodes kill_attempts kill_attempts_in_flight kill_orders_sent_again kill_outcomes
             kills_wall_s orders_after_lost_place busy_node_acted_on cancel_lost cap_exceeded
-            fence_breaches_other fence_orders fence_cancelled fence_schedules bisection_rounds_1024 bisection_wrong bisection_tests_p50
+            fence_breaches_other fence_orders fence_cancelled fence_schedules
+            bisection_rounds_1024 bisection_wrong bisection_tests_p50
             bisection_tests_max bisection_link_rounds_1024 bisection_links_missed"""
         ),
         planes=1,

@@ -8,6 +8,7 @@ import pytest
 
 from aggregator.quarantine.decide.admission_record import Record
 from tests.bench.repair import gates
+from tests.bench.repair_fences import BREACHES, OTHER, figure_of
 from tests.bench.repair_kills import Kills, _has_ended, _judge
 from tests.bench.repair_receiver import Carried
 
@@ -86,10 +87,24 @@ def test_a_gate_fails_above_its_bound() -> None:
     fine = {"decide_to_order_p99_ms": 100.0, "bisection_rounds_1024": 22}
     rest = ("lost_orders", "double_orders", "reservations_left", "bisection_wrong")
     links = ("bisection_link_rounds_1024", "bisection_links_missed")
-    figures: dict[str, float | int | str] = {**fine, **dict.fromkeys((*rest, *links), 0)}
+    zero = (*rest, *links, *BREACHES.values(), OTHER)
+    figures: dict[str, float | int | str] = {**fine, **dict.fromkeys(zero, 0)}
     assert gates(figures) == []
     figures |= {"lost_orders": 1, "decide_to_order_p99_ms": 100.1}
     assert [one.split()[0] for one in gates(figures)] == ["decide_to_order_p99_ms", "lost_orders"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "figure"),
+    [
+        ("9.50 the_sender_holds_its_place: repair of n1 was sent", "orders_after_lost_place"),
+        ("9.50 limits_hold: 3 repairs are reserved", "cap_exceeded"),
+        ("9.50: ['r0', 'r1'] may act", "fence_breaches_other"),
+        ("in the end n1 is None and not Drained", "fence_breaches_other"),
+    ],
+)
+def test_each_breach_is_counted_by_its_figure(wrong: str, figure: str) -> None:
+    assert figure_of(wrong) == figure
 
 
 def test_the_command_of_the_bench_records_each_call(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from aggregator.quarantine.state.node_pools import NodePools
 #: Seconds for which a read of an object counts for an act.
 MOST_AGE = 5.0
 
-NOT_CONTROLLER = "this replica may not be the controller any more"
-
 
 class FreshRead:
     """The last read of what an act is for. ``now`` is monotonic; ``began``: when it was requested.
@@ -98,7 +96,6 @@ def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Callable[[], Aw
 def act_guard(
     *,
     switch: StopSwitch,
-    may_act: Callable[[], bool],
     against: Callable[[], str],
     fresh: FreshRead | None = None,
 ) -> Guard:
@@ -107,26 +104,21 @@ def act_guard(
     Checks that wait come first, and the known state is checked last, without a wait in between.
     """
 
-    def lost() -> str:
-        if switch.reason:
-            return f"the stop switch is set: {switch.reason}"
-        return "" if may_act() else NOT_CONTROLLER
-
     async def check() -> None:
         if fresh is not None:
             await fresh.renew()
         await switch.check()
-        why = against() or lost()
+        why = against() or switch.lost()
         if why:
             raise GuardRefused(why)
         if fresh is not None and not fresh.is_fresh():
             raise GuardRefused(f"the act is for what was read more than {MOST_AGE:g} s ago")
 
-    return Guard(check, lost)
+    return Guard(check, switch.lost)
 
 
 class ActGuards:
-    """``may_act``: whether we are the controller at this moment. ``pools`` has each node's mode."""
+    """``pools`` has each node's mode."""
 
     def __init__(
         self,
@@ -136,14 +128,13 @@ class ActGuards:
         switch: StopSwitch,
         pools: NodePools,
         clocks: Clocks,
-        may_act: Callable[[], bool],
     ) -> None:
         self._cluster = cluster
         self._record_writer = record_writer
         self._switch = switch
         self._pools = pools
         self._clocks = clocks
-        self.may_act = may_act
+        self.may_act = switch.may_act
 
     def guard(
         self,
@@ -151,16 +142,15 @@ class ActGuards:
         *,
         granted: bool = True,
         against: Callable[[], str] = str,
-        quarantine: Quarantine | None = None,
-        read_at: float = -math.inf,
+        fresh: FreshRead | None = None,
     ) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.
 
         It checks the stop switch, read anew; the node's owner; and, unless ``granted`` is False,
         whether the record still has the node's entry, by which it acts, and whether the mode of the
         pool, by the labels as last read, still lets us act on our own. ``against`` is
-        the act's own check. ``quarantine``, read at ``read_at`` (monotonic seconds), is read again
-        where that is too old. Requests that undo or report take none.
+        the act's own check. ``fresh``: what is read again where its last read is too old. Requests
+        that undo or report take none.
         """
 
         def why_not() -> str:
@@ -170,11 +160,12 @@ class ActGuards:
                 return "the mode of the node's pool is observe now"
             return against()
 
-        fresh = None
-        if quarantine is not None:
-            read = quarantine_read(self._cluster, quarantine)
-            fresh = FreshRead(read, now=self._clocks.now, began=read_at)
-        return act_guard(switch=self._switch, may_act=self.may_act, against=why_not, fresh=fresh)
+        return act_guard(switch=self._switch, against=why_not, fresh=fresh)
+
+    def fresh_quarantine(self, quarantine: Quarantine) -> FreshRead:
+        """The quarantine is read again before the act."""
+        read = quarantine_read(self._cluster, quarantine)
+        return FreshRead(read, now=self._clocks.now, began=-math.inf)
 
     def _is_observed(self, node_state: NodeState) -> bool:
         """Whether its mode forbids acts of our own; a person's quarantine goes on in any mode."""

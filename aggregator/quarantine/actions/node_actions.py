@@ -115,6 +115,7 @@ class NodeActions:
         #: Whether we are the controller at this moment.
         self.may_act = guards.may_act
         self.guard = guards.guard
+        self.fresh_quarantine = guards.fresh_quarantine
         self.announcer = announcer
         self.mark_writer = MarkWriter(cluster, clocks)
         self.stages = stages

@@ -366,13 +366,14 @@ class AdmissionRecordWriter:
                     node = request.propose.node if request.propose is not None else request.look
                     request.done.set_result(held.get(node))
 
-    async def _settle(self, batch: list[_Request]) -> tuple[dict[str, Held], StopUnreadable | None]:
+    async def _settle(self, batch: list[_Request]) -> tuple[dict[str, Held], ClusterError | None]:
         """Write until it goes through; the batch is decided anew on each record that is read.
 
-        Returns what is held, and why no proposal could be decided. A stop switch that can't be read
-        keeps no entry from being made or taken out: releases wait for neither.
+        Returns what is held, and why no proposal could be decided: the stop switch can't be read,
+        or we are not the controller. Neither keeps an entry from being taken out: releases go on.
         """
-        fresh, unread = False, None
+        fresh = False
+        unread: ClusterError | None = None
         while True:
             # A record that was deleted is made, empty, before it is rebuilt: to have its uid.
             deleted = self._lost and self._stored is not None and not self._stored.version
@@ -403,8 +404,8 @@ class AdmissionRecordWriter:
                 await self._write(outcome.record, stored.version, admits=admits)
             except Conflict:
                 self._stored = None
-            except GuardRefused:
-                pass  # decided anew, with the stop known
+            except GuardRefused as error:  # decided anew, with the stop known
+                unread = None if self.switch.reason else error
             except StopUnreadable as error:
                 unread = error
             else:

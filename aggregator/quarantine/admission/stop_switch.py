@@ -22,6 +22,7 @@ FRESH = 0.5
 #: After so many seconds without a read no request has acted: see `check_beside`.
 REST = 5.0
 
+NOT_CONTROLLER = "this replica may not be the controller any more"
 _GONE = "; the object that held it was deleted since: `sickbay resume` ends it"
 
 
@@ -30,7 +31,7 @@ class StopUnreadable(GuardUnreadable):
 
 
 class StopSwitch:
-    """``now`` is monotonic, in seconds.
+    """``now`` is monotonic, in seconds; ``may_act``: whether we are the controller at this moment.
 
     A switch that was set stays set until a person turns it off explicitly: deleting or emptying its
     object does not turn it off.
@@ -41,9 +42,11 @@ class StopSwitch:
         cluster: SharedObjects,
         *,
         now: Callable[[], float],
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         self._cluster = cluster
         self._now = now
+        self.may_act = may_act
         self._listeners: list[Callable[[], None]] = []
         #: Why everything is stopped; empty: it is not.
         self.reason = ""
@@ -57,6 +60,12 @@ class StopSwitch:
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever `reason` has changed."""
         self._listeners.append(listener)
+
+    def lost(self) -> str:
+        """Why nothing may begin, by what is known; empty: it may."""
+        if self.reason:
+            return f"the stop switch is set: {self.reason}"
+        return "" if self.may_act() else NOT_CONTROLLER
 
     # -- the cluster's state -----------------------------------------------------------
 
@@ -88,7 +97,8 @@ class StopSwitch:
     async def check(self) -> None:
         """Return where the switch is off by a read that is `FRESH`, or was begun after the call.
 
-        Raises `GuardRefused` where it is set, `StopUnreadable` where that can't be told.
+        Raises `GuardRefused` where it is set or we are not the controller, `StopUnreadable` where
+        the switch can't be read.
         """
         self._refuse()
         asked_at = self._now()
@@ -119,8 +129,9 @@ class StopSwitch:
             self._reading.add_done_callback(_seen)
 
     def _refuse(self) -> None:
-        if self.reason:
-            raise GuardRefused(f"the stop switch is set: {self.reason}")
+        why = self.lost()
+        if why:
+            raise GuardRefused(why)
 
     async def _read(self) -> None:
         begun_at = self._now()

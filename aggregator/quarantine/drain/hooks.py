@@ -159,7 +159,9 @@ class HookRunner:
         def over() -> str:
             return "" if still() else f"the drain of {node_state.node} is over"
 
-        guard = self._acts.guard(node_state, against=over, quarantine=quarantine)
+        guard = self._acts.guard(
+            node_state, against=over, fresh=self._acts.fresh_quarantine(quarantine)
+        )
 
         async def ask() -> HookAnswer:
             async with self._lane:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
-from aggregator.quarantine.actions.act_guard import NOT_CONTROLLER, FreshRead, act_guard
+from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted, no_room
 from aggregator.quarantine.decide.node_test_limits import other_tests
@@ -142,9 +143,7 @@ class NodeTestChecks:
         return self._guard(str, fresh)
 
     def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
-        return act_guard(
-            switch=self._record_writer.switch, may_act=self._may_act, against=against, fresh=fresh
-        )
+        return act_guard(switch=self._record_writer.switch, against=against, fresh=fresh)
 
     def removal_guard(self, node: Node) -> Guard:
         """The same for the removal of the taint, which no stop holds: it is a release."""

@@ -10,11 +10,13 @@ from aggregator.cluster.port import (
     RepairAttempt,
     RepairState,
 )
+from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.repair.attempts import LOOK_SOON
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.operand_pause import OperandPause
+from aggregator.quarantine.repair.order_checks import OrderChecks
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairAnswer
 from aggregator.quarantine.repair.repairer_calls import SEND_WITHIN, RepairerCalls
@@ -40,6 +42,7 @@ class OrderSender:
         requests: FollowedRequests,
         operands: OperandPause,
         status: RepairStatusWriter,
+        checks: OrderChecks,
     ) -> None:
         self._acts = acts
         self._clocks = clocks
@@ -51,6 +54,7 @@ class OrderSender:
         self._requests = requests
         self._operands = operands
         self._status = status
+        self._checks = checks
         #: The operation of each node that this process began and has certainly not ordered.
         self._unsent: dict[str, str] = {}
 
@@ -86,9 +90,13 @@ class OrderSender:
                 "" if still() else f"{attempt.repair} of {node_state.node} is not wanted any more"
             )
 
-        guard = self._acts.guard(
-            node_state, against=against, quarantine=quarantine, read_at=written
-        )
+        async def read() -> str:
+            return await self._checks.refusal(
+                node_state, quarantine.uid, attempt.operation, attempt.repair
+            )
+
+        fresh = FreshRead(read, now=self._clocks.now, began=written)
+        guard = self._acts.guard(node_state, against=against, fresh=fresh)
         try:
             await (
                 guard()

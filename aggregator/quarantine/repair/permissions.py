@@ -7,18 +7,14 @@ object is read anew, and the guard comes last. A refusal needs no certainty; a p
 import asyncio
 from collections.abc import Callable
 
-from aggregator.cluster.port import Cluster, ClusterError, GuardRefused
+from aggregator.cluster.port import ClusterError, GuardRefused
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.decide.repair_permission import (
-    NO_ORDER,
-    open_attempt,
-    permission_refusal,
-)
+from aggregator.quarantine.decide.repair_permission import NO_ORDER, open_attempt
 from aggregator.quarantine.repair.node_tests import NodeTests
+from aggregator.quarantine.repair.order_checks import OrderChecks
 from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
-from aggregator.quarantine.repair.start_checks import RepairStartChecks
 from aggregator.quarantine.state.node import NodeState
 from sickbay.v1.limits import PERMISSION_SECONDS
 
@@ -32,15 +28,13 @@ class RepairPermissions:
     def __init__(
         self,
         *,
-        cluster: Cluster,
         acts: NodeActions,
         record_writer: AdmissionRecordWriter,
         settings: RepairSettings,
-        checks: RepairStartChecks,
+        checks: OrderChecks,
         node_tests: NodeTests,
         known: Callable[[str], NodeState | None],
     ) -> None:
-        self._cluster = cluster
         self._acts = acts
         self._record_writer = record_writer
         self._settings = settings
@@ -79,21 +73,8 @@ class RepairPermissions:
         return await self._in_quarantine(node_state, request)
 
     async def _in_quarantine(self, node_state: NodeState, request: PermissionRequest) -> str:
-        quarantine, node = await asyncio.gather(
-            self._cluster.read_quarantine(node_state.node),
-            self._cluster.read_node(node_state.node),
-        )
-        if quarantine is not None and quarantine.uid != request.quarantine:
-            return NO_ORDER
-        attempt = open_attempt(quarantine, request.operation) if quarantine is not None else None
-        began = attempt.began_at if attempt is not None else 0.0
-        now = self._record_writer.times.time_of(request.operation, began)
-        why = permission_refusal(quarantine, node, request.operation, request.repair, now)
-        if why or quarantine is None or node is None:
-            return why
-        by_hand = attempt is not None and bool(attempt.request)
-        why = await self._checks.against(
-            node_state, node, quarantine, request.repair, by_hand=by_hand, anew=True
+        why = await self._checks.refusal(
+            node_state, request.quarantine, request.operation, request.repair
         )
         if why:
             return why

@@ -30,6 +30,7 @@ from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.leftovers import RepairLeftovers
 from aggregator.quarantine.repair.operand_pause import OperandPause
+from aggregator.quarantine.repair.order_checks import OrderChecks
 from aggregator.quarantine.repair.order_sender import OrderSender
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.outcome import (
@@ -97,6 +98,7 @@ class RepairRunner:
             status=self._status,
         )
         operands = OperandPause(cluster, acts, clocks)
+        self.order_checks = OrderChecks(cluster=cluster, checks=checks, times=record_writer.times)
         self._sender = OrderSender(
             acts=acts,
             clocks=clocks,
@@ -108,6 +110,7 @@ class RepairRunner:
             requests=self._requests,
             operands=operands,
             status=self._status,
+            checks=self.order_checks,
         )
         self._outcomes = RepairOutcomes(cluster, settings.repairers, self._orders, self._calls)
         self._leftovers = RepairLeftovers(
