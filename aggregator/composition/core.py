@@ -362,7 +362,6 @@ def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconci
             holds=acts.holds,
             adopter=acts.adopter,
             restorer=acts.restorer,
-            release_actions=acts.release,
         )
     )
     if rules.drain:

@@ -519,7 +519,6 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
         holds=parts,
         adopter=parts,
         restorer=SimpleNamespace(rules=given["marks"]),  # type: ignore[arg-type]
-        release_actions=parts,
     )
     found = node_state.node_summary.quarantine or quarantine(Phase.ADMITTED)
     views: tuple[Any, ...] = (

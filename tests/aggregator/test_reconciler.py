@@ -167,7 +167,6 @@ class Bench:
             holds=recorder,
             adopter=recorder,
             restorer=recorder,
-            release_actions=recorder,
         )
         results = ReadResults(pools=pools, missing_nodes=recorder, agent_events=recorder)
         self.made: Any = NodeWorker(

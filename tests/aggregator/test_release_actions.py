@@ -111,14 +111,14 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
         await bench.back.release(bench.node_state, bench.now(), OVER)
         assert bench.now().version == version, "the same objection is not written again"
         assert known.version != version
-        await bench.back.unhold(bench.node_state, bench.now())
+        await bench.objects.unhold(bench.node_state, bench.now())
         assert (
             bench.node_state.quarantine_view.release_held,
             bench.node_state.quarantine_view.release_look,
         ) == ("", 0.0)
         assert bench.now().status.release_held == ""
         version = bench.now().version
-        await bench.back.unhold(bench.node_state, bench.now())
+        await bench.objects.unhold(bench.node_state, bench.now())
         assert bench.now().version == version
 
     on_back(test)

@@ -139,15 +139,15 @@ def test_a_quarantine_that_was_made_without_leave_is_void_unless_the_record_has_
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
         replica, node_state = await drained(world)
-        release_actions = replica.controller.parts.worker._reads._release_actions
+        objects = reconciler_of(replica, QuarantineReconciler)._objects
         await replica.stop()  # nobody else acts on it
         replica.cluster.crashed.clear()
-        await release_actions.void(node_state, standing(node_state))
+        await objects.void(node_state, standing(node_state))
         assert phase_of(world, "n1") is Phase.DRAINED
         await replica.controller.parts.record_writer.forget_entry(
             await replica.controller.parts.record_writer.entry("n1")
         )
-        await release_actions.void(node_state, standing(node_state))
+        await objects.void(node_state, standing(node_state))
         status = world.quarantines["n1"].status
         assert status.phase is Phase.RELEASING
         assert status.released_because == status.message

@@ -1,5 +1,6 @@
 """Writes of intent, and of what people must see, to a standing Quarantine or to the record."""
 
+import logging
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -25,6 +26,8 @@ from aggregator.quarantine.decide.intent import (
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.uncordon import recordon_due
 from aggregator.quarantine.state.node import NodeState
+
+log = logging.getLogger("sickbay.quarantine")
 
 
 class ObjectWrites:
@@ -156,6 +159,32 @@ class ObjectWrites:
         """Report the error in a hand-made quarantine to its maker."""
         status = replace(quarantine.status, phase=Phase.INVALID, message=quarantine.problem)
         await self._acts.write_status(node_state, quarantine, status)
+
+    async def unhold(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """The node is unhealthy again: the objections to its release no longer apply."""
+        node_state.own_quarantine_view().unhold_release()
+        if quarantine.status.release_held:
+            await self._acts.write_status(
+                node_state, quarantine, replace(quarantine.status, release_held="")
+            )
+
+    async def void(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Take back a Quarantine made without admission, unless the record has an entry by now."""
+        if await self._record_writer.entry(node_state.node) is not None:
+            return
+        because = "made late, when its admission was over"
+        status = replace(
+            quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
+        )
+        node_state.wrote(await self._cluster.write_quarantine_status(quarantine, status))
+        log.info(
+            "Quarantine withdrawn",
+            extra={
+                "event": "step.quarantine_withdrawn",
+                "node": node_state.node,
+                "reason": because,
+            },
+        )
 
     async def report_no_node(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report that the node does not exist. A hand-made quarantine is invalid until it does."""

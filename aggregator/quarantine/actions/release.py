@@ -160,32 +160,6 @@ class ReleaseActions:
             node_state.own_quarantine_view().repeat_release_check()
             raise
 
-    async def unhold(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        """The node is unhealthy again: the objections to its release no longer apply."""
-        node_state.own_quarantine_view().unhold_release()
-        if quarantine.status.release_held:
-            await self._acts.write_status(
-                node_state, quarantine, replace(quarantine.status, release_held="")
-            )
-
-    async def void(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        """Take back a Quarantine made without admission, unless the record has an entry by now."""
-        if await self._record_writer.entry(node_state.node) is not None:
-            return
-        because = "made late, when its admission was over"
-        status = replace(
-            quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
-        )
-        node_state.wrote(await self._cluster.write_quarantine_status(quarantine, status))
-        log.info(
-            "Quarantine withdrawn",
-            extra={
-                "event": "step.quarantine_withdrawn",
-                "node": node_state.node,
-                "reason": because,
-            },
-        )
-
     async def undo(self, node_state: NodeState) -> None:
         """Undo the node, report it, take the entry out, drop the object, in this order.
 

@@ -9,7 +9,6 @@ from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.object_writes import ObjectWrites
-from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
 from aggregator.quarantine.decide.plans.admission import (
     AdmissionStep,
@@ -43,7 +42,6 @@ class QuarantineReconciler:
         holds: NodeHolds,
         adopter: MarkAdopter,
         restorer: MarkRestorer,
-        release_actions: ReleaseActions,
     ) -> None:
         self._inputs = inputs
         self._admission = admission
@@ -52,7 +50,6 @@ class QuarantineReconciler:
         self._holds = holds
         self._adopter = adopter
         self._restorer = restorer
-        self._release_actions = release_actions
 
     def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
         if quarantine is None:
@@ -163,7 +160,7 @@ class QuarantineReconciler:
             case ObjectStep.ENTER:
                 await self._objects.enter(node_state, quarantine)
             case ObjectStep.VOID:
-                await self._release_actions.void(node_state, quarantine)
+                await self._objects.void(node_state, quarantine)
             case ObjectStep.REFUSE:
                 await self._objects.refuse(node_state, quarantine)
             case ObjectStep.UPDATE if wanted is not None:
@@ -177,7 +174,7 @@ class QuarantineReconciler:
             case ObjectStep.TELL_MARKS:
                 await self._restorer.report(node_state, quarantine)
             case ObjectStep.UNHOLD:
-                await self._release_actions.unhold(node_state, quarantine)
+                await self._objects.unhold(node_state, quarantine)
 
     async def _restore_marks(
         self, node_state: NodeState, quarantine: Quarantine, step: NextStep
