@@ -9,7 +9,16 @@ from aggregator.events import EventKind, Transition
 from aggregator.jobs.checkpoint import costs_of
 from aggregator.jobs.family import Loss
 from aggregator.jobs.gpu_report import GpusOfPod
-from aggregator.jobs.identity import Job, JobSize, Markers, job_of, lost_with, size_of, within
+from aggregator.jobs.identity import (
+    Job,
+    JobSize,
+    Markers,
+    gpus_in_use,
+    job_of,
+    lost_with,
+    size_of,
+    within,
+)
 from aggregator.jobs.settings import JobRules
 from aggregator.runtime.interning import EMPTY
 from aggregator.runtime.text import truncate
@@ -84,7 +93,7 @@ def jobs_on(pods: Iterable[Pod], more: Markers, own_namespace: str) -> dict[Job,
         job = job_of(pod, more)
         if job.loss is not Loss.NOTHING:
             found.setdefault(job, []).append(pod)
-    order = sorted(found, key=lambda job: (-sum(pod.gpus for pod in found[job]), job))
+    order = sorted(found, key=lambda job: (-sum(map(gpus_in_use, found[job])), job))
     return {job: found[job] for job in order}
 
 
@@ -98,7 +107,7 @@ def evicted_details(pod: Pod, gang_keys: Sequence[str]) -> dict[str, str]:
         "queue": job.queue,
         "loss": job.loss.value,
         "progress": str(job.progress),
-        "gpus": str(pod.gpus),
+        "gpus": str(gpus_in_use(pod)),
     }
 
 

@@ -74,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """Pods that have a node and have not ended, and the GPUs that they request."""
+    """Pods that have a node and have not ended, and the GPUs that the running ones request."""
 
     pods: int = 0
     gpus: int = 0
@@ -102,8 +102,15 @@ def job_of(pod: Pod, more: Markers = SHIPPED) -> Job:
 
 def size_of(pods: Iterable[Pod]) -> JobSize:
     """The size of the job, or of its part, that these pods are."""
-    running = [pod for pod in pods if pod.node and pod.phase not in _FINISHED]
-    return JobSize(len(running), sum(pod.gpus for pod in running))
+    there = [pod for pod in pods if pod.node and pod.phase not in _FINISHED]
+    return JobSize(len(there), sum(map(gpus_in_use, there)))
+
+
+def gpus_in_use(pod: Pod) -> int:
+    """The GPUs of a pod that its kubelet runs. A pod may name any node, and request any number, but
+    no kubelet runs a pod whose GPUs its node lacks.
+    """
+    return pod.gpus if pod.phase == "Running" else 0
 
 
 def lost_with(pod: Pod, job: Job, pods: Sequence[Pod], more: Markers = SHIPPED) -> list[Pod]:

@@ -108,7 +108,7 @@ class EvictionNotices:
         ]
         workloads = workloads_of(going, self._keys)
         notices = {notice.workload: notice for notice in one.quarantine.status.notices}
-        new = [key for key in workloads if key not in notices]
+        new = self._new(one, workloads, notices)
         if new:
             room = MOST_NOTICES - len(notices)
             notices |= await self._begin(one, [workloads[key] for key in new[:room]])
@@ -122,12 +122,31 @@ class EvictionNotices:
             notices |= ended
             await _write(one, notices)
         return {
-            pod.uid: _reason(notices[key])
+            pod.uid: _reason(notices[key]) if key in notices else _reason_of_another(until)
             for key, workload in workloads.items()
-            if key in notices and notices[key].state is NoticeState.SENT
+            if key not in notices or notices[key].state is NoticeState.SENT
             for pod in workload.pods
-            if one.moment.now < self._deadline(one, pod, notices[key])
+            if one.moment.now < (until := self._deadline(one, pod, notices.get(key)))
         }
+
+    def _new(
+        self,
+        one: DrainRound,
+        workloads: Mapping[str, Workload],
+        notices: Mapping[str, EvictionNotice],
+    ) -> list[str]:
+        """The workloads that get a notice now, those with the most GPUs first: a Quarantine has
+        room for so many. Pods that had one and join another gang get no second one: their owner
+        could take all of the room.
+        """
+        quarantine = one.quarantine.uid
+        new = [
+            key
+            for key, workload in workloads.items()
+            if key not in notices
+            and any((quarantine, pod.uid) not in self._deadlines for pod in workload.pods)
+        ]
+        return sorted(new, key=lambda key: -sum(pod.gpus for pod in workloads[key].pods))
 
     # -- the begin of a notice ----------------------------------------------------------
 
@@ -166,8 +185,11 @@ class EvictionNotices:
         }
         self._deadlines = {key: at for key, at in self._deadlines.items() if now < at + _REMEMBERED}
 
-    def _deadline(self, one: DrainRound, pod: Pod, notice: EvictionNotice) -> float:
-        return self._deadlines.setdefault((one.quarantine.uid, pod.uid), notice.deadline_at)
+    def _deadline(self, one: DrainRound, pod: Pod, notice: EvictionNotice | None) -> float:
+        key = one.quarantine.uid, pod.uid
+        if notice is None:
+            return self._deadlines.get(key, 0.0)
+        return self._deadlines.setdefault(key, notice.deadline_at)
 
     def _shared(self, workload: Workload, now: float) -> EvictionNotice | None:
         """The workload's open notice by another drain: of its gang, or by a Quarantine before this
@@ -366,6 +388,10 @@ def _has(pod: Pod, notice: EvictionNotice) -> bool:
 def _reason(notice: EvictionNotice) -> str:
     until = write_time(notice.deadline_at)
     return f"may end by itself until {until}: it has notice {notice.ident} (drain.ask)"
+
+
+def _reason_of_another(until: float) -> str:
+    return f"may end by itself until {write_time(until)}: it had a notice before (drain.ask)"
 
 
 async def _write(one: DrainRound, notices: Mapping[str, EvictionNotice]) -> None:

@@ -13,6 +13,7 @@ from aggregator.jobs.notice import READY, REQUESTED, read_notice
 from aggregator.jobs.settings import AskRules
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
 from aggregator.rfc3339 import read_time, write_time
+from aggregator.workloads.notices import MOST_NOTICES
 from tests.support import virtual_time
 from tests.support.drains import GANG
 from tests.support.memory_cluster import World, phase_of
@@ -261,6 +262,44 @@ def test_a_pod_that_joins_one_gang_after_the_other_keeps_its_deadline() -> None:
             world.pods["n1/a"] = replace(pod, labels=labels, version=world.tick())
         left = deadline - asyncio.get_running_loop().time()
         await until(lambda: world.evicted == ["uid-a"], within=left + 60)
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_a_pod_that_joins_200_gangs_takes_the_notice_of_no_other_workload() -> None:
+    async def scenario() -> None:
+        world = world_of("n1")
+        world.add_pod("n1", "mallory", labels={"pod-group-name": "g0"})
+        replica = started(world)
+        await fall_ill(replica, "n1")
+        first = await until_noted(world, "n1/mallory")
+        for number in range(1, 200):
+            pod = world.pods["n1/mallory"]
+            labels = {"pod-group-name": f"g{number}"}
+            world.pods["n1/mallory"] = replace(pod, labels=labels, version=world.tick())
+            await asyncio.sleep(2)
+        assert world.evicted == []
+        world.add_pod("n1", "victim")
+        await until_noted(world, "n1/victim")
+        assert len(world.quarantines["n1"].status.notices) < 10
+        left = read_time(first["deadline"]) - asyncio.get_running_loop().time()
+        await until(lambda: world.evicted == ["uid-mallory"], within=left + 60)
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_of_more_workloads_than_a_quarantine_has_room_for_those_with_gpus_get_a_notice() -> None:
+    async def scenario() -> None:
+        world = world_of("n1")
+        for number in range(MOST_NOTICES + 20):
+            world.add_pod("n1", f"small-{number:03}")
+        world.add_pod("n1", "victim", gpus=8)
+        replica = started(world)
+        await fall_ill(replica, "n1")
+        await until_noted(world, "n1/victim")
+        assert len(world.quarantines["n1"].status.notices) == MOST_NOTICES
         await replica.stop()
 
     run(scenario)

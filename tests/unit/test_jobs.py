@@ -1,5 +1,6 @@
 """From a pod to its job: each family's markers as its controller sets them, and hostile ones."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from aggregator.cluster.kubernetes.objects import PodObject, to_pod
 from aggregator.cluster.port import Pod
 from aggregator.jobs.families import FAMILIES, GANG_FAMILIES
 from aggregator.jobs.family import Loss
+from aggregator.jobs.hit import evicted_details
 from aggregator.jobs.identity import (
     MOST_DECLARED,
     POD_LOSS,
@@ -283,6 +285,19 @@ def test_the_size_is_counted_and_what_stops_is_the_gang_of_the_lost_pod() -> Non
 @pytest.mark.parametrize("gpus", ["0", "1k", "-3", "x", "9" * 400])
 def test_requests_that_no_node_has_count_for_nothing_or_the_bound(gpus: str) -> None:
     assert pod(gpus=gpus).gpus in (0, 1024)
+
+
+def test_pods_that_no_kubelet_runs_have_no_gpus_to_lose() -> None:
+    """Anyone may name a node, also one that there is not, and request 10^9 GPUs."""
+    labels = {f"{_JOBSET}jobset-name": "train"}
+    mine = pod("mine", labels=labels, gpus="8")
+    claimed = [
+        replace(pod(f"claim-{number}", labels=labels, gpus="1000000000"), phase="Pending")
+        for number in range(50)
+    ]
+    job = job_of(mine)
+    assert size_of(lost_with(mine, job, claimed)) == JobSize(51, 8)
+    assert evicted_details(claimed[0], ())["gpus"] == "0"
 
 
 def test_an_annotation_of_blanks_names_no_job() -> None:
