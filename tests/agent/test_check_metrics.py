@@ -18,12 +18,12 @@ import asyncio
 from nodeagent.checks.base import CheckSpec
 from nodeagent.model import Observation, Status
 
-def spec(name, look):
+def spec(name, look, deadline=30.0):
     class Check:
         def __init__(self, sources, options): pass
     Check.run_check = look
     texts = dict(sees="s", source="s", cost="c", blind_to="b")
-    return CheckSpec(name=name, **texts, interval=0.2, deadline=0.3, build=Check)
+    return CheckSpec(name=name, **texts, interval=0.2, deadline=deadline, build=Check)
 
 async def raising(self):
     raise RuntimeError("a defect")
@@ -35,7 +35,7 @@ async def slow(self):
     await asyncio.sleep(0.1)
     return [Observation("slow", "", Status.FAILED, "sick")]
 
-RAISING, HANGING, SLOW = spec("raising", raising), spec("hanging", hanging), spec("slow", slow)
+RAISING, HANGING, SLOW = spec("raising", raising), spec("hanging", hanging, 0.3), spec("slow", slow)
 """
 ENTRY_POINTS = "\n".join(f"{n} = site_looks:{n.upper()}" for n in ("raising", "hanging", "slow"))
 
@@ -71,9 +71,9 @@ async def test_each_check_reports_its_own_duration_and_success(node: AgentProces
         ):
             found = await page(node)
     slow, raising, hanging = found["slow"], found["raising"], found["hanging"]
-    assert 0.1 <= slow["duration_seconds"] < 2
+    assert 0.1 <= slow["duration_seconds"] < 30
     assert slow["success"] == 1, "a look that finds a sick node is a good look"
-    assert slow["success_age_seconds"] < 5
+    assert slow["success_age_seconds"] < 60
     assert (slow["errors_total"], slow["hangs_total"]) == (0, 0)
     assert raising["success"] == 0
     assert raising["errors_total"] == raising["runs_total"]

@@ -22,6 +22,7 @@ from tests.agent.machines import (
     verdicts,
 )
 from tests.agent.real_disks import MARKS, ext4, provoke_error, run
+from tests.support.waiting import patiently
 
 OK, NEW, OLD = (Status.OK, ""), (Status.FAILED, "errors"), (Status.DEGRADED, "old-errors")
 LINE = "25 1 8:{0} / {1}/d{0} rw,relatime shared:1 - ext4 /dev/sda{0} rw\n"
@@ -107,7 +108,7 @@ async def test_a_real_ext4_that_found_an_error(tmp_path: Path) -> None:
         check = built(disk_ext4.SPEC, found, options(disk_ext4.SPEC, mounts=(name,)))
         assert verdicts(await check.run_check())[name] == OK
         provoke_error(point)
-        for _ in range(600):  # the kernel notes it in its own time
+        for _ in patiently():  # the kernel notes it in its own time
             if verdicts(await check.run_check())[name] == NEW:
                 break
             await asyncio.sleep(0.05)

@@ -21,6 +21,7 @@ from tests.agent.kernel_log import HandClock, fixture_records, record
 from tests.agent.line_checks import faults, node_check
 from tests.agent.machines import made_up, options, sources, this_machine
 from tests.support.folders import fresh_folder
+from tests.support.waiting import PATIENCE
 
 MOUNTS = """\
 1 0 8:1 / / rw - ext4 /dev/sda1 rw
@@ -207,7 +208,7 @@ def test_no_text_raises_and_no_message_is_endless(
 def _until(reader: KmsgReader, check: LogCheck, code: str, component: str) -> FaultSighting:
     poll = select.poll()
     poll.register(reader.fileno(), select.POLLIN)
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         for each in reader.read_batch():
             for fault in faults(check, each) if isinstance(each, Record) else ():

@@ -28,6 +28,7 @@ from tests.agent.machines import (
     verdicts,
 )
 from tests.agent.real_disks import run, tmpfs
+from tests.support.waiting import patiently
 
 OK = (Status.OK, "")
 MISSING = (Status.FAILED, "not-mounted")
@@ -115,7 +116,7 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
     assert len(disks.disk.outstanding()) <= 1
     assert "the probe is " in observations(mine)[name].message, "where it waits"
     server.send_signal(signal.SIGCONT)
-    for _ in range(600):
+    for _ in patiently():
         if verdicts(await check.run_check())[name] == OK:
             break
         await asyncio.sleep(0.05)

@@ -31,6 +31,7 @@ from tests.agent.real_disks import (
     tmpfs,
     write_now,
 )
+from tests.support.waiting import patiently
 
 pytestmark = MARKS
 
@@ -48,7 +49,7 @@ async def disks() -> AsyncIterator[Sources]:
 
 async def until_gone(pid: int) -> None:
     """Bounded: the kernel ends it as soon as it can."""
-    for _ in range(1500):
+    for _ in patiently():
         if not alive(pid):
             return
         await asyncio.sleep(0.02)
@@ -56,7 +57,7 @@ async def until_gone(pid: int) -> None:
 
 
 async def until_probed() -> None:
-    for _ in range(1500):
+    for _ in patiently():
         if probe_children():
             return
         await asyncio.sleep(0.02)
@@ -265,7 +266,7 @@ async def test_closing_with_a_hung_probe_does_not_wait_for_the_disk(tmp_path: Pa
             pid = probe.outstanding()[str(point)]
             await probe.close()  # the disk is frozen until the block ends
         # Killed before the thaw, it ends with it (and is this process's zombie, not collected).
-        for _ in range(1500):
+        for _ in patiently():
             if collect(pid):
                 return
             await asyncio.sleep(0.02)

@@ -275,7 +275,7 @@ async def test_what_changed_is_copied_when_the_copy_before_has_ended_and_rested(
         monkeypatch.setattr(disk_backup, "_COPY", slow)
     source = tmp_path / NAME
     source.write_text("first")
-    copy = DiskBackup(source, tmp_path / "state", interval=0.05 if is_slow else 0.6)
+    copy = DiskBackup(source, tmp_path / "state", interval=0.05 if is_slow else 5.0)
     copy.changed()
     first = copy._child
     if not is_slow:

@@ -19,7 +19,7 @@ from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent as cli
 from tests.nvml import FakeGpus, gpu
-from tests.support.waiting import until
+from tests.support.waiting import patiently, until
 
 GPU = "pci:0000:3b:00"
 
@@ -55,7 +55,7 @@ def of(answer: dict[str, Any], name: str) -> dict[str, Any]:
 
 async def until_hung(agent: AgentProcess, wchan: str) -> None:
     """Wait until the late check's own message says where its probe waits."""
-    for _ in range(400):
+    for _ in patiently():
         [result, *_] = of(await explained(agent), "disk-write")["results"] or [{"message": ""}]
         if wchan in result["message"]:
             assert result["status"] in ("unknown", "degraded")
@@ -65,7 +65,7 @@ async def until_hung(agent: AgentProcess, wchan: str) -> None:
 
 
 async def until_faults(agent: AgentProcess, name: str, count: int) -> dict[str, Any]:
-    for _ in range(400):
+    for _ in patiently():
         check = of(await explained(agent), name)
         if sum(fault["count"] for fault in check["faults"]) >= count:
             return check
@@ -93,7 +93,7 @@ async def test_a_check_comes_with_its_latest_report_word_for_word(
 ) -> None:
     agent = start(more=QUIET.replace("[checks.memory]\non = false", ""))
     await agent.up()
-    for _ in range(400):
+    for _ in patiently():
         check = of(await explained(agent), "memory")
         if check["look"]["looks"]:
             break
@@ -140,7 +140,7 @@ async def test_what_hangs_in_the_kernel_is_told_first_with_where_it_waits(
     with real_disks.ext4(point), real_disks.frozen(point):
         agent = await start(more=more).up()
         answer: dict[str, Any] = {}
-        for _ in range(800):
+        for _ in patiently():
             answer = await explained(agent)
             # A slow disk may hold the copy of the state for a moment too.
             probes = [each for each in answer["stuck"] if "disk_child" in each["command"]]
@@ -174,7 +174,7 @@ async def test_liveness_depends_on_neither_the_driver_nor_the_aggregator(
     agent = start(aggregator="127.0.0.1:9", more=QUIET + '[nvml]\ndeadline = "1s"\n')
     await agent.up()
     try:
-        for _ in range(800):
+        for _ in patiently():
             results = of(await explained(agent), "gpu-inventory")["results"]
             if results and "nvmlInit has taken" in results[0]["message"]:
                 break

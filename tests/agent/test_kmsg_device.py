@@ -21,6 +21,7 @@ from nodeagent.model import Loss
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, KmsgReader, Record
 from tests.agent.kernel_log import GPU, gpu_map, log_line, only_losses, only_records
+from tests.support.waiting import PATIENCE
 
 KMSG = Path("/dev/kmsg")
 
@@ -97,7 +98,7 @@ def wait_for(reader: KmsgReader, nonce: str, count: int) -> list[Record]:
     found: list[Record] = []
     poll = select.poll()
     poll.register(reader.fileno(), select.POLLIN)
-    until = time.monotonic() + 10.0
+    until = time.monotonic() + PATIENCE
     while len(found) < count and time.monotonic() < until:
         poll.poll(1000)
         found += [

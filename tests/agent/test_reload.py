@@ -19,7 +19,7 @@ from nodeagent.configfile.toml_table import Problem
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
 from tests.support.fake_aggregator import FakeAggregator
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 ENVIRON = {"NODE_NAME": "node-a"}
 
@@ -344,7 +344,7 @@ async def _problem(agent: AgentProcess) -> str:
 
 
 async def until_true(condition: Callable[[], Any], what: str) -> None:
-    end = asyncio.get_running_loop().time() + 60
+    end = asyncio.get_running_loop().time() + PATIENCE
     while not await condition():
         assert asyncio.get_running_loop().time() < end, what
         await asyncio.sleep(0.05)

@@ -54,6 +54,14 @@ def pause_after(waited: float, *, most: float = LONG) -> float:
     return min(max(_SHORT, waited * PART), most)
 
 
+def patiently() -> Iterator[int]:
+    """For a loop that tries until it breaks or returns: the number of each try, for `PATIENCE`."""
+    ends, number = time.monotonic() + PATIENCE, 0
+    while time.monotonic() < ends:
+        yield number
+        number += 1
+
+
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Reference counts alone free memory, as between two collections of the aggregator."""

@@ -49,6 +49,9 @@ class Tab:
     complaints: list[str] = field(default_factory=list)
 
     async def screenshot(self, name: str) -> None:
+        """With SICKBAY_SCREENS set, for a person to see: each costs a second of a processor."""
+        if not os.environ.get("SICKBAY_SCREENS"):
+            return
         SCREENS.mkdir(parents=True, exist_ok=True)
         await self.page.screenshot(path=SCREENS / f"{name}.png", full_page=True)
 
