@@ -285,8 +285,9 @@ class Logins:
 
 @asynccontextmanager
 async def smtp(mailbox: Mailbox, **how: Any) -> AsyncIterator[int]:
-    controller = Controller(mailbox, hostname="127.0.0.1", port=0, **how)
-    server = await asyncio.get_running_loop().create_server(controller.factory, "127.0.0.1", 0)
+    loop = asyncio.get_running_loop()  # else it makes one that nobody closes
+    controller = Controller(mailbox, loop=loop, hostname="127.0.0.1", port=0, **how)
+    server = await loop.create_server(controller.factory, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -142,6 +142,10 @@ class FaultyProxy:
         [(_, self.port)] = [address[:2] for address in self._runner.addresses]
 
     async def _stop(self) -> None:
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()  # TLS would wait for the other end
         await self._runner.cleanup()
         await self._client.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}

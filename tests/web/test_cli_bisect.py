@@ -16,7 +16,7 @@ from tests.web.cli import Done, in_process, sickbay, start
 from tests.web.support import NIGHT
 
 #: Fails if a bad node is in the group; writes each group that it is asked about.
-PROGRAM = """#!{python}
+PROGRAM = """#!{python} -IS
 import pathlib, subprocess, sys
 here = pathlib.Path(__file__).parent
 nodes = sys.argv[1].split(",")
