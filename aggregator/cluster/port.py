@@ -560,6 +560,7 @@ class Pod:
     ``gpu_ids``: those that it has, by device plugins' ids, as far as the kubelet reports them.
     ``has_claims``: it has devices by claims (DRA), which neither of the two counts.
     ``conditions``: the types of its conditions that are True.
+    ``has_responders``: it names others that respond to an EvictionRequest of it.
     """
 
     namespace: str
@@ -584,6 +585,7 @@ class Pod:
     gpu_ids: tuple[str, ...] = ()
     has_claims: bool = False
     conditions: frozenset[str] = frozenset()
+    has_responders: bool = False
 
     def tolerates(self, taint: Taint) -> bool:
         return any(one.fits(taint) for one in self.tolerations)

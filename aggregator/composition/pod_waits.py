@@ -12,6 +12,7 @@ from aggregator.jobs.identity import Markers
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.drain.pod_waits import PodWaits
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.workloads.eviction_requests import EvictionRequests
 from aggregator.workloads.gpu_scope import GpuScope
 from aggregator.workloads.in_turn import InTurn
 from aggregator.workloads.limit import WorkloadLimit
@@ -29,7 +30,7 @@ def pod_waits(
 ) -> PodWaits:
     scopes = {rule.name: rule.scope for rule in policy.rules}
     parts: list[PodWaits] = [GpuScope(config.drain, lambda rule: scopes.get(rule, ""), pod_gpus)]
-    notes = cluster.capabilities.pod_notes
+    notes, objects = cluster.capabilities.pod_notes, cluster.capabilities.objects
     if notes is not None:  # nodes of another cluster have no pods
         parts.append(SlurmPods(config.drain.slurm_jobs_for))
         parts.append(
@@ -49,6 +50,7 @@ def pod_waits(
                 webhooks=[WebhookRoute(takes, hook) for takes, hook in hooks],
                 keys=config.drain.gang_keys,
                 clocks=clocks,
+                requests=EvictionRequests(objects("")) if objects is not None else None,
             )
         )
     return InTurn(parts)

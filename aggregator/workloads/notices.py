@@ -15,6 +15,8 @@ from aggregator.cluster.capabilities import PodNotes
 from aggregator.cluster.port import (
     ClusterError,
     EvictionNotice,
+    Guard,
+    GuardRefused,
     NoticeState,
     Pod,
     Refused,
@@ -35,6 +37,11 @@ from aggregator.quarantine.drain.hooks import Hook, HookResult
 from aggregator.quarantine.drain.pod_waits import DrainRound
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.interning import EMPTY
+from aggregator.workloads.eviction_requests import (
+    EvictionRequests,
+    RequestState,
+    may_be_requested,
+)
 
 log = logging.getLogger("sickbay.notices")
 
@@ -69,10 +76,19 @@ class _Delivery:
     reached: bool = False
     ended: bool = False
     text: str = ""
+    request: RequestState | None = None
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the workload has the notice by some way, or may have it yet."""
+        request = self.request
+        return self.reached or (request is not None and request.counts)
 
 
 class EvictionNotices:
-    """Implements `PodWaits`. ``keys`` are a site's own markers of gangs."""
+    """Implements `PodWaits`. ``keys`` are a site's own markers of gangs. ``requests``: None where
+    the cluster has no objects for them.
+    """
 
     def __init__(
         self,
@@ -82,12 +98,14 @@ class EvictionNotices:
         webhooks: Sequence[WebhookRoute],
         keys: Sequence[str],
         clocks: Clocks,
+        requests: EvictionRequests | None = None,
     ) -> None:
         self._cluster = cluster
         self._rules = rules
         self._webhooks = webhooks
         self._keys = keys
         self._clocks = clocks
+        self._requests = requests
         #: By workload: the notice of this process that another drain of the gang may share.
         self._open: dict[str, EvictionNotice] = {}
         #: By workload and id: a pod's owner may write the id of another workload's notice.
@@ -225,6 +243,7 @@ class EvictionNotices:
             if notice is None or notice.state is not NoticeState.SENT:
                 continue
             delivery = self._delivery(notice)
+            self._follow_request(one, workload, notice, delivery)
             missing = [
                 pod
                 for pod in await self._members(workload, delivery)
@@ -278,6 +297,43 @@ class EvictionNotices:
                     delivery.reached = True
 
         await asyncio.gather(*map(annotate, pods))
+
+    def _follow_request(
+        self, one: DrainRound, workload: Workload, notice: EvictionNotice, delivery: _Delivery
+    ) -> None:
+        """Once in this process. The next one takes the same request up by its name."""
+        of_gang = workload.gang is not None
+        if self._requests is None or delivery.request is not None:
+            return
+        if not may_be_requested(workload.pods, of_gang=of_gang):
+            return
+
+        def over() -> str:
+            return "" if lasts() else f"the notice of {notice.workload} is over"
+
+        def lasts() -> bool:
+            """Until the notice ends; an answer or the deadline begins the ordinary eviction."""
+            now = self._clocks.earliest()
+            return one.still() and not delivery.ended and now < notice.deadline_at
+
+        async def ours() -> None:
+            if not one.acts.may_act():
+                raise GuardRefused("another controller acts now")
+
+        delivery.request = RequestState()
+        guard = one.acts.guard(one.node_state, against=over)
+        following = self._requests.follow(
+            workload.pods[0],
+            notice.ident,
+            one.quarantine,
+            delivery.request,
+            guard=guard,
+            undo=Guard(ours),
+            lasts=lasts,
+        )
+        task = asyncio.create_task(following)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
 
     def _call_webhooks(self, one: DrainRound, workload: Workload, notice: EvictionNotice) -> None:
         """Once: a process that ends meanwhile makes no further call, and the deadline stays."""
@@ -345,8 +401,10 @@ class EvictionNotices:
             return self._end(notice, NoticeState.READY, f"{READY} was set")
         if one.moment.now >= notice.deadline_at:
             return self._end(notice, NoticeState.OVER, "no answer by the deadline")
-        if delivery is not None and delivery.known and not delivery.reached:
-            return self._end(notice, NoticeState.OVER, f"not notified: {delivery.text}")
+        if delivery is not None and delivery.known and not delivery.is_reached:
+            request = delivery.request.text if delivery.request is not None else ""
+            why = "; ".join(filter(None, (delivery.text, request)))
+            return self._end(notice, NoticeState.OVER, f"not notified: {why}")
         return None
 
     async def _all_pods(self, workload: Workload) -> Sequence[Pod]:

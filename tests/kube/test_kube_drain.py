@@ -6,7 +6,6 @@ The controller runs in this process; the pods are kwok's.
 import asyncio
 import json
 import random
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -23,10 +22,7 @@ from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import Evicted, Pod
 from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
-from aggregator.ingest import codec as received
 from aggregator.jobs.gangs import Gangs
-from aggregator.jobs.gpu_reader import PodGpuReader
-from aggregator.jobs.gpu_report import GpuReport
 from aggregator.jobs.notice import READY, REQUESTED
 from aggregator.jobs.settings import AskRules
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
@@ -34,21 +30,11 @@ from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.workloads.gpu_scope import GpuScope
 from aggregator.workloads.notices import EvictionNotices
-from nodeagent.repair import gpu_pods
-from nodeagent.repair.gpu_use import GpuUse
-from nodeagent.repair.pod_resources import SOCKET
-from nodeagent.sources.gpus import GpuMap
-from nodeagent.uplink import codec as sent
-from tests import nvml
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
-from tests.nvml.gpu_bench import Bench
-from tests.support.gpu_reports import no_reports
 from tests.support.kube_cluster import DEPLOY, kube_cluster
-from tests.support.pod_resources import container, pod_resources, uses
 from tests.support.replica import SETTINGS as MEMORY_SETTINGS
 from tests.support.replica import FakeLine, Notes, fault, hello, shipped_policy, snapshot
 from tests.support.stack import remove_quarantines
@@ -686,98 +672,3 @@ async def test_where_no_right_is_bound_nobody_is_notified_and_nobody_waits(
             assert notice["state"] == "Over"
             assert "has not bound the ClusterRole sickbay-aggregator-ask" in notice["message"]
             await running.release(node)
-
-
-async def test_a_fault_of_one_gpu_evicts_the_pods_that_the_kubelet_reports_on_it(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    space, [node] = cluster_space, cluster_space.create_nodes(1)
-    for name, gpu in (("user", "GPU-1"), ("other", "GPU-2")):
-        amount = {"nvidia.com/gpu": "1"}
-        container = {"name": "c", "image": "i", "resources": {"limits": amount}}
-        await pod(space, node, name, spec={"containers": [container]})
-        devices = [{"resourceID": gpu, "health": "Healthy"}]
-        resources = [{"name": "nvidia.com/gpu", "resources": devices}]
-        containers = [
-            {
-                "name": "c",
-                "image": "i",
-                "imageID": "",
-                "ready": True,
-                "restartCount": 0,
-                "allocatedResourcesStatus": resources,
-            }
-        ]
-        body = {"status": {"containerStatuses": containers}}
-        path = f"{space.path('pods', name)}/status"
-        await asyncio.to_thread(space.plane.call, "PATCH", path, body, MERGE_PATCH)
-    scopes = {rule.name: rule.scope for rule in shipped_policy().rules}
-    scope = GpuScope(SETTINGS.drain, lambda rule: scopes.get(rule, ""), no_reports(time.monotonic))
-    async with aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
-        running.controller.on_connect(hello(node), FakeLine())
-        running.controller.on_evidence(node, snapshot(fault("xid:48")), time.monotonic())
-        await until(lambda: pods_left(space), lambda left: set(left) == {"other"})
-        reason = await running.until_blocked(node, f"{space.namespace}/other")
-        assert "it does not use GPU-1 (scope: gpu)" in reason
-        assert await pods_left(space) == {"other": False}
-        await asyncio.to_thread(space.plane.call, "DELETE", space.path("pods", "other"))
-        await running.until_phase(node, "Drained")
-        await running.release(node)
-
-
-class AgentReports:
-    """Implements `GpuReports`: the agent's own code, and its message over the wire."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._gpus = GpuMap(bench.machine, {nvml.pci_of(n): f"GPU-{n + 1}" for n in range(2)})
-
-    async def read_pods(self, node: str) -> GpuReport:
-        del node
-        bench = self._bench
-        found = await gpu_pods.find_pod_gpus(
-            bench.machine, self._gpus, bench.nvml, own_namespace=True
-        )
-        message = sent.gpu_use("1", GpuUse(pods=found))
-        return received.gpu_use(message.FromString(message.SerializeToString()).gpu_use)[1].pods
-
-
-async def test_a_fault_of_one_gpu_evicts_the_pods_that_podresources_and_nvml_name(
-    kube: KubeCluster, cluster_space: Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The status names no GPU: the kubelet is older than 1.36, or the pods have claims."""
-    for part in ("_KUBELET", "_DRIVER"):
-        monkeypatch.setattr(gpu_pods, part, PATIENCE)
-    space, [node] = cluster_space, cluster_space.create_nodes(1)
-    amount = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    for name in ("user", "other"):
-        await pod(space, node, name, spec={"containers": [{"name": "c", "image": "i", **amount}]})
-    await pod(space, node, "sees-all")  # privileged: it opens the GPU of another pod
-    shown = await asyncio.to_thread(space.plane.call, "GET", space.path("pods", "sees-all"))
-    uid = shown["metadata"]["uid"]
-    scopes = {rule.name: rule.scope for rule in shipped_policy().rules}
-    with tempfile.TemporaryDirectory(prefix="pr-") as path:  # a socket's path is short
-        folder = Path(path)
-        (folder / "proc/70").mkdir(parents=True)
-        (folder / "proc/70/cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/abc\n")
-        gpus = [nvml.gpu(0, uuid="GPU-1", pids=(70,)), nvml.gpu(1, uuid="GPU-2")]
-        async with (
-            pod_resources(folder / "root" / SOCKET.lstrip("/")) as kubelet,
-            Bench(folder, gpus, proc=folder / "proc", deadline=PATIENCE) as bench,
-        ):
-            kubelet.pods = [
-                uses(space.namespace, name, container("c", device))
-                for name, device in (("user", "GPU-1"), ("other", "GPU-2"))
-            ]
-            reader = PodGpuReader(AgentReports(bench), Clocks(time.monotonic, time.time))
-            scope = GpuScope(SETTINGS.drain, lambda rule: scopes.get(rule, ""), reader)
-            async with aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
-                running.controller.on_connect(hello(node), FakeLine())
-                evidence = snapshot(fault("xid:48"))
-                running.controller.on_evidence(node, evidence, time.monotonic())
-                await until(lambda: pods_left(space), lambda left: set(left) == {"other"})
-                reason = await running.until_blocked(node, f"{space.namespace}/other")
-                assert "it does not use GPU-1 (scope: gpu)" in reason
-                assert await pods_left(space) == {"other": False}
-                assert kubelet.calls == 1
-                await running.release(node)

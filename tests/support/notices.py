@@ -9,6 +9,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Guard, GuardRefused
 from aggregator.jobs.settings import AskRules, NoticeWebhook
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
+from aggregator.workloads.eviction_requests import EvictionRequests
 from aggregator.workloads.in_turn import InTurn
 from aggregator.workloads.notices import EvictionNotices, WebhookRoute
 from tests.support.memory_cluster import MemoryCluster, World
@@ -40,7 +41,11 @@ class Webhook:
 
 
 def started(
-    world: World, webhook: Webhook | None = None, rules: AskRules | None = None, **how: Any
+    world: World,
+    webhook: Webhook | None = None,
+    rules: AskRules | None = None,
+    requests: EvictionRequests | None = None,
+    **how: Any,
 ) -> Replica:
     """A controller with ``drain.ask``: another life where the world had one before."""
     cluster = MemoryCluster(world, **how)
@@ -52,6 +57,7 @@ def started(
         webhooks=[WebhookRoute(takes, webhook)] if webhook is not None else [],
         keys=(),
         clocks=Clocks(clock, clock),
+        requests=requests,
     )
     settings = replace(SETTINGS, waits=InTurn((notices,)))
     return Replica(world, clock=clock, settings=settings, cluster=cluster)

@@ -211,6 +211,7 @@ class PodResourceClaim(msgspec.Struct, frozen=True):
 
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     resource_claims: list[PodResourceClaim] | None = None
+    eviction_responders: list[msgspec.Raw] | None = None
     containers: list[Container] | None = None
     volumes: list[Volume] | None = None
     node_name: str = ""
@@ -442,6 +443,7 @@ def to_pod(pod: PodObject) -> Pod:
             for one in (pod.status.conditions if pod.status else None) or ()
             if one.status == "True"
         ),
+        has_responders=bool(spec.eviction_responders),
     )
 
 

@@ -1,0 +1,242 @@
+"""EvictionRequest next to the other notices of ``drain.ask``. Virtual time."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
+from aggregator.cluster.port import Conflict, Guard, NotFound, NoticeState, Pod, Unreachable
+from aggregator.workloads.eviction_requests import (
+    KIND,
+    REQUESTER,
+    TAKEN_WITHIN,
+    EvictionRequests,
+    may_be_requested,
+)
+from tests.aggregator.test_notices import fall_ill, run, world_of
+from tests.support.drains import GANG
+from tests.support.memory_cluster import World
+from tests.support.notices import WITHIN, started
+from tests.support.waiting import until
+
+
+@dataclass
+class Objects:
+    """The part of an `ObjectStore` that requests need. ``acts``: a controller observes them."""
+
+    served: bool = True
+    acts: bool = True
+    away: bool = False
+    there: dict[str, dict[str, Any]] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+    async def resource(self, kind: ObjectKind) -> ObjectResource:
+        if self.away:
+            raise Unreachable("the API server is away")
+        if not self.served:
+            raise NotFound(f"the cluster has no kind {kind}")
+        return ObjectResource(kind.api_version, kind.kind, "evictionrequests", namespaced=True)
+
+    async def create(
+        self, _: ObjectResource, namespace: str, content: Mapping[str, Any], *, guard: Guard
+    ) -> ClusterObject:
+        await guard()
+        key = f"{namespace}/{content['metadata']['name']}"
+        if key in self.there:
+            raise Conflict("it is there already")
+        status = {"observedGeneration": 1} if self.acts else {}
+        self.there[key] = {**content, "status": status}
+        self.made.append(key)
+        return self._object(key)
+
+    async def get(self, _: ObjectResource, namespace: str, name: str) -> ClusterObject | None:
+        key = f"{namespace}/{name}"
+        return self._object(key) if key in self.there else None
+
+    async def delete(
+        self, _: ObjectResource, found: ClusterObject, *, as_read: bool, guard: Guard
+    ) -> None:
+        del as_read
+        await guard()
+        key = f"{found.namespace}/{found.name}"
+        self.deleted.append(key)
+        del self.there[key]
+
+    def _object(self, key: str) -> ClusterObject:
+        namespace, name = key.split("/")
+        return ClusterObject(name, namespace, "u", "1", False, {}, self.there[key])
+
+
+def responding(world: World, name: str = "a", **changes: Any) -> Pod:
+    """A pod that names responders, in a namespace in which no annotation is permitted."""
+    return world.add_pod("n1", name, has_responders=True, **changes)
+
+
+def begin(world: World, objects: Objects) -> Any:
+    world.without_notes |= {"jobs"}
+    requests = EvictionRequests(objects)  # type: ignore[arg-type]  # the methods that it calls
+    return started(world, requests=requests)
+
+
+def ended(world: World) -> tuple[NoticeState, str]:
+    [notice] = world.quarantines["n1"].status.notices
+    return notice.state, notice.message
+
+
+def test_a_request_is_made_once_and_followed_to_the_deadline() -> None:
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects()
+        pod = responding(world)
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await until(lambda: objects.made, within=60)
+        [content] = objects.there.values()
+        assert content["spec"] == {
+            "target": {"pod": {"name": pod.name, "uid": pod.uid}},
+            "requester": REQUESTER,
+            "intent": "Eviction",
+        }
+        [owner] = content["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("Quarantine", world.quarantines["n1"].uid)
+        await asyncio.sleep(WITHIN / 2)
+        assert (world.evicted, ended(world)[0]) == ([], NoticeState.SENT)
+        await replica.stop()
+        replica = begin(world, objects)  # the next controller takes the same one up
+        await fall_ill(replica, "n1")
+        await asyncio.sleep(WITHIN / 3)
+        assert (world.evicted, len(objects.made)) == ([], 1)
+        await until(lambda: world.evicted == ["uid-a"], within=WITHIN)
+        assert ended(world) == (NoticeState.OVER, "no answer by the deadline")
+        await until(lambda: objects.deleted == objects.made, within=60)
+        await replica.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"acts": False}, "nothing acted on its EvictionRequest within 10 s"),
+        ({"served": False}, f"the cluster does not serve {KIND}"),
+        ({"away": True}, "EvictionRequest: the API server is away"),
+    ],
+)
+def test_where_nobody_acts_on_it_the_drain_goes_the_ordinary_way_in_seconds(
+    how: dict[str, Any], why: str
+) -> None:
+    """Kubernetes 1.37.2 serves the kind and has no controller."""
+
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects(**how)
+        responding(world)
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        began = asyncio.get_running_loop().time()
+        await until(lambda: world.evicted == ["uid-a"], within=120)
+        assert asyncio.get_running_loop().time() - began < TAKEN_WITHIN + 60
+        state, text = ended(world)
+        assert state is NoticeState.OVER
+        assert text.endswith(why)
+        assert not objects.there  # a controller that comes later evicts nothing in our name
+        await replica.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["failed", "deleted"])
+def test_a_request_that_failed_or_was_deleted_begins_the_eviction(how: str) -> None:
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects()
+        responding(world)
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await until(lambda: objects.made, within=60)
+        [key] = objects.made
+        if how == "failed":
+            failed = {"type": "Failed", "status": "True", "message": "no responder"}
+            objects.there[key] = {**objects.there[key], "status": {"conditions": [failed]}}
+        else:
+            del objects.there[key]
+        await until(lambda: world.evicted == ["uid-a"], within=WITHIN / 2)
+        assert how in ended(world)[1]
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_its_failure_ends_no_notice_that_the_annotation_has_delivered() -> None:
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects(acts=False)
+        responding(world, "annotated", namespace="elsewhere")
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await until(lambda: objects.deleted, within=60)
+        await asyncio.sleep(WITHIN / 2)
+        assert world.evicted == []
+        await until(lambda: world.evicted == ["uid-annotated"], within=WITHIN)
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_a_drain_that_is_over_withdraws_its_request() -> None:
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects()
+        responding(world)
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await until(lambda: objects.made, within=60)
+        world.person_stops("drill")
+        await until(lambda: objects.deleted == objects.made, within=120)
+        assert world.evicted == []
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_a_request_of_another_pod_by_this_name_is_neither_followed_nor_deleted() -> None:
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects()
+        responding(world)
+
+        class Foreign(Objects):
+            async def create(self, *given: Any, **more: Any) -> ClusterObject:
+                raise Conflict("another's")
+
+            async def get(self, _: ObjectResource, namespace: str, name: str) -> ClusterObject:
+                foreign = {"spec": {"target": {"pod": {"uid": "another"}}}}
+                return ClusterObject(name, namespace, "u", "1", False, {}, foreign)
+
+        objects = Foreign()
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await until(lambda: world.evicted == ["uid-a"], within=120)
+        assert objects.deleted == []
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_only_a_pod_of_no_gang_that_names_responders_gets_one() -> None:
+    pod = responding(world_of("n1"))
+    assert may_be_requested((pod,), of_gang=False)
+    assert not may_be_requested((pod,), of_gang=True)
+    assert not may_be_requested((pod, pod), of_gang=False)
+    assert not may_be_requested((replace(pod, has_responders=False),), of_gang=False)
+    assert not may_be_requested((replace(pod, group="g"),), of_gang=False)
+
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects()
+        world.add_pod("n1", "plain")
+        responding(world, "rank", labels=GANG)
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await until(lambda: len(world.evicted) == 2, within=120)
+        assert objects.made == []
+        await replica.stop()
+
+    run(scenario)
