@@ -2,7 +2,7 @@
 
 The order has neither ASAP nor a next state: Slurm keeps the drain then, also after the boot. With
 ``nextstate=DOWN`` it takes the drain back, and the node is DOWN, which no UNDRAIN ends
-(docs/decisions/0035-reboots-and-tests-on-slurm.md).
+(docs/decisions/0036-reboots-and-tests-on-slurm.md).
 """
 
 from dataclasses import replace
