@@ -413,16 +413,21 @@ class AdmissionRecordWriter:
 
     def _changed(self, before: Record, uid: str, batch: list[_Request]) -> Record:
         """The record with all that is asked for except what is to be decided on."""
-        after = (
-            self._without_over(self._whole(before, uid))
-            .enter(
-                [request.enter for request in batch if request.enter is not None],
-                self._policy_hash,
-            )
-            .forget_nodes(request.forget for request in batch if request.forget is not None)
-            .withdraw(request.withdraw for request in batch if request.withdraw is not None)
-        )
-        after = after.without_operations({request.unreserve for request in batch})
+        after = self._whole(before, uid) if self._lost else before
+        if after.operations:
+            after = self._without_over(after)
+        entered = [request.enter for request in batch if request.enter is not None]
+        if entered or after.policy_hash != self._policy_hash:
+            after = after.enter(entered, self._policy_hash)
+        forgotten = [request.forget for request in batch if request.forget is not None]
+        if forgotten:
+            after = after.forget_nodes(forgotten)
+        withdrawn = [request.withdraw for request in batch if request.withdraw is not None]
+        if withdrawn:
+            after = after.withdraw(withdrawn)
+        over = {request.unreserve for request in batch if request.unreserve}
+        if over:
+            after = after.without_operations(over)
         for request in batch:
             if request.restore is not None:
                 after = after.restore(request.restore)
@@ -448,9 +453,7 @@ class AdmissionRecordWriter:
         return Outcome(record, outcome.admitted, held)
 
     def _whole(self, record: Record, uid: str) -> Record:
-        """The record; where it was lost, its rebuild from the Quarantines that stand."""
-        if not self._lost:
-            return record
+        """The rebuild of a lost record from the Quarantines that stand."""
         if not self.standing.whole:
             raise ClusterError(lost(self._lost).reason)
         standing = [one for one in self.standing.quarantines() if has_begun(one)]

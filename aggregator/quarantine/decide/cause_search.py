@@ -230,6 +230,8 @@ class CauseSearch:
 
         ``acting`` has the nodes on which a rule acts on the symptom.
         """
+        if len(nodes) < LEAST_IN_CLIQUE:
+            return []
         left = self._unexplained(what, nodes, targets, acting)
         causes: list[CommonCause] = []
         while len(left.nodes) >= LEAST_IN_CLIQUE and len(causes) < _MOST_CAUSES:

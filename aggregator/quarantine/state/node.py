@@ -138,18 +138,17 @@ class NodeState:
 
         Such a read may serve for a patch that its version fences; see docs/fences.md.
         """
-        node_summary = self.node_summary
         return (
             node is not None
             and not (self.cluster.unread or self.cluster.node_gone or self.agent.misnamed)
             and not is_marked(node)
-            and node_summary.quarantine is None
+            and self.node_summary.quarantine is None
             and self.agent.claimed in ("", node.uid)
             and self.cluster.maintained == ""
             and self.cluster.has_others_marks_of(node, self.others)
             and read_operator_requests(node.annotations) == self.cluster.operator_requests
             and read_overruled(node.annotations) - self.cluster.ended_overrides
-            == node_summary.cluster.overruled
+            == self.cluster.overruled
         )
 
     @property
