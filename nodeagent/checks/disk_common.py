@@ -16,7 +16,10 @@ HUNG_FAILS_AFTER = 60.0
 
 #: Filled once at installation, nearly full ever after, and no job writes there; then the folder of
 #: Kubernetes' local volumes, each a tenant's.
-_NOT_THE_NODES = ("/boot", "/boot/*", "/efi", "/oem", "/usr/share/oem", "/mnt/disks/*")
+_NOT_THE_NODES = (
+    *("/boot", "/boot/*", "/efi", "/oem", "/usr/share/oem"),
+    *("/mnt/disks/*", "/mnt/fast-disks/*", "/mnt/local-storage/*"),
+)
 
 
 def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:

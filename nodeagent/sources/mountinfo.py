@@ -39,7 +39,8 @@ _POD_VOLUME = re.compile(rb"/kubelet/(pods|plugins)/|/volumes/kubernetes\.io~|/v
 #: its image. Folders within a runtime's own, wherever that is; a disk that holds all of it is none.
 _CONTAINER = re.compile(
     rb"/io\.containerd\.[^/]+/|/containers/storage/[^/]+/[^/]+|/run/kata-containers/"
-    rb"|/(devicemapper/mnt|zfs/graph|btrfs/subvolumes|aufs/mnt)/."
+    rb"|/(devicemapper/mnt|zfs/graph|btrfs/subvolumes|aufs/mnt|snapshotter/[^/]+/mnt)/."
+    rb"|/storage-pools/[^/]+/[^/]+/."
 )
 #: Names of partitions (GPT) that a vendor fills once: Flatcar's and others'.
 _VENDOR_PARTITIONS = frozenset({"OEM", "OEM-CONFIG", "RECOVERY", "USR-A", "USR-B"})

@@ -34,7 +34,12 @@ async def watched(tmp_path: Path, *lines: str, named: tuple[str, ...] = ()) -> s
         "74 22 0:41 / @/var/lib/docker/zfs/graph/0a1b rw - zfs rpool/docker/0a1b rw,xattr",
         "74 22 0:41 / @/srv/docker/zfs/graph/0a1b rw - zfs tank/0a1b rw,xattr",
         "74 22 0:42 /@ @/var/lib/containers/storage/btrfs/subvolumes/9c rw - btrfs /dev/sdb rw",
+        "74 22 252:3 / @/var/lib/lxd/storage-pools/a/containers/c1 rw - ext4 /dev/lxd/c1 rw",
+        "74 22 0:51 / @/var/lib/incus/storage-pools/zp/containers/c2 rw - zfs zp/c2 rw",
+        "74 22 253:9 / @/var/lib/fc/snapshotter/devmapper/mnt/5 rw - ext4 /dev/mapper/fc-5 rw",
         "75 22 259:3 / @/mnt/disks/minio-pv-0 rw,relatime - xfs /dev/nvme1n1 rw",
+        "75 22 259:3 / @/mnt/fast-disks/vol1 rw - xfs /dev/nvme1n1 rw",
+        "75 22 259:3 / @/mnt/local-storage/ssd/disk1 rw - xfs /dev/nvme1n1 rw",
         "76 22 8:6 / @/oem rw - ext4 /dev/sda6 rw",
     ],
 )
@@ -46,7 +51,10 @@ async def test_mounts_of_containers_and_tenants_are_not_the_nodes(
 
 @pytest.mark.parametrize(
     "point",
-    ["/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd", "/var/lib/kubelet"],
+    [
+        *("/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd"),
+        *("/var/lib/kubelet", "/var/lib/lxd/storage-pools/a", "/mnt/data"),
+    ],
 )
 async def test_a_disk_that_holds_all_of_a_runtime_is_the_nodes(tmp_path: Path, point: str) -> None:
     line = f"80 22 259:1 / @{point} rw - xfs /dev/nvme0n1 rw"
