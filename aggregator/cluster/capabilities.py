@@ -12,6 +12,7 @@ from aggregator.cluster.port import Cluster, Guard, Pod
 from aggregator.cluster.reboots import NodeReboots
 from aggregator.cluster.users import AccessReviews
 from aggregator.leader.lease import LeaseStore
+from aggregator.leader.standby import ReadAhead
 
 if TYPE_CHECKING:  # its libraries take time to import, and no configuration needs them
     from aggregator.tls.authority_store import AuthorityStore
@@ -35,6 +36,8 @@ class Capabilities:
 
     #: The Lease's store, by the seconds for one request. None: there is one replica.
     lease: Callable[[float], LeaseStore] | None = None
+    #: The first reads of a controller, made by a gateway that may soon be one.
+    read_ahead: ReadAhead | None = None
     #: The issuer of service account tokens, and its keys as JWKS text.
     signing_keys: Callable[[], Awaitable[tuple[str, str]]] | None = None
     access_reviews: AccessReviews | None = None

@@ -19,6 +19,7 @@ from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.leader.election import TIMES
 from aggregator.leader.holder import LeaseHolder
 from aggregator.leader.lease import Candidate
+from aggregator.leader.standby import Standby
 from aggregator.relay.abandoned import AbandonedWatch
 from aggregator.relay.agent_call import GatewayRules
 from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
@@ -60,6 +61,7 @@ class Replica:
         self.stats = IngestStats()
         self.deleted_pods = DeletedPods(now=time.monotonic)
         self.lease: LeaseHolder | None = None
+        self._read_ahead = cluster.capabilities.read_ahead
         lease = cluster.capabilities.lease
         if lease is not None:
             store = lease(TIMES.deadline)
@@ -164,12 +166,16 @@ class Replica:
     async def be_gateway(self) -> None:
         """Until this replica holds the Lease."""
         assert self.lease is not None
-        relay = asyncio.create_task(self._relay(), name="relay")
+        tasks = {asyncio.create_task(self._relay(), name="relay")}
+        if self._read_ahead is not None:
+            standby = Standby(self.lease, self._read_ahead)
+            tasks.add(asyncio.create_task(standby.run(), name="standby"))
         try:
             await self.lease.acquired()
         finally:
-            relay.cancel()
-            await asyncio.wait({relay})
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _relay(self) -> None:
         if self.client is not None:

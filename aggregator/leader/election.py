@@ -124,6 +124,13 @@ class Election:
         """How long ago another replica was seen to renew the Lease; None: it never was."""
         return None if self._changed_at is None else now - self._changed_at
 
+    def still_for(self) -> float:
+        """For how long another's Lease stood still until the last read of it, in seconds."""
+        lease = self._lease
+        if self._held or lease is None or lease.holder is None or self._seen_at is None:
+            return 0.0
+        return self._seen_at - self._stands_since
+
     # -- what it writes ------------------------------------------------------------
 
     @property

@@ -88,6 +88,10 @@ class LeaseHolder:
         """Seconds since another replica was seen to renew the Lease; None: it never was."""
         return self._election.renewal_seen_ago(self._clock())
 
+    def still_for(self) -> float:
+        """For how long another's Lease stood still until the last read of it, in seconds."""
+        return self._election.still_for()
+
     def on_change(self, call: Callable[[], None]) -> None:
         """Have it called, in the event loop, when `other` or `holds` has changed."""
         self._calls.append(call)

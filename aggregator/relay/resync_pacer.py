@@ -54,9 +54,9 @@ class ResyncPacer:
 
     async def run(self) -> None:
         """For ever."""
-        for _ in range(int(LISTS_WITHIN / EVERY)):
-            if self._listed():
-                break
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LISTS_WITHIN
+        while not self._listed() and loop.time() < until:  # noqa: ASYNC110 - by its caller's word
             await asyncio.sleep(EVERY)
         while True:
             await self._changed.wait()

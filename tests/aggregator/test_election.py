@@ -24,10 +24,13 @@ from aggregator.leader.lease import (
     LeaseNotFound,
     LeaseStoreError,
 )
+from aggregator.leader.standby import Standby
 from aggregator.relay.directory import ControllerAddress
 from aggregator.relay.unserved import UnservedGateway
+from tests.support import virtual_time
 from tests.support.invariants import at_most_one_may_act
 from tests.support.virtual_processes import Clockwork, Process
+from tests.support.waiting import until
 
 T = TypeVar("T")
 
@@ -306,6 +309,51 @@ def test_a_renewal_begins_the_wait_anew() -> None:
     assert election.next_write(29.4) is None
     assert election.renewed_by_another(20.0, within=10.0)
     assert not election.renewed_by_another(24.6, within=10.0)
+
+
+def test_a_standby_reads_ahead_while_anothers_lease_stands_still_and_forgets_it_otherwise() -> None:
+    made: list[str] = []
+
+    class Ahead:
+        def begin(self) -> None:
+            made.append("begin")
+
+        def end(self) -> None:
+            made.append("end")
+
+    async def test(_: virtual_time.VirtualTimeLoop) -> None:
+        election = Election(ME)
+        lease = StandIn(election)
+        standby = asyncio.create_task(Standby(lease, Ahead()).run())
+        for now, version, expected in (
+            (0.0, "1", "end"),
+            (4.0, "1", "end"),
+            (6.0, "1", "begin"),
+            (8.0, "2", "end"),
+            (14.5, "2", "begin"),
+            (23.0, "2", "end"),  # a gap in the view
+        ):
+            election.read(Lease(OTHER, version, "uid"), answered=now)
+            made.clear()
+            await until(lambda: bool(made))
+            assert set(made) == {expected}, (now, made)
+        election.read(Lease(None, "3", "uid"), answered=25.0)
+        assert election.still_for() == 0.0, "it is taken at once"
+        lease.holds = True
+        made.clear()
+        await asyncio.sleep(5)
+        assert made == [], "the controller uses what was read"
+        standby.cancel()
+
+    virtual_time.play(test)
+
+
+class StandIn:
+    """The Lease as a standby knows it."""
+
+    def __init__(self, election: Election) -> None:
+        self.holds = False
+        self.still_for = election.still_for
 
 
 def test_a_lease_that_nobody_could_see_has_not_stood_still() -> None:

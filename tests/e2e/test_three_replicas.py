@@ -213,6 +213,7 @@ def _the_lease_deleted_by_hand_moves_nobody(trio: Trio) -> None:
 def _stopped_for_25_s(trio: Trio, fault: Callable[[], None]) -> None:
     """Its kernel takes all that is sent to it; the gateways' agents keep their streams."""
     stopped, before = trio.replicas.controller(), trio.replicas.agents()
+    marks = {name: len(proxy.log) for name, proxy in trio.proxies.items()}
     trio.signal(stopped, signal.SIGSTOP)
     try:
         began = time.monotonic()
@@ -220,11 +221,20 @@ def _stopped_for_25_s(trio: Trio, fault: Callable[[], None]) -> None:
         wait_until(
             lambda: trio.replicas.controller() != stopped, what="another", timeout_s=TAKEN_OVER
         )
+        _has_read_ahead(trio, marks)
         time.sleep(max(0.0, began + 25 - time.monotonic()))
     finally:
         trio.signal(stopped, signal.SIGCONT)
     trio.replicas.until_served()
     _keep_theirs(trio, before, stopped)
+
+
+def _has_read_ahead(trio: Trio, marks: dict[str, int]) -> None:
+    """The new controller began its lists before it took the Lease. At rest a gateway has none."""
+    heir = trio.replicas.controller()
+    asked = [entry.request for entry in trio.proxies[heir].log[marks[heir] :]]
+    taken = next(at for at, one in enumerate(asked) if "PUT" in one and "/leases" in one)
+    assert any("/configmaps" in one for one in asked[:taken]), asked
 
 
 def _keep_theirs(trio: Trio, before: dict[str, int], gone: str) -> None:

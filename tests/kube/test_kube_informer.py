@@ -12,9 +12,11 @@ import pytest
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.read_ahead import as_one_state
 from aggregator.cluster.kubernetes.reflector import Resource, Watch, WatchEvent
 from aggregator.cluster.port import (
     Action,
+    ClusterEvent,
     Conflict,
     NodeChange,
     NodeUncordoned,
@@ -106,6 +108,49 @@ async def test_what_exists_is_told_before_the_view_is_whole(
         assert RecordSeen(record) in before
         assert QuarantineSeen(made) in before
     await kube.drop_quarantine(made)
+
+
+async def test_what_is_read_ahead_is_not_read_again_and_is_whole_at_the_end(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    ahead, answers = kube.capabilities.read_ahead, kube.counters.answers
+    assert ahead is not None
+    ahead.begin()
+    ahead.end()
+    ahead.begin()
+    ahead.begin()
+    lists, watches = ("GET", "nodes", 200), ("WATCH", "quarantines", 200)
+    await until(lambda: answers[lists] == 2 and answers[watches] == 1)
+    made = await kube.create_quarantine(name, SPEC)
+    async with listening(kube) as listener:
+        await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
+        await listener.wait(WatchSynced)
+        assert name in {node.name for node in await kube.list_nodes()}
+        assert (answers[lists], answers[watches]) == (2, 1)
+        await kube.list_nodes()
+        assert answers[lists] == 3, "an answer is used once"
+    ahead.end()
+    await kube.drop_quarantine(made)
+
+
+SYNCED = WatchSynced(frozenset({"n"}))
+GONE, LOST = NodeUncordoned("n"), WatchLost("away")
+
+
+@pytest.mark.parametrize(
+    ("came", "expected"),
+    [
+        ([GONE, SYNCED, GONE], [GONE, GONE, SYNCED]),
+        ([SYNCED, GONE, LOST, GONE], [GONE, LOST, GONE]),
+        ([SYNCED, LOST, GONE, SYNCED, GONE], [LOST, GONE, GONE, SYNCED]),
+        ([GONE], [GONE]),
+    ],
+)
+def test_a_view_that_waited_is_whole_when_its_last_change_is_known(
+    came: list[ClusterEvent], expected: list[ClusterEvent]
+) -> None:
+    assert as_one_state(came) == expected
 
 
 async def test_changes_are_told_as_they_come(kube: KubeCluster, cluster_space: Space) -> None:

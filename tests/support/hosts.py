@@ -16,6 +16,10 @@ def write_hosts(path: Path, names: Mapping[str, Sequence[str]]) -> Path:
 
 
 def with_hosts(hosts: Path) -> list[str]:
-    """The words before a command line that let it see ``hosts``; its pid is the command's."""
-    script = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+    """The words before a command line that let it see ``hosts``; its pid is the command's.
+
+    It resolves names by libc: gRPC's own resolver would query this machine's DNS server for the
+    IPv6 address of each name in the file, at each connection (measured: 30 ms, one after another).
+    """
+    script = 'mount --bind "$1" /etc/hosts && shift && GRPC_DNS_RESOLVER=native exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh", str(hosts)]

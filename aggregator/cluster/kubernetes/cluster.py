@@ -1,7 +1,5 @@
 """The Kubernetes cluster behind the protocol of aggregator/cluster/port.py."""
 
-import asyncio
-import contextlib
 import os
 import random
 import time
@@ -25,12 +23,13 @@ from aggregator.cluster.kubernetes.object_client import KubeObjects
 from aggregator.cluster.kubernetes.oidc import signing_keys
 from aggregator.cluster.kubernetes.pod_end_informer import PodEndInformer
 from aggregator.cluster.kubernetes.quarantine_client import KubeQuarantines
+from aggregator.cluster.kubernetes.read_ahead import ClusterReadAhead, EventView
 from aggregator.cluster.kubernetes.server_version import check_version
 from aggregator.cluster.kubernetes.shared_objects import KubeSharedObjects
 from aggregator.cluster.kubernetes.transport import RequestCounters, Transport
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.pod_ends import PodEndSink
-from aggregator.cluster.port import ClusterEvent
+from aggregator.cluster.port import ClusterEvent, NodeMeta
 from aggregator.cluster.words import KUBERNETES
 
 T = TypeVar("T")
@@ -100,6 +99,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             silence=silence,
         )
         self._environ = environ
+        self._ahead = ClusterReadAhead(self)
         #: Of other clusters, by kubeconfig.
         self._others: dict[str, Transport] = {}
 
@@ -107,6 +107,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
     def capabilities(self) -> Capabilities:
         return Capabilities(
             lease=self.lease,
+            read_ahead=self._ahead,
             signing_keys=self.signing_keys,
             access_reviews=self.access_reviews(),
             authorities=self.authorities(),
@@ -142,6 +143,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         )
 
     async def close(self) -> None:
+        await self._ahead.close()
         await self._transport.close()
         for other in self._others.values():
             await other.close()
@@ -211,22 +213,27 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
 
     async def events(self) -> AsyncIterator[ClusterEvent]:
         """See the protocol. Each caller has a view of its own; closing the iterator ends it."""
-        told: asyncio.Queue[ClusterEvent | None] = asyncio.Queue()
-        room = ClusterInformer(
-            self._transport,
-            namespace=self._namespace,
-            clock=self._clock,
-            rng=self._rng,
-            silence=self._silence,
-            marked_nodes=self._marked_nodes,
-        )
-        following = asyncio.create_task(room.follow(told.put_nowait), name="kube-news")
-        following.add_done_callback(lambda _: told.put_nowait(None))
+        view = self._ahead.take_view() or self.new_view()
         try:
-            while (news := await told.get()) is not None:
-                yield news
-            following.result()  # it never ends by itself: this raises its error
+            async for event in view.events():
+                yield event
         finally:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
+            await view.close()
+
+    def new_view(self) -> EventView:
+        """A view that begins now."""
+        return EventView(
+            ClusterInformer(
+                self._transport,
+                namespace=self._namespace,
+                clock=self._clock,
+                rng=self._rng,
+                silence=self._silence,
+                marked_nodes=self._marked_nodes,
+            )
+        )
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        """See the protocol. The first list may have been read ahead."""
+        ahead = await self._ahead.take_nodes()
+        return await self.read_nodes() if ahead is None else ahead

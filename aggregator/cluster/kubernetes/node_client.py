@@ -87,7 +87,7 @@ class KubeNodes:
         self._rng = rng
         self._silence = silence
 
-    async def list_nodes(self) -> list[NodeMeta]:
+    async def read_nodes(self) -> list[NodeMeta]:
         """From the server's cache, decoded as they come: 100,000 at once would stop the loop."""
         reader = ListReader(lambda raw: to_meta(decode(raw, PartialObjectMetadata)))
         await self._transport.request(

@@ -1,0 +1,50 @@
+"""Lets a gateway make the first reads of a controller before it may take the Lease.
+
+A Lease that stands still is taken when `lease_duration` is over. A cluster of 10,000 nodes is
+listed in seconds, and no snapshot counts for an act before that. Reads alone are made here.
+"""
+
+import asyncio
+from typing import Protocol
+
+#: A Lease that is renewed stands still for up to 4 s; with two lost requests, for 8 s (seconds).
+STILL_FOR = 6.0
+LOOK_EVERY = 0.5
+
+
+class ReadAhead(Protocol):
+    """The reads with which a controller begins, made before `Cluster.events` is called."""
+
+    def begin(self) -> None:
+        """Read from now on, unless it is done already."""
+        ...
+
+    def end(self) -> None:
+        """Forget what was read."""
+        ...
+
+
+class StandingLease(Protocol):
+    """`LeaseHolder`, as far as it is needed here."""
+
+    @property
+    def holds(self) -> bool: ...
+
+    def still_for(self) -> float: ...
+
+
+class Standby:
+    """Of one gateway. Its `ReadAhead` is used by the controller that this replica becomes."""
+
+    def __init__(self, lease: StandingLease, ahead: ReadAhead) -> None:
+        self._lease = lease
+        self._ahead = ahead
+
+    async def run(self) -> None:
+        """Until cancelled, when the Lease is ours."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            if self._lease.still_for() >= STILL_FOR:
+                self._ahead.begin()
+            elif not self._lease.holds:
+                self._ahead.end()
