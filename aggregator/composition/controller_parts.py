@@ -125,7 +125,9 @@ class ControllerParts:
             now=clocks.now,
             wall=clocks.wall,
         )
-        self._pacer = ResyncPacer(listed=lambda: not fleet.view_lost)
+        self._pacer = ResyncPacer(
+            lambda: self.streams.stats.messages["snapshot"], listed=lambda: not fleet.view_lost
+        )
         self._role = ControllerRole(self.streams, self._pacer, replica.holds, probe_key)
         self.web = Web(
             fleet=fleet,

@@ -1,7 +1,8 @@
-"""Permits so many agents a second to send whole snapshots, over all gateways together.
+"""Permits agents to send whole snapshots, over all gateways together, as fast as they are taken.
 
 A new controller needs the snapshot of each node, and decoding and evaluating one takes 0.7 ms. All
-at once they would keep the event loop from all other work, even from the renewal of the Lease.
+at once they would keep the event loop from all other work: from the Lease, and from the gateways,
+which would take a controller that does not answer for one that is out of reach.
 
 The lists of the cluster come first. Without them nothing is acted on, and next to the snapshots
 they take many times as long.
@@ -11,8 +12,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-#: Snapshots a second, and how often some of them are permitted (seconds).
-RATE = 1_000
+#: Snapshots that were permitted and have not come: a fraction of a second's work.
+AHEAD = 200
+#: A permitted snapshot that does not come makes room for another after about so many seconds: its
+#: agent may be gone.
+MISSED_AFTER = 5.0
+#: How often some are permitted (seconds).
 EVERY = 0.05
 #: The lists delay the snapshots for so long at most (seconds): an API server that does not answer
 #: keeps no evidence from the page.
@@ -31,13 +36,17 @@ class WaitingAgents(Protocol):
 
 
 class ResyncPacer:
-    """Shares the rate among those that wait, whatever their number. ``listed``: whether the
-    cluster's state is known.
+    """Shares the room among those that wait, whatever their number. ``received``: how many
+    snapshots have come so far. ``listed``: whether the cluster's state is known.
     """
 
-    def __init__(self, rate: float = RATE, *, listed: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, received: Callable[[], int], *, listed: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._received = received
         self._listed = listed
-        self._at_once = max(1, int(rate * EVERY))
+        self._counted = received()
+        self._missing = 0.0
         self._gateways: list[WaitingAgents] = []
         self._changed = asyncio.Event()
 
@@ -56,7 +65,7 @@ class ResyncPacer:
         """For ever."""
         loop = asyncio.get_running_loop()
         until = loop.time() + LISTS_WITHIN
-        while not self._listed() and loop.time() < until:  # noqa: ASYNC110 - by its caller's word
+        while not self._listed() and loop.time() < until:  # noqa: ASYNC110 - its caller knows
             await asyncio.sleep(EVERY)
         while True:
             await self._changed.wait()
@@ -65,11 +74,20 @@ class ResyncPacer:
                 await asyncio.sleep(EVERY)
 
     def permit_some(self) -> bool:
-        """Permit as many as `EVERY` allows. Returns whether any waited."""
-        left = self._at_once
+        """Permit as many as there is room for. Returns whether any waited."""
+        left = self._room()
         waiting = sorted((g for g in self._gateways if g.waiting), key=lambda g: g.waiting)
         for place, gateway in enumerate(waiting):
-            count = min(gateway.waiting, max(1, left // (len(waiting) - place)))
+            count = min(gateway.waiting, left // (len(waiting) - place))
             left -= count
-            gateway.permit(count)
+            self._missing += count
+            if count:
+                gateway.permit(count)
         return bool(waiting)
+
+    def _room(self) -> int:
+        received = self._received()
+        came, self._counted = received - self._counted, received
+        missed = self._missing * EVERY / MISSED_AFTER
+        self._missing = max(0.0, self._missing - came - missed)
+        return int(AHEAD - self._missing)

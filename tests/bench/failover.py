@@ -25,7 +25,7 @@ from tests.support.replica_processes import SNAPSHOTS, TRUSTING_TLS, Replicas
 
 #: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
 BEFORE, AFTER, PATIENCE = (*small_or((0.5, 0.5), (10.0, 10.0)), 240.0)
-EVERY = 0.5
+EVERY = 1.0
 #: Pairs of faults by which the relay's share is measured, and faults at the kill.
 HOPS, FAULTS = small_or((1, 2), (60, 50))
 #: Seconds after the evidence is complete until a fault without a taint counts as lost.

@@ -83,10 +83,14 @@ class PlayedReplica:
     authenticator: Authenticator
     kept_keys: list[bytes]
     intake: RecordingIntake = field(default_factory=RecordingIntake)
-    pacer: ResyncPacer = field(default_factory=ResyncPacer)
+    stats: IngestStats = field(default_factory=IngestStats)
+    pacer: ResyncPacer = field(init=False)
     holds: bool = True
     streams: AgentStreams | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pacer = ResyncPacer(lambda: self.stats.messages["snapshot"])
 
     @property
     def address(self) -> ControllerAddress:
@@ -109,7 +113,7 @@ class PlayedReplica:
                 wall=self.clock.wall,
                 cluster_away=lambda: False,
             ),
-            stats=IngestStats(),
+            stats=self.stats,
         )
         self.tasks += [
             asyncio.create_task(self.pacer.run()),
