@@ -23,6 +23,7 @@ from aggregator.relay.protocol import (
     ANSWERED_WITHIN,
     BATCH_BYTES,
     BATCH_EVERY,
+    BUSY_AFTER,
     BUSY_FOR,
     LOOK_EVERY,
     PROTOCOL,
@@ -79,8 +80,8 @@ class RelayClient:
         self._rng = rng
         self._keep_probe_key = keep_probe_key
         self._changed = asyncio.Event()
-        #: The controller has taken our connection, and has not answered yet.
-        self._reached = False
+        #: The controller has taken our connection, and has not answered for some time.
+        self._busy = False
         #: Why there is no relay; empty: there is one, or there is no controller.
         self.trouble = ""
         directory.on_change(self._changed.set)
@@ -131,32 +132,33 @@ class RelayClient:
             if error.details() != _CUT_SHORT or not self.trouble:
                 self._complain(controller, f"{error.code().name}: {error.details()}")
         except TimeoutError:
-            within = BUSY_FOR if self._reached else ANSWERED_WITHIN
+            within = BUSY_FOR if self._busy else ANSWERED_WITHIN
             self._complain(controller, f"no answer within {within:g} s")
         except (RelayConfigError, _RelayEnded, OSError) as error:
             self._complain(controller, str(error))
         finally:
-            self._reached = False
+            self._busy = False
         return began
 
     async def _greet(self, channel: grpc.aio.Channel, call: _Call) -> pb.ControllerBatch:
         """The controller's first batch. Raises TimeoutError."""
         async with asyncio.timeout(ANSWERED_WITHIN) as waiting:
-            reached = asyncio.create_task(self._await_busy(channel, waiting), name="busy")
+            busy = asyncio.create_task(self._await_busy(channel, waiting), name="busy")
             try:
                 await _write(call, pb.GatewayBatch(hello=self._hello))
                 return await _read(call)
             finally:
-                reached.cancel()
+                busy.cancel()
 
     async def _await_busy(self, channel: grpc.aio.Channel, waiting: asyncio.Timeout) -> None:
         """Give a process that has taken the connection more time: a kernel alone can't do that."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         await channel.channel_ready()
-        self._reached = True
         if not waiting.expired():
             waiting.reschedule(began + BUSY_FOR)
+            await asyncio.sleep(BUSY_AFTER)
+            self._busy = True
 
     def _report_begin(self, controller: ControllerAddress, hello: pb.ControllerHello) -> None:
         log.info(
@@ -251,7 +253,7 @@ class RelayClient:
             await asyncio.sleep(LOOK_EVERY)
             leaves = unserved.leaves_agents(
                 self._now(),
-                relayed=self._gateway.relayed or self._reached,
+                relayed=self._gateway.relayed or self._busy,
                 controller=self._directory.controller(),
                 renewed_within=self._directory.renewed_within,
             )

@@ -90,4 +90,4 @@ class ResyncPacer:
         came, self._counted = received - self._counted, received
         missed = self._missing * EVERY / MISSED_AFTER
         self._missing = max(0.0, self._missing - came - missed)
-        return int(AHEAD - self._missing)
+        return round(AHEAD - self._missing)

@@ -11,6 +11,7 @@ import pytest
 from aggregator.health.model import Delta, Hello, Snapshot
 from aggregator.relay import abandoned as abandoned_module
 from aggregator.relay import client as client_module
+from aggregator.relay import resync_pacer
 from aggregator.relay import server as server_module
 from aggregator.relay import unserved as unserved_module
 from aggregator.relay.frame_queue import FrameQueue
@@ -22,7 +23,7 @@ from tests.support import evidence as said
 from tests.support import virtual_time
 from tests.support.pki import TokenIssuer
 from tests.support.relays import ISSUER, PROBE_KEY, PlayedReplica, replica_token, replicas
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 STRANGER = TokenIssuer(algorithm="ES256")  # the same kid, another key
 
@@ -289,7 +290,11 @@ async def test_without_a_controller_a_gateway_refuses_an_agents_request_to_begin
             await agent.expect("ack")
 
 
-async def test_agents_whose_evidence_was_dropped_come_first(tmp_path: Path) -> None:
+async def test_agents_whose_evidence_was_dropped_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resync_pacer, "AHEAD", 1)
+    monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
     async with replicas(tmp_path, "a", "b") as site:
         b = site.all["b"]
         async with b.agent("n-0") as first, b.agent("n-1") as second:
@@ -300,7 +305,6 @@ async def test_agents_whose_evidence_was_dropped_come_first(tmp_path: Path) -> N
             await until(lambda: not b.gateway.relayed)
             await second.delta(seq=2)
             await until(lambda: b.gateway.dropped == 1)
-            site.all["a"].pacer._at_once = 1
             site.elect("a")
             hellos = site.all["a"].intake.hellos
             await until(lambda: len(hellos) == 4)
@@ -375,6 +379,40 @@ async def test_a_gateway_that_reaches_no_controller_leaves_its_agents_to_others(
             b.directory.renewed = False  # the Lease stands still: all wait for another controller
             await until(lambda: not b.gateway.problem)
             assert b.directory.named == dead
+
+
+async def test_a_gateway_keeps_its_agents_while_a_busy_controller_has_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (client_module, unserved_module):
+        monkeypatch.setattr(module, "UNSERVED_FOR", 1.0)
+    monkeypatch.setattr(client_module, "ANSWERED_WITHIN", 0.5)
+    monkeypatch.setattr(client_module, "BUSY_AFTER", 0.1)
+    monkeypatch.setattr(client_module, "BUSY_FOR", PATIENCE)
+    async with replicas(tmp_path, "a", "b") as site:
+        a, b = site.all["a"], site.all["b"]
+        async with b.agent() as agent:
+            await agent.attend()
+            idle, looks = asyncio.Event(), 0
+            greet, controller = a.service._gateway_hello, b.directory.controller
+
+            async def greet_late(context: Any) -> Any:
+                await idle.wait()
+                return await greet(context)
+
+            def look() -> Any:
+                nonlocal looks
+                looks += b.client._busy
+                return controller()
+
+            monkeypatch.setattr(a.service, "_gateway_hello", greet_late)
+            monkeypatch.setattr(b.directory, "controller", look)
+            [link] = a.service._links
+            link.end("cut")
+            await until(lambda: looks > 6)  # 3 s
+            assert (b.gateway.problem, b.gateway.relayed, b.gateway.connected) == ("", False, 1)
+            idle.set()
+            await until(lambda: b.gateway.relayed)
 
 
 async def test_a_controller_that_all_have_left_and_whose_lease_stands_still_leaves_its_agents(
