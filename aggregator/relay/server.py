@@ -369,6 +369,8 @@ class _Link:
             self._end_stream(number, ending.code, str(ending))
 
     def _end_stream(self, number: int, code: grpc.StatusCode, text: str) -> None:
+        if self._ending.done():
+            return  # the agent stays at its gateway, which goes to the next controller
         ended = pb.StreamEnded(code=code.value[0], message=text)
         self._queue.put(pb.ReplyFrame(stream=number, ended=ended))
 

@@ -290,6 +290,20 @@ async def test_without_a_controller_a_gateway_refuses_an_agents_request_to_begin
             await agent.expect("ack")
 
 
+async def test_a_controller_that_stops_ends_no_call_of_a_gateways_agents(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        a, b = site.all["a"], site.all["b"]
+        async with b.agent() as agent:
+            await agent.attend()
+            assert a.streams is not None
+            a.service.close("the controller stops")
+            a.streams.close()
+            await until(lambda: not b.gateway.relayed)
+            assert b.gateway.connected == 1
+            a.become_controller()
+            await agent.expect("resync")
+
+
 async def test_agents_whose_evidence_was_dropped_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,13 +414,13 @@ async def test_a_gateway_keeps_its_agents_while_a_busy_controller_has_not_answer
                 await idle.wait()
                 return await greet(context)
 
-            def look() -> Any:
+            def count_looks() -> Any:
                 nonlocal looks
                 looks += b.client._busy
                 return controller()
 
             monkeypatch.setattr(a.service, "_gateway_hello", greet_late)
-            monkeypatch.setattr(b.directory, "controller", look)
+            monkeypatch.setattr(b.directory, "controller", count_looks)
             [link] = a.service._links
             link.end("cut")
             await until(lambda: looks > 6)  # 3 s

@@ -119,7 +119,9 @@ class ClusterObjects:
         if not version:
             version = self.call("GET", "/api/v1/nodes?limit=1")["metadata"]["resourceVersion"]
         fresh = f"resourceVersion={version}&resourceVersionMatch=NotOlderThan"
-        self.call("GET", f"/api/v1/nodes?limit=1&{fresh}")
+        path = f"/api/v1/nodes?limit=1&{fresh}"
+        # It answers 504 where the cache is 3 s behind.
+        wait_until(lambda: self.request("GET", path).status == 200, what="the cache of nodes")
 
     def copy_object(self, key: str, copies: Iterable[Mapping[str, str]]) -> str:
         """Copy an object in the cluster's storage, each time with these words exchanged.

@@ -59,7 +59,7 @@ def as_one_state(events: Sequence[ClusterEvent]) -> list[ClusterEvent]:
     return [*(event for event in events if not isinstance(event, WatchSynced)), *whole]
 
 
-class Reader(Protocol):
+class AheadSource(Protocol):
     """The cluster that is read ahead."""
 
     def new_view(self) -> EventView: ...
@@ -70,15 +70,15 @@ class Reader(Protocol):
 class ClusterReadAhead:
     """Implements `leader.standby.ReadAhead`. Each read is used once."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, source: AheadSource) -> None:
+        self._source = source
         self._view: EventView | None = None
         self._nodes: asyncio.Task[list[NodeMeta]] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
         if self._view is None and self._nodes is None:
-            self._view = self._reader.new_view()
+            self._view = self._source.new_view()
             self._nodes = asyncio.create_task(self._list(self._view), name="nodes ahead")
 
     def end(self) -> None:
@@ -98,7 +98,7 @@ class ClusterReadAhead:
 
     async def _list(self, view: EventView) -> list[NodeMeta]:
         await view.synced.wait()  # the list must not be older than the view
-        return await self._reader.read_nodes()
+        return await self._source.read_nodes()
 
     def take_view(self) -> EventView | None:
         """The view that was begun, for the caller alone; it stays open until it is closed."""
