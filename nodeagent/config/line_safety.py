@@ -4,14 +4,14 @@ A user can choose the name of a process (15 bytes), with which some lines of the
 have the kernel quote his text behind words of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nodeagent.checks.line_pattern import START, LinePattern, members, parsed, starts
 from nodeagent.checks.own_lines import LONGEST, QUOTES
 
-#: Steps that one pattern may take with one record: about a millisecond.
-_MOST_STEPS = 1 << 18
+#: Steps that one pattern may take with one record: some milliseconds.
+_MOST_STEPS = 1 << 15
 #: Bytes that must be fixed: one more than the name of a process has.
 _FIXED = 16
 
@@ -85,20 +85,32 @@ def _unbounded(tree: Iterable[tuple[Any, Any]], *, repeated: bool = False) -> st
 
 
 def _steps(tree: Sequence[tuple[Any, Any]]) -> int:
-    """The most steps of a match: a repeat counts in full where the text after it may be its own."""
+    """The most steps of a match: a repeat counts in full where it is not the only possible one.
+
+    The only one: neither the text before it nor the text after it may be its own.
+    """
     steps = 1
-    for at, (operation, argument) in enumerate(tree):
+    items = list(_without_groups(tree))
+    for at, (operation, argument) in enumerate(items):
         name = str(operation)
-        if name == "SUBPATTERN":
-            steps *= _steps([*argument[3], *tree[at + 1 : at + 2]]) if len(argument[3]) else 1
-        elif name == "BRANCH":
+        if name == "BRANCH":
             steps *= sum(_steps(list(branch)) for branch in argument[1])
         elif name in ("MAX_REPEAT", "MIN_REPEAT"):
             least, most, body = argument
-            after = tree[at + 1 :]
-            if most != least and not _ends(after) and not _is_disjoint(list(body), after):
+            own, after = list(body), items[at + 1 :]
+            begins_once = at == 0 or _is_disjoint(own, items[at - 1 :])
+            ends_once = _ends(after) or _is_disjoint(own, after)
+            if most != least and after and not (begins_once and ends_once):
                 steps *= min(int(most), LONGEST) - least + 1
     return steps
+
+
+def _without_groups(tree: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    for operation, argument in tree:
+        if str(operation) == "SUBPATTERN":
+            yield from _without_groups(argument[3])
+        else:
+            yield operation, argument
 
 
 def _ends(after: Sequence[tuple[Any, Any]]) -> bool:
