@@ -40,6 +40,8 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     Taint,
 )
+from aggregator.cluster.reboots import RebootProgress, RebootState
+from aggregator.cluster.slurm.client import SlurmPrograms
 from aggregator.config.external import ExternalSection
 from aggregator.hooks.command import CommandHook
 from aggregator.hooks.retried import RetriedHook
@@ -57,6 +59,7 @@ from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.karpenter import KarpenterRepairer
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
+from aggregator.repairers.slurm import SlurmRepairer
 from aggregator.repairers.webhook import WebhookRepairer
 from tests.kube.test_kube_transport import kubeconfig
 from tests.support.active_test_jobs import job_section
@@ -523,6 +526,27 @@ def by_command(here: World, program: str, folder: Path) -> Awaitable[object]:
     return made.order(ORDER, here.guard)
 
 
+class Reboots:
+    """`NodeReboots` without Slurm's state: the act alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._client = SlurmPrograms(folder=str(folder))
+
+    async def order(self, node: str, operation: str, *, guard: Guard) -> None:
+        await self._client.reboot(node, guard=guard)
+
+    async def progress(self, node: str, operation: str) -> RebootProgress:
+        return RebootProgress(RebootState.NONE)
+
+    async def cancel(self, node: str, operation: str) -> bool:
+        return False
+
+
+def by_slurm(here: World, program: str, folder: Path) -> Awaitable[object]:
+    (folder / "scontrol").symlink_to(program)
+    return SlurmRepairer(Reboots(folder)).order(ORDER, here.guard)
+
+
 async def cordon(here: World, program: str, folder: Path) -> object:
     node = await here.cluster.read_node("n1")
     assert node is not None
@@ -543,6 +567,7 @@ def drain_pod(here: World) -> Pod:
 RUN: Mapping[str, Run] = {
     "IpmiRepairer": Run(ipmi),
     "CommandRepairer": Run(by_command),
+    "SlurmRepairer": Run(by_slurm),
     "CommandHook": Run(
         lambda here, program, _: CommandHook((program,)).ask(HOOK, limit=60, guard=here.guard)
     ),
