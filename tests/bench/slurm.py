@@ -2,7 +2,8 @@
 
 One aggregator, one real agent at a time, each a node of its own. After each trial the same programs
 run alone on another node: a read, the drain, a read. The drills inject a burst of faults of
-simulated agents, while the aggregator is killed or slurmctld is away. Run by `make bench-slurm`;
+simulated agents, while the aggregator is killed, slurmctld is away, or the controller of two
+replicas on a PostgreSQL is killed. Run by `make bench-slurm`;
 BENCH_TRIALS and BENCH_SEEDS set the numbers.
 """
 
@@ -23,6 +24,8 @@ from tests.bench.figures import percentile, table, write
 from tests.bench.small import exit_code, number, start_quickly
 from tests.controlplane.waiting import wait_until
 from tests.support.local_aggregator import LocalAggregator
+from tests.support.local_replicas import LocalReplicas
+from tests.support.postgres import NoPostgres, PostgresServer, programs
 from tests.support.simulator import Simulator
 from tests.support.slurm import LACKING, Slurm
 
@@ -87,6 +90,38 @@ def writes(log: str) -> Counter[str]:
     )
 
 
+def takeover(
+    slurm: Slurm, server: PostgresServer, folder: Path, nodes: list[str]
+) -> tuple[int, int, float]:
+    """Two replicas on a PostgreSQL; the controller is killed as the first drains are written.
+
+    Faults without a drain, drains that were written twice, and the seconds until the last drain.
+    """
+    names = folder / "names"
+    names.write_text("\n".join(nodes))
+    options = {"conf": str(slurm.conf), "poll": "1s"}
+    with LocalReplicas(folder, server, slurm=options) as two:
+        first = two.until_controller()
+        (second,) = set(two.replicas) - {first}
+        agents = ["--names", names, "--aggregator", two.replicas[second].address]
+        with Simulator(agents, log=folder / "simulator.log") as fleet:
+            fleet.until_streaming(len(nodes))
+            fleet.inject(nodes="all", fault=FAULT)
+            wait_until(lambda: drained(slurm, nodes), what=slurm.log, every_s=0.001)
+            two.replicas[first].process.kill()
+            killed = time.monotonic()
+            wait_until(
+                lambda: len(drained(slurm, nodes)) == len(nodes),
+                what=two.replicas[second].log,
+            )
+            took = time.monotonic() - killed
+            two.until_controller(second)
+        logs = [one.log() for one in two.replicas.values()]
+    written = sum((writes(one) for one in logs), Counter())
+    twice = sum(count - 1 for count in written.values())
+    return len(nodes) - len(drained(slurm, nodes)), twice, took
+
+
 def drill(slurm: Slurm, folder: Path, nodes: list[str], *, kill: bool) -> tuple[int, int]:
     """Faults without a drain, and drains that were written twice."""
     aggregator = LocalAggregator(folder, cluster(slurm, folder))
@@ -121,12 +156,17 @@ def main() -> int:
     if LACKING:
         print(f"bench-slurm: {', '.join(LACKING)} not installed; run tests/setup-debian.sh")
         return 2
+    try:
+        programs()
+    except NoPostgres as missing:
+        print(f"bench-slurm: {missing}")
+        return 2
     start_quickly()
     with tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        for part in ("slurm", "latency", "killed", "away", "seeds"):
+        for part in ("slurm", "latency", "killed", "away", "replicas", "seeds"):
             (folder / part).mkdir()
-        with Slurm(folder / "slurm", silent=2 * TRIALS + 2 * BURST) as slurm:
+        with Slurm(folder / "slurm", silent=2 * TRIALS + 3 * BURST) as slurm:
             nodes = slurm.nodes[1:]
             aggregator = LocalAggregator(folder / "latency", cluster(slurm, folder / "latency"))
             pairs = []
@@ -138,9 +178,15 @@ def main() -> int:
             finally:
                 aggregator.close()
             rest = nodes[2 * TRIALS :]
+            server = PostgresServer().start()
+            try:
+                last = takeover(slurm, server, folder / "replicas", rest[2 * BURST :])
+            finally:
+                server.close()
             lost, twice = zip(
                 drill(slurm, folder / "killed", rest[:BURST], kill=True),
-                drill(slurm, folder / "away", rest[BURST:], kill=False),
+                drill(slurm, folder / "away", rest[BURST : 2 * BURST], kill=False),
+                last[:2],
                 strict=True,
             )
         undone = asyncio.run(foreign_undone(folder / "seeds"))
@@ -153,6 +199,7 @@ def main() -> int:
         "beyond_p50": round(median(took) / median(floor), 2),
         "lost": sum(lost),
         "double_writes": sum(twice),
+        "takeover_s": round(last[2], 1),
         "foreign_undone": undone,
         "interleavings": SEEDS,
         "trials": TRIALS,
@@ -164,6 +211,7 @@ def main() -> int:
         ("p50 as a multiple of that", f"{figures['beyond_p50']}", "1.5"),
         ("faults without a drain in the drills", f"{figures['lost']}", "0"),
         ("drains that were written twice", f"{figures['double_writes']}", "0"),
+        ("last drain after the kill -9 of one of two controllers", f"{last[2]:.1f} s", "-"),
         (f"drains of others undone in {SEEDS} interleavings", f"{undone}", "0"),
     ]
     print(table(f"bench-slurm: {write('slurm', figures)}", rows))

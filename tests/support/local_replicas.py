@@ -16,9 +16,20 @@ from tests.support.postgres import PostgresServer
 
 
 class LocalReplicas:
-    """``count`` replicas on loopback, in plain text; each one's command notes what it runs for."""
+    """``count`` replicas on loopback, in plain text; each one's command notes what it runs for.
 
-    def __init__(self, folder: Path, server: PostgresServer, *, count: int = 2) -> None:
+    ``slurm``: the section of that name; they drain nodes of that Slurm, and run no command.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        server: PostgresServer,
+        *,
+        count: int = 2,
+        slurm: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._slurm = slurm
         self._folder = folder
         self.ran = folder / "ran"
         self.ran.touch()
@@ -40,13 +51,13 @@ class LocalReplicas:
         address, page = (f"127.0.0.1:{free_port()}" for _ in range(2))
         note = f'echo "$SICKBAY_NODE {name}" >> {self.ran}'
         password = {"password_file": str(server.password_file)}
+        slurm = self._slurm
+        kind = {"kind": "local", "local": {"commands": {"cordon": ["sh", "-c", note]}}}
+        if slurm is not None:
+            kind = {"kind": "slurm", "slurm": slurm}
         return {
-            "cluster": {
-                "kind": "local",
-                "store": {"database": url, **password},
-                "local": {"commands": {"cordon": ["sh", "-c", note]}},
-            },
-            "mode": "cordon",
+            "cluster": {"store": {"database": url, **password}, **kind},
+            "mode": "cordon" if slurm is None else "drain",
             "listen": {"grpc": address, "web": page},
             "replicas": {"name": name, "address": address, "token_file": str(token)},
             "identity": {

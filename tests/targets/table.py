@@ -137,7 +137,7 @@ BENCHMARKS: Mapping[str, SmallForm] = {
     "bench-slurm": SmallForm(
         keys=keys(
             """drain_p50_ms drain_p99_ms alone_p50_ms alone_p99_ms beyond_p50 lost double_writes
-            foreign_undone interleavings trials"""
+            takeover_s foreign_undone interleavings trials"""
         )
     ),
     "bench-page": SmallForm(keys=keys("nodes changes", *(key for key, *_ in page.ROWS))),
