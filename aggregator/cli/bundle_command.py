@@ -38,6 +38,8 @@ def bundle(options: argparse.Namespace) -> None:
         content.add("quarantine.json", parts.quarantine_object(objects["quarantine"]))
     if "node" in objects:
         content.add("kubernetes-node.json", parts.node_object(objects["node"]))
+    if "operations" in objects:
+        content.add("operations.json", objects["operations"].get("items") or [])
     if "events" in objects:
         content.add("events.json", objects["events"].get("items") or [])
     content.missing += missing

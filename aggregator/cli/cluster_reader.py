@@ -24,6 +24,11 @@ from aggregator.cluster.kubernetes.objects import (
     to_pod,
     to_stop,
 )
+from aggregator.cluster.kubernetes.operation_client import (
+    NODE_LABEL,
+    join_operations,
+    label_of,
+)
 from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
 from aggregator.cluster.kubernetes.reflector import Resource, list_pages
 from aggregator.cluster.kubernetes.transport import METADATA_LIST, Transport
@@ -94,13 +99,14 @@ class ClusterReader:
         return self._call(work)
 
     def objects_about(self, name: str) -> tuple[dict[str, Any], list[str]]:
-        """The Node, its Quarantine and its Events as the API server has them, by "node",
-        "quarantine" and "events"; and why some are missing.
+        """The Node, its Quarantine, Operations and Events as the API server has them, by "node",
+        "quarantine", "operations" and "events"; and why some are missing.
         """
         about = f"involvedObject.kind=Node,involvedObject.name={name}"
         wanted = {
             "node": (paths.node(name), {}),
             "quarantine": (paths.quarantine(name), {}),
+            "operations": (paths.OPERATIONS, {"labelSelector": f"{NODE_LABEL}={label_of(name)}"}),
             "events": (paths.CORE_EVENTS, {"fieldSelector": about, "limit": _EVENTS}),
         }
 
@@ -185,7 +191,8 @@ async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
         body = await api.request("GET", where, kind="quarantines", lane=Priority.READ)
     except NotFound:
         return None
-    return decode_quarantine(body)
+    [found] = await join_operations(api, [decode_quarantine(body)], node)
+    return found
 
 
 async def _node(api: Transport, name: str) -> dict[str, Any] | None:
@@ -210,7 +217,7 @@ async def _all_quarantines(api: Transport) -> list[Quarantine]:
             "this cluster knows no quarantines: is it the right one?\n"
             "  Set --kubeconfig or --context, or the aggregator's address: --url"
         ) from error
-    return [decode_quarantine(raw) for raw in listed]
+    return await join_operations(api, [decode_quarantine(raw) for raw in listed])
 
 
 async def _all(api: Transport, kind: Resource) -> list[msgspec.Raw]:

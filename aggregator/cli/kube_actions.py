@@ -19,6 +19,7 @@ from aggregator.cluster.kubernetes.objects import (
     to_pod,
     to_stop,
 )
+from aggregator.cluster.kubernetes.operation_client import join_operations
 from aggregator.cluster.kubernetes.quarantine_codec import (
     GROUP,
     VERSION,
@@ -105,7 +106,8 @@ class KubeActions:
                 )
             except NotFound:
                 return ""
-            return actions.order_open(node, decode_quarantine(body).status.repair)
+            [found] = await join_operations(api, [decode_quarantine(body)], node)
+            return actions.order_open(node, found.status.repair)
 
         return self._session.call(work)
 

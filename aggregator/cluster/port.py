@@ -236,8 +236,11 @@ class AppliedChanges:
 
 
 class RepairState(enum.StrEnum):
-    """How far one attempt at a repair has come. Each change is a compare-and-set on the object."""
+    """How far one attempt at a repair has come: the phase of its Operation. Each change is a
+    compare-and-set on that object.
+    """
 
+    PENDING = "Pending"  # about to begin: certainly nothing was ordered, and it is no attempt yet
     ORDERING = "Ordering"  # durable before the order is sent: it may have been sent, or not
     ORDERED = "Ordered"  # the order was taken, and its proof is waited for
     SUCCEEDED = "Succeeded"  # proved: another boot, the agent's result, an object's condition
@@ -253,13 +256,14 @@ BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 
 @dataclass(frozen=True, slots=True)
 class RepairAttempt:
-    """One attempt at a repair. ``operation`` is its id everywhere, made of the quarantine's uid.
+    """One attempt at a repair: an Operation of the node. ``operation`` is the name of that, and its
+    id everywhere, made of the quarantine's uid.
 
     ``boot_id`` and ``node_uid`` are the node's when it began, for the proof. ``domains`` are its
     failure domains then, for the limits, as "LABEL=VALUE". ``request`` is the id of a person's
     request, empty where the ladder asked for it. ``profile`` is that of a test. ``ends_as``: how it
-    ends once what its order left is removed, after which no object tells it. Times are wall clock
-    seconds.
+    ends once what its order left is removed, after which no object tells it. ``deleted``: a person
+    has deleted its object, which cancels it. Times are wall clock seconds.
     """
 
     operation: str
@@ -275,16 +279,74 @@ class RepairAttempt:
     domains: tuple[str, ...] = ()
     profile: str = ""
     ends_as: RepairState | None = None
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSpec:
+    """The act, and its cause. It never changes.
+
+    ``quarantine``: the UID of the Quarantine that it is carried out for. ``number`` counts the
+    operations of that. ``boot_id`` and ``node_uid`` are the node's when it was decided, and
+    ``domains`` its failure domains then, as "LABEL=VALUE". ``profile`` is that of a test.
+    """
+
+    node: str
+    kind: str
+    quarantine: str = ""
+    number: int = 0
+    boot_id: str = ""
+    node_uid: str = ""
+    profile: str = ""
+    domains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """Progress. Times are wall clock seconds (0: not yet).
+
+    ``request``: the id of the person's request that it answers, or that ended it. ``ends_as``: the
+    phase in which it ends once what its order left in the cluster is removed, after which no
+    object tells it.
+    """
+
+    phase: RepairState = RepairState.PENDING
+    message: str = ""
+    request: str = ""
+    began_at: float = 0.0
+    deadline_at: float = 0.0
+    ended_at: float = 0.0
+    ends_as: RepairState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``version`` is what a write names. ``deleting``: a person has deleted it."""
+
+    name: str
+    uid: str
+    version: str
+    spec: OperationSpec
+    status: OperationStatus = field(default_factory=OperationStatus)
+    created_at: float = 0.0
+    deleting: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return self.status.phase in (RepairState.PENDING, *BUSY)
 
 
 @dataclass(frozen=True, slots=True)
 class RepairStatus:
-    """The attempts at a repair, oldest first. ``held``: why the next one does not begin now.
+    """``attempts`` are the node's operations for this quarantine, the oldest first, which no write
+    of the status changes. ``held``: why the next one does not begin now.
 
     ``exhausted``: why no further one begins by itself, since ``exhausted_at``; empty: one may.
     ``test_waits_since``: since when the test before the release can't begin; 0: it does not wait.
     ``evidence_at``: when evidence was last seen in force after a test had begun, so that no verdict
-    of before counts.
+    of before counts. ``began_at``: when the newest operation was about to begin; its write is the
+    one that a release written meanwhile makes fail, so that it differs each time.
     """
 
     attempts: tuple[RepairAttempt, ...] = ()
@@ -293,6 +355,7 @@ class RepairStatus:
     exhausted_at: float = 0.0
     test_waits_since: float = 0.0
     evidence_at: float = 0.0
+    began_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -773,6 +836,36 @@ class Quarantines(Protocol):
         ...
 
 
+class Operations(Protocol):
+    """The store of operations of one kind of cluster. Every method may raise `ClusterError`."""
+
+    async def create(self, name: str, spec: OperationSpec) -> Operation:
+        """Make it, in phase Pending, with our finalizer. `Conflict` where the name is taken."""
+        ...
+
+    async def read(self, name: str) -> Operation | None:
+        """Never from a cache."""
+        ...
+
+    async def of(self, node: str) -> list[Operation]:
+        """All of the node's, never from a cache: a release decides on them."""
+        ...
+
+    async def all(self) -> list[Operation]:
+        """All of the fleet's, never from a cache."""
+        ...
+
+    async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
+        """`Conflict` where another process has changed it since."""
+        ...
+
+    async def drop(self, operation: Operation) -> None:
+        """Remove our finalizer and the object. Gone already is success; `Conflict` where another
+        process has changed it since.
+        """
+        ...
+
+
 class NodesAndPods(Protocol):
     """What intent is carried out on. Errors, waits and guards are those of `Quarantines`."""
 
@@ -917,6 +1010,11 @@ class Cluster(Quarantines, NodesAndPods, SharedObjects, Protocol):
 
     #: Its words for people; their ``kind`` is its name in the registry.
     words: ClusterWords
+
+    @property
+    def operations(self) -> Operations:
+        """The attempts at repairs, an object each. Every Quarantine is read with its own."""
+        ...
 
     async def start(self) -> None:
         """Connect and check rights; raises `Refused` with those that a person has to grant."""

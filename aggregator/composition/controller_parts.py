@@ -45,6 +45,7 @@ from aggregator.jobs.recorder import JobRecorder
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.drift import DriftWatch
 from aggregator.quarantine.drain.pod_waits import PodWaits
+from aggregator.quarantine.repair.operation_retention import EVERY, OperationRetention
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
@@ -179,6 +180,12 @@ class ControllerParts:
             record_evidence=controller.record_own_evidence,
         )
         self._drift = DriftWatch(fleet, clocks, controller.record_own_evidence)
+        self._retention = OperationRetention(
+            operations=cluster.operations,
+            fleet=fleet,
+            clocks=clocks,
+            window=self._repair.rules.window,
+        )
 
     def start(self, ending: AsyncExitStack) -> None:
         """All but the acts. ``ending`` closes it again."""
@@ -212,6 +219,7 @@ class ControllerParts:
             namespaces=self._follow_namespaces(),
             pod_ends=self._follow_pod_ends(),
             repair_rights=self._report_repair_rights(),
+            operations=self._retain_operations(),
         )
 
     async def _follow_agent_pods(self) -> None:
@@ -234,6 +242,13 @@ class ControllerParts:
         if follow is not None:
             await follow(self._controller.evictions)
         await asyncio.Event().wait()
+
+    async def _retain_operations(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(EVERY)
+            if self._replica.may_act():
+                await self._retention.go_round()
 
     async def _report_repair_rights(self) -> None:
         """For ever, as its end would end the process. Beside the others: a management cluster that

@@ -1,4 +1,6 @@
-"""docs/reference/quarantine.md: the fields of the Quarantine, as `kubectl explain` has them."""
+"""docs/reference/quarantine.md: the fields of Quarantine and Operation, as `kubectl explain` has
+them.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,7 +10,7 @@ import yaml
 from release.reference.tables import table
 from release.tree import ROOT
 
-_HEAD = """# Fields of the Quarantine
+_HEAD = """# Fields of the Quarantine and the Operation
 Made from `deploy/kubernetes/crd.yaml` by `make docs-reference`. [release.md](../release.md)
 says what people may edit, [fences.md](../fences.md) what each phase and condition means.
 """
@@ -18,11 +20,13 @@ def page() -> str:
     """The page's Markdown."""
     text = (ROOT / "deploy" / "kubernetes" / "crd.yaml").read_text("utf-8")
     lines = [_HEAD]
-    for version in yaml.safe_load(text)["spec"]["versions"]:
-        schema = version["schema"]["openAPIV3Schema"]["properties"]
-        for part in ("spec", "status"):
-            lines += [f"## {part} ({version['name']})", ""]
-            lines += [*table(("field", "type", "meaning"), _fields(part, schema[part])), ""]
+    for definition in yaml.safe_load_all(text):
+        kind = definition["spec"]["names"]["kind"]
+        for version in definition["spec"]["versions"]:
+            schema = version["schema"]["openAPIV3Schema"]["properties"]
+            for part in ("spec", "status"):
+                lines += [f"## {kind}: {part} ({version['name']})", ""]
+                lines += [*table(("field", "type", "meaning"), _fields(part, schema[part])), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -37,9 +37,6 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     RecordSeen,
     Refused,
-    RepairAttempt,
-    RepairState,
-    RepairStatus,
     StopSeen,
     StopText,
     Unreachable,
@@ -390,11 +387,11 @@ def test_every_failure_of_the_file_is_an_error_of_the_protocol(path: Path) -> No
 async def test_a_status_of_a_later_version_is_read_in_part_and_kept_in_the_file(path: Path) -> None:
     async with opened(path) as cluster:
         made = await cluster.create_quarantine("n1", SPEC)
-        attempt = RepairAttempt("q-1", "reboot", RepairState.ORDERED, began_at=1.0)
-        status = QuarantineStatus(Phase.DRAINED, repair=RepairStatus((attempt,)))
+        hook = HookStatus(HookState.ASKING, asked_at=1.0)
+        status = QuarantineStatus(Phase.DRAINED, pre_evict=hook)
         await cluster.write_quarantine_status(made, status)
     with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE quarantines SET status = replace(status, '\"Ordered\"', '\"Paused\"')")
+        db.execute("UPDATE quarantines SET status = replace(status, '\"Asking\"', '\"Paused\"')")
         db.commit()
 
     def stored() -> dict[str, Any]:
@@ -406,7 +403,7 @@ async def test_a_status_of_a_later_version_is_read_in_part_and_kept_in_the_file(
     async with opened(path) as cluster:
         found = await cluster.read_quarantine("n1")
         assert found is not None
-        assert (set(found.unread_fields), found.status.phase) == ({"repair"}, Phase.DRAINED)
+        assert (set(found.unread_fields), found.status.phase) == ({"pre_evict"}, Phase.DRAINED)
         assert "Paused" in found.unread
         with pytest.raises(Conflict, match="can't read in whole"):
             await cluster.write_quarantine_status(
@@ -415,5 +412,5 @@ async def test_a_status_of_a_later_version_is_read_in_part_and_kept_in_the_file(
         found = await cluster.write_quarantine_spec(found, replace(SPEC, action=Action.CORDON))
         releasing = replace(found.status, phase=Phase.RELEASING, message="by a person")
         await cluster.write_quarantine_status(found, releasing)
-    assert stored()["repair"]["attempts"][0]["state"] == "Paused"
+    assert stored()["pre_evict"]["state"] == "Paused"
     assert (stored()["phase"], stored()["message"]) == ("Releasing", "by a person")

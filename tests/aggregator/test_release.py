@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.operations import spec_of, status_of
 from aggregator.cluster.port import (
     Action,
     ClusterError,
     EvidenceItem,
     Node,
+    Operation,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -222,6 +224,39 @@ def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is_proof
             proof(world)
             await gone(world)
             await replica.stop()
+
+    virtual_time.run(main())
+
+
+def test_an_operation_that_no_watch_has_shown_holds_a_release_until_it_has_ended() -> None:
+    """Another process, which was the controller until now, has made it."""
+
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+        replica.agent("n1", snapshot(disk))
+        await drained(world)
+        found = world.quarantines["n1"]
+        shelf, listed = world.operations, replica.cluster.operations.all
+
+        async def made_meanwhile() -> list[Operation]:
+            for number, phase in enumerate((RepairState.ORDERED, RepairState.PENDING), 1):
+                one = replace(attempt("reboot", phase, number), deadline_at=1e9)
+                name, spec = one.operation, spec_of(found, one, number)
+                shelf.by_name[name] = Operation(name, name, "1", spec, status_of(one))
+            replica.cluster.operations.all = listed  # type: ignore[method-assign]
+            return await listed()
+
+        replica.cluster.operations.all = made_meanwhile  # type: ignore[method-assign]
+        replica.agent("n1", snapshot(replace(disk, status=Status.OK)))
+        await later(1200)
+        assert phase_of(world, "n1") is Phase.DRAINED
+        assert list(shelf.by_name) == ["q-1"]  # the one that has not begun does not begin any more
+        there = shelf.by_name["q-1"]
+        shelf.store(replace(there, status=replace(there.status, phase=RepairState.SUCCEEDED)))
+        await gone(world)
+        await replica.stop()
 
     virtual_time.run(main())
 

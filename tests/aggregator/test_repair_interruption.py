@@ -1,8 +1,9 @@
 """The repair of a node where the process dies, an answer is lost, or the cluster keeps less."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -72,14 +73,15 @@ async def test_in_a_record_made_anew_a_repair_has_its_failure_domains() -> None:
     await site.replica.stop()
 
 
+T = TypeVar("T")
+
+
 class Dropped(MemoryCluster):
     """Another replica's write takes the reservation out right after the attempt was written."""
 
-    async def write_quarantine_status(
-        self, quarantine: Quarantine, status: QuarantineStatus
-    ) -> Quarantine:
-        written = await super().write_quarantine_status(quarantine, status)
-        if status.repair is not None and status.repair.attempts:
+    async def call(self, name: str, effect: Callable[[], T]) -> T:
+        written = await super().call(name, effect)
+        if name == "write_operation":
             record = parse_record(self.world.record.text)
             others = {
                 f"{name}-1": RunningOperation(name, f"{name}-1", "reboot", one.at, one.until)

@@ -110,8 +110,9 @@ async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -
     await site.replica.stop()
 
 
+@pytest.mark.parametrize("how", ["by request", "by deletion"])
 @in_virtual_time
-async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
+async def test_a_person_starts_a_repair_and_takes_it_back(how: str) -> None:
     site = Site()
     site.ill = {}
     site.shop.boots, site.shop.cancels = False, True
@@ -121,7 +122,11 @@ async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     assert site.repaired == []  # a person's quarantine has no ladder
     site.world.person_annotates("n1", REQUEST, "reboot a1")
     await site.settles(lambda: site.repaired == ["reboot"])
-    site.world.person_annotates("n1", REQUEST, "cancel a2")
+    if how == "by deletion":
+        [operation] = site.world.operations.by_name
+        site.world.operations.person_deletes(operation)
+    else:
+        site.world.person_annotates("n1", REQUEST, "cancel a2")
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
     await later(600)
     assert site.repaired == ["reboot"]

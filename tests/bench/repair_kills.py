@@ -46,6 +46,7 @@ AFTER_ATTEMPT = 0.3
 #: An attempt lasts a minute at most, and its node is looked at every 15 seconds.
 PATIENCE = 240.0
 _QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
+_OPERATIONS = "/apis/sickbay.dev/v1alpha1/operations"
 _BUSY = ("Ordering", "Ordered")
 
 
@@ -120,7 +121,7 @@ async def _kill(
     )
     await cluster.start()
     met = set[str]()
-    attempted = Watcher(plane, watcher.QUARANTINES, watcher.attempted)
+    attempted = Watcher(plane, watcher.OPERATIONS, watcher.attempted)
     try:
         expected = await expected_nodes(cluster)
         boots = {name: plane.node(name)["status"]["nodeInfo"]["bootID"] for name in names}
@@ -196,10 +197,23 @@ def _run_and_kill(stack: Stack, moment: Callable[[], float] | None, after: float
 
 
 def _statuses(plane: ControlPlane, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By node, with the attempts of its operations."""
     wanted = set(names)
     items = plane.call("GET", _QUARANTINES)["items"]
+    attempts: dict[str, list[dict[str, Any]]] = {}
+    operations = plane.call("GET", _OPERATIONS)["items"]
+    for one in sorted(operations, key=lambda one: int(one["spec"].get("number", 0))):
+        spec, status = one["spec"], one.get("status", {})
+        if status.get("phase", "Pending") != "Pending":
+            told = {"operation": one["metadata"]["name"], "repair": spec["kind"]}
+            attempt = {**spec, **status, **told, "state": status["phase"]}
+            attempts.setdefault(spec["quarantine"], []).append(attempt)
     return {
-        one["metadata"]["name"]: {**one.get("status", {}), "uid": one["metadata"]["uid"]}
+        one["metadata"]["name"]: {
+            **(status := one.get("status", {})),
+            "uid": (uid := one["metadata"]["uid"]),
+            "repair": {**status.get("repair", {}), "attempts": attempts.get(uid, [])},
+        }
         for one in items
         if one["metadata"]["name"] in wanted
     }

@@ -14,6 +14,7 @@ from tests.support.stack import TAINT
 NODES = "/api/v1/nodes?watch=true&resourceVersion=0"
 EVENTS = "/apis/events.k8s.io/v1/events?watch=true&resourceVersion=0"
 QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines?watch=true&resourceVersion=0"
+OPERATIONS = "/apis/sickbay.dev/v1alpha1/operations?watch=true&resourceVersion=0"
 CONDITION = "SickbayQuarantined"
 
 
@@ -83,16 +84,12 @@ class _Condition(msgspec.Struct):
 
 class _Marks(msgspec.Struct):
     taints: list[_Taint] = []
-
-
-class _Repair(msgspec.Struct):
-    attempts: list[msgspec.Raw] = []
+    node: str = ""
 
 
 class _State(msgspec.Struct):
     conditions: list[_Condition] = []
     phase: str = ""
-    repair: _Repair = msgspec.field(default_factory=_Repair)
 
 
 class _Name(msgspec.Struct):
@@ -141,9 +138,9 @@ def node_of(line: bytes) -> list[str]:
 
 
 def attempted(line: bytes) -> list[str]:
-    """The node of a Quarantine that has an attempt at a repair."""
-    quarantine = _decode(line).object
-    return [quarantine.metadata.name] if quarantine.status.repair.attempts else []
+    """The node of an Operation that has begun."""
+    operation = _decode(line).object
+    return [operation.spec.node] if operation.status.phase not in ("", "Pending") else []
 
 
 def drained(line: bytes) -> list[str]:

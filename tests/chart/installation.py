@@ -218,13 +218,13 @@ def older_chart(folder: Path, version: str = "0.0.9") -> Path:
     plain = re.sub(
         r"^ *\{\{-.*\n", "", text, flags=re.MULTILINE
     )  # labels of a release, and the end
-    definition = yaml.safe_load(plain)
+    definition, *others = yaml.safe_load_all(plain)
     [served] = definition["spec"]["versions"]
     served["additionalPrinterColumns"] = served["additionalPrinterColumns"][:2]
     fields = served["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     for name in [name for name in fields if name not in OLD_STATUS]:
         del fields[name]
-    path.write_text(head + yaml.safe_dump(definition, sort_keys=False), "utf-8")
+    path.write_text(head + yaml.safe_dump_all([definition, *others], sort_keys=False), "utf-8")
     return chart
 
 

@@ -363,6 +363,7 @@ OBJECTS: dict[Key, Callable[[ManifestText], None]] = {
     ("Role", "sickbay-aggregator-events"): _events,
     ("RoleBinding", "sickbay-aggregator-events"): _events,
     ("CustomResourceDefinition", "quarantines.sickbay.dev"): _crd,
+    ("CustomResourceDefinition", "operations.sickbay.dev"): _crd,
     ("PodMonitor", "sickbay-agent"): _monitor,
     ("PodMonitor", "sickbay-aggregator"): _monitor,
     ("ServiceMonitor", "sickbay-aggregator"): _monitor,

@@ -129,6 +129,7 @@ def test_the_agents_monitor_has_the_token_that_agents_want_and_that_opens_nothin
 
 #: What programs and people's commands know by name.
 KNOWN_BY_NAME = {
+    "operations.sickbay.dev",
     "quarantines.sickbay.dev",
     "sickbay-ca",
     "sickbay-idle-test",

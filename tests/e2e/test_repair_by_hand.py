@@ -112,9 +112,9 @@ def test_a_person_has_a_drained_node_repaired_once_and_sees_it_everywhere(
 
 
 def recorded(stack: Stack, node: str) -> list[str]:
-    """The states of the attempts in the Quarantine: each look of a person is a process."""
-    status = (stack.quarantine(node) or {}).get("status", {})
-    return [one["state"] for one in status.get("repair", {}).get("attempts", [])]
+    """The phases of the node's Operations: each look of a person is a process."""
+    found = stack.plane.call("GET", "/apis/sickbay.dev/v1alpha1/operations")["items"]
+    return [one.get("status", {}).get("phase") for one in found if one["spec"]["node"] == node]
 
 
 def reasons(space: Space, node: str) -> set[str]:

@@ -20,10 +20,10 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     RepairAttempt,
     RepairState,
-    RepairStatus,
 )
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.controlplane.pytest_plugin import Space
+from tests.support.put_attempts import drop_operations, put_attempts
 from tests.web.cli import Done, in_process, sickbay
 
 pytestmark = pytest.mark.cluster
@@ -126,9 +126,8 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     made = await kube.read_quarantine(node)
     assert made is not None
     made = await kube.add_finalizer(made)
-    order = RepairAttempt("q-1-reboot", "reboot", RepairState.ORDERED, began_at=1.8e9)
-    status = replace(made.status, repair=RepairStatus((order,)))
-    await kube.write_quarantine_status(made, status)
+    order = RepairAttempt(f"{made.uid}-1-reboot", "reboot", RepairState.ORDERED, began_at=1.8e9)
+    await put_attempts(kube, made, order)
     refused = await in_process("release", node, *person)
     assert refused.code == 2
     assert "a release while an order is open asks for confirmation" in refused.err
@@ -138,6 +137,7 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     held = await kube.read_quarantine(node)
     assert held is not None
     assert held.deleting
+    await drop_operations(kube, node)
     await kube.drop_quarantine(held)
 
 

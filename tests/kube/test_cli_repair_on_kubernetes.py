@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.port import (
     Action,
     Phase,
+    Quarantine,
     QuarantineSpec,
     QuarantineStatus,
     RepairAttempt,
@@ -23,6 +25,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.repair import RepairRequest, read_request
 from tests.controlplane.pytest_plugin import Space
+from tests.support.put_attempts import drop_operations, put_attempts
 from tests.web.cli import in_process, sickbay
 
 pytestmark = pytest.mark.cluster
@@ -33,7 +36,14 @@ SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", "me")
 ORDERED = RepairAttempt(
     "q-1-reboot", "reboot", RepairState.ORDERED, began_at=1.0, deadline_at=9.0, message="asked"
 )
-DRAINED = QuarantineStatus(Phase.DRAINED, repair=RepairStatus((ORDERED,)))
+DRAINED = QuarantineStatus(Phase.DRAINED)
+
+
+async def ordered(kube: KubeCluster, made: Quarantine, **changes: Any) -> Quarantine:
+    """The quarantine of a drained node, with an attempt."""
+    made = await kube.write_quarantine_status(made, DRAINED)
+    attempt = replace(ORDERED, operation=f"{made.uid}-1-reboot", **changes)
+    return await put_attempts(kube, made, attempt)
 
 
 @pytest.fixture
@@ -54,7 +64,7 @@ async def test_a_request_is_written_with_the_persons_own_rights_while_no_aggrega
 ) -> None:
     node, well = cluster_space.create_nodes(2)
     made = await kube.create_quarantine(node, SPEC)
-    made = await kube.write_quarantine_status(made, DRAINED)
+    made = await ordered(kube, made)
     shown = await in_process("repair", node, *person)
     assert shown.code == 0, shown.err
     assert f"{node}: Drained: xid:79" in shown.out
@@ -81,6 +91,7 @@ async def test_a_request_is_written_with_the_persons_own_rights_while_no_aggrega
     assert await request_on(kube, well) is None
     typo = await in_process("repair", "no-such-node", "reboot", "--yes", *person)
     assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
+    await drop_operations(kube, node)
     await kube.drop_quarantine(made)
 
 
@@ -89,22 +100,25 @@ async def test_the_condition_and_its_column_follow_the_attempts(
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
     made = await kube.create_quarantine(name, SPEC)
-    made = await kube.write_quarantine_status(made, QuarantineStatus(Phase.DRAINED))
+    made = await kube.write_quarantine_status(made, DRAINED)
     seen = [await column(kube, name)]
-    done = replace(ORDERED, state=RepairState.SUCCEEDED, ended_at=5.0)
-    for repair in (
-        RepairStatus(held="the rack is full"),
-        RepairStatus((ORDERED,)),
-        RepairStatus((done,)),
-        RepairStatus((done,), exhausted="no further repair is on its ladder"),
-    ):
-        made = await kube.write_quarantine_status(made, replace(DRAINED, repair=repair))
+    held = replace(DRAINED, repair=RepairStatus(held="the rack is full"))
+    made = await kube.write_quarantine_status(made, held)
+    seen.append(await column(kube, name))
+    for changes in ({}, {"state": RepairState.SUCCEEDED, "ended_at": 5.0}):
+        made = await ordered(kube, made, **changes)
+        made = await kube.write_quarantine_status(made, made.status)
         seen.append(await column(kube, name))
+    assert made.status.repair is not None
+    repair = replace(made.status.repair, exhausted="no further repair is on its ladder")
+    made = await kube.write_quarantine_status(made, replace(made.status, repair=repair))
+    seen.append(await column(kube, name))
     assert seen == [None, "Held", "Ordered", "Succeeded", "Exhausted"]
     read = await kube.read_quarantine(name)
     assert read is not None
     [found] = [one for one in read.status.conditions if one.type == "Repaired"]
     assert (found.status, found.message) == ("False", "no further repair is on its ladder")
+    await drop_operations(kube, name)
     await kube.drop_quarantine(made)
 
 
@@ -123,8 +137,8 @@ async def column(kube: KubeCluster, name: str) -> str | None:
 async def test_kubectl_waits_for_a_repair(kube: KubeCluster, cluster_space: Space) -> None:
     name = f"{cluster_space.node_prefix}-b"
     made = await kube.create_quarantine(name, SPEC)
-    done = replace(ORDERED, state=RepairState.SUCCEEDED, ended_at=5.0)
-    made = await kube.write_quarantine_status(made, replace(DRAINED, repair=RepairStatus((done,))))
+    made = await ordered(kube, made, state=RepairState.SUCCEEDED, ended_at=5.0)
+    made = await kube.write_quarantine_status(made, made.status)
     command = ["kubectl", "--kubeconfig", str(cluster_space.plane.kubeconfig), "wait"]
     ended = await asyncio.to_thread(
         subprocess.run,
@@ -134,4 +148,5 @@ async def test_kubectl_waits_for_a_repair(kube: KubeCluster, cluster_space: Spac
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
+    await drop_operations(kube, name)
     await kube.drop_quarantine(made)

@@ -11,6 +11,7 @@ import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.list_reader import ListReader
+from aggregator.cluster.operations import spec_of
 from aggregator.cluster.port import (
     Action,
     Conflict,
@@ -29,6 +30,7 @@ from aggregator.cluster.port import (
 )
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
+from tests.support.put_attempts import drop_operations, put_attempts
 from tests.support.waiting import PATIENCE
 
 OURS = Taint("sickbay.dev/quarantine", "gpu", "NoSchedule")
@@ -281,19 +283,20 @@ async def test_an_attempt_at_a_repair_is_stored_whole_and_written_by_one_process
     name = f"{cluster_space.node_prefix}-a"
     made = await kube.create_quarantine(name, SPEC)
     attempt = RepairAttempt(
-        "q-1-reboot", "reboot", RepairState.ORDERING, "b-1", "uid", "", 7.25, 9.5
+        f"{made.uid}-1-reboot", "reboot", RepairState.ORDERING, "b-1", "uid", "", 7.25, 9.5
     )
-    ordering = QuarantineStatus(Phase.DRAINED, repair=RepairStatus((attempt,)))
-    written = await kube.write_quarantine_status(made, ordering)
-    assert written.status.repair == ordering.repair
+    written = await put_attempts(kube, made, attempt)
+    assert written.status.repair == RepairStatus((attempt,))
     with pytest.raises(Conflict):  # another process that decided on the same rung
-        await kube.write_quarantine_status(made, ordering)
+        await kube.operations.create(attempt.operation, spec_of(made, attempt, 1))
     ended = replace(attempt, state=RepairState.UNKNOWN, ended_at=9.5, message="no proof")
+    written = await put_attempts(kube, made, ended)
     repair = RepairStatus((ended,), exhausted="a person decides", exhausted_at=10.0)
-    await kube.write_quarantine_status(written, replace(ordering, repair=repair))
+    await kube.write_quarantine_status(written, QuarantineStatus(Phase.DRAINED, repair=repair))
     read = await kube.read_quarantine(name)
     assert read is not None
     assert read.status.repair == repair
+    await drop_operations(kube, name)
     await kube.drop_quarantine(read)
 
 

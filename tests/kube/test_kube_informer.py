@@ -260,8 +260,8 @@ async def test_watches_are_opened_anew_once_a_request_finds_its_connection_dead(
     ):
         await listener.wait(WatchSynced)
         await kube.read_record()
-        await until(lambda: open_watches(kube) == 4)
-        assert relay.freeze() >= 5  # four watches, and a connection that waits for a request
+        await until(lambda: open_watches(kube) == 5)
+        assert relay.freeze() >= 6  # five watches, and a connection that waits for a request
         with contextlib.suppress(Unreachable):
             await kube.read_record()
         body = {

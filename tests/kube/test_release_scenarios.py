@@ -533,12 +533,11 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
 
 @contextmanager
 def later_definition(plane: ControlPlane) -> Iterator[None]:
-    """The definition of a later version, whose attempts have one more state."""
-    crd = yaml.safe_load((DEPLOY / "crd.yaml").read_text())
+    """The definition of a later version, whose hooks have one more state."""
+    crd, _ = yaml.safe_load_all((DEPLOY / "crd.yaml").read_text())
     [version] = crd["spec"]["versions"]
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
-    attempt = status["repair"]["properties"]["attempts"]["items"]["properties"]
-    attempt["state"]["enum"].append("Paused")
+    status["preEvict"]["properties"]["state"]["enum"].append("Paused")
     plane.apply(yaml.safe_dump(crd))
     try:
         yield
@@ -552,13 +551,13 @@ def later_definition(plane: ControlPlane) -> Iterator[None]:
         wait_until(lambda: all(itertools.islice(served, 20)), what="Quarantines to be served")
 
 
-async def test_an_attempt_that_a_later_version_wrote_stands_until_a_person_releases_the_node(
+async def test_a_hook_that_a_later_version_wrote_stands_until_a_person_releases_the_node(
     bench: Bench, cluster_space: Space
 ) -> None:
     node, other = cluster_space.create_nodes(2)
     bench.attach(node, snapshot(DISK))
     await bench.phase(node, "Drained")
-    attempt = {"operation": "q-1", "repair": "reboot", "state": "Paused", "later": "field"}
+    hook = {"state": "Paused", "later": "field"}
     path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}/status"
 
     def is_held() -> bool:
@@ -566,11 +565,11 @@ async def test_an_attempt_that_a_later_version_wrote_stands_until_a_person_relea
         return "unread-status" in [one.get("limit") for one in told]
 
     with later_definition(bench.plane):
-        written = {"status": {"repair": {"attempts": [attempt]}}}
+        written = {"status": {"preEvict": hook}}
         await until(
             lambda: (
                 bench.plane.request("PATCH", path, written, MERGE_PATCH).status == 200
-                and bench.status(node, "repair") != ""
+                and bench.status(node, "preEvict") != ""
             )
         )
         await until(is_held)
@@ -583,7 +582,7 @@ async def test_an_attempt_that_a_later_version_wrote_stands_until_a_person_relea
         standing = bench.quarantine(node) or {}
         assert standing["metadata"]["resourceVersion"] == version
         assert standing["status"]["phase"] == "Drained"
-        assert standing["status"]["repair"]["attempts"][0]["state"] == "Paused"
+        assert standing["status"]["preEvict"]["state"] == "Paused"
         assert bench.unschedulable(node)
         bench.delete(node)
         await bench.free(node)

@@ -6,6 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from aggregator.cluster.port import QuarantineStatus
+
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is float:  # wall clock seconds, to the microsecond
@@ -21,3 +23,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is str:
         return st.text(max_size=5)
     return st.from_type(hint)
+
+
+def without_attempts(status: QuarantineStatus) -> QuarantineStatus:
+    """The status as the object has it: the attempts at repairs are objects of their own."""
+    if status.repair is None:
+        return status
+    return dataclasses.replace(status, repair=dataclasses.replace(status.repair, attempts=()))

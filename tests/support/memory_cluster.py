@@ -30,6 +30,7 @@ from aggregator.cluster.port import (
     NodeTestCondition,
     NodeUncordoned,
     NotFound,
+    Operation,
     Phase,
     Pod,
     Quarantine,
@@ -55,6 +56,8 @@ from aggregator.policy.slurm_reason import SLURM_TYPES
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY
 from aggregator.quarantine.repair.protocol import RepairOrder
 from tests.support.invariants import Facts, Watch
+from tests.support.memory_operations import MemoryOperations, OperationShelf
+from tests.support.memory_patch import is_as_expected, merged
 
 T = TypeVar("T")
 
@@ -99,6 +102,9 @@ class World:
     #: Set when a node is added; another one waits for the next.
     node_added: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        self.operations = OperationShelf(self)
+
     def tick(self) -> str:
         self.clock += 1
         return str(self.clock)
@@ -132,13 +138,19 @@ class World:
     def backup(self) -> "Backup":
         """The contents of a copy of etcd's data at this moment."""
         return Backup(
-            dict(self.nodes), dict(self.pods), dict(self.quarantines), self.record, self.clock
+            dict(self.nodes),
+            dict(self.pods),
+            dict(self.quarantines),
+            dict(self.operations.by_name),
+            self.record,
+            self.clock,
         )
 
     def restore(self, backup: "Backup") -> None:
         """etcd has these data again: versions move backwards, and every watch breaks."""
         self.nodes, self.pods = dict(backup.nodes), dict(backup.pods)
         self.quarantines, self.record = dict(backup.quarantines), backup.record
+        self.operations.by_name = dict(backup.operations)
         self.clock = backup.clock
         self.facts.lose_objects(self.now)
         self._before.clear()
@@ -187,10 +199,12 @@ class World:
         return self._before.get(name, now) if self.cache_lags else now
 
     def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
-        written = replace(quarantine, version=self.tick())
-        self.quarantines[quarantine.node] = written
-        self.emit(QuarantineSeen(written))
-        return written
+        """A test's own, whose attempts become operations."""
+        self.operations.seed(quarantine)
+        return self.store_quarantine(quarantine)
+
+    def store_quarantine(self, quarantine: Quarantine) -> Quarantine:
+        return self.operations.show(replace(quarantine, version=self.tick()))
 
     def delete_node(self, name: str) -> None:
         self.note_change(name)
@@ -228,7 +242,7 @@ class World:
         self.note_change(name)
         self.facts.ended_at.setdefault(quarantine.uid, self.now)
         if quarantine.has_finalizer:
-            self.put_quarantine(replace(quarantine, deleting=True))
+            self.store_quarantine(replace(quarantine, deleting=True))
         else:
             del self.quarantines[name]
             self.emit(QuarantineGone(name, quarantine.uid))
@@ -259,7 +273,7 @@ class World:
 
     def person_creates(self, name: str, spec: QuarantineSpec) -> None:
         uid = f"q-{self.tick()}"
-        self.put_quarantine(
+        self.store_quarantine(
             Quarantine(name, uid, "0", spec, QuarantineStatus(), has_finalizer=False)
         )
 
@@ -271,7 +285,7 @@ class World:
             raise Refused(f"422: {sorted(rejected)} can't be changed by hand")
         spec = replace(quarantine.spec, **changes)  # type: ignore[arg-type]  # a test's words
         self.note_change(name)
-        self.put_quarantine(replace(quarantine, spec=spec))
+        self.store_quarantine(replace(quarantine, spec=spec))
 
     def person_stops(self, reason: str) -> None:
         """`sickbay stop`; with an empty reason, `sickbay resume`."""
@@ -309,6 +323,7 @@ class Backup:
     nodes: dict[str, Node]
     pods: dict[str, Pod]
     quarantines: dict[str, Quarantine]
+    operations: dict[str, Operation]
     record: RecordText
     clock: int
 
@@ -381,6 +396,7 @@ class MemoryCluster:
         self.crashed = asyncio.Event()
         self._crash_at = crash_at
         self._after = after
+        self.operations = MemoryOperations(self)
 
     def act(
         self,
@@ -430,6 +446,10 @@ class MemoryCluster:
         self.world.facts.calm_since = self.world.now
         await asyncio.Event().wait()  # a dead process does nothing more, and no handler runs
         raise AssertionError(name)
+
+    async def call(self, name: str, effect: Callable[[], T]) -> T:
+        """A request that is no act on a node."""
+        return await self._call(name, effect)
 
     def crash_in(self, calls: int, *, after: bool) -> None:
         """Die at the n-th call from now, before or after it is done."""
@@ -577,7 +597,7 @@ class MemoryCluster:
             self.world.writes.append(f"create {node}")
             uid = f"q-{self.world.tick()}"
             made = Quarantine(node, uid, "0", spec, QuarantineStatus(), generation=1)
-            return self.world.put_quarantine(made)
+            return self.world.store_quarantine(made)
 
         return await self._call(
             "create_quarantine", self.act("create_quarantine", node, effect), guard
@@ -607,7 +627,7 @@ class MemoryCluster:
             now = self._standing(quarantine)
             self.world.writes.append(f"spec {now.node}")
             changed = spec != now.spec
-            return self.world.put_quarantine(
+            return self.world.store_quarantine(
                 replace(now, spec=spec, generation=now.generation + changed)
             )
 
@@ -623,7 +643,7 @@ class MemoryCluster:
             expect_lossless(now, status)
             self.world.writes.append(f"status {now.node} {status.phase}")
             written = with_conditions(quarantine, status, self.world.clock)
-            return self.world.put_quarantine(replace(now, status=written))
+            return self.world.store_quarantine(replace(now, status=written))
 
         return await self._call(
             "write_quarantine_status", self.act("write_quarantine_status", quarantine.node, effect)
@@ -633,7 +653,7 @@ class MemoryCluster:
         def effect() -> Quarantine:
             now = self._standing(quarantine)
             self.world.writes.append(f"finalizer {now.node}")
-            return self.world.put_quarantine(replace(now, has_finalizer=True))
+            return self.world.store_quarantine(replace(now, has_finalizer=True))
 
         return await self._call("add_finalizer", effect)
 
@@ -680,7 +700,7 @@ class MemoryCluster:
             now = self.world.nodes.get(node.name)
             if now is None:
                 raise NotFound("node")
-            if not _is_as_expected(now, node, change):
+            if not is_as_expected(now, node, change):
                 raise Conflict("node")
             after = replace(
                 now,
@@ -688,8 +708,8 @@ class MemoryCluster:
                 unschedulable=(
                     now.unschedulable if change.unschedulable is None else change.unschedulable
                 ),
-                labels=_merged(now.labels, change.labels),
-                annotations=_merged(now.annotations, change.annotations),
+                labels=merged(now.labels, change.labels),
+                annotations=merged(now.annotations, change.annotations),
             )
             self.world.writes.append(f"patch {node.name}")
             if after != now:
@@ -821,26 +841,6 @@ class MemoryCluster:
                 self.world.told_tests.append((node, condition.status, condition.reason))
 
         await self._call("write_test_condition", effect)
-
-
-def _is_as_expected(now: Node, node: Node, change: NodeChange) -> bool:
-    """The version and uid of a read; without a read, the contents that a JSON patch tests."""
-    if now.uid != node.uid or node.unread is None:
-        return now.uid == node.uid and now.version == node.version
-    keys = {*node.unread.absent, *node.annotations, *change.annotations}
-    return (
-        now.unschedulable == node.unschedulable
-        and now.taints == node.taints
-        and now.labels == node.labels
-        and all(now.annotations.get(key) == node.annotations.get(key) for key in keys)
-    )
-
-
-def _merged(before: object, change: object) -> dict[str, str]:
-    assert isinstance(before, dict)
-    assert isinstance(change, dict)
-    merged = {**before, **change}
-    return {key: value for key, value in merged.items() if value is not None}
 
 
 def phase_of(world: World, node: str) -> Phase | None:

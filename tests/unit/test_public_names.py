@@ -15,7 +15,13 @@ from aggregator.alerts import webhook
 from aggregator.cli.bisect import NO_VERDICT
 from aggregator.cli.main import FAILED, INTERRUPTED, OK, USAGE
 from aggregator.cluster import node_names, quarantine_conditions
-from aggregator.cluster.kubernetes import event_writer, lease, objects, quarantine_codec
+from aggregator.cluster.kubernetes import (
+    event_writer,
+    lease,
+    objects,
+    operation_client,
+    quarantine_codec,
+)
 from aggregator.config import drain
 from aggregator.config.settings import Config
 from aggregator.daemon_cli import main as daemon
@@ -116,7 +122,18 @@ def fields(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def quarantine() -> Iterator[str]:
-    definition = yaml.safe_load((DEPLOY / "kubernetes" / "crd.yaml").read_text())["spec"]
+    return names_of("Quarantine")
+
+
+def operation() -> Iterator[str]:
+    """Without the names of the group, which the Quarantine has too."""
+    group = ("sickbay", "sickbay.dev", "sickbay.dev/v1alpha1")
+    return (name for name in names_of("Operation") if name not in group)
+
+
+def names_of(kind: str) -> Iterator[str]:
+    definitions = yaml.safe_load_all((DEPLOY / "kubernetes" / "crd.yaml").read_text())
+    [definition] = (one["spec"] for one in definitions if one["spec"]["names"]["kind"] == kind)
     group, kinds = definition["group"], definition["names"]
     yield from (group, *kinds["shortNames"], *kinds["categories"])
     yield from (kinds[name] for name in ("kind", "listKind", "plural", "singular"))
@@ -134,6 +151,7 @@ def keys() -> Iterator[str]:
     yield from set(re.findall(r'"(sickbay\.dev/[a-z-]+)"', code("aggregator"))) - {reporter}
     yield from (node_names.CONDITION, node_names.TEST_CONDITION)
     yield from (node_marks.OFF_BALANCERS, quarantine_codec.FINALIZER)
+    yield from (operation_client.FINALIZER, operation_client.NODE_LABEL)
     yield from mark_rules.KEEPING
 
 
@@ -257,6 +275,7 @@ def others() -> Iterator[str]:
 SECTIONS: Mapping[str, Callable[[], Iterable[str]]] = {
     "gRPC": grpc,
     "The Quarantine object": quarantine,
+    "The Operation object": operation,
     "Conditions of a Quarantine": lambda: quarantine_conditions.TYPES,
     "Names on Nodes and Leases": keys,
     "Names of others that are read": foreign,

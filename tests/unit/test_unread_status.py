@@ -19,22 +19,19 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
 from aggregator.cluster.port import (
     Action,
     Conflict,
+    HookState,
+    HookStatus,
     Phase,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
-    RepairAttempt,
-    RepairState,
-    RepairStatus,
 )
 from aggregator.cluster.unread_status import expect_lossless
-from tests.support.field_values import values
+from tests.support.field_values import values, without_attempts
 
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79")
-ATTEMPT = RepairAttempt("q-1", "reboot", RepairState.ORDERED, began_at=40.0)
-STATUS_NOW = QuarantineStatus(
-    Phase.DRAINED, cordoned_at=10.0, drained_at=20.0, repair=RepairStatus((ATTEMPT,))
-)
+HOOK = HookStatus(HookState.ASKING, asked_at=40.0)
+STATUS_NOW = QuarantineStatus(Phase.DRAINED, cordoned_at=10.0, drained_at=20.0, pre_evict=HOOK)
 #: A value that no version has in any field: neither a text, a time, a number, a list nor an object.
 UNKNOWN = [{"later": 1}, "later"]
 
@@ -49,18 +46,18 @@ def read(status: object) -> Quarantine:
     return decode_quarantine(msgspec.json.encode(body))
 
 
-def later_attempt() -> Quarantine:
+def later_hook() -> Quarantine:
     status = in_json(STATUS_NOW)
-    status["repair"]["attempts"][0]["state"] = "Paused"
+    status["preEvict"]["state"] = "Paused"
     return read(status)
 
 
-def test_an_attempt_in_a_state_of_a_later_version_leaves_the_other_fields_readable() -> None:
-    found = later_attempt()
-    assert found.unread_fields == {"repair"}
+def test_a_hook_in_a_state_of_a_later_version_leaves_the_other_fields_readable() -> None:
+    found = later_hook()
+    assert found.unread_fields == {"pre_evict"}
     assert "Invalid enum value 'Paused'" in found.unread
     assert found.problem == ""  # the spec makes sense: no person has to mend it
-    assert found.status == replace(STATUS_NOW, repair=None)
+    assert found.status == replace(STATUS_NOW, pre_evict=None)
 
 
 @pytest.mark.slow
@@ -78,7 +75,7 @@ def test_each_field_is_read_by_itself_where_others_cannot_be(
     assert found.unread_fields == names
     assert bool(found.unread) == bool(names)
     for name in {one.name for one in fields(QuarantineStatus)} - names:
-        assert getattr(found.status, name) == getattr(status, name)
+        assert getattr(found.status, name) == getattr(without_attempts(status), name)
 
 
 @pytest.mark.parametrize("nonsense", [[], "Drained", 7, None])
@@ -105,8 +102,8 @@ def test_a_write_has_the_changes_of_readable_fields_and_the_phase_alone(
     assert written == {name: whole[name] for name in expected}
 
 
-def test_a_release_is_the_only_write_to_such_a_status_and_leaves_the_attempts() -> None:
-    found = later_attempt()
+def test_a_release_is_the_only_write_to_such_a_status_and_leaves_the_rest() -> None:
+    found = later_hook()
     for phase in set(Phase) - {Phase.RELEASING}:
         with pytest.raises(Conflict, match="can't read in whole"):
             expect_lossless(found, replace(found.status, phase=phase))

@@ -29,7 +29,7 @@ from aggregator.cluster.kubernetes.shared_objects import KubeSharedObjects
 from aggregator.cluster.kubernetes.transport import RequestCounters, Transport
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.pod_ends import PodEndSink
-from aggregator.cluster.port import ClusterEvent, NodeMeta
+from aggregator.cluster.port import ClusterEvent, NodeMeta, QuarantineSeen
 from aggregator.cluster.words import KUBERNETES
 
 T = TypeVar("T")
@@ -216,7 +216,11 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         view = self._ahead.take_view() or self.new_view()
         try:
             async for event in view.events():
-                yield event
+                if isinstance(event, QuarantineSeen):
+                    # Here, as its operations may have been written since it was seen.
+                    yield QuarantineSeen(self.operations.known.join(event.quarantine))
+                else:
+                    yield event
         finally:
             await view.close()
 
@@ -230,6 +234,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
                 rng=self._rng,
                 silence=self._silence,
                 marked_nodes=self._marked_nodes,
+                operations=self.operations.known,
             )
         )
 

@@ -1,12 +1,14 @@
 """Events of quarantines, uncordons and the record: a complete view, or one reported lost.
 
-Four watches make one view. When one of them can't be followed without a gap the view is lost, all
+Five watches make one view. When one of them can't be followed without a gap the view is lost, all
 of them are listed again, and objects deleted meanwhile are reported as gone. So the listener never
 has to ask whether it missed something. An error of the record or the stop switch alone loses no
 view: releases need neither (`config_maps`).
 
 Nodes that are unschedulable are listed and watched in full, for their taints: no other way shows
 who removed our taint, and a read for each of their changes would cost more.
+
+A change of an operation is reported as one of its Quarantine, which is read with its operations.
 
 The order of the lists matters: quarantines before nodes. A node that was cordoned for a quarantine
 of the first list is in the second, unless it was uncordoned.
@@ -35,9 +37,12 @@ from aggregator.cluster.kubernetes.objects import (
     to_record,
     to_stop,
 )
+from aggregator.cluster.kubernetes.operation_client import RESOURCE as OPERATIONS
+from aggregator.cluster.kubernetes.operation_client import decode_operation
 from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
 from aggregator.cluster.kubernetes.reflector import Resource, Watch, WatchEvent
 from aggregator.cluster.kubernetes.transport import Transport
+from aggregator.cluster.operations import KnownOperations
 from aggregator.cluster.port import (
     ClusterError,
     ClusterEvent,
@@ -77,7 +82,7 @@ class ClusterInformer:
     """One listener's view of the cluster. `follow` runs for ever and gives everything to ``tell``.
 
     ``clock`` is monotonic seconds; ``rng`` spreads watches and backoff; ``silence`` see Watch.
-    ``marked_nodes`` is kept up to date with the nodes in quarantine.
+    ``marked_nodes`` is kept up to date with the nodes in quarantine, and so is ``operations``.
     """
 
     def __init__(
@@ -89,8 +94,10 @@ class ClusterInformer:
         rng: random.Random,
         silence: float,
         marked_nodes: MarkedNodes,
+        operations: KnownOperations,
     ) -> None:
         self._transport = transport
+        self._known_operations = operations
         self._marked_nodes = marked_nodes
         self._namespace = namespace
         self._clock = clock
@@ -103,6 +110,7 @@ class ClusterInformer:
         self._quarantines = self._watch(
             Resource("quarantines", paths.QUARANTINES), before_open=self._check_definition
         )
+        self._operations = self._watch(OPERATIONS)
         self._nodes = self._watch(
             Resource(
                 "nodes",
@@ -113,6 +121,8 @@ class ClusterInformer:
         #: uid by node of every quarantine that was reported and not reported gone; survives a lost
         #: view.
         self._known: dict[str, str] = {}
+        #: Each quarantine as last seen.
+        self._seen: dict[str, Quarantine] = {}
         self._unschedulable: set[str] = set()
         self._definition = DefinitionState(uid="", going=False)
 
@@ -140,6 +150,8 @@ class ClusterInformer:
         if not before.uid:
             self._report_all_gone(tell)
             raise _no_definition()
+        operations = [decode_operation(raw) for raw in await self._operations.read_all()]
+        self._known_operations.take_read(operations)
         quarantines = [
             decode_quarantine(raw, self._namespace) for raw in await self._quarantines.read_all()
         ]
@@ -185,12 +197,14 @@ class ClusterInformer:
         self._definition = before
         for node, uid in missing.items():
             del self._known[node]
+            self._seen.pop(node, None)
             tell(QuarantineGone(node, uid, with_definition=with_definition))
 
     def _report_all_gone(self, tell: Tell) -> None:
         for node, uid in self._known.items():
             tell(QuarantineGone(node, uid, with_definition=True))
         self._known.clear()
+        self._seen.clear()
 
     async def _follow_all(self, tell: Tell) -> None:
         """Follow the watches until one can't be followed; raises its error."""
@@ -198,6 +212,7 @@ class ClusterInformer:
             kube_news_stop=self._stop.follow(tell),
             kube_news_record=self._record.follow(tell),
             kube_news_quarantines=self._follow_quarantines(tell),
+            kube_news_operations=self._follow_operations(tell),
             kube_news_nodes=self._follow_nodes(tell),
         )
 
@@ -228,12 +243,27 @@ class ClusterInformer:
             self._report_quarantine(quarantine, tell)
             return
         self._known.pop(quarantine.node, None)
+        self._seen.pop(quarantine.node, None)
         with_definition = definition.going or definition.replaces(self._definition)
         tell(QuarantineGone(quarantine.node, quarantine.uid, with_definition=with_definition))
 
     def _report_quarantine(self, quarantine: Quarantine, tell: Tell) -> None:
         self._known[quarantine.node] = quarantine.uid
+        self._seen[quarantine.node] = quarantine
         tell(QuarantineSeen(quarantine))
+
+    async def _follow_operations(self, tell: Tell) -> None:
+        async with contextlib.aclosing(self._operations.changes()) as batches:
+            async for batch in batches:
+                for change in batch:
+                    operation = decode_operation(change.object)
+                    if change.type == "DELETED":
+                        self._known_operations.drop(operation)
+                    elif not self._known_operations.take(operation):
+                        continue  # it is known from the write
+                    seen = self._seen.get(operation.spec.node)
+                    if seen is not None:
+                        tell(QuarantineSeen(seen))
 
     async def _follow_nodes(self, tell: Tell) -> None:
         async with contextlib.aclosing(self._nodes.changes()) as batches:

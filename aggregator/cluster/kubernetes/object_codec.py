@@ -25,13 +25,15 @@ class ObjectForm:
 
     ``names``: a field's other name. ``required``: the object is refused without the field.
     ``always``: the field is never null; its value where the object lacks it. ``is_item``: the
-    object is in a list, and leaves out what is empty.
+    object is in a list, and leaves out what is empty. ``elsewhere``: fields that the object does
+    not have.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: frozenset[str] = frozenset()
     always: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     is_item: bool = False
+    elsewhere: frozenset[str] = frozenset()
 
 
 class ObjectCodec(Generic[D]):
@@ -49,6 +51,8 @@ class ObjectCodec(Generic[D]):
         self.nested: dict[str, ObjectCodec[Any]] = {}
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             name, hint = field.name, hints[field.name]
+            if name in form.elsewhere:
+                continue
             self.names[name] = form.names.get(name) or _camel(name)
             wire, encode, decode = self._conversion(name, hint, forms)
             nullable = False

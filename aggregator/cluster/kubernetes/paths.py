@@ -11,7 +11,9 @@ NODES = "/api/v1/nodes"
 NAMESPACES = "/api/v1/namespaces"
 PODS = "/api/v1/pods"
 QUARANTINES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
-THE_DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{DEFINITION}"
+OPERATIONS = f"/apis/{GROUP}/{VERSION}/operations"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+THE_DEFINITION = f"{DEFINITIONS}/{DEFINITION}"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 SUBJECT_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
@@ -31,6 +33,10 @@ def quoted(name: str) -> str:
     if name.strip("/") in {"", ".", ".."}:
         raise Refused(f"{name!r} is no object's name")
     return quote(name, safe="")
+
+
+def definition(name: str) -> str:
+    return f"{DEFINITIONS}/{quoted(name)}"
 
 
 def node(name: str) -> str:

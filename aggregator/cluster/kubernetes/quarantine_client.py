@@ -9,6 +9,7 @@ from aggregator.cluster.kubernetes.crd import read_definition
 from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, decode
+from aggregator.cluster.kubernetes.operation_client import KubeOperations
 from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
     GROUP,
@@ -36,7 +37,7 @@ _TRIES = 5
 
 
 class KubeQuarantines:
-    """Implements `Quarantines`, as the ``installation`` sees them.
+    """Implements `Quarantines`, as the ``installation`` sees them, each with its operations.
 
     ``wall`` (seconds) is the time of conditions that change.
     """
@@ -45,6 +46,7 @@ class KubeQuarantines:
         self._transport = transport
         self._installation = installation
         self._wall = wall
+        self.operations = KubeOperations(transport)
 
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
@@ -67,11 +69,14 @@ class KubeQuarantines:
         return decode_quarantine(made, self._installation)
 
     async def read_quarantine(self, node: str) -> Quarantine | None:
-        """From etcd, or None where the node has none."""
+        """From etcd, or None where the node has none. So are its operations, if any is known."""
         try:
-            return decode_quarantine(await self._get_quarantine(node), self._installation)
+            found = decode_quarantine(await self._get_quarantine(node), self._installation)
         except NotFound:
             return None
+        if self.operations.known.has(node):
+            await self.operations.of(node)
+        return self.operations.known.join(found)
 
     async def write_quarantine_spec(
         self, quarantine: Quarantine, spec: QuarantineSpec
@@ -182,7 +187,7 @@ class KubeQuarantines:
             content_type=MERGE_PATCH,
             node=node,
         )
-        return decode_quarantine(body, self._installation)
+        return self.operations.known.join(decode_quarantine(body, self._installation))
 
 
 def _fence(quarantine: Quarantine) -> dict[str, object]:

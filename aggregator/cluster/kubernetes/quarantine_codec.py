@@ -28,7 +28,7 @@ from aggregator.cluster.port import (
     QuarantineCondition,
     QuarantineSpec,
     QuarantineStatus,
-    RepairAttempt,
+    RepairStatus,
 )
 
 GROUP, _, VERSION = QUARANTINE.api_version.partition("/")
@@ -54,7 +54,8 @@ FORMS: Mapping[type, ObjectForm] = {
         is_item=True,
     ),
     MarksStatus: ObjectForm(always={"restored": 0}),
-    RepairAttempt: ObjectForm(required=frozenset({"operation", "repair", "state"}), is_item=True),
+    # They are objects of their own: `operations`.
+    RepairStatus: ObjectForm(elsewhere=frozenset({"attempts"})),
     AppliedChanges: ObjectForm(
         names={"taint": "taintBefore", "label": "labelBefore", "codes": "codesBefore"},
         required=frozenset({"cordoned"}),

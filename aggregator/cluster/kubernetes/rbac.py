@@ -20,6 +20,8 @@ from aggregator.cluster.kubernetes.quarantine_codec import DEFINITION, GROUP, PL
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import Refused
 
+OPERATIONS = "operations"
+_DEFINITIONS = (DEFINITION, f"{OPERATIONS}.{GROUP}")
 _BRING_DEFINITION = "apply deploy/kubernetes/crd.yaml, or `helm upgrade` with crds.enabled=true"
 _RIGHTS_FILE = "deploy/kubernetes/aggregator-rbac.yaml"
 #: All at once would need a connection each, and a TLS handshake costs both sides more than a
@@ -93,11 +95,15 @@ def needed(
         *lease,
         *(authorities if certificates else ()),
         *(
-            Permission(verb, GROUP, PLURAL)
+            Permission(verb, GROUP, plural)
+            for plural in (PLURAL, OPERATIONS)
             for verb in ("get", "list", "watch", "create", "patch", "delete")
         ),
-        Permission("patch", GROUP, f"{PLURAL}/status"),
-        Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=DEFINITION),
+        *(Permission("patch", GROUP, f"{plural}/status") for plural in (PLURAL, OPERATIONS)),
+        *(
+            Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=name)
+            for name in _DEFINITIONS
+        ),
         *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
         Permission("patch", "", "nodes/status"),
         *(Permission(verb, "", "pods") for verb in ("list", "watch")),
@@ -136,7 +142,7 @@ async def check(
     )
     problems = [
         await _missing_rights(transport, rights),
-        await _missing_definition(transport),
+        *[await _missing_definition(transport, name) for name in _DEFINITIONS],
     ]
     found = [problem for problem in problems if problem]
     if found:
@@ -161,16 +167,17 @@ async def _missing_rights(transport: Transport, rights: list[Permission]) -> str
     )
 
 
-async def _missing_definition(transport: Transport) -> str:
+async def _missing_definition(transport: Transport, name: str) -> str:
     answer = await transport.ask(
-        "GET", paths.THE_DEFINITION, kind="customresourcedefinitions", lane=Priority.RECORD
+        "GET", paths.definition(name), kind="customresourcedefinitions", lane=Priority.RECORD
     )
     if not isinstance(answer, Failure):
         if decode(answer, Definition).serves(VERSION):
             return ""
-        return f"the cluster's {DEFINITION} does not serve {VERSION} ({_BRING_DEFINITION})"
+        return f"the cluster's {name} does not serve {VERSION} ({_BRING_DEFINITION})"
     if answer.code == 404:
-        return f"the cluster has no definition of quarantines ({_BRING_DEFINITION})"
+        plural = name.partition(".")[0]
+        return f"the cluster has no definition of {plural} ({_BRING_DEFINITION})"
     if answer.code == 403:
         return ""  # among the missing rights already
     raise answer.error()

@@ -33,6 +33,9 @@ from aggregator.cluster.port import (
     NodeMeta,
     NodeTestCondition,
     NodeUncordoned,
+    Operation,
+    OperationSpec,
+    OperationStatus,
     Pod,
     Quarantine,
     QuarantineGone,
@@ -73,6 +76,33 @@ class _Told:
     stop: StopText
 
 
+class LocalOperations:
+    """Implements `Operations`, in the thread of its cluster."""
+
+    def __init__(self, cluster: "LocalCluster") -> None:
+        self._cluster = cluster
+
+    async def create(self, name: str, spec: OperationSpec) -> Operation:
+        return await self._cluster.write_store(lambda store: store.operations.create(name, spec))
+
+    async def read(self, name: str) -> Operation | None:
+        return await self._cluster.read_store(lambda store: store.operations.read(name))
+
+    async def of(self, node: str) -> list[Operation]:
+        return await self._cluster.read_store(lambda store: store.operations.of(node))
+
+    async def all(self) -> list[Operation]:
+        return await self._cluster.read_store(lambda store: store.operations.all())
+
+    async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
+        return await self._cluster.write_store(
+            lambda store: store.operations.write_status(operation, status)
+        )
+
+    async def drop(self, operation: Operation) -> None:
+        await self._cluster.write_store(lambda store: store.operations.drop(operation))
+
+
 class LocalCluster:
     """The `Cluster` protocol on a SQLite file, or another ``place``.
 
@@ -100,6 +130,7 @@ class LocalCluster:
         # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
         self._thread = WorkerThread("local-cluster")
         self._changed = asyncio.Event()
+        self.operations = LocalOperations(self)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -138,6 +169,12 @@ class LocalCluster:
             return await self._in_thread(function, *args, **kwargs)
         finally:
             self._changed.set()
+
+    async def read_store(self, work: Callable[[ClusterStore], T]) -> T:
+        return await self._in_thread(work, self._open)
+
+    async def write_store(self, work: Callable[[ClusterStore], T]) -> T:
+        return await self._write(work, self._open)
 
     # -- events -------------------------------------------------------------------------
 

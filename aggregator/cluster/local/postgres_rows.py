@@ -53,6 +53,10 @@ CREATE TABLE quarantines (
   status TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, deleting BIGINT NOT NULL,
   finalizer BIGINT NOT NULL
 );
+CREATE TABLE operations (
+  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version BIGINT NOT NULL, node TEXT NOT NULL,
+  spec TEXT NOT NULL, status TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL
+);
 CREATE TABLE lease (
   id BIGINT PRIMARY KEY CHECK (id = 1), uid TEXT NOT NULL, number BIGINT NOT NULL,
   holder TEXT NOT NULL, epoch TEXT NOT NULL, address TEXT NOT NULL, page TEXT NOT NULL,

@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from aggregator.cluster.local.operation_table import OperationTable
 from aggregator.cluster.local.rows import Rows, Run
 from aggregator.cluster.local.sqlite_rows import SqliteRows
+from aggregator.cluster.operations import with_attempts
 from aggregator.cluster.port import (
     Conflict,
     Node,
@@ -51,10 +53,14 @@ CREATE TABLE IF NOT EXISTS quarantines (
   status TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL,
   finalizer INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS operations (
+  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, node TEXT NOT NULL,
+  spec TEXT NOT NULL, status TEXT NOT NULL, created_at REAL NOT NULL
+) STRICT;
 """
 
 
-_COPIED = ("record", "stop", "nodes", "quarantines")
+_COPIED = ("record", "stop", "nodes", "quarantines", "operations")
 
 
 class ClusterStore:
@@ -66,6 +72,7 @@ class ClusterStore:
     def __init__(self, rows: Rows, *, wall: Callable[[], float]) -> None:
         self._rows = rows
         self._wall = wall
+        self.operations = OperationTable(rows, wall)
 
     def close(self) -> None:
         self._rows.close()
@@ -146,17 +153,19 @@ class ClusterStore:
     # -- quarantines --------------------------------------------------------------------
 
     def quarantines(self) -> list[Quarantine]:
-        return [
-            _quarantine(row)
-            for row in self._rows.read(f"SELECT {_COLUMNS} FROM quarantines")  # noqa: S608
-        ]
+        rows = self._rows.read(f"SELECT {_COLUMNS} FROM quarantines")  # noqa: S608
+        operations = self.operations.all()
+        return [with_attempts(_quarantine(row), operations) for row in rows]
 
     def quarantine(self, node: str) -> Quarantine | None:
         rows = self._rows.read(
             f"SELECT {_COLUMNS} FROM quarantines WHERE node = :node",  # noqa: S608 - a constant
             node=node,
         )
-        return _quarantine(rows[0]) if rows else None
+        return self._joined(_quarantine(rows[0])) if rows else None
+
+    def _joined(self, quarantine: Quarantine) -> Quarantine:
+        return with_attempts(quarantine, self.operations.of(quarantine.node))
 
     def create_quarantine(self, node: str, spec: QuarantineSpec, *, finalizer: bool) -> Quarantine:
         """Raises Conflict, and Refused for a name that is a pattern to a site's command."""
@@ -202,7 +211,7 @@ class ClusterStore:
                 raise Conflict(f"the quarantine of {quarantine.node} was written in between")
             return _quarantine(written[0])
 
-        return self._rows.change(write)
+        return self._joined(self._rows.change(write))
 
     def delete_quarantine(self, node: str) -> None:
         """A person's deletion: with a finalizer the row is only marked."""
@@ -382,8 +391,13 @@ def _node(row: tuple[Any, ...]) -> Node:
 
 
 def _encode_status(status: QuarantineStatus, unread: Mapping[str, Any] = EMPTY) -> str:
-    """``unread``: the fields that can't be read, which stay as they are."""
-    return json.dumps({**asdict(status), **unread})
+    """``unread``: the fields that can't be read, which stay as they are. The attempts at repairs
+    are rows of their own.
+    """
+    found = {**asdict(status), **unread}
+    if status.repair is not None and "repair" not in unread:
+        del found["repair"]["attempts"]
+    return json.dumps(found)
 
 
 def _decode_status(text: str) -> tuple[QuarantineStatus, str, frozenset[str]]:

@@ -23,6 +23,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.open_attempts import are_attempts_known
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.mark_rules import MarkRules
@@ -118,6 +119,8 @@ class ReleaseActions:
                 return  # it is back
             if node_state.is_released_by_uncordon(self._uncordon) or not taken_back:
                 return  # operators' requests are other than we knew: decide again
+            if not await are_attempts_known(self._cluster, node_state, quarantine):
+                return  # an operation that we did not know of: decide again
         status = replace(
             quarantine.status,
             phase=Phase.RELEASING,

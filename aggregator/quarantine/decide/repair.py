@@ -50,7 +50,7 @@ from aggregator.quarantine.decide.verdicts import (
 )
 from aggregator.rfc3339 import span
 
-#: Attempts that one Quarantine keeps; its object must stay small.
+#: Attempts of one quarantine.
 MOST_ATTEMPTS = 20
 #: A person's request, as an annotation of the Node: "KIND ID", "test:PROFILE ID" or "cancel ID",
 #: and in whichever quarantine, or with " quarantine=UID" in that one.
@@ -234,6 +234,8 @@ def _under_way(
     """``over``: a person has ended the repairs since it began, so it is not sent any more."""
     if asked is not None and asked.what == CANCEL:
         return NextRepair(Do.CANCEL, last.repair, "cancelled by a person", asked.ident)
+    if last.deleted and not over:
+        return NextRepair(Do.CANCEL, last.repair, "a person deleted its operation")
     if now >= last.deadline_at:
         return NextRepair(Do.END, last.repair)
     if last.state is RepairState.ORDERING and facts.available.get(last.repair) and not over:
@@ -381,15 +383,11 @@ def malformed(status: RepairStatus) -> str:
 
     To count from zero would repeat repairs without a bound.
     """
-    seen = set()
     for number, one in enumerate(status.attempts, 1):
         if one.repair not in ATTEMPTS:
-            return f"status.repair.attempts[{number - 1}].repair {one.repair!r} is no repair"
-        if not one.operation or one.operation in seen:
-            return f"status.repair.attempts[{number - 1}].operation is empty, or there twice"
+            return f"operation {one.operation}: kind {one.repair!r} is no repair"
         if one.state in BUSY and (number < len(status.attempts) or not one.deadline_at):
-            return f"status.repair.attempts[{number - 1}] is under way, and can't be"
-        seen.add(one.operation)
+            return f"operation {one.operation} is under way, and can't be"
     return ""
 
 

@@ -39,6 +39,6 @@ def permission_refusal(
     status = quarantine.status.repair or RepairStatus()
     asked = open_request(status, request_for(read_request(node.annotations), quarantine.uid))
     ended = bool(status.exhausted) and status.exhausted_at >= attempt.began_at
-    if ended or (asked is not None and asked.what == CANCEL):
+    if ended or attempt.deleted or (asked is not None and asked.what == CANCEL):
         return "a person has cancelled it"
     return ""

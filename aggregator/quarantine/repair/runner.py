@@ -1,9 +1,9 @@
 """Carries out the repairs of nodes in quarantine, one attempt of one node at a time.
 
-Order: the reservation in the admission record, the attempt on the Quarantine (compare-and-set),
-the order; then the proof, its end on the Quarantine, and the reservation out of the record. So a
-process that dies between any two of them leaves behind at least as much as it has done, and no
-order that the Quarantine does not know of.
+Order: the reservation in the admission record, the node's Operation (compare-and-set), the order;
+then the proof, its end on the Operation, and the reservation out of the record. So a process that
+dies between any two of them leaves behind at least as much as it has done, and no order without
+its Operation.
 """
 
 import logging
@@ -73,7 +73,7 @@ class RepairRunner:
         self._settings = settings
         #: The reports of mode observe, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
-        self._status = RepairStatusWriter(acts, clocks, settings.rules.mode)
+        self._status = RepairStatusWriter(cluster.operations, acts, clocks, settings.rules.mode)
         self._tests = TestsBeforeRelease(settings, clocks, self._status)
         self._choice = RepairStepChoice(
             settings=settings,
@@ -341,11 +341,12 @@ class RepairRunner:
         else:
             # The attempt goes on to its proof, is not sent again, and nothing follows it.
             text = f"{attempt.repair} can't be taken back any more; its end is waited for"
-            going = replace(attempt, request=step.request, message=text)
+            going = replace(attempt, request=step.request or attempt.request, message=text)
             await self._status.change(
                 node_state, attempt, going, exhausted="a person ended the repairs"
             )
-        await self._requests.remember(node_state, step.request)
+        if step.request:
+            await self._requests.remember(node_state, step.request)
 
     async def withdraw(self, node_state: NodeState) -> None:
         """The node is released while a repair may act on it: cancel its order, and report it."""
@@ -360,8 +361,10 @@ class RepairRunner:
             if self._sender.is_unsent(node_state, attempt):
                 outcome = AttemptOutcome(RepairState.CANCELLED, "its order was not sent")
             at = round(self._clocks.wall(), 3)
-            ended = replace(attempt, state=outcome.state, ended_at=at)
+            message = (outcome.text or attempt.message)[:MOST_TEXT]
+            ended = replace(attempt, state=outcome.state, ended_at=at, message=message)
             self._ends.announce(node_state, ended, outcome.text)
+            await self._status.end_with_release(node_state, attempt, ended)
 
 
 def _not_carried_out(attempt: RepairAttempt) -> RepairState:

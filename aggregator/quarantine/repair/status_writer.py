@@ -1,19 +1,33 @@
-"""Writes `status.repair` of a Quarantine: attempts, and why none begins or no further one follows.
+"""Writes the operations of a node, and why none begins or follows into its Quarantine.
 
 An older definition of quarantines drops fields that it does not know, so each write that a later
 step depends on is compared with what the server says.
 """
 
+import logging
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import ClusterError, Conflict, Quarantine, RepairAttempt, RepairStatus
+from aggregator.cluster.operations import attempt_of, spec_of, status_of
+from aggregator.cluster.port import (
+    ClusterError,
+    Conflict,
+    Operation,
+    Operations,
+    OperationSpec,
+    Quarantine,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.repair import NextRepair, RepairMode
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details
 from aggregator.quarantine.state.node import NodeState
+
+log = logging.getLogger("sickbay.quarantine")
 
 NO_FIELD = (
     "the definition of quarantines lacks fields of status.repair, so no repair is ordered: apply "
@@ -24,7 +38,10 @@ NO_FIELD = (
 class RepairStatusWriter:
     """Each method raises Conflict where another process has changed the Quarantine."""
 
-    def __init__(self, acts: NodeActions, clocks: Clocks, mode: RepairMode) -> None:
+    def __init__(
+        self, operations: Operations, acts: NodeActions, clocks: Clocks, mode: RepairMode
+    ) -> None:
+        self._operations = operations
         self._acts = acts
         self._clocks = clocks
         self._mode = mode
@@ -38,18 +55,37 @@ class RepairStatusWriter:
     async def begin(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
     ) -> Quarantine:
-        """Add the attempt, whose order may be sent after that."""
+        """Make the attempt's operation, whose order may be sent after that.
+
+        In this order: its creation, which one process alone succeeds in or goes on with; the write
+        of the Quarantine, which fails where a release was written since it was read; and the phase
+        by which it counts as an attempt. A release that reads later finds the operation.
+        """
         before = quarantine.status.repair or RepairStatus()
-        begun = replace(before, attempts=(*before.attempts, attempt), held="", test_waits_since=0.0)
+        spec = spec_of(quarantine, attempt, len(before.attempts) + 1)
+        pending = await self._pending(attempt.operation, spec)
+        begun = replace(before, held="", test_waits_since=0.0, began_at=attempt.began_at)
         if attempt.repair != TEST:  # a test says nothing about why no further repair begins
             begun = replace(begun, exhausted="", exhausted_at=0.0)
         written = await self.write(node_state, quarantine, begun)
-        if written.status.repair is None or attempt.operation not in {
-            one.operation for one in written.status.repair.attempts
-        }:
-            # An older definition drops the field: without its attempt an order would be repeated.
+        if written.status.repair is None or written.status.repair.began_at != begun.began_at:
+            # An older definition drops the field: then no write makes that of a release fail.
             raise ClusterError(NO_FIELD)
-        return written
+        await self._operations.write_status(pending, status_of(attempt))
+        return self._take(node_state, written, (*before.attempts, attempt))
+
+    async def _pending(self, name: str, spec: OperationSpec) -> Operation:
+        """The operation, certainly not ordered: made here, or left by a process that has died."""
+        try:
+            return await self._operations.create(name, spec)
+        except Conflict:
+            there = await self._operations.read(name)
+            if there is None or there.status.phase is not RepairState.PENDING or there.deleting:
+                raise
+            if there.spec == spec:
+                return there
+            await self._operations.drop(there)  # of another boot, say: it is made anew
+            raise
 
     async def change(
         self,
@@ -59,24 +95,55 @@ class RepairStatusWriter:
         *,
         exhausted: str = "",
     ) -> RepairAttempt:
-        """Write the attempt on the Quarantine as it is now, unless another process has changed it.
+        """Write the attempt's operation as it is now, unless another process has changed it.
 
-        The Quarantine may have changed otherwise while the repairer was asked. ``exhausted``: why
-        no attempt follows.
+        ``exhausted``: why no attempt follows.
         """
+        operation = await self._operations.read(before.operation)
+        if operation is None or attempt_of(operation) != before:
+            raise Conflict("the attempt was changed by another process")
+        await self._operations.write_status(operation, status_of(after))
         quarantine = await self._acts.reread(node_state)
         repair = quarantine.status.repair if quarantine is not None else None
-        if quarantine is None or repair is None or before not in repair.attempts:
-            raise Conflict("the attempt was changed by another process")
-        attempts = tuple(after if one == before else one for one in repair.attempts)
-        changed = replace(repair, attempts=attempts, held="")
+        if quarantine is None or repair is None:
+            return after
+        changed = replace(repair, held="")
         if exhausted:
             at = max(round(self._clocks.wall(), 3), before.began_at)
             changed = replace(changed, exhausted=exhausted, exhausted_at=at)
-        written = await self.write(node_state, quarantine, changed)
-        found = written.status.repair.attempts if written.status.repair is not None else ()
-        # An older definition drops a field: the attempt is what the server says.
-        return next((one for one in found if one.operation == after.operation), after)
+        if changed != repair:
+            await self.write(node_state, quarantine, changed)
+        return after
+
+    async def end_with_release(
+        self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
+    ) -> None:
+        """Write the end of an attempt whose node is released, which no failure holds up: what is
+        not written here `OperationRetention` ends.
+        """
+        try:
+            operation = await self._operations.read(before.operation)
+            if operation is not None and attempt_of(operation) == before:
+                await self._operations.write_status(operation, status_of(after))
+        except ClusterError as error:
+            log.info(
+                "the end of an operation is written later",
+                extra={
+                    "event": "repair.end_unwritten",
+                    "node": node_state.node,
+                    "operation": before.operation,
+                    "error": str(error),
+                },
+            )
+
+    def _take(
+        self, node_state: NodeState, quarantine: Quarantine, attempts: tuple[RepairAttempt, ...]
+    ) -> Quarantine:
+        """The Quarantine as this process knows it after a write of an operation."""
+        repair = replace(quarantine.status.repair or RepairStatus(), attempts=attempts)
+        taken = replace(quarantine, status=replace(quarantine.status, repair=repair))
+        node_state.wrote(taken)
+        return taken
 
     async def exhaust(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:
         """Say that no further repair begins, so that a person has to go on."""

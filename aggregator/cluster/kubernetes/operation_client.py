@@ -1,0 +1,202 @@
+"""Operations in the API: made, read, changed and dropped, each write with its fence."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
+from aggregator.cluster.kubernetes.objects import (
+    Meta,
+    PartialObjectMetadata,
+    RawList,
+    decode,
+    seconds,
+)
+from aggregator.cluster.kubernetes.paths import quoted
+from aggregator.cluster.kubernetes.quarantine_codec import GROUP, VERSION
+from aggregator.cluster.kubernetes.reflector import Resource, list_pages
+from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport, encode
+from aggregator.cluster.operations import KnownOperations, with_attempts
+from aggregator.cluster.port import (
+    NotFound,
+    Operation,
+    OperationSpec,
+    OperationStatus,
+    Quarantine,
+    Refused,
+    RepairState,
+)
+
+FINALIZER = f"{GROUP}/operation"
+#: The label by which a node's operations are selected. Its value is that of a label
+NODE_LABEL = f"{GROUP}/node"
+_LONGEST_LABEL = 63
+RESOURCE = Resource("operations", paths.OPERATIONS)
+_FORMS: Mapping[type, ObjectForm] = {
+    OperationSpec: ObjectForm(required=frozenset({"node", "kind"}), always={"number": 0}),
+    OperationStatus: ObjectForm(always={"phase": RepairState.PENDING}),
+}
+SPEC, STATUS = ObjectCodec(OperationSpec, _FORMS), ObjectCodec(OperationStatus, _FORMS)
+_SPEC_DECODER = msgspec.json.Decoder(SPEC.struct)
+_STATUS_DECODER = msgspec.json.Decoder(STATUS.struct)
+
+
+class _Object(msgspec.Struct, frozen=True):
+    metadata: Meta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class KubeOperations:
+    """Implements `Operations`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        #: What is known of them; the informer keeps it up to date.
+        self.known = KnownOperations()
+
+    async def create(self, name: str, spec: OperationSpec) -> Operation:
+        values = msgspec.to_builtins(SPEC.encode(spec))
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "Operation",
+            "metadata": {
+                "name": name,
+                "labels": {NODE_LABEL: label_of(spec.node)},
+                "finalizers": [FINALIZER],
+            },
+            "spec": {key: value for key, value in values.items() if value is not None},
+        }
+        made = await self._request("POST", paths.OPERATIONS, Priority.PHASE, body=encode(body))
+        return self._take(made)
+
+    async def read(self, name: str) -> Operation | None:
+        try:
+            return self._take(await self._request("GET", _path(name)))
+        except NotFound:
+            return None
+
+    async def of(self, node: str) -> list[Operation]:
+        selector = {"labelSelector": f"{NODE_LABEL}={label_of(node)}"}
+        listed = await self._request("GET", paths.OPERATIONS, query=selector)
+        operations = (decode_operation(one) for one in decode(listed, RawList).items or ())
+        found = [one for one in operations if one.spec.node == node]
+        self.known.take_read(found, node)
+        return found
+
+    async def all(self) -> list[Operation]:
+        found: list[Operation] = []
+        pages = list_pages(self._transport, RESOURCE)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                found += [decode_operation(one) for one in page.items or ()]
+        return found
+
+    async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
+        fence = {"resourceVersion": operation.version, "uid": operation.uid}
+        values = msgspec.to_builtins(STATUS.encode(status))
+        patch = {"metadata": fence, "status": values}
+        return await self._patch(f"{_path(operation.name)}/status", patch, Priority.PHASE)
+
+    async def drop(self, operation: Operation) -> None:
+        """The deletion first: a crash in between leaves one to finish."""
+        left = await self._delete(operation)
+        if left is not None and FINALIZER in (left.finalizers or ()):
+            kept = [one for one in left.finalizers or () if one != FINALIZER]
+            fence = {"uid": left.uid, "resourceVersion": left.resource_version}
+            patch = {"metadata": {**fence, "finalizers": kept}}
+            with contextlib.suppress(NotFound):
+                await self._patch(_path(operation.name), patch, Priority.STATUS)
+        self.known.drop(operation)
+
+    async def _delete(self, operation: Operation) -> Meta | None:
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": operation.uid, "resourceVersion": operation.version},
+        }
+        answer = await self._transport.ask(
+            "DELETE",
+            _path(operation.name),
+            kind="operations",
+            lane=Priority.STATUS,
+            body=encode(options),
+        )
+        if isinstance(answer, Failure):
+            if answer.code == 404:
+                return None
+            raise answer.error()
+        meta = decode(answer, PartialObjectMetadata).metadata
+        return meta if meta.uid == operation.uid else None
+
+    async def _patch(self, path: str, patch: Mapping[str, object], lane: Priority) -> Operation:
+        answer = await self._request(
+            "PATCH", path, lane, body=encode(patch), content_type=MERGE_PATCH
+        )
+        return self._take(answer)
+
+    def _take(self, body: bytes) -> Operation:
+        operation = decode_operation(body)
+        self.known.take(operation)
+        return operation
+
+    async def _request(
+        self, method: str, path: str, lane: Priority = Priority.READ, **more: Any
+    ) -> bytes:
+        return await self._transport.request(method, path, kind="operations", lane=lane, **more)
+
+
+async def join_operations(
+    transport: Transport, quarantines: Sequence[Quarantine], node: str = ""
+) -> list[Quarantine]:
+    """The quarantines with their attempts, read now; ``node``: all are of this one. Without them
+    where the account may not read operations.
+    """
+    operations = KubeOperations(transport)
+    try:
+        found = await (operations.of(node) if node else operations.all())
+    except Refused as error:
+        if error.status != 403:
+            raise
+        found = []
+    return [with_attempts(one, found) for one in quarantines]
+
+
+def _path(name: str) -> str:
+    return f"{paths.OPERATIONS}/{quoted(name)}"
+
+
+def label_of(node: str) -> str:
+    """The node's name, cut to the length of a label's value: the spec has it whole."""
+    return node[:_LONGEST_LABEL].rstrip("-._")
+
+
+def decode_operation(body: bytes | msgspec.Raw) -> Operation:
+    """An Operation as the API server sent it. Raises Refused where the body is no object.
+
+    One whose status a later version wrote has an unknown outcome: nothing follows it by itself.
+    """
+    found = decode(body, _Object)
+    meta = found.metadata
+    try:
+        spec = SPEC.decode(_SPEC_DECODER.decode(found.spec))
+    except ValueError:
+        spec = OperationSpec("", "")  # of no node
+    try:
+        status = STATUS.decode(_STATUS_DECODER.decode(found.status))
+    except ValueError as error:  # msgspec's own are ValueErrors too; so is a time that is none
+        status = OperationStatus(RepairState.UNKNOWN, f"its status can't be read: {error}")
+    return Operation(
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        spec=spec,
+        status=status,
+        created_at=seconds(meta.creation_timestamp),
+        deleting=meta.deletion_timestamp is not None,
+    )

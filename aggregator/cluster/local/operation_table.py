@@ -1,0 +1,108 @@
+"""Operations of the local cluster: one table, written by compare-and-set."""
+
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from aggregator.cluster.local.rows import Rows
+from aggregator.cluster.port import Conflict, Operation, OperationSpec, OperationStatus, RepairState
+
+_COLUMNS = "name, uid, version, spec, status, created_at"
+_INSERT = """
+INSERT INTO operations VALUES (:name, :uid, 1, :node, :spec, :status, :created_at)
+ON CONFLICT DO NOTHING RETURNING name, uid, version, spec, status, created_at
+"""
+_UPDATE = """
+UPDATE operations SET status = :status, version = version + 1
+WHERE name = :name AND uid = :uid AND version = :version
+RETURNING name, uid, version, spec, status, created_at
+"""
+_SPEC = msgspec.json.Decoder(OperationSpec)
+_STATUS = msgspec.json.Decoder(OperationStatus)
+
+
+class OperationTable:
+    """All methods block, and raise what ``rows`` raise."""
+
+    def __init__(self, rows: Rows, wall: Callable[[], float]) -> None:
+        self._rows = rows
+        self._wall = wall
+
+    def create(self, name: str, spec: OperationSpec) -> Operation:
+        """Raises Conflict where the name is taken."""
+        made = self._rows.change(
+            lambda run: run(
+                _INSERT,
+                name=name,
+                uid=str(uuid.uuid4()),
+                node=spec.node,
+                spec=json.dumps(asdict(spec)),
+                status=json.dumps(asdict(OperationStatus())),
+                created_at=float(self._wall()),
+            )
+        )
+        if not made:
+            raise Conflict(f"there is an operation {name}")
+        return _operation(made[0])
+
+    def read(self, name: str) -> Operation | None:
+        query = f"SELECT {_COLUMNS} FROM operations WHERE name = :name"  # noqa: S608 - a constant
+        rows = self._rows.read(query, name=name)
+        return _operation(rows[0]) if rows else None
+
+    def of(self, node: str) -> list[Operation]:
+        query = f"SELECT {_COLUMNS} FROM operations WHERE node = :node"  # noqa: S608 - a constant
+        return [_operation(row) for row in self._rows.read(query, node=node)]
+
+    def all(self) -> list[Operation]:
+        query = f"SELECT {_COLUMNS} FROM operations"  # noqa: S608 - a constant
+        return [_operation(row) for row in self._rows.read(query)]
+
+    def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
+        """Against the version that was read."""
+        written = self._rows.change(
+            lambda run: run(
+                _UPDATE,
+                status=json.dumps(asdict(status)),
+                name=operation.name,
+                uid=operation.uid,
+                version=int(operation.version),
+            )
+        )
+        if not written:
+            raise Conflict(f"operation {operation.name} was written in between")
+        return _operation(written[0])
+
+    def drop(self, operation: Operation) -> None:
+        """Against the version that was read."""
+        gone = self._rows.change(
+            lambda run: run(
+                "DELETE FROM operations WHERE name = :name AND uid = :uid AND version = :version"
+                " RETURNING name",
+                name=operation.name,
+                uid=operation.uid,
+                version=int(operation.version),
+            )
+        )
+        if not gone and self.read(operation.name) is not None:
+            raise Conflict(f"operation {operation.name} was written in between")
+
+
+def _operation(row: tuple[Any, ...]) -> Operation:
+    name, ident, version, spec, text, created_at = row
+    try:
+        status = _STATUS.decode(text)
+    except msgspec.ValidationError as error:  # a later version wrote it: nothing follows it
+        status = OperationStatus(RepairState.UNKNOWN, f"its status can't be read: {error}")
+    return Operation(
+        name=name,
+        uid=ident,
+        version=str(version),
+        spec=_SPEC.decode(spec),
+        status=status,
+        created_at=created_at,
+    )

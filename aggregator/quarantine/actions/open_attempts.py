@@ -1,0 +1,24 @@
+"""Whether a release by recovery was decided on the node's operations as they are."""
+
+from aggregator.cluster.operations import pending_of, with_attempts
+from aggregator.cluster.port import Cluster, Quarantine
+from aggregator.quarantine.state.node import NodeState
+
+
+async def are_attempts_known(
+    cluster: Cluster, node_state: NodeState, quarantine: Quarantine
+) -> bool:
+    """Whether the operations, read now, are the attempts of the quarantine; else it is decided
+    anew.
+
+    One that is about to begin is removed: it begins no more after that. The release is written at
+    the version of the Quarantine that was read before, and a beginning writes that too.
+    """
+    operations = await cluster.operations.of(node_state.node)
+    for one in pending_of(quarantine, operations):
+        await cluster.operations.drop(one)
+    fresh = with_attempts(quarantine, operations)
+    if fresh.status.repair == quarantine.status.repair:
+        return True
+    node_state.wrote(fresh)
+    return False

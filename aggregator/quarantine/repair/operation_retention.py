@@ -1,0 +1,83 @@
+"""Ends operations whose quarantine is gone, and removes old ones, those that a person has deleted
+first.
+
+An operation of a quarantine that stands is never removed: the ladder counts it.
+"""
+
+import logging
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.operations import outdated
+from aggregator.cluster.port import ClusterError, Conflict, Operation, Operations, RepairState
+from aggregator.quarantine.state.fleet import FleetState
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: Seconds between two rounds.
+EVERY = 300.0
+#: An open operation without its quarantine is ended so long after its creation (seconds): its
+#: quarantine may be newer than what is known of it.
+_SETTLED = 600.0
+#: Ended operations that each node keeps beyond the window of the limits, and the fleet.
+PER_NODE, MOST = 20, 2000
+
+
+class OperationRetention:
+    """``window`` is `repair.window`, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        operations: Operations,
+        fleet: FleetState,
+        clocks: Clocks,
+        window: float,
+    ) -> None:
+        self._operations = operations
+        self._fleet = fleet
+        self._clocks = clocks
+        self._window = window
+        self._trouble = ""
+
+    async def go_round(self) -> None:
+        """Once every `EVERY`, where this process may act."""
+        if self._fleet.view_lost:
+            return
+        trouble = ""
+        try:
+            await self._retain()
+        except Conflict:
+            pass  # the next round decides anew
+        except ClusterError as error:
+            trouble = str(error)
+            if trouble != self._trouble:
+                log.warning("old operations can't be removed", extra={"error": trouble})
+        self._trouble = trouble
+
+    async def _retain(self) -> None:
+        found = await self._operations.all()
+        summaries = self._fleet.node_summaries.values()
+        standing = {one.quarantine.uid for one in summaries if one.quarantine is not None}
+        left = [one for one in found if one.spec.quarantine not in standing]
+        now = self._clocks.earliest()
+        for one in left:
+            if one.is_open and now - one.created_at > _SETTLED:
+                await self._end(one, now)
+        ended = [one for one in left if not one.is_open]
+        for one in ended:
+            if one.deleting:
+                await self._operations.drop(one)
+        kept = [one for one in ended if not one.deleting]
+        for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
+            await self._operations.drop(one)
+
+    async def _end(self, operation: Operation, now: float) -> None:
+        pending = operation.status.phase is RepairState.PENDING
+        status = replace(
+            operation.status,
+            phase=RepairState.CANCELLED if pending else RepairState.UNKNOWN,
+            message="its quarantine is gone",
+            ended_at=round(now, 3),
+        )
+        await self._operations.write_status(operation, status)

@@ -1,0 +1,106 @@
+"""Old operations are removed, and those end that have lost their quarantine."""
+
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    Operation,
+    OperationSpec,
+    OperationStatus,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    RepairState,
+)
+from aggregator.quarantine.repair.operation_retention import PER_NODE, OperationRetention
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary
+from tests.support.memory_cluster import MemoryCluster, World
+
+WEEK = 7 * 86400.0
+NOW = 8 * WEEK
+STANDING = Quarantine(
+    "n1", "stands", "1", QuarantineSpec(Action.DRAIN, "gpu", "x"), QuarantineStatus()
+)
+
+
+def put(world: World, name: str, quarantine: str, phase: RepairState, at: float) -> Operation:
+    spec = OperationSpec("n1", "reboot", quarantine)
+    status = OperationStatus(phase, "why", began_at=at, ended_at=at)
+    return world.operations.store(Operation(name, f"uid-{name}", "0", spec, status, created_at=at))
+
+
+async def go_round(world: World, *, view_lost: str = "") -> dict[str, RepairState]:
+    """The phases after one round."""
+    summary = NodeSummary("n1")
+    summary.own_quarantine_view().write(STANDING)
+    retention = OperationRetention(
+        operations=MemoryCluster(world).operations,
+        fleet=FleetState({"n1": summary}, view_lost=view_lost),
+        clocks=Clocks(lambda: 0.0, lambda: NOW),
+        window=WEEK,
+    )
+    await retention.go_round()
+    return {name: one.status.phase for name, one in world.operations.by_name.items()}
+
+
+async def test_none_of_a_quarantine_that_stands_is_touched() -> None:
+    world = World()
+    for number, phase in enumerate(RepairState):
+        put(world, f"o{number}", "stands", phase, at=0.0)
+    put(world, "deleted", "stands", RepairState.FAILED, at=0.0)
+    world.operations.person_deletes("deleted")
+    before = {name: one.status.phase for name, one in world.operations.by_name.items()}
+    assert await go_round(world) == before
+
+
+async def test_an_open_one_without_its_quarantine_ends_once_that_is_certain() -> None:
+    world = World()
+    put(world, "pending", "gone", RepairState.PENDING, at=NOW - 3600)
+    put(world, "ordered", "gone", RepairState.ORDERED, at=NOW - 3600)
+    put(world, "new", "not seen yet", RepairState.ORDERED, at=NOW - 60)
+    before = {name: one.status.phase for name, one in world.operations.by_name.items()}
+    assert await go_round(world, view_lost="no answer") == before
+    found = await go_round(world)
+    ends = {"pending": RepairState.CANCELLED, "ordered": RepairState.UNKNOWN}
+    assert found == {**ends, "new": RepairState.ORDERED}
+    status = world.operations.by_name["ordered"].status
+    assert (status.message, status.ended_at) == ("its quarantine is gone", NOW)
+
+
+async def test_those_that_a_person_has_deleted_and_old_ones_are_removed() -> None:
+    world = World()
+    for number in range(PER_NODE + 2):
+        put(world, f"old-{number:02}", "gone", RepairState.FAILED, at=float(number))
+    put(world, "young", "gone", RepairState.FAILED, at=NOW - 3600)
+    put(world, "deleted", "gone", RepairState.FAILED, at=NOW - 3600)
+    world.operations.person_deletes("deleted")
+    left = set(await go_round(world))
+    assert "young" in left
+    assert "deleted" not in left
+    assert {name for name in left if name.startswith("old")} == {
+        f"old-{number:02}" for number in range(3, PER_NODE + 2)
+    }
+
+
+async def test_an_operation_that_another_has_changed_meanwhile_waits_for_the_next_round() -> None:
+    world = World()
+    stale = put(world, "ordered", "gone", RepairState.ORDERED, at=NOW - 3600)
+    cluster = MemoryCluster(world)
+    listed = cluster.operations.all
+
+    async def late() -> list[Operation]:
+        found = await listed()
+        world.operations.store(replace(stale, status=replace(stale.status, message="changed")))
+        return found
+
+    cluster.operations.all = late  # type: ignore[method-assign]
+    retention = OperationRetention(
+        operations=cluster.operations,
+        fleet=FleetState(),
+        clocks=Clocks(lambda: 0.0, lambda: NOW),
+        window=WEEK,
+    )
+    await retention.go_round()
+    status = world.operations.by_name["ordered"].status
+    assert (status.phase, status.message) == (RepairState.ORDERED, "changed")

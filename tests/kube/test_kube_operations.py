@@ -1,0 +1,103 @@
+"""Operations on a real API server: creation is the compare-and-set, each write has its fence."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.operation_client import KubeOperations
+from aggregator.cluster.port import (
+    Action,
+    ClusterEvent,
+    Conflict,
+    OperationSpec,
+    OperationStatus,
+    QuarantineSeen,
+    QuarantineSpec,
+    Refused,
+    RepairAttempt,
+    RepairState,
+    WatchSynced,
+)
+from tests.controlplane.pytest_plugin import Space
+from tests.support.put_attempts import drop_operations, put_attempts
+
+SPEC = OperationSpec("node-a", "reboot", quarantine="q", boot_id="b", number=1, domains=("r=1",))
+NAME = "q-1-reboot"
+
+
+async def test_an_operation_from_its_creation_to_its_end(kube: KubeCluster) -> None:
+    operations = KubeOperations(kube._transport)
+    made = await operations.create(NAME, SPEC)
+    assert (made.spec, made.status, made.deleting) == (SPEC, OperationStatus(), False)
+    with pytest.raises(Conflict):
+        await operations.create(NAME, SPEC)
+    assert await operations.of("node-a") == [made]
+    assert await operations.of("node-b") == []
+    assert made in await operations.all()
+    ordering = OperationStatus(RepairState.ORDERING, "why", began_at=1e9, deadline_at=1e9 + 60)
+    written = await operations.write_status(made, ordering)
+    assert written.status == ordering
+    with pytest.raises(Conflict):
+        await operations.write_status(made, ordering)
+    with pytest.raises(Conflict):  # it may act by now
+        await operations.drop(made)
+    ended = replace(ordering, phase=RepairState.SUCCEEDED, ended_at=1e9 + 30)
+    written = await operations.write_status(written, ended)
+    assert written.status == ended
+    await operations.drop(written)
+    await operations.drop(written)
+    assert await operations.read(NAME) is None
+
+
+@pytest.mark.parametrize("spec", [replace(SPEC, kind="dance"), replace(SPEC, node="")])
+async def test_the_definition_refuses_what_can_not_be(
+    kube: KubeCluster, spec: OperationSpec
+) -> None:
+    with pytest.raises(Refused):
+        await kube.operations.create("wrong", spec)
+
+
+async def test_a_change_of_an_operation_is_one_of_its_quarantine(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """Also one by another process; and a person's deletion waits for the aggregator."""
+    name = f"{cluster_space.node_prefix}-a"
+    made = await kube.create_quarantine(name, QuarantineSpec(Action.DRAIN, "gpu", "x"))
+    attempt = RepairAttempt(f"{made.uid}-1-reboot", "reboot", RepairState.ORDERED, began_at=1.0)
+    events = kube.events()
+    try:
+        while not isinstance(await anext(events), WatchSynced):
+            pass
+        other = KubeOperations(kube._transport)
+        written = await put_attempts(kube, made, attempt)
+        assert written.status.repair is not None
+        await until_seen(events, name, [(attempt.operation, RepairState.ORDERED, False)])
+        there = await other.read(attempt.operation)
+        assert there is not None
+        done = replace(there.status, phase=RepairState.SUCCEEDED)
+        await other.write_status(there, done)
+        await until_seen(events, name, [(attempt.operation, RepairState.SUCCEEDED, False)])
+        plane = cluster_space.plane
+        path = f"/apis/sickbay.dev/v1alpha1/operations/{attempt.operation}"
+        await asyncio.to_thread(plane.request, "DELETE", path)
+        await until_seen(events, name, [(attempt.operation, RepairState.SUCCEEDED, True)])
+        await drop_operations(kube, name)
+        await until_seen(events, name, [])
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+        await drop_operations(kube, name)
+        await kube.drop_quarantine(made)
+
+
+async def until_seen(
+    events: AsyncIterator[ClusterEvent], node: str, expected: list[tuple[str, RepairState, bool]]
+) -> None:
+    async for one in events:
+        if isinstance(one, QuarantineSeen) and one.quarantine.node == node:
+            repair = one.quarantine.status.repair
+            found = repair.attempts if repair is not None else ()
+            if [(each.operation, each.state, each.deleted) for each in found] == expected:
+                return

@@ -1,0 +1,126 @@
+"""The operations of a `World`, and one process's connection to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from aggregator.cluster.operations import attempt_of, spec_of, status_of, with_attempts
+from aggregator.cluster.port import (
+    Conflict,
+    NotFound,
+    Operation,
+    OperationSpec,
+    OperationStatus,
+    Quarantine,
+    QuarantineSeen,
+)
+
+if TYPE_CHECKING:
+    from tests.support.memory_cluster import MemoryCluster, World
+
+
+@dataclass
+class OperationShelf:
+    """The objects. Each quarantine of the world is kept with the attempts that its own are."""
+
+    world: World
+    by_name: dict[str, Operation] = field(default_factory=dict)
+
+    def seed(self, quarantine: Quarantine) -> None:
+        """The attempts of a test's own quarantine become its operations, and no others are."""
+        repair = quarantine.status.repair
+        attempts = repair.attempts if repair is not None else ()
+        kept = {one.operation for one in attempts}
+        for found in list(self.by_name.values()):
+            if found.spec.quarantine == quarantine.uid and found.name not in kept:
+                del self.by_name[found.name]
+        for number, one in enumerate(attempts, 1):
+            spec, there = spec_of(quarantine, one, number), self.by_name.get(one.operation)
+            if there is None or attempt_of(there) != one:
+                version = self.world.tick()
+                uid = there.uid if there is not None else f"o-{version}"
+                self.by_name[one.operation] = Operation(
+                    one.operation, uid, version, spec, status_of(one), deleting=one.deleted
+                )
+
+    def show(self, quarantine: Quarantine) -> Quarantine:
+        shown = with_attempts(quarantine, self.by_name.values())
+        self.world.quarantines[quarantine.node] = shown
+        self.world.emit(QuarantineSeen(shown))
+        return shown
+
+    def store(self, operation: Operation) -> Operation:
+        stored = replace(operation, version=self.world.tick())
+        self.by_name[stored.name] = stored
+        self._changed(stored)
+        return stored
+
+    def remove(self, operation: Operation) -> None:
+        del self.by_name[operation.name]
+        self._changed(operation)
+
+    def person_deletes(self, name: str) -> None:
+        """`kubectl delete operation NAME`: the finalizer keeps it."""
+        self.store(replace(self.by_name[name], deleting=True))
+
+    def _changed(self, operation: Operation) -> None:
+        found = self.world.quarantines.get(operation.spec.node)
+        if found is not None:
+            self.show(found)
+
+    def standing(self, operation: Operation) -> Operation:
+        """The object that a write is about."""
+        now = self.by_name.get(operation.name)
+        if now is None or now.uid != operation.uid:
+            raise NotFound(operation.name)
+        if now.version != operation.version:
+            raise Conflict(operation.name)
+        return now
+
+
+class MemoryOperations:
+    """Implements `Operations`; each method is a call of its cluster."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def _shelf(self) -> OperationShelf:
+        return self._cluster.world.operations
+
+    async def create(self, name: str, spec: OperationSpec) -> Operation:
+        def effect() -> Operation:
+            if name in self._shelf.by_name:
+                raise Conflict(name)
+            uid = f"o-{self._cluster.world.tick()}"
+            self._cluster.world.writes.append(f"operation {spec.node}")
+            return self._shelf.store(Operation(name, uid, "0", spec))
+
+        return await self._cluster.call("create_operation", effect)
+
+    async def read(self, name: str) -> Operation | None:
+        return await self._cluster.call("read_operation", lambda: self._shelf.by_name.get(name))
+
+    async def of(self, node: str) -> list[Operation]:
+        return [one for one in await self.all() if one.spec.node == node]
+
+    async def all(self) -> list[Operation]:
+        return await self._cluster.call(
+            "list_operations", lambda: list(self._shelf.by_name.values())
+        )
+
+    async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
+        def effect() -> Operation:
+            now = self._shelf.standing(operation)
+            self._cluster.world.writes.append(f"operation {now.spec.node} {status.phase}")
+            return self._shelf.store(replace(now, status=status))
+
+        return await self._cluster.call("write_operation", effect)
+
+    async def drop(self, operation: Operation) -> None:
+        def effect() -> None:
+            if operation.name in self._shelf.by_name:
+                self._shelf.remove(self._shelf.standing(operation))
+
+        await self._cluster.call("drop_operation", effect)

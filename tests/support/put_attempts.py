@@ -1,0 +1,25 @@
+"""Attempts at repairs as a process has written them: an Operation each."""
+
+from aggregator.cluster.operations import spec_of, status_of
+from aggregator.cluster.port import Cluster, Quarantine, RepairAttempt
+
+
+async def put_attempts(
+    cluster: Cluster, quarantine: Quarantine, *attempts: RepairAttempt
+) -> Quarantine:
+    """Write them, in this order. Returns the Quarantine as it is read then."""
+    for number, one in enumerate(attempts, 1):
+        there = await cluster.operations.read(one.operation)
+        if there is None:
+            spec = spec_of(quarantine, one, number)
+            there = await cluster.operations.create(one.operation, spec)
+        await cluster.operations.write_status(there, status_of(one))
+    found = await cluster.read_quarantine(quarantine.node)
+    assert found is not None
+    return found
+
+
+async def drop_operations(cluster: Cluster, node: str) -> None:
+    """Remove all of the node's."""
+    for one in await cluster.operations.of(node):
+        await cluster.operations.drop(one)
