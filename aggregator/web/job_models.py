@@ -57,11 +57,29 @@ class JobRow(Shape, frozen=True, kw_only=True):
     last: JobRecord | None
 
 
+class DayHours(Shape, frozen=True, kw_only=True):
+    """The GPU hours that stops of one day lost; ``day`` begins in UTC."""
+
+    day: Time
+    lost_hours: float
+
+
+class GroupHours(Shape, frozen=True, kw_only=True):
+    """The GPU hours that one code or team lost. ``others``: it is the sum of so many that are not
+    listed, without a name.
+    """
+
+    name: str
+    others: int
+    lost_hours: float
+
+
 class JobReport(Shape, frozen=True, kw_only=True):
     """The cost of faults. The inputs of the formulas of docs/jobs.md: ``nodes`` and ``gpus`` of
     the fleet now, ``quarantines``, ``per_node_day`` (quarantines for each node and day).
     ``mtbf`` and ``mttr`` in seconds. ``stops_by_source``: how many stops have a checkpoint age that
-    is measured, declared or a default. ``records``: those of one job, the newest first, where one
+    is measured, declared or a default. ``days``, ``codes`` and ``teams`` sum the lost
+    hours of all jobs. ``records``: those of one job, the newest first, where one
     was asked for. ``cut``: there were more transitions than are read, and the oldest are left out.
     ``trouble``: why history can't be read; empty: it can.
     """
@@ -82,6 +100,9 @@ class JobReport(Shape, frozen=True, kw_only=True):
     goodput: float | None
     stops: int
     stops_by_source: dict[str, int]
+    days: list[DayHours]
+    codes: list[GroupHours]
+    teams: list[GroupHours]
     items: list[JobRow]
     total: int
     records: list[JobRecord]

@@ -9,6 +9,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.jobs.hit import Hit
 from aggregator.jobs.report import GROUPS, KINDS, CostRow, FleetInputs, Report, hits_of, make_report
 from aggregator.quarantine.state.gpus import GpuCounts, count_gpus
+from aggregator.web.cost_chart import days_of, groups_of
 from aggregator.web.job_models import JobRecord, JobReport, JobRow
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import BadQuery, Form, Param
@@ -111,6 +112,9 @@ def _made(
         goodput=_rounded(made.goodput, 6),
         stops=len(made.stops),
         stops_by_source=_sources(made),
+        days=days_of(made.stops, since, until),
+        codes=groups_of((one.hit.code, one.hours) for one in made.stops),
+        teams=groups_of((one.hit.team, one.hours) for one in made.stops),
         items=[_row(one, hours) for one in rows[:limit]],
         total=len(rows),
         records=_records(past, job, hours) if job else [],

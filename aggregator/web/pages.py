@@ -24,6 +24,7 @@ from aggregator.jobs.report import GROUPS
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import (
     cases,
+    cost_chart,
     doc_links,
     equal_rows,
     job_view,
@@ -158,6 +159,9 @@ class Pages:
             chart=outlier_view.chart,
             timeline_chart=timeline_chart.timeline_chart,
             trend_chart=trend_chart.trend_chart,
+            day_chart=cost_chart.day_chart,
+            group_chart=cost_chart.group_chart,
+            date=cost_chart.date,
             ago=timefmt.ago,
             clock=timefmt.clock,
             full=timefmt.full,

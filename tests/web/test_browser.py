@@ -20,10 +20,12 @@ from aggregator.runtime.interning import EMPTY
 from aggregator.web.trend_recorder import TrendRecorder
 from tests.support.chromium import ARGUMENTS, CHROMIUM
 from tests.support.waiting import PATIENCE, until
+from tests.unit.test_job_report import record, transition_of
 from tests.web.gateways import gateway_of
 from tests.web.support import (
     REPAIRS,
     Hands,
+    ListHistory,
     big_fleet,
     incident_of,
     quarantine_of,
@@ -328,6 +330,46 @@ async def test_the_nodes_are_sorted_and_grouped_by_keyboard_and_stay_so_when_the
         await expect(first).to_contain_text("h100")
         await page.get_by_role("link", name="h100").click()
         await expect(page.locator("#list")).to_contain_text("Nodes that match: 8")
+        assert one.complaints == []
+
+
+def stops_of_days(now: float) -> list[Transition]:
+    """Stops of three days, the second with the most hours, of nine teams and a hostile one."""
+    found = []
+    for days, gpus, team in (
+        (5, 8, "vision"),
+        (3, 64, "<b>speech</b> of a rather long name that no chart has room for"),
+        *((1, 1, f"team-{number}") for number in range(9)),
+    ):
+        one = transition_of(record(lost_gpus=gpus, team=team, key=f"ml/job/{days}-{team}"))
+        found.append(replace(one, at=now - days * 86400))
+    return found
+
+
+@pytest.mark.parametrize(("width", "size"), [(1440, "wide"), (390, "phone")])
+async def test_the_hours_that_jobs_lost_are_drawn_by_day_code_and_team(
+    browser: Browser, width: int, size: str
+) -> None:
+    clocks = running_clocks()
+    history = ListHistory(stops_of_days(clocks.wall()))
+    async with serving(small_fleet(monotonic_hands()), clocks, history=history) as served:
+        one = await tab(browser, f"{served.url}/jobs?days=7", width=width, height=900)
+        await one.screenshot(f"jobs-{size}")
+        columns = one.page.locator(f"#cost svg.days.{size} rect.bar-lost")
+        await expect(columns).to_have_count(3)
+        boxes = [await columns.nth(number).bounding_box() for number in range(3)]
+        heights = [box["height"] for box in boxes if box]
+        assert max(heights) == heights[1] > 5 * heights[0] > 0
+        await expect(one.page.locator(f"#cost svg.groups.{size}")).to_have_count(2)
+        teams = one.page.locator(f"#cost svg.groups.{size}").nth(1).locator("text")
+        assert "3 others" in await teams.all_text_contents()
+        assert await teams.nth(0).text_content() == "<b>speech</b> of a ra…"
+        await one.page.locator("#cost summary").click()
+        await expect(one.page.locator("#cost tbody tr")).to_have_count(8)
+        assert await overflowing(one.page) == []
+        assert await contrast(one.page) == []
+        found = await Axe().run(one.page)
+        assert found.violations_count == 0, found.generate_report()
         assert one.complaints == []
 
 

@@ -8,6 +8,7 @@ import pytest
 from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.recorder import JobCounts
+from aggregator.web.cost_chart import day_chart, days_of, group_chart, groups_of
 from aggregator.web.job_metrics import job_metrics
 from tests.unit.test_job_report import record, transition_of
 from tests.web.cli import in_process
@@ -64,6 +65,31 @@ async def test_the_report_sums_the_hours_and_names_its_inputs(served: Served) ->
     by_node = await served.json("/api/v1/report?by=node")
     assert [one["name"] for one in by_node["items"]] == ["node-1"]
     assert by_node["items"][0]["ettr"] is None
+
+
+async def test_the_hours_are_summed_by_day_code_and_team(served: Served) -> None:
+    found = await served.json("/api/v1/report?since=2026-03-12T00:00:00Z")
+    days = {one["day"][:10]: one["lost_hours"] for one in found["days"]}
+    assert min(days) == "2026-03-12"
+    assert sum(days.values()) == pytest.approx(found["lost_hours"], abs=0.01)
+    assert sum(1 for hours in days.values() if hours) == 1
+    assert [one["name"] for one in found["codes"]] == ["xid:79"]
+    assert {one["name"] for one in found["teams"]} == {"ml", "=cmd()"}
+    assert sum(one["lost_hours"] for one in found["teams"]) == pytest.approx(sum(days.values()))
+    page = await served.text("/jobs?days=90")
+    assert page.count('class="bar-lost"') == 2 * (1 + 1 + 2)  # for a wide screen and for a phone
+
+
+def test_many_groups_end_with_the_sum_of_the_others_and_no_hours_are_no_chart() -> None:
+    found = groups_of((f"t{number}", float(number)) for number in range(12))
+    assert [one.name for one in found[:2]] == ["t11", "t10"]
+    assert (found[-1].others, found[-1].lost_hours) == (4, 0 + 1 + 2 + 3)
+    drawn = group_chart(found)
+    assert drawn is not None
+    assert drawn.bars[-1].label == "4 others"
+    assert group_chart([]) is None
+    assert day_chart(days_of([], 0.0, 3 * 86400.0)) is None
+    assert len(days_of([], 0.0, 5000 * 86400.0)) == 366  # whoever asks for all years
 
 
 async def test_one_job_has_its_records(served: Served) -> None:
