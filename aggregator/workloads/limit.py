@@ -29,6 +29,8 @@ MOST_WORKLOADS = 128
 #: carries jobs that Slurm alone can name.
 _NO_JOB = frozenset({"other", "pod", "slurm-node"})
 _MOST_NAMED = 4
+#: Pods of quarantines, before those of quarantines that have ended are forgotten.
+_MOST_REMEMBERED = 10_000
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class WorkloadLimit:
     clocks: Clocks
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reported: set[tuple[str, str]] = field(default_factory=set)
+    #: By uid of a Quarantine and of a pod, the first gang or job that the pod was noted under.
+    _noted: dict[tuple[str, str], str] = field(default_factory=dict)
 
     async def reasons(self, one: DrainRound) -> Mapping[str, str]:
         going = (*one.plan.evict, *one.plan.force)
@@ -53,7 +57,10 @@ class WorkloadLimit:
         async with self._lock:  # two drains of one job must not both be the last
             held, uncounted = self._held(one, counted)
             skipped = held.keys() | uncounted
-            await self._note(one, [key for key in counted if key not in skipped])
+            due = [
+                key for key in counted if key not in skipped and self._is_first(one, counted[key])
+            ]
+            await self._note(one, due)
         for key, reason in held.items():
             self._report(one, counted[key], reason)
         return {pod.uid: reason for key, reason in held.items() for pod in counted[key].pods}
@@ -84,6 +91,17 @@ class WorkloadLimit:
             else:
                 held[key] = f"pods of {MOST_WORKLOADS} gangs were evicted from this node already"
         return held, uncounted
+
+    def _is_first(self, one: DrainRound, workload: Workload) -> bool:
+        """Whether it is the first that some of its pods are noted under. A pod that joins one gang
+        after the other, and that its own budget keeps there, would take the room of all others.
+        """
+        if len(self._noted) > _MOST_REMEMBERED:
+            uids = {quarantine.uid for quarantine in self.quarantines()}
+            self._noted = {key: value for key, value in self._noted.items() if key[0] in uids}
+        uid = one.quarantine.uid
+        noted = {self._noted.setdefault((uid, pod.uid), workload.key) for pod in workload.pods}
+        return workload.key in noted
 
     def _other_nodes(self, node: str, workload: str) -> list[str]:
         since = self.clocks.earliest() - self.window

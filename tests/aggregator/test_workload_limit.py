@@ -182,6 +182,27 @@ def test_the_drain_of_a_node_with_more_jobs_than_are_counted_ends() -> None:
     virtual_time.run(scenario())
 
 
+def test_a_pod_that_joins_200_gangs_takes_the_room_of_no_other() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.add_node("n1")
+        world.add_pod("n1", "mallory", labels={"pod-group-name": "g0"})
+        world.budget_blocks.add("uid-mallory")
+        replica = started(world)
+        await fall_ill(replica, "n1")
+        for number in range(1, 200):
+            pod = world.pods["n1/mallory"]
+            labels = {"pod-group-name": f"g{number}"}
+            world.pods["n1/mallory"] = replace(pod, labels=labels, version=world.tick())
+            await asyncio.sleep(30)
+        world.add_pod("n1", "rank", labels=GANG)
+        await until(lambda: "uid-rank" in world.evicted, within=120)
+        assert len(world.quarantines["n1"].status.evicted_workloads) < 10
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
 def test_what_counts_is_a_gang_or_a_job_that_loses_work() -> None:
     world = World()
     world.add_node("n1")
