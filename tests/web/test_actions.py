@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import LocalActions, scratch_copy
 from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
+from aggregator.cluster.operations import spec_of, status_of
 from aggregator.cluster.port import (
     Action,
     QuarantineSpec,
     RepairAttempt,
     RepairState,
-    RepairStatus,
 )
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
@@ -68,8 +68,8 @@ def orders_a_reboot(store: LocalStore, node: str) -> None:
     found = store.quarantine(node)
     assert found is not None
     order = RepairAttempt("q-1-reboot", "reboot", RepairState.ORDERED, began_at=1.8e9)
-    repair = RepairStatus((order,))
-    store.write_quarantine(replace(found, status=replace(found.status, repair=repair)))
+    made = store.operations.create(order.operation, spec_of(found, order, 1))
+    store.operations.write_status(made, status_of(order))
 
 
 @pytest.fixture
