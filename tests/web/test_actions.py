@@ -67,7 +67,8 @@ def orders_a_reboot(store: LocalStore, node: str) -> None:
     """The node's quarantine has an open order."""
     found = store.quarantine(node)
     assert found is not None
-    order = RepairAttempt("q-1-reboot", "reboot", RepairState.ORDERED, began_at=1.8e9)
+    name = f"{found.uid}-1-reboot"
+    order = RepairAttempt(name, "reboot", RepairState.ORDERED, began_at=1.8e9)
     made = store.operations.create(order.operation, spec_of(found, order, 1))
     store.operations.write_status(made, status_of(order))
 

@@ -246,7 +246,7 @@ async def test_a_release_with_an_open_order_is_confirmed_on_a_terminal_and_refus
         process = await start_on(theirs, *ask)
         _, err = await process.communicate()
         assert process.returncode == code, err
-        assert b"(operation q-1-reboot).\nThe release cancels it first" in err
+        assert b"-1-reboot).\nThe release cancels it first" in err
         assert stands() is bool(code)
     os.close(ours)
     os.close(theirs)
