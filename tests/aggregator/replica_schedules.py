@@ -106,12 +106,15 @@ def _force(sim: Simulation, _: str, node: str) -> None:
 
 
 def _cancel(sim: Simulation, _: str, node: str) -> None:
-    """A person cancels the repair that is under way."""
+    """A person cancels the repair that is under way: by the CLI, or deletes its Operation."""
     quarantine = sim.world.quarantines.get(node)
     repair = quarantine.status.repair if quarantine is not None else None
     for one in repair.attempts if repair is not None else ():
         if one.state in BUSY:
-            sim.world.person_annotates(node, REQUEST, f"{CANCEL} c{sim.world.tick()}")
+            if sim.rng.random() < 0.5:
+                sim.world.operations.person_deletes(one.operation)
+            else:
+                sim.world.person_annotates(node, REQUEST, f"{CANCEL} c{sim.world.tick()}")
             sim.world.facts.cancelled.setdefault(one.operation, sim.time.now)
 
 
