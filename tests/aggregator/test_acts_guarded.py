@@ -208,6 +208,8 @@ async def world(folder: Path, commands: Commands = NO_COMMANDS) -> AsyncIterator
 NOT_ACTS = {
     *("start", "close", "events", "list_nodes", "list_conditions", "list_node_tests"),
     "has_condition",
+    # Writes of an Operation alone begin nothing: its order has the guard (`OrderSender`).
+    "operations",
     *("read_record", "read_stop", "read_quarantine", "read_node"),
     *("wait_for_node", "pods_labelled", "definition_is_going", "record_place"),
     *("write_quarantine_spec", "write_quarantine_status", "add_finalizer", "drop_quarantine"),
