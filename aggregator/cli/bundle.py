@@ -28,6 +28,7 @@ _ABOUT = {
     "versions.json": "versions of sickbay, the driver, the kernel and Kubernetes",
     "quarantine.json": "the Quarantine object",
     "kubernetes-node.json": "the Node object, without the annotations of other parties",
+    "operations.json": "the Operation objects of its repairs",
     "events.json": "Kubernetes Events about the node",
 }
 

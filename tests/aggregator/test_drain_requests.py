@@ -131,12 +131,12 @@ class Seen(World):
             self.on_taint()
             self.on_taint = None
 
-    def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
+    def store_quarantine(self, quarantine: Quarantine) -> Quarantine:
         if quarantine.status.phase is not Phase.ADMITTED:
             self.phases.append(quarantine.status.phase)
         if quarantine.status.phase is Phase.DRAINED:
             self.left_behind += self.pods
-        return super().put_quarantine(quarantine)
+        return super().store_quarantine(quarantine)
 
 
 def empty_world() -> Seen:

@@ -69,8 +69,11 @@ class Recorder:
         self.notes.append((kind.value, text))
 
     def guard(self, _: NodeState, **checks: object) -> Guard:
-        assert set(checks) == {"against", "quarantine"}
+        assert set(checks) == {"against", "fresh"}
         return UNGUARDED
+
+    def fresh_quarantine(self, quarantine: Quarantine) -> str:
+        return quarantine.uid
 
     async def write_status(
         self, node_state: NodeState, known: Quarantine, status: QuarantineStatus

@@ -59,7 +59,7 @@ class Returning(World):
         again = replace(pod, uid=f"{pod.name}-{version}", version=version, deleting=False)
         self.pods[f"n1/{pod.name}"] = replace(again, created_at=at)
 
-    def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
+    def store_quarantine(self, quarantine: Quarantine) -> Quarantine:
         before = self.quarantines.get(quarantine.node)
         if quarantine.status.phase is Phase.DRAINED and (
             before is None or before.status.phase is not Phase.DRAINED
@@ -67,7 +67,7 @@ class Returning(World):
             now = asyncio.get_running_loop().time()
             if self.pods or now - self.empty_since < EMPTY_FOR:
                 self.wrong.append(f"drained at {now}: {[*self.pods]}, since {self.empty_since}")
-        return super().put_quarantine(quarantine)
+        return super().store_quarantine(quarantine)
 
     def evictions(self) -> Counter[str]:
         """How often each pod was evicted, by its name."""

@@ -330,7 +330,7 @@ def test_the_account_of_readers_lists_quarantines_and_no_pod_has_its_token() -> 
     ]
     assert role == "sickbay-viewer"
     [rule] = find("ClusterRole", role)["rules"]
-    assert rule["resources"] == ["quarantines"]
+    assert rule["resources"] == ["quarantines", "operations"]
     assert set(rule["verbs"]) == {"get", "list", "watch"}
     for workload in (AGENT, AGGREGATOR):
         assert pod_spec(*workload)["serviceAccountName"] != "sickbay-viewer"

@@ -179,9 +179,7 @@ class RepairedNode:
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        found = (self.stack.quarantine(self.name) or {}).get("status", {})
-        attempts: list[dict[str, Any]] = found.get("repair", {}).get("attempts", [])
-        return attempts
+        return self.stack.attempts(self.name)
 
     def states(self) -> list[tuple[str, str]]:
         return [(one["repair"], one["state"]) for one in self.attempts]

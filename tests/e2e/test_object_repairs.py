@@ -69,9 +69,7 @@ def begin(given: Objects, tmp_path: Path) -> Iterator[Begin]:
 
 
 def attempts(stack: Stack, name: str) -> list[tuple[str, str]]:
-    found = stack.quarantine(name) or {}
-    made = found.get("status", {}).get("repair", {}).get("attempts", [])
-    return [(one["repair"], one["state"]) for one in made]
+    return [(one["repair"], one["state"]) for one in stack.attempts(name)]
 
 
 def test_karpenter_replaces_a_drained_node_once_though_the_aggregator_is_killed(
@@ -153,6 +151,6 @@ def test_without_its_rights_a_repairer_is_named_at_the_start_and_fails_with_the_
     stack.until(
         lambda: attempts(stack, name)[:1] == [("reboot", "Failed")], "the refusal", timeout_s=90
     )
-    status = (stack.quarantine(name) or {})["status"]["repair"]
-    assert 'cannot create resource "selfnoderemediations"' in status["attempts"][0]["message"]
+    [failed, *_] = stack.attempts(name)
+    assert 'cannot create resource "selfnoderemediations"' in failed["message"]
     stack.until(lambda: (stack.quarantine(name) or {})["status"]["repair"].get("exhausted"), "end")

@@ -220,7 +220,13 @@ async def test_while_no_aggregator_answers_the_quarantines_are_read(
     ), packed
     with tarfile.open(file) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    assert {"quarantine.json", "kubernetes-node.json", "events.json", "node.json"} <= names
+    assert {
+        "quarantine.json",
+        "operations.json",
+        "kubernetes-node.json",
+        "events.json",
+        "node.json",
+    } <= names
     assert (past.code, past.out) == (1, ""), "only the aggregator knows it"
     assert why in past.err
 

@@ -32,22 +32,16 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
     Refused,
-    RepairAttempt,
-    RepairState,
     RepairStatus,
 )
 
 TEXT = st.text(max_size=20)
 #: Whole microseconds, in a range whose floats tell them apart.
 MOMENT = st.one_of(st.just(0.0), st.integers(1, 2**33 * 10**5).map(lambda us: us / 1e5))
-ATTEMPT = st.builds(
-    RepairAttempt,
-    *(TEXT, TEXT, st.sampled_from(RepairState), TEXT, TEXT, TEXT),
-    *(MOMENT, MOMENT, MOMENT, TEXT),
+#: Attempts are objects of their own: test_kube_operations.py.
+REPAIR = st.builds(RepairStatus, st.just(()), TEXT, TEXT, MOMENT).filter(
+    lambda repair: repair != RepairStatus()
 )
-REPAIR = st.builds(
-    RepairStatus, st.lists(ATTEMPT, max_size=3).map(tuple), TEXT, TEXT, MOMENT
-).filter(lambda repair: repair != RepairStatus())
 EVIDENCE = st.builds(EvidenceItem, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT)
 SPEC = st.builds(
     QuarantineSpec,

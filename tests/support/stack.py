@@ -410,6 +410,18 @@ class Stack:
         body: dict[str, Any] | None = answer.body
         return body if answer.status == 200 else None
 
+    def attempts(self, name: str) -> list[dict[str, Any]]:
+        """The operations of the node's quarantine that have begun, oldest first."""
+        uid = (self.quarantine(name) or {}).get("metadata", {}).get("uid")
+        found = self.plane.call("GET", "/apis/sickbay.dev/v1alpha1/operations")["items"]
+        begun = [
+            {**one["spec"], **one["status"], "repair": one["spec"]["kind"]}
+            for one in sorted(found, key=lambda one: int(one["spec"].get("number", 0)))
+            if one["spec"].get("quarantine") == uid
+            and one.get("status", {}).get("phase", "Pending") != "Pending"
+        ]
+        return [{**one, "state": one["phase"]} for one in begun]
+
     def phase(self, name: str) -> str | None:
         quarantine = self.quarantine(name)
         return quarantine.get("status", {}).get("phase") if quarantine is not None else None
