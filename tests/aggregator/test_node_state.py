@@ -16,6 +16,9 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
     Taint,
 )
 from aggregator.health.model import Cleared, Component, Fault, Status
@@ -238,6 +241,23 @@ def test_what_the_object_says_is_news_unless_we_know_that_version_or_a_later_one
     assert not node_state.is_news(quarantine(version="4"))
     assert node_state.is_news(quarantine(version="6"))
     assert node_state.is_news(quarantine(uid="q2", version="4"))
+
+
+def test_the_deletion_of_the_last_operation_is_news_at_the_same_version() -> None:
+    attempt = RepairAttempt("o", "reboot", RepairState.ORDERED)
+    ordered, cancelled = (
+        RepairStatus(attempts=(one,)) for one in (attempt, replace(attempt, deleted=True))
+    )
+    node_state = state()
+    node_state.own_quarantine_view().quarantine = quarantine(version="5", repair=ordered)
+    assert node_state.is_news(quarantine(version="5", repair=cancelled))
+    assert not node_state.is_news(quarantine(version="4", repair=cancelled))
+    for stale in (ordered, None, RepairStatus()):  # an event that is behind our own write
+        assert not node_state.is_news(quarantine(version="5", repair=stale))
+    other = RepairStatus(attempts=(replace(attempt, operation="before", deleted=True),))
+    assert not node_state.is_news(quarantine(version="5", repair=other))
+    node_state.own_quarantine_view().quarantine = quarantine(version="5", repair=cancelled)
+    assert not node_state.is_news(quarantine(version="5", repair=cancelled))
 
 
 def test_what_was_written_is_known_unless_it_has_ended() -> None:

@@ -1,5 +1,6 @@
 """A person requests a repair, takes it back, or releases the node that is under repair."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -122,12 +123,15 @@ async def test_a_person_starts_a_repair_and_takes_it_back(how: str) -> None:
     assert site.repaired == []  # a person's quarantine has no ladder
     site.world.person_annotates("n1", REQUEST, "reboot a1")
     await site.settles(lambda: site.repaired == ["reboot"])
+    await later(60)
+    began = asyncio.get_running_loop().time()
     if how == "by deletion":
         [operation] = site.world.operations.by_name
         site.world.operations.person_deletes(operation)
     else:
         site.world.person_annotates("n1", REQUEST, "cancel a2")
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
+    assert asyncio.get_running_loop().time() - began < 60  # by the watch, before its deadline
     await later(600)
     assert site.repaired == ["reboot"]
     site.check()

@@ -259,8 +259,9 @@ class ClusterInformer:
                     operation = decode_operation(change.object)
                     if change.type == "DELETED":
                         self._known_operations.drop(operation)
-                    elif not self._known_operations.take(operation):
-                        continue  # it is known from the write
+                    else:
+                        self._known_operations.take(operation)
+                    # Also where a read has shown it before: no node has received that yet.
                     seen = self._seen.get(operation.spec.node)
                     if seen is not None:
                         tell(QuarantineSeen(seen))

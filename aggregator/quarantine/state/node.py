@@ -115,11 +115,16 @@ class NodeState:
         self.decision.take_incidents(joined)
 
     def is_news(self, quarantine: Quarantine) -> bool:
-        """Whether it is newer than the known one: our own writes come back as watch events."""
+        """Whether it is newer than the known one: our own writes come back as watch events.
+
+        A person's deletion of its last operation leaves the version of the quarantine as it was.
+        """
         known = self.node_summary.quarantine
         if known is None or known.uid != quarantine.uid:
             return True
-        return known.version != quarantine.version and not _is_past(quarantine, known)
+        if known.version == quarantine.version:
+            return _is_cancelled(quarantine, known)
+        return not _is_past(quarantine, known)
 
     def wrote(self, quarantine: Quarantine) -> None:
         """The object as we have just written it.
@@ -290,6 +295,17 @@ class NodeState:
 def _is_past(one: Quarantine, other: Quarantine) -> bool:
     """Whether one is an earlier version of the same object."""
     return one.uid == other.uid and is_older(one.version, other.version)
+
+
+def _is_cancelled(one: Quarantine, other: Quarantine) -> bool:
+    """Whether one has the same operations as the other, the last of them deleted since."""
+    mine, before = (each.status.repair for each in (one, other))
+    if mine is None or before is None or not mine.attempts or not mine.attempts[-1].deleted:
+        return False
+    same = [each.operation for each in mine.attempts] == [
+        each.operation for each in before.attempts
+    ]
+    return same and not before.attempts[-1].deleted
 
 
 def _joined(mine: Incident, remembered: Incident) -> Incident:
