@@ -675,6 +675,8 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     for name, hook in hooks.items():
         if hook.webhook is not None:
             yield ("drain", name, "webhook", "secret_file"), hook.webhook.secret_file
+    for index, notice in enumerate(config.drain.ask.webhooks):
+        yield ("drain", "ask", "webhooks", index, "secret_file"), notice.secret_file
     for below, file in repair_files(config.repair):
         yield ("repair", *below), file
     for key, file in alert_files(config.alerts.settings):

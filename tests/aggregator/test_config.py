@@ -375,6 +375,10 @@ BAD: list[tuple[str, str]] = [
         "alerts: {webhooks: [{url: 'http://x', secret_file: /no/such}]}",
         "alerts.webhooks[0].secret_file: /no/such can't be read",
     ),
+    (
+        "drain: {ask: {webhooks: [{match: x, url: 'http://x', secret_file: /no/such}]}}",
+        "drain.ask.webhooks[0].secret_file: /no/such can't be read",
+    ),
     *(
         (
             f"alerts: {{silences: [{{until: {value}, reason: x}}]}}",

@@ -60,8 +60,12 @@ def referenced(root: Path) -> Path:
     receivers = tuple(
         f"etc/sickbay-alerts/{name}" for name in ("pagerduty-key", "slack-url", "webhook-secret")
     )
-    oidc = ("etc/sickbay-oidc/client-secret", "etc/sickbay-oidc/ca.crt")
-    for path in (*own, *receivers, *oidc, "var/run/secrets/sickbay-replicas/token"):
+    others = (
+        "etc/sickbay-oidc/client-secret",
+        "etc/sickbay-oidc/ca.crt",
+        "etc/sickbay-jobs/secret",
+    )
+    for path in (*own, *receivers, *others, "var/run/secrets/sickbay-replicas/token"):
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
