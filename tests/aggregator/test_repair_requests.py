@@ -7,9 +7,12 @@ import pytest
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
+    Operation,
+    OperationSpec,
     Phase,
     RepairState,
 )
+from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.repair import REQUEST, read_request
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -134,6 +137,24 @@ async def test_a_person_starts_a_repair_and_takes_it_back(how: str) -> None:
     assert asyncio.get_running_loop().time() - began < 60  # by the watch, before its deadline
     await later(600)
     assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_deletes_an_operation_before_its_order() -> None:
+    """A process made it, and died before it began."""
+    site = Site()
+    site.start()
+    await site.settles(lambda: site.world.quarantines)
+    uid = site.quarantine().uid
+    name, spec = f"{uid}-1-reboot", OperationSpec("n1", "reboot", uid, 1, "boot-1")
+    site.world.operations.store(Operation(name, "o", "0", spec, deleting=True))
+    await site.settles(site.is_exhausted)
+    assert site.attempts() == [("reboot", RepairState.CANCELLED)]
+    await later(600)
+    assert site.repaired == []
+    assert parse_record(site.world.record.text).repairs == {}
     site.check()
     await site.replica.stop()
 

@@ -63,7 +63,7 @@ class RepairStatusWriter:
         """
         before = quarantine.status.repair or RepairStatus()
         spec = spec_of(quarantine, attempt, len(before.attempts) + 1)
-        pending = await self._pending(attempt.operation, spec)
+        pending = await self._pending(attempt, spec)
         begun = replace(before, held="", test_waits_since=0.0, began_at=attempt.began_at)
         if attempt.repair != TEST:  # a test says nothing about why no further repair begins
             begun = replace(begun, exhausted="", exhausted_at=0.0)
@@ -74,13 +74,23 @@ class RepairStatusWriter:
         await self._operations.write_status(pending, status_of(attempt))
         return self._take(node_state, written, (*before.attempts, attempt))
 
-    async def _pending(self, name: str, spec: OperationSpec) -> Operation:
+    async def _pending(self, attempt: RepairAttempt, spec: OperationSpec) -> Operation:
         """The operation, certainly not ordered: made here, or left by a process that has died."""
         try:
-            return await self._operations.create(name, spec)
+            return await self._operations.create(attempt.operation, spec)
         except Conflict:
-            there = await self._operations.read(name)
-            if there is None or there.status.phase is not RepairState.PENDING or there.deleting:
+            there = await self._operations.read(attempt.operation)
+            if there is None or there.status.phase is not RepairState.PENDING:
+                raise
+            if there.deleting:  # a person has cancelled what never began
+                message = "a person deleted its operation before its order"
+                ended = replace(
+                    attempt,
+                    state=RepairState.CANCELLED,
+                    ended_at=attempt.began_at,
+                    message=message,
+                )
+                await self._operations.write_status(there, status_of(ended))
                 raise
             if there.spec == spec:
                 return there
