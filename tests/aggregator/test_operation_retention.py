@@ -5,12 +5,14 @@ from dataclasses import replace
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
+    Conflict,
     Operation,
     OperationSpec,
     OperationStatus,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
+    Refused,
     RepairState,
 )
 from aggregator.quarantine.repair.operation_retention import PER_NODE, OperationRetention
@@ -81,6 +83,32 @@ async def test_those_that_a_person_has_deleted_and_old_ones_are_removed() -> Non
     assert {name for name in left if name.startswith("old")} == {
         f"old-{number:02}" for number in range(3, PER_NODE + 2)
     }
+
+
+async def test_one_that_can_not_be_removed_keeps_none_of_the_others() -> None:
+    world = World()
+    for name in ("first", "second", "third"):
+        put(world, name, "gone", RepairState.FAILED, at=NOW - 3600)
+        world.operations.person_deletes(name)
+    cluster = MemoryCluster(world)
+    drop = cluster.operations.drop
+
+    async def refusing(operation: Operation) -> None:
+        if operation.name == "first":
+            raise Refused("admission webhook denied the request")
+        if operation.name == "second":
+            raise Conflict("it was changed meanwhile")
+        await drop(operation)
+
+    cluster.operations.drop = refusing  # type: ignore[method-assign]
+    retention = OperationRetention(
+        operations=cluster.operations,
+        fleet=FleetState(),
+        clocks=Clocks(lambda: 0.0, lambda: NOW),
+        window=WEEK,
+    )
+    await retention.go_round()
+    assert set(world.operations.by_name) == {"first", "second"}
 
 
 async def test_an_operation_that_another_has_changed_meanwhile_waits_for_the_next_round() -> None:

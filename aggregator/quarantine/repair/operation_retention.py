@@ -5,11 +5,19 @@ An operation of a quarantine that stands is never removed: the ladder counts it.
 """
 
 import logging
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.operations import outdated
-from aggregator.cluster.port import ClusterError, Conflict, Operation, Operations, RepairState
+from aggregator.cluster.port import (
+    ClusterError,
+    Conflict,
+    Operation,
+    Operations,
+    Refused,
+    RepairState,
+)
 from aggregator.quarantine.state.fleet import FleetState
 
 log = logging.getLogger("sickbay.quarantine")
@@ -38,22 +46,30 @@ class OperationRetention:
         self._fleet = fleet
         self._clocks = clocks
         self._window = window
-        self._trouble = ""
+        #: The last error of the last round, and of this one.
+        self._trouble = self._failed = ""
 
     async def go_round(self) -> None:
         """Once every `EVERY`, where this process may act."""
         if self._fleet.view_lost:
             return
-        trouble = ""
+        self._failed = ""
         try:
             await self._retain()
+        except ClusterError as error:
+            self._failed = str(error)
+        if self._failed and self._failed != self._trouble:
+            log.warning("old operations can't be removed", extra={"error": self._failed})
+        self._trouble = self._failed
+
+    async def _try(self, change: Awaitable[object]) -> None:
+        """One that can't be changed keeps none of the others."""
+        try:
+            await change
         except Conflict:
             pass  # the next round decides anew
-        except ClusterError as error:
-            trouble = str(error)
-            if trouble != self._trouble:
-                log.warning("old operations can't be removed", extra={"error": trouble})
-        self._trouble = trouble
+        except Refused as error:
+            self._failed = str(error)
 
     async def _retain(self) -> None:
         found = await self._operations.all()
@@ -63,14 +79,14 @@ class OperationRetention:
         now = self._clocks.earliest()
         for one in left:
             if one.is_open and now - one.created_at > _SETTLED:
-                await self._end(one, now)
+                await self._try(self._end(one, now))
         ended = [one for one in left if not one.is_open]
         for one in ended:
             if one.deleting:
-                await self._operations.drop(one)
+                await self._try(self._operations.drop(one))
         kept = [one for one in ended if not one.deleting]
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
-            await self._operations.drop(one)
+            await self._try(self._operations.drop(one))
 
     async def _end(self, operation: Operation, now: float) -> None:
         pending = operation.status.phase is RepairState.PENDING
