@@ -12,6 +12,10 @@ from typing import Protocol
 from aggregator.cluster.kubernetes.informer import ClusterInformer
 from aggregator.cluster.port import ClusterError, ClusterEvent, NodeMeta, WatchLost, WatchSynced
 
+#: A Lease that stands still is taken within seconds; one that can't be written may stand for hours.
+#: Then all is read anew after so many seconds: neither age nor events grow without an end.
+RENEW_AFTER = 60.0
+
 
 class EventView:
     """The events of one informer, which runs until `close`."""
@@ -75,9 +79,14 @@ class ClusterReadAhead:
         self._view: EventView | None = None
         self._nodes: asyncio.Task[list[NodeMeta]] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._began = 0.0
 
     def begin(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._began >= RENEW_AFTER:
+            self.end()
         if self._view is None and self._nodes is None:
+            self._began = now
             self._view = self._source.new_view()
             self._nodes = asyncio.create_task(self._list(self._view), name="nodes ahead")
 
