@@ -185,6 +185,7 @@ class ControllerParts:
             fleet=fleet,
             clocks=clocks,
             window=self._repair.rules.window,
+            may_act=replica.may_act,
         )
 
     def start(self, ending: AsyncExitStack) -> None:

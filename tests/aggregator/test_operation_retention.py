@@ -1,5 +1,6 @@
 """Old operations are removed, and those end that have lost their quarantine."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -32,7 +33,13 @@ def put(world: World, name: str, quarantine: str, phase: RepairState, at: float)
     return world.operations.store(Operation(name, f"uid-{name}", "0", spec, status, created_at=at))
 
 
-async def go_round(world: World, *, view_lost: str = "") -> dict[str, RepairState]:
+def always() -> bool:
+    return True
+
+
+async def go_round(
+    world: World, *, view_lost: str = "", may_act: Callable[[], bool] = always
+) -> dict[str, RepairState]:
     """The phases after one round."""
     summary = NodeSummary("n1")
     summary.own_quarantine_view().write(STANDING)
@@ -41,6 +48,7 @@ async def go_round(world: World, *, view_lost: str = "") -> dict[str, RepairStat
         fleet=FleetState({"n1": summary}, view_lost=view_lost),
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
+        may_act=may_act,
     )
     await retention.go_round()
     return {name: one.status.phase for name, one in world.operations.by_name.items()}
@@ -54,6 +62,15 @@ async def test_none_of_a_quarantine_that_stands_is_touched() -> None:
     world.operations.person_deletes("deleted")
     before = {name: one.status.phase for name, one in world.operations.by_name.items()}
     assert await go_round(world) == before
+
+
+async def test_a_process_that_lost_its_place_during_the_list_changes_nothing() -> None:
+    """Its quarantines may be those of before a pause, and the operation one of a newer."""
+    world, places = World(), iter([True])
+    put(world, "open", "newer", RepairState.ORDERED, at=0.0)
+    put(world, "old", "gone", RepairState.FAILED, at=0.0)
+    phases = await go_round(world, may_act=lambda: next(places, False))
+    assert phases == {"open": RepairState.ORDERED, "old": RepairState.FAILED}
 
 
 async def test_an_open_one_without_its_quarantine_ends_once_that_is_certain() -> None:
@@ -106,6 +123,7 @@ async def test_one_that_can_not_be_removed_keeps_none_of_the_others() -> None:
         fleet=FleetState(),
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
+        may_act=always,
     )
     await retention.go_round()
     assert set(world.operations.by_name) == {"first", "second"}
@@ -128,6 +146,7 @@ async def test_an_operation_that_another_has_changed_meanwhile_waits_for_the_nex
         fleet=FleetState(),
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
+        may_act=always,
     )
     await retention.go_round()
     status = world.operations.by_name["ordered"].status

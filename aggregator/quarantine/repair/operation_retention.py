@@ -5,7 +5,7 @@ An operation of a quarantine that stands is never removed: the ladder counts it.
 """
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -32,7 +32,7 @@ PER_NODE, MOST = 20, 2000
 
 
 class OperationRetention:
-    """``window`` is `repair.window`, in seconds."""
+    """``window`` is `repair.window`, in seconds. ``may_act``: whether we are the controller now."""
 
     def __init__(
         self,
@@ -41,17 +41,19 @@ class OperationRetention:
         fleet: FleetState,
         clocks: Clocks,
         window: float,
+        may_act: Callable[[], bool],
     ) -> None:
         self._operations = operations
         self._fleet = fleet
         self._clocks = clocks
         self._window = window
+        self._may_act = may_act
         #: The last error of the last round, and of this one.
         self._trouble = self._failed = ""
 
     async def go_round(self) -> None:
         """Once every `EVERY`, where this process may act."""
-        if self._fleet.view_lost:
+        if self._fleet.view_lost or not self._may_act():
             return
         self._failed = ""
         try:
@@ -62,10 +64,18 @@ class OperationRetention:
             log.warning("old operations can't be removed", extra={"error": self._failed})
         self._trouble = self._failed
 
-    async def _try(self, change: Awaitable[object]) -> None:
-        """One that can't be changed keeps none of the others."""
+    async def _try(self, operation: Operation, *, ends_at: float | None = None) -> None:
+        """End it, or remove it. One that can't be changed keeps none of the others.
+
+        A process that was paused since the list knows quarantines of then: it changes nothing.
+        """
+        if not self._may_act():
+            return
         try:
-            await change
+            if ends_at is None:
+                await self._operations.drop(operation)
+            else:
+                await self._end(operation, ends_at)
         except Conflict:
             pass  # the next round decides anew
         except Refused as error:
@@ -79,14 +89,14 @@ class OperationRetention:
         now = self._clocks.earliest()
         for one in left:
             if one.is_open and now - one.created_at > _SETTLED:
-                await self._try(self._end(one, now))
+                await self._try(one, ends_at=now)
         ended = [one for one in left if not one.is_open]
         for one in ended:
             if one.deleting:
-                await self._try(self._operations.drop(one))
+                await self._try(one)
         kept = [one for one in ended if not one.deleting]
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
-            await self._try(self._operations.drop(one))
+            await self._try(one)
 
     async def _end(self, operation: Operation, now: float) -> None:
         pending = operation.status.phase is RepairState.PENDING
