@@ -248,8 +248,7 @@ class ControllerParts:
         """For ever."""
         while True:
             await asyncio.sleep(EVERY)
-            if self._replica.may_act():
-                await self._retention.go_round()
+            await self._retention.go_round()
 
     async def _report_repair_rights(self) -> None:
         """For ever, as its end would end the process. Beside the others: a management cluster that

@@ -31,6 +31,7 @@ from tests.bench.repair_receiver import RepairReceiver, by_chance
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.attempts import attempts_of
 from tests.support.stack import NAMESPACE, Stack
 
 RULES = """
@@ -46,7 +47,6 @@ AFTER_ATTEMPT = 0.3
 #: An attempt lasts a minute at most, and its node is looked at every 15 seconds.
 PATIENCE = 240.0
 _QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
-_OPERATIONS = "/apis/sickbay.dev/v1alpha1/operations"
 _BUSY = ("Ordering", "Ordered")
 
 
@@ -200,14 +200,7 @@ def _statuses(plane: ControlPlane, names: Sequence[str]) -> dict[str, dict[str, 
     """By node, with the attempts of its operations."""
     wanted = set(names)
     items = plane.call("GET", _QUARANTINES)["items"]
-    attempts: dict[str, list[dict[str, Any]]] = {}
-    operations = plane.call("GET", _OPERATIONS)["items"]
-    for one in sorted(operations, key=lambda one: int(one["spec"].get("number", 0))):
-        spec, status = one["spec"], one.get("status", {})
-        if status.get("phase", "Pending") != "Pending":
-            told = {"operation": one["metadata"]["name"], "repair": spec["kind"]}
-            attempt = {**spec, **status, **told, "state": status["phase"]}
-            attempts.setdefault(spec["quarantine"], []).append(attempt)
+    attempts = attempts_of(plane)
     return {
         one["metadata"]["name"]: {
             **(status := one.get("status", {})),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.cluster.kubernetes import paths
 from tests.controlplane.pytest_plugin import Space
 from tests.e2e.conftest import Start
 from tests.support.stack import Stack, start_job
@@ -113,7 +114,7 @@ def test_a_person_has_a_drained_node_repaired_once_and_sees_it_everywhere(
 
 def recorded(stack: Stack, node: str) -> list[str]:
     """The phases of the node's Operations: each look of a person is a process."""
-    found = stack.plane.call("GET", "/apis/sickbay.dev/v1alpha1/operations")["items"]
+    found = stack.plane.call("GET", paths.OPERATIONS)["items"]
     return [one.get("status", {}).get("phase") for one in found if one["spec"]["node"] == node]
 
 

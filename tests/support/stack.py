@@ -26,6 +26,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.aggregator_program import AGGREGATOR
+from tests.support.attempts import attempts_of
 from tests.support.fork_server import start_program
 from tests.support.pki import Authority
 
@@ -413,14 +414,7 @@ class Stack:
     def attempts(self, name: str) -> list[dict[str, Any]]:
         """The operations of the node's quarantine that have begun, oldest first."""
         uid = (self.quarantine(name) or {}).get("metadata", {}).get("uid")
-        found = self.plane.call("GET", "/apis/sickbay.dev/v1alpha1/operations")["items"]
-        begun = [
-            {**one["spec"], **one["status"], "repair": one["spec"]["kind"]}
-            for one in sorted(found, key=lambda one: int(one["spec"].get("number", 0)))
-            if one["spec"].get("quarantine") == uid
-            and one.get("status", {}).get("phase", "Pending") != "Pending"
-        ]
-        return [{**one, "state": one["phase"]} for one in begun]
+        return attempts_of(self.plane).get(uid, [])
 
     def phase(self, name: str) -> str | None:
         quarantine = self.quarantine(name)

@@ -453,7 +453,7 @@ async def test_while_the_issuer_is_away_other_log_ins_go_on(site: Site) -> None:
         assert answer.status == 200
     site.cookies = kept
     assert (await site.get("/healthz"))[0] == 200
-    # Who is not logged in can't have it requested at will.
+    # A visitor without a session can't have it requested at will.
     requests = len(site.issuer.asked)
     for _ in range(3):
         assert "answers 502" in (await site.get("/login/oidc"))[1]

@@ -7,12 +7,11 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
-from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.deletion import patch_without, request_deletion
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
 from aggregator.cluster.kubernetes.objects import (
     Meta,
-    PartialObjectMetadata,
     RawList,
     decode,
     seconds,
@@ -33,7 +32,7 @@ from aggregator.cluster.port import (
 )
 
 FINALIZER = f"{GROUP}/operation"
-#: The label by which a node's operations are selected. Its value is that of a label
+#: The label by which a node's operations are selected; `label_of` has its value.
 NODE_LABEL = f"{GROUP}/node"
 _LONGEST_LABEL = 63
 RESOURCE = Resource("operations", paths.OPERATIONS)
@@ -105,34 +104,19 @@ class KubeOperations:
 
     async def drop(self, operation: Operation) -> None:
         """The deletion first: a crash in between leaves one to finish."""
-        left = await self._delete(operation)
-        if left is not None and FINALIZER in (left.finalizers or ()):
-            kept = [one for one in left.finalizers or () if one != FINALIZER]
-            fence = {"uid": left.uid, "resourceVersion": left.resource_version}
-            patch = {"metadata": {**fence, "finalizers": kept}}
-            with contextlib.suppress(NotFound):
-                await self._patch(_path(operation.name), patch, Priority.STATUS)
-        self.known.drop(operation)
-
-    async def _delete(self, operation: Operation) -> Meta | None:
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": operation.uid, "resourceVersion": operation.version},
-        }
-        answer = await self._transport.ask(
-            "DELETE",
+        left = await request_deletion(
+            self._transport,
             _path(operation.name),
             kind="operations",
             lane=Priority.STATUS,
-            body=encode(options),
+            uid=operation.uid,
+            version=operation.version,
         )
-        if isinstance(answer, Failure):
-            if answer.code == 404:
-                return None
-            raise answer.error()
-        meta = decode(answer, PartialObjectMetadata).metadata
-        return meta if meta.uid == operation.uid else None
+        patch = patch_without(left, FINALIZER)
+        if patch is not None:
+            with contextlib.suppress(NotFound):
+                await self._patch(_path(operation.name), patch, Priority.STATUS)
+        self.known.drop(operation)
 
     async def _patch(self, path: str, patch: Mapping[str, object], lane: Priority) -> Operation:
         answer = await self._request(

@@ -6,9 +6,9 @@ import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.crd import read_definition
-from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.deletion import patch_without, request_deletion
 from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, decode
+from aggregator.cluster.kubernetes.objects import PartialObjectMetadata, decode
 from aggregator.cluster.kubernetes.operation_client import KubeOperations
 from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
@@ -127,16 +127,22 @@ class KubeQuarantines:
         without a finalizer. Raises Conflict if it changes faster than it can be dropped.
         """
         for _ in range(_TRIES):
-            left = await self._delete_quarantine(quarantine)
-            if left is None or FINALIZER not in (left.finalizers or ()):
+            try:
+                left = await request_deletion(
+                    self._transport,
+                    paths.quarantine(quarantine.node),
+                    kind="quarantines",
+                    lane=Priority.RELEASE,
+                    uid=quarantine.uid,
+                )
+            except Conflict:
+                return  # another one has the name now
+            patch = patch_without(left, FINALIZER)
+            if patch is None:
                 return
-            kept = [one for one in left.finalizers or () if one != FINALIZER]
-            fence = {"uid": left.uid, "resourceVersion": left.resource_version}
             try:
                 await self._patch_quarantine(
-                    paths.quarantine(quarantine.node),
-                    {"metadata": {**fence, "finalizers": kept}},
-                    Priority.RELEASE,
+                    paths.quarantine(quarantine.node), patch, Priority.RELEASE
                 )
             except NotFound:
                 return
@@ -147,28 +153,6 @@ class KubeQuarantines:
 
     async def definition_is_going(self) -> bool:
         return (await read_definition(self._transport)).going
-
-    async def _delete_quarantine(self, quarantine: Quarantine) -> Meta | None:
-        """Ask for its deletion; returns the rest, or None when it is gone (or another now)."""
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": quarantine.uid},
-        }
-        answer = await self._transport.ask(
-            "DELETE",
-            paths.quarantine(quarantine.node),
-            kind="quarantines",
-            lane=Priority.RELEASE,
-            body=encode(options),
-        )
-        if isinstance(answer, Failure):
-            if answer.code in {404, 409}:
-                return None
-            raise answer.error()
-        # A finalizer holds it: the object comes back. Else a Status, whose metadata is empty.
-        meta = decode(answer, PartialObjectMetadata).metadata
-        return meta if meta.uid == quarantine.uid else None
 
     async def _get_quarantine(self, node: str) -> bytes:
         return await self._transport.request(
