@@ -167,7 +167,7 @@ def _word(workload: Workload) -> str:
 
 def _latest(one: DrainRound) -> Quarantine:
     """The Quarantine as last written: an earlier part of the round may have changed its status."""
-    quarantine = one.node_state.node_summary.quarantine
+    quarantine = one.node_state.quarantine
     if quarantine is None or quarantine.uid != one.quarantine.uid:
         raise ClusterError("the quarantine was replaced meanwhile")
     return quarantine

@@ -454,7 +454,7 @@ def _reason_of_another(until: float) -> str:
 
 async def _write(one: DrainRound, notices: Mapping[str, EvictionNotice]) -> None:
     """Compare-and-set on the Quarantine that the round has read."""
-    quarantine = one.node_state.node_summary.quarantine
+    quarantine = one.node_state.quarantine
     if quarantine is None or quarantine.uid != one.quarantine.uid:
         raise ClusterError("the quarantine was replaced meanwhile")
     status = replace(quarantine.status, notices=tuple(notices.values()))

@@ -570,5 +570,5 @@ class ControllerWorld(RuleBasedStateMachine):
             and not (
                 node_state.agent.conflict or node_state.decision.hold or node_state.decision.would
             )
-            and node_state.node_summary.quarantine is None
+            and node_state.quarantine is None
         }

@@ -32,6 +32,7 @@ from aggregator.quarantine.decide.operator_requests import OperatorRequests
 from aggregator.quarantine.decide.pools import Pool, Pools
 from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
+from tests.support.node_states import summary_in
 
 NOW = 1_750_000_000.0
 K = EventKind
@@ -183,7 +184,7 @@ def test_an_exempt_node_is_silent_and_peoples_requests_about_it_are_not() -> Non
 def test_the_fleets_state_knows_labels_pool_rack_and_exemption() -> None:
     fleet = FleetState()
     labels = {"pool": "h100", "leaf": "l1", RACK: "r1"}
-    summary = fleet.node_summary("n1")
+    summary = summary_in(fleet, "n1")
     summary.cluster.take_listed(NodeMeta("n1", "u", labels), 0.0, marked=False)
     summary.cluster.take_requests(OperatorRequests(exempt_until=NOW))
     found = FleetContext(fleet, "pool", ("leaf", RACK))("n1")
@@ -194,7 +195,7 @@ def test_the_fleets_state_knows_labels_pool_rack_and_exemption() -> None:
 
 def test_an_incident_in_mode_observe_says_that_nothing_was_done() -> None:
     fleet = FleetState()
-    fleet.node_summary("n1")
+    summary_in(fleet, "n1")
     settings = AlertSettings()
     by = Router(targets_of(settings), settings, FleetContext(fleet, "", ()))
     for mode, ends in (("observe", True), ("cordon", False), ("drain", False)):
@@ -210,7 +211,7 @@ def test_an_alert_carries_the_advice_of_the_page_and_the_command_that_explains_i
     settings = AlertSettings()
     contexts = FleetContext(fleet, "", ())
     by = Router(targets_of(settings), settings, contexts, advise=FleetAdvice(fleet))
-    held = fleet.node_summary("n1")
+    held = summary_in(fleet, "n1")
     held.decision.hold = NodeHold("limits.concurrent", "13", "13 nodes", NOW)
     command = "Causes and next steps: sickbay explain n1 --url http://sickbay.test"
     told = alert(happened("n1", K.HELD, limit="limits.concurrent"), by).advice
@@ -224,7 +225,7 @@ def test_an_alert_carries_the_advice_of_the_page_and_the_command_that_explains_i
 
 def test_without_a_label_of_pools_an_alert_has_the_pool_of_the_configuration() -> None:
     fleet = FleetState(pools=Pools((Pool("canary", LabelSelector({"pool": "b"})),)))
-    fleet.node_summary("n1").cluster.labels = {"pool": "b"}
+    summary_in(fleet, "n1").cluster.labels = {"pool": "b"}
     assert FleetContext(fleet, "", ())("n1").pool == "canary"
 
 

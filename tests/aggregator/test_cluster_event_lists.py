@@ -22,7 +22,6 @@ from aggregator.quarantine.decide.operator_requests import PIN
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER, ClusterEventHandler
 from aggregator.quarantine.reconcile.node_rounds import _is_absent, _is_schedulable
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import part_with, set_fields
@@ -105,9 +104,9 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
         ghost.agent.attached = True
         assert not is_no_more(ghost)
         ghost.agent.attached = False
-        ghost.node_summary.own_quarantine_view().quarantine = quarantine()
+        ghost.own_quarantine_view().quarantine = quarantine()
         assert not is_no_more(ghost)
-        ghost.node_summary.own_quarantine_view().quarantine = None
+        ghost.own_quarantine_view().quarantine = None
         ghost.work.task = asyncio.ensure_future(asyncio.sleep(5))
         assert not is_no_more(ghost), "something is being done"
         await ghost.work.task
@@ -356,7 +355,7 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
 
 
 def test_which_cases_are_schedulable_or_absent() -> None:
-    node_state = NodeState(NodeSummary("n1"), lambda: 1.0)
+    node_state = NodeState("n1", now=lambda: 1.0)
     assert not _is_schedulable(node_state)
     assert not _is_absent(node_state)
     for whose in Uncordoned:

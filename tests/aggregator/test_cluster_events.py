@@ -120,7 +120,7 @@ class Bench:
 
     def node_state(self, quarantine: Quarantine | None = None) -> Any:
         found: Any = self.registry.node_state("n1")
-        found.node_summary.own_quarantine_view().quarantine = quarantine
+        found.own_quarantine_view().quarantine = quarantine
         return found
 
 
@@ -139,16 +139,16 @@ def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> 
         seen = made()
         assert await bench.send_event(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
         node_state = bench.registry.node_state("n1")
-        assert node_state.node_summary.quarantine is seen
+        assert node_state.quarantine is seen
         assert list(bench.registry.standing.quarantines()) == [seen]
         assert await bench.send_event(QuarantineSeen(seen)) == [], "it is no news"
         newer = replace(seen, version="2")
         assert len(await bench.send_event(QuarantineSeen(newer))) == 2
         assert await bench.send_event(QuarantineSeen(seen)) == [], "it is older"
-        assert node_state.node_summary.quarantine is newer
+        assert node_state.quarantine is newer
         bench.made._listing = True
         assert len(await bench.send_event(QuarantineSeen(seen))) == 2, "a list counts"
-        assert node_state.node_summary.quarantine is seen
+        assert node_state.quarantine is seen
 
     on_bench(test)
 
@@ -171,7 +171,7 @@ def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing() -> 
         assert bench.registry.known("n1") is None
         node_state = bench.node_state(made())
         assert await bench.send_event(QuarantineGone("n1", "r")) == []
-        assert node_state.node_summary.quarantine is not None
+        assert node_state.quarantine is not None
         bench.node_state(None)
         assert await bench.send_event(QuarantineGone("n1", "q")) == []
         assert node_state.quarantine_view.ended == ""
@@ -189,7 +189,7 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
         assert list(bench.registry.standing.quarantines()) == []
         assert bench.registry.absent == set()
-        assert [node_state.node_summary.quarantine] == [None]
+        assert [node_state.quarantine] == [None]
         assert (
             node_state.quarantine_view.orphan,
             node_state.quarantine_view.ended,

@@ -13,7 +13,6 @@ from aggregator.quarantine.state.drain_memory import (
     DrainMemory,
     blocked_backoff,
 )
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
@@ -204,7 +203,7 @@ def test_whoever_waits_for_news_of_a_node_returns_when_it_comes_or_is_there() ->
 
 def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
-        node_state, asked, cancelled = NodeState(NodeSummary("n1"), loop.time), [], []
+        node_state, asked, cancelled = NodeState("n1", now=loop.time), [], []
         stands = True
 
         def still() -> bool:

@@ -11,6 +11,7 @@ from aggregator.policy import drift
 from aggregator.policy.drift import ComparedNode, Drift, DriftSearch
 from aggregator.quarantine.correlation.drift import DriftWatch
 from aggregator.quarantine.state.fleet import FleetState
+from tests.support.node_states import summary_in
 
 DAY = drift.LASTS
 FIRMWARE = ("nvme", "KIOXIA CM7")
@@ -93,12 +94,12 @@ async def test_the_watch_reports_a_drift_and_its_end() -> None:
 
     def report(node: str, value: str) -> None:
         row = Component("drift", "nvme", Status.OK, "", f"KIOXIA CM7: {value}", 0.0)
-        health = state.node_summary(node).agent.health
+        health = summary_in(state, node).agent.health
         assert health is not None
         health.snapshot(Snapshot((row,), ()))
 
     for n in range(20):
-        state.node_summary(f"n{n}").agent.health = NodeHealth(
+        summary_in(state, f"n{n}").agent.health = NodeHealth(
             Hello(f"n{n}", "boot", "epoch", "1", 1, "i")
         )
         report(f"n{n}", "0099" if n == 7 else "0105")

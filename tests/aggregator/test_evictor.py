@@ -52,8 +52,7 @@ from aggregator.quarantine.drain.evictor import (
 )
 from aggregator.quarantine.drain.pod_waits import NoWaits
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
-from aggregator.quarantine.state.node import NodeState
-from tests.support.node_states import summary_of
+from tests.support.node_states import state_of
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 LABEL = SHIPPED_KEYS[0]
@@ -85,7 +84,7 @@ class Bench:
         self.gang_pods: list[Pod] = []
         self.listed: list[bool] = []
         self.stands = True
-        self.node_state: Any = NodeState(summary_of("n1", quarantine=quarantine()), loop.time)
+        self.node_state: Any = state_of("n1", loop.time, quarantine=quarantine())
         self.memory = DrainMemory("q")
         acts: Any = SimpleNamespace(
             guard=lambda _, against: Guard(lambda: self._guard(against)),

@@ -23,7 +23,7 @@ from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
 from aggregator.quarantine.state.node import NodeState
-from tests.support.node_states import summary_of
+from tests.support.node_states import state_of
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 LATER, FAILED, DONE = (
@@ -92,7 +92,7 @@ class Bench:
         self.acts, self.loop = Recorder(), loop
         known = QuarantineStatus(**status)  # type: ignore[arg-type]  # a test's words
         self.quarantine = Quarantine("n1", "uid-q", "1", SPEC, known)
-        self.node_state = NodeState(summary_of("n1", quarantine=self.quarantine), loop.time)
+        self.node_state = state_of("n1", loop.time, quarantine=self.quarantine)
         self.hook_runner = HookRunner(
             acts=cast(NodeActions, self.acts),
             clocks=Clocks(loop.time, loop.time),
@@ -105,8 +105,8 @@ class Bench:
 
     @property
     def hook(self) -> HookStatus:
-        assert self.node_state.node_summary.quarantine is not None
-        found = self.node_state.node_summary.quarantine.status.pre_evict
+        assert self.node_state.quarantine is not None
+        found = self.node_state.quarantine.status.pre_evict
         assert found is not None
         return found
 

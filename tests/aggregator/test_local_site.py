@@ -21,6 +21,7 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import FleetState
 from tests.aggregator.local_file import run_other_process
+from tests.support.node_states import summary_in
 from tests.support.replica import (
     POLICY,
     SETTINGS,
@@ -113,7 +114,7 @@ class Aggregator:
         self.controller.on_evidence("n1", snapshot(), self.clock())
 
     def phase(self) -> Phase | None:
-        quarantine = self.fleet.node_summary("n1").quarantine
+        quarantine = summary_in(self.fleet, "n1").quarantine
         return quarantine.status.phase if quarantine is not None else None
 
     async def quarantine(self) -> Quarantine | None:
@@ -157,7 +158,7 @@ async def test_a_drain_command_that_fails_is_a_blocker_that_people_see(
         await until(lambda: "pod.blocked" in sickbay.notes.kinds("n1"))
         await until(
             lambda: (
-                (q := sickbay.fleet.node_summary("n1").quarantine) is not None
+                (q := summary_in(sickbay.fleet, "n1").quarantine) is not None
                 and bool(q.status.blockers)
             )
         )
@@ -174,7 +175,7 @@ async def test_a_cordon_command_that_fails_is_tried_again_and_nothing_is_drained
     site.breaks("cordon")
     async with Aggregator(path, site, Turned()) as sickbay:
         sickbay.ill()
-        await until(lambda: "exited with 1" in sickbay.fleet.node_summary("n1").work.last_error)
+        await until(lambda: "exited with 1" in summary_in(sickbay.fleet, "n1").work.last_error)
         await until(lambda: any(line.message == "step of a node failed" for line in caplog.records))
         assert site.journal == []
         node = await sickbay.cluster.read_node("n1")
@@ -192,7 +193,7 @@ async def test_a_fault_of_an_agent_that_is_named_all_reaches_no_command(
         sickbay.ill("ALL")
         sickbay.ill()
         await until(lambda: sickbay.phase() is Phase.DRAINED)
-        named = sickbay.fleet.node_summary("ALL")
+        named = summary_in(sickbay.fleet, "ALL")
         await until(lambda: "'ALL' means every node to Slurm" in named.work.last_error)
         assert await sickbay.cluster.read_quarantine("ALL") is None
         assert site.journal == ["cordon n1", "drain n1"]
@@ -213,7 +214,7 @@ async def test_a_restart_in_the_middle_finishes_what_was_begun(
         elif stuck == "drain":
             await until(lambda: first.phase() is Phase.DRAINING)
         else:
-            await until(lambda: first.fleet.node_summary("n1").work.last_error)
+            await until(lambda: summary_in(first.fleet, "n1").work.last_error)
     site.breaks()
     async with Aggregator(path, site, clock) as second:
         if stuck == "release":
@@ -233,7 +234,7 @@ async def test_a_person_stops_and_releases_through_the_file(path: Path, site: Si
         await run_other_process(path, "store.set_stop('drill')")
         await until(lambda: sickbay.fleet.stop == "drill")
         sickbay.ill()
-        await until(lambda: sickbay.fleet.node_summary("n1").decision.hold is not None)
+        await until(lambda: summary_in(sickbay.fleet, "n1").decision.hold is not None)
         assert site.journal == []
         await run_other_process(path, "store.set_stop('')")
         await until(lambda: sickbay.phase() is Phase.DRAINED)

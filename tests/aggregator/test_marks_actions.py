@@ -180,7 +180,7 @@ def test_stray_marks_get_their_quarantine_again_and_stay() -> None:
         assert bench.kinds() == ["quarantine.adopted"]
         assert "is made again (cordon): marked for xid:79" in bench.notes.transitions[0].summary
         assert not bench.node_state.quarantine_view.to_adopt
-        assert bench.node_state.node_summary.quarantine == found
+        assert bench.node_state.quarantine == found
         await bench.announcer.settle(bench.node_state)
         assert bench.cluster.asked["announce"] == 1
         before = len(bench.world.writes)

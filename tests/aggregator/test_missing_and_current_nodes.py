@@ -12,7 +12,7 @@ from aggregator.cluster.port import ClusterError, Unreachable
 from aggregator.quarantine.reconcile import current_nodes, missing_nodes
 from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
-from aggregator.quarantine.state.fleet import FleetState, NodeSummary
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -50,9 +50,9 @@ class Missing:
         return object() if name in self.there else None
 
     def node_state(self, name: str, *, gone: bool = True, stands: bool = True) -> Any:
-        found: Any = NodeState(NodeSummary(name), lambda: 1.0)
+        found: Any = NodeState(name, now=lambda: 1.0)
         found.cluster.node_gone = gone
-        found.node_summary.own_quarantine_view().quarantine = object() if stands else None
+        found.own_quarantine_view().quarantine = object() if stands else None
         return found
 
 

@@ -43,7 +43,6 @@ from aggregator.quarantine.decide.node_marks import read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
 from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.memory_cluster import MemoryCluster, World
@@ -98,7 +97,7 @@ class Bench:
         self.switch.lost = lambda: self.switch.reason or ("" if self.may else NOT_CONTROLLER)
         self.stopped = False
         self.meanwhile: Callable[[], None] = lambda: None
-        self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state: Any = NodeState("n1", now=loop.time)
         self.node_state.cluster.labels = self.world.nodes["n1"].labels
         record_writer: Any = SimpleNamespace(
             record=SimpleNamespace(entries=self.entries, generation=4),
@@ -288,48 +287,52 @@ def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_t
 
 def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action() -> None:
     async def test(bench: Bench) -> None:
-        node_summary = bench.node_state.node_summary
         for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
-            node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
+            bench.node_state.decision.hold, bench.switch.reason = (
+                NodeHold(limit, "1", "y", 1.0),
+                reason,
+            )
             bench.holds.unhold(bench.node_state)
-            assert (node_summary.decision.hold is None) == ends
+            assert (bench.node_state.decision.hold is None) == ends
 
     on_bench(test)
 
 
 def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
     async def test(bench: Bench) -> None:
-        node_summary = bench.node_state.node_summary
         for stands, limit, reason, ends in (
             (True, "stop", "", True),
             (True, "stop", "x", False),
             (True, "maintenance", "", False),
             (False, "stop", "", False),
         ):
-            node_summary.own_quarantine_view().quarantine = made() if stands else None
-            node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
+            bench.node_state.own_quarantine_view().quarantine = made() if stands else None
+            bench.node_state.decision.hold, bench.switch.reason = (
+                NodeHold(limit, "1", "y", 1.0),
+                reason,
+            )
             bench.holds.unhold_resumed(bench.node_state)
-            assert (node_summary.decision.hold is None) == ends
+            assert (bench.node_state.decision.hold is None) == ends
 
     on_bench(test)
 
 
 def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once() -> None:
     async def test(bench: Bench) -> None:
-        bench.switch.reason, node_summary = "a drill", bench.node_state.node_summary
+        bench.switch.reason = "a drill"
         bench.holds.hold_stopped(bench.node_state)
-        assert [node_summary.decision.hold] == [None], "nothing stands"
+        assert [bench.node_state.decision.hold] == [None], "nothing stands"
         bench.stands(made(Phase.CORDONED))
         bench.holds.hold_stopped(bench.node_state)
-        assert node_summary.decision.hold.limit == "stop"
+        assert bench.node_state.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 0
-        first = node_summary.decision.hold
+        first = bench.node_state.decision.hold
         bench.holds.hold_stopped(bench.node_state)
-        assert node_summary.decision.hold is first
-        node_summary.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
+        assert bench.node_state.decision.hold is first
+        bench.node_state.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
         bench.stands(made(Phase.ADMITTED))
         bench.holds.hold_stopped(bench.node_state)
-        assert node_summary.decision.hold.limit == "stop"
+        assert bench.node_state.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 1
 
     on_bench(test)
@@ -360,16 +363,21 @@ def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
 
 def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
     async def test(bench: Bench) -> None:
-        node_summary = bench.node_state.node_summary
         bench.holds.hold(bench.node_state, LIMIT, wanted())
-        since = node_summary.decision.hold.since
+        since = bench.node_state.decision.hold.since
         await asyncio.sleep(10)
         bench.holds.hold(bench.node_state, replace(LIMIT, value="2"), wanted())
-        assert (node_summary.decision.hold.since, node_summary.decision.hold.value) == (since, "2")
+        assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.value) == (
+            since,
+            "2",
+        )
         assert len(bench.kinds()) == 1
         assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
         bench.holds.hold(bench.node_state, Held("common", "x", "y", "c1"), wanted())
-        assert (node_summary.decision.hold.since, node_summary.decision.hold.cause) == (since, "c1")
+        assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.cause) == (
+            since,
+            "c1",
+        )
         assert bench.notes.transitions[1].details["cause"] == "c1"
 
     on_bench(test)
@@ -655,7 +663,7 @@ def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has
         await bench.objects.update(bench.node_state, known, wanted())
         assert bench.now().spec.action is Action.DRAIN
         assert len(bench.kinds()) == 1
-        assert bench.node_state.node_summary.quarantine == bench.now()
+        assert bench.node_state.quarantine == bench.now()
 
     on_bench(test)
 
@@ -773,7 +781,7 @@ def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_know
             set_fields(bench.node_state, quarantine=made(), ended=ended)
             bench.node_state.own_quarantine_view().vanished = ""
             assert await bench.acts.reread(bench.node_state) is None
-            assert bench.node_state.node_summary.quarantine is None
+            assert bench.node_state.quarantine is None
             assert bench.node_state.quarantine_view.vanished == vanished
 
     on_bench(test)

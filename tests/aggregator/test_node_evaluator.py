@@ -19,7 +19,6 @@ from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
 from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.replica import POLICY, Notes, all_in_mode, fault, hello, snapshot
@@ -38,7 +37,7 @@ class Bench:
         self.acted: list[str] = []
         self.fabric_hold_ends: float | None = None
         self.counted = 0
-        self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state: Any = NodeState("n1", now=loop.time)
         tracker: Any = SimpleNamespace(
             receive_symptoms=lambda _: None,
             explains=lambda *_: "cause-1",
@@ -84,7 +83,7 @@ def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
         begun = loop.time()
         node_state: Any = SimpleNamespace(
             node="n1",
-            node_summary=bench.node_state.node_summary,
+            quarantine=None,
             cluster=bench.node_state.cluster,
             decision=bench.node_state.decision,
             show_requests=lambda _: (),

@@ -201,16 +201,12 @@ def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -
     for number, name in enumerate(("old", "older", "waits", "drains", "drains-2")):
         bench.node_state(name).work.looked_at = 100.0 - number
     for name in ("old", "older"):
-        bench.node_state(name).node_summary.own_quarantine_view().quarantine = quarantine(
-            Phase.DRAINED
-        )
+        bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     waits = bench.node_state("waits")
     set_fields(waits, quarantine=quarantine(Phase.CORDONED), maintained="kured")
     bench.due()
     for name in ("drains", "drains-2"):
-        bench.node_state(name).node_summary.own_quarantine_view().quarantine = quarantine(
-            Phase.DRAINING
-        )
+        bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     bench.time += 1000
     assert bench.due() == ["drains-2", "drains", "waits", "older", "old"]
 
@@ -233,7 +229,7 @@ def test_the_pods_of_a_drained_node_are_not_read_at_once_after_a_restart() -> No
     assert bench.due() == ["n1"]
     assert node_state.work.looked_at == 1.0
     other = bench.node_state("n2")
-    other.node_summary.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    other.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     assert bench.due() == ["n2", "n1"]
     assert other.work.looked_at == FOREVER
 
@@ -243,14 +239,12 @@ def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> Non
         bench = Bench(loop=loop)
         for name in ("n1", "n2", "n3"):
             bench.nodes[name] = bare()
-            bench.node_state(name).node_summary.own_quarantine_view().quarantine = quarantine(
-                Phase.DRAINING
-            )
+            bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
         begun = loop.time()
         rounds = asyncio.ensure_future(bench.poller.run())
         await asyncio.sleep(0.01)
         assert len(bench.reads) == 1
-        bench.node_state("n2").node_summary.own_quarantine_view().quarantine = None
+        bench.node_state("n2").own_quarantine_view().quarantine = None
         await asyncio.sleep(1 / A_SECOND)
         assert [name for name, _ in bench.reads] == ["n1", "n3"]
         await asyncio.sleep(DRAINING_EVERY - 1)
@@ -367,7 +361,7 @@ def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_los
         ):
             node_state.own_quarantine_view().uncordoned, bench.nodes["n1"] = uncordoned, node
             node_state.own_quarantine_view().missing = (
-                node_state.lacks(node, node_state.node_summary.quarantine) if lacks else ()
+                node_state.lacks(node, node_state.quarantine) if lacks else ()
             )
             await bench.poll(node_state)
             assert node_state.work.needs_read == suspect

@@ -43,7 +43,7 @@ from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.quarantine.state.node import NodeState, _joined
 from aggregator.quarantine.state.quarantine_view import MARKED
-from tests.support.node_states import set_fields, summary_of
+from tests.support.node_states import set_fields, state_of, summary_of
 from tests.support.replica import POLICY, component, fault, hello, snapshot
 
 NOW = 500.0
@@ -54,7 +54,7 @@ EVIDENCE = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
 
 
 def state(**fields: Any) -> Any:
-    return NodeState(summary_of("n1", **fields), lambda: NOW)
+    return state_of("n1", lambda: NOW, **fields)
 
 
 def health(*evidence: Fault | Component) -> NodeHealth:
@@ -171,13 +171,13 @@ def test_an_older_version_counts_unless_news_came_while_it_was_read() -> None:
     node_state, new, old = state(), quarantine(version="7"), quarantine(version="6")
     node_state.take_read(new, POLICY, NOW, before=None)
     node_state.take_read(old, POLICY, NOW, before=new)
-    assert node_state.node_summary.quarantine is old, "a restored etcd counts backwards"
+    assert node_state.quarantine is old, "a restored etcd counts backwards"
     node_state.take_read(new, POLICY, NOW, before=old)
     node_state.take_read(old, POLICY, NOW, before=old)
-    assert node_state.node_summary.quarantine is new, "the news came later than what was read"
+    assert node_state.quarantine is new, "the news came later than what was read"
     another = quarantine(uid="q2", version="1")
     node_state.take_read(another, POLICY, NOW, before=old)
-    assert node_state.node_summary.quarantine is another
+    assert node_state.quarantine is another
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_one_that_had_ended_is_there_again_unless_it_is_about_to_go(
     node_state = state()
     node_state.own_quarantine_view().ended = "q"
     node_state.take_quarantine(seen, POLICY, NOW)
-    assert node_state.node_summary.quarantine is None, "news of it come late"
+    assert node_state.quarantine is None, "news of it come late"
     node_state.take_read(seen, POLICY, NOW, before=None)
-    assert (node_state.node_summary.quarantine is not None) == taken
+    assert (node_state.quarantine is not None) == taken
     assert (node_state.quarantine_view.ended == "") == taken
 
 
@@ -264,9 +264,9 @@ def test_what_was_written_is_known_unless_it_has_ended() -> None:
     node_state = state()
     node_state.own_quarantine_view().ended = "q"
     node_state.wrote(quarantine())
-    assert node_state.node_summary.quarantine is None
+    assert node_state.quarantine is None
     node_state.wrote(quarantine(uid="q2"))
-    assert node_state.node_summary.quarantine is not None
+    assert node_state.quarantine is not None
 
 
 def test_what_goes_with_its_definition_is_made_again_unless_it_was_being_released() -> None:
@@ -540,7 +540,7 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
         adopter=parts,
         restorer=SimpleNamespace(rules=given["marks"]),  # type: ignore[arg-type]
     )
-    found = node_state.node_summary.quarantine or quarantine(Phase.ADMITTED)
+    found = node_state.quarantine or quarantine(Phase.ADMITTED)
     views: tuple[Any, ...] = (
         release.view(node_state, found),
         OperationReconciler(inputs=inputs, repairs=parts).view(node_state, found),

@@ -53,7 +53,7 @@ from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeWorker
 from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState, NodeSummary
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields
@@ -199,7 +199,7 @@ class Bench:
             clocks=clocks,
             rng=Most(),
         )
-        self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state: Any = NodeState("n1", now=loop.time)
         for module, name, kinds in PLANS:
             patch.setattr(module, name, self._plan(name, kinds))
 

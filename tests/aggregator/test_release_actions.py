@@ -49,7 +49,7 @@ def test_a_release_changes_the_phase_and_tells_why() -> None:
         )
         assert status.released_because == OVER.because
         assert status.message == f"being released: {OVER.because}"
-        assert bench.node_state.node_summary.quarantine == bench.now()
+        assert bench.node_state.quarantine == bench.now()
         assert bench.kinds() == ["quarantine.releasing"]
         assert bench.notes.transitions[0].summary == f"n1: {OVER.because}: being released"
 
@@ -204,7 +204,7 @@ def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order() -> Non
         assert bench.forgotten == [ENTRY]
         assert [one.uid for one in bench.finished] == ["q"]
         assert "n1" not in bench.world.quarantines
-        assert (node_state.quarantine_view.ended, node_state.node_summary.quarantine) == ("q", None)
+        assert (node_state.quarantine_view.ended, node_state.quarantine) == ("q", None)
         assert (
             node_state.quarantine_view.release_held,
             node_state.quarantine_view.release_look,

@@ -166,9 +166,7 @@ async def test_a_controller_that_was_cut_off_permits_nothing_on_a_node_that_anot
     """It has ordered the reboot, and reaches the agent, but not the API server."""
     one = await ordered()
     world, cut = one.site.world, one.site.replica
-    remembered = SimpleNamespace(
-        node="n1", node_summary=SimpleNamespace(quarantine=one.site.quarantine())
-    )
+    remembered = SimpleNamespace(node="n1", quarantine=one.site.quarantine())
     one.unreachable.update(("read_node", "read_quarantine", "pods_on", "read_stop"))
     cut.cluster.in_queue = never  # nor does any act of it arrive
     other = one.site.start(MemoryCluster(world))

@@ -634,7 +634,7 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     runner = reconciler_of(site.replica, OperationReconciler)._repairs
     orders = len(site.shop.orders)
     node_state = site.replica.controller.parts.registry.node_state("n1")
-    known = node_state.node_summary.quarantine
+    known = node_state.quarantine
     assert known is not None
     assert known.status.repair is not None
     deleted = replace(known, deleting=True, version=f"{int(known.version) + 1}")

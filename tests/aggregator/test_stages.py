@@ -8,6 +8,7 @@ from aggregator.health.model import Cleared, Component, Delta, Status
 from aggregator.quarantine.state.gpus import GpuCounts, gpu_counts
 from tests.aggregator.test_release import drained, gone, one_node
 from tests.support import virtual_time
+from tests.support.node_states import summary_in
 from tests.support.replica import OPEN, SETTINGS, Replica, component, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
@@ -24,7 +25,7 @@ def test_a_node_is_measured_from_the_kernels_line_to_its_release() -> None:
     async def main() -> None:
         world = one_node()
         replica = Replica(world, clock=Running())
-        stages, summary = replica.fleet.stages, replica.fleet.node_summary("n1")
+        stages, summary = replica.fleet.stages, summary_in(replica.fleet, "n1")
         await soon(lambda: not replica.fleet.view_lost)
         replica.agent("n1", snapshot(*gpus()))
         assert gpu_counts(summary) == GpuCounts(ok=8)
@@ -77,8 +78,8 @@ def test_gpus_of_a_node_that_has_not_reported_are_those_of_its_label() -> None:
     async def main() -> None:
         world = one_node(labels={"nvidia.com/gpu.count": "4"})
         replica = Replica(world, clock=Running())
-        await soon(lambda: replica.fleet.node_summary("n1").cluster.meta)
-        assert gpu_counts(replica.fleet.node_summary("n1")) == GpuCounts(unknown=4)
+        await soon(lambda: summary_in(replica.fleet, "n1").cluster.meta)
+        assert gpu_counts(summary_in(replica.fleet, "n1")) == GpuCounts(unknown=4)
         await replica.stop()
 
     virtual_time.run(main())

@@ -31,7 +31,7 @@ from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World, phase_of
-from tests.support.node_states import summary_of
+from tests.support.node_states import state_of
 from tests.support.replica import (
     FakeLine,
     Replica,
@@ -54,18 +54,14 @@ async def drained(world: World, line: FakeLine | None = None) -> tuple[Replica, 
     replica.agent("n1", ILL, line=line)
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
     node_state = replica.controller.parts.registry.node_state("n1")
-    await soon(
-        lambda: (
-            not node_state.work.again.is_set() and node_state.node_summary.quarantine is not None
-        )
-    )
+    await soon(lambda: not node_state.work.again.is_set() and node_state.quarantine is not None)
     await later(1)
     return replica, node_state
 
 
 def standing(node_state: NodeState) -> Quarantine:
-    assert node_state.node_summary.quarantine is not None
-    return node_state.node_summary.quarantine
+    assert node_state.quarantine is not None
+    return node_state.quarantine
 
 
 def entries(world: World) -> set[str]:
@@ -368,7 +364,7 @@ def quarantine(phase: Phase, requester: str = OURS, *, deleting: bool = False) -
 def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
     found: Quarantine | None, maintained: str, *, waits: bool
 ) -> None:
-    node_state = NodeState(summary_of("n1", quarantine=found, maintained=maintained), lambda: 1.0)
+    node_state = state_of("n1", lambda: 1.0, quarantine=found, maintained=maintained)
     assert waits_for_its_node(node_state) == waits
     node_state.own_quarantine_view().release_held = "its GPU is missing"
     assert not waits_for_its_node(node_state)
@@ -408,7 +404,7 @@ def test_a_quarantine_that_is_gone_is_absent_no_more() -> None:
         cluster_events: Any = replica.controller.parts.cluster_events
         cluster_events._quarantine_gone(node_state, uid, with_definition=False)
         assert node_registry.absent == set()
-        assert node_state.node_summary.quarantine is None
+        assert node_state.quarantine is None
         await replica.stop()
 
     play(test)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -22,7 +21,7 @@ class QueueBench:
             holds_lease=lambda: self.may,
         )
         self.queue.view = True
-        self.node_state = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state = NodeState("n1", now=loop.time)
 
     def deliver(self) -> None:
         self.queue.deliver_to(SimpleNamespace(start=self._start, evaluate=self._evaluate))
@@ -101,7 +100,7 @@ def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are(
         await asyncio.sleep(1)
         assert bench.did == []
         for number in range(100):
-            bench.queue.evaluate(NodeState(NodeSummary(f"n{number}"), loop.time))
+            bench.queue.evaluate(NodeState(f"n{number}", now=loop.time))
         await asyncio.sleep(0)
         assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
 

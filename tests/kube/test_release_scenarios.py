@@ -118,7 +118,7 @@ class Bench:
     def state_of(self, node: str) -> str:
         """The server's objects, and the controller's knowledge: for a failure's message."""
         known = self.controller.parts.registry.known(node)
-        return f"{self.quarantine(node)}, {known and (known.node_summary, known.work)}"
+        return f"{self.quarantine(node)}, {known and (known, known.work)}"
 
     async def free(self, node: str, within: float = 60.0) -> None:
         await until(lambda: self.quarantine(node) is None, within=within)

@@ -1,6 +1,5 @@
 """When what holds a release is checked again."""
 
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 
@@ -27,7 +26,7 @@ def test_each_hastened_check_of_a_release_doubles_the_pause_before_the_next() ->
 
 
 def test_a_node_that_is_in_no_quarantine_keeps_the_view_of_all_such_nodes() -> None:
-    node_state = NodeState(NodeSummary("n1"), lambda: 100.0)
+    node_state = NodeState("n1", now=lambda: 100.0)
     node_state.hasten_repair()
     node_state.note_recovery()
     node_state.hasten_release_check(1.0)

@@ -2,13 +2,12 @@
 
 import asyncio
 
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
 
 
 async def test_a_result_that_comes_together_with_a_change_is_returned() -> None:
-    node_state = NodeState(NodeSummary("n1"), asyncio.get_running_loop().time)
+    node_state = NodeState("n1", now=asyncio.get_running_loop().time)
     node_state.work.again.set()
 
     async def act() -> str:

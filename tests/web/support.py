@@ -57,7 +57,7 @@ from aggregator.web.node_detail import NodeDetails
 from aggregator.web.server import Web
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
-from tests.support.node_states import set_fields
+from tests.support.node_states import set_fields, summary_in
 from tests.support.replica import shipped_policy
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
@@ -170,7 +170,7 @@ def fault(now: float, code: str = "xid:79", message: str = "", **changes: Any) -
 
 def well(fleet: FleetState, node: str, now: float, *, uid: str = "") -> NodeSummary:
     """A node that is known to the cluster and whose agent says that all is well."""
-    node_summary = fleet.node_summary(node)
+    node_summary = summary_in(fleet, node)
     node_summary.cluster.meta = NodeMeta(node, uid or f"uid-{node}", {"sickbay.dev/pool": "h100"})
     node_summary.agent.health = NodeHealth(hello(node))
     parts = [component(now, "gpu-ecc", f"GPU-{i}", Status.OK) for i in range(8)]
@@ -344,7 +344,7 @@ def small_fleet(hands: Hands) -> FleetState:
             strikes=("5 quarantines", "4 days with an incident"),
         ),
     )
-    sick = fleet.node_summary("node-2")
+    sick = summary_in(fleet, "node-2")
     assert sick.agent.health is not None
     sick.agent.health.snapshot(
         Snapshot(
@@ -364,11 +364,11 @@ def small_fleet(hands: Hands) -> FleetState:
     incident_of(sick, now)
     blocker = Blocker("training/llm-worker-17", "disruption budget llm allows 0 more", wall - 120)
     quarantine_of(sick, wall, blockers=(blocker,))
-    held = fleet.node_summary("node-3")
+    held = summary_in(fleet, "node-3")
     incident_of(held, now, ago=60.0)
     text = "20 nodes are in quarantine; the limit is 20"
     held.decision.hold = NodeHold("limits.concurrent", "20", text, wall - 55.0)
-    watched = fleet.node_summary("node-4")
+    watched = summary_in(fleet, "node-4")
     incident_of(
         watched,
         now,
@@ -379,11 +379,11 @@ def small_fleet(hands: Hands) -> FleetState:
         cleared_by=ClearedBy.EXPIRY,
         ago=7200.0,
     )
-    silent = fleet.node_summary("node-5")
+    silent = summary_in(fleet, "node-5")
     silent.agent.attached, silent.agent.last_heard = False, now - 900.0
-    unknown = fleet.node_summary("node-6")
+    unknown = summary_in(fleet, "node-6")
     unknown.agent.health, unknown.agent.attached, unknown.agent.last_heard = None, False, None
-    by_hand = fleet.node_summary("node-7")
+    by_hand = summary_in(fleet, "node-7")
     quarantine_of(
         by_hand,
         wall - 86400,

@@ -9,6 +9,7 @@ import pytest
 from aggregator.events import EventKind, Transition
 from aggregator.web.event_broker import QUEUE, EventBroker, TooManyStreams
 from aggregator.web.snapshot_cache import SnapshotCache
+from tests.support.node_states import summary_in
 from tests.support.waiting import until
 from tests.web.support import NIGHT, Hands, big_fleet, pulse_alone, small_fleet
 
@@ -201,7 +202,7 @@ async def test_nodes_that_come_and_go_are_seen() -> None:
     fleet = small_fleet(hands)
     snapshots = SnapshotCache(fleet, hands.clocks())
     await snapshots.current_snapshot()
-    fleet.node_summary("node-10")
+    summary_in(fleet, "node-10")
     del fleet.node_summaries["node-1"]
     hands.advance(5)
     found = (await snapshots.current_snapshot()).found

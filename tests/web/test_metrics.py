@@ -22,6 +22,7 @@ from aggregator.web.gateway_metrics import GatewayScrape, gateway_registry
 from aggregator.web.stats_interface import ApiStats
 from aggregator.web.stats_interface import IngestStatsReader as WhatWeAskOfIngest
 from aggregator.web.zero_first import SCRAPES
+from tests.support.node_states import summary_in
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -92,9 +93,9 @@ async def test_the_numbers_are_the_fleets() -> None:
     hands = Hands()
     fleet = small_fleet(hands)
     again = Blocker("jobs/debug", "placed there after the drain", hands.wall - 86400)
-    drained = fleet.node_summary("node-7")
+    drained = summary_in(fleet, "node-7")
     quarantine_of(drained, hands.wall, phase=Phase.DRAINED, pods=0, blockers=(again,))
-    sick = fleet.node_summary("node-2")
+    sick = summary_in(fleet, "node-2")
     incident_of(sick, hands.now, action="observe", kind="node", code="drift:nvme", cleared_by=None)
     async with serving(fleet, hands.clocks()) as served:
         served.ingest.refused["wrong_node"] = 2
@@ -197,7 +198,7 @@ async def test_gpus_are_counted_by_state_and_by_their_nodes_quarantine() -> None
     hands = Hands()
     fleet = small_fleet(hands)
     for node, failed in (("node-1", 0), ("node-2", 1)):
-        health = fleet.node_summary(node).agent.health
+        health = summary_in(fleet, node).agent.health
         assert health is not None
         gpus = [f"GPU-{number}" for number in range(8)]
         health.snapshot(

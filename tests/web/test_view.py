@@ -24,7 +24,7 @@ from aggregator.web.map_view import map_layout
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.summary import headline, summarize
 from tests.support.fleet_views import view_fleet
-from tests.support.node_states import set_fields
+from tests.support.node_states import set_fields, summary_in
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -186,7 +186,7 @@ def test_a_quarantine_says_until_when_it_drains_and_what_the_sites_own_step_has_
 
 def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
     fleet = small_fleet(HANDS)
-    node_summary = fleet.node_summary("node-8")
+    node_summary = summary_in(fleet, "node-8")
     set_fields(
         node_summary,
         maintained="its GPU driver is being upgraded",

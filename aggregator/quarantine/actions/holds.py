@@ -77,7 +77,7 @@ class NodeHolds:
 
     def hold_foreign(self, node_state: NodeState) -> None:
         """Another installation's quarantine stands; report that where we want one, too."""
-        quarantine, wanted = node_state.node_summary.quarantine, node_state.decision.wanted
+        quarantine, wanted = node_state.quarantine, node_state.decision.wanted
         if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
             node_state.set_hold(None)
             return
@@ -90,7 +90,7 @@ class NodeHolds:
         Nodes that are marked already and only not drained get no event each: people are told of the
         stop.
         """
-        quarantine, held = node_state.node_summary.quarantine, stopped(self._switch.reason)
+        quarantine, held = node_state.quarantine, stopped(self._switch.reason)
         known = node_state.decision.hold
         if quarantine is None or (known is not None and known.limit == held.limit):
             return
@@ -122,7 +122,7 @@ class NodeHolds:
 
     def unhold_resumed(self, node_state: NodeState) -> None:
         """The stop is over, or the status can be read: neither holds a standing quarantine."""
-        quarantine, known = node_state.node_summary.quarantine, node_state.decision.hold
+        quarantine, known = node_state.quarantine, node_state.decision.hold
         if known is None:
             return
         resumed = known.limit == "stop" and quarantine is not None and not self._switch.reason
@@ -157,7 +157,7 @@ class Proposals:
 
     def wanted_now(self, node_state: NodeState) -> DesiredState | None:
         """The node's desired state. A shared cause turns no standing cordon into a drain."""
-        wanted, quarantine = node_state.decision.wanted, node_state.node_summary.quarantine
+        wanted, quarantine = node_state.decision.wanted, node_state.quarantine
         if quarantine is None or quarantine.unread or quarantine.spec.requester != OURS:
             return wanted
         if (

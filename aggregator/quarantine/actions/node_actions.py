@@ -131,10 +131,10 @@ class NodeActions:
 
     async def reread(self, node_state: NodeState) -> Quarantine | None:
         """The object as it is now, and not as the watch last reported it."""
-        before = node_state.node_summary.quarantine
+        before = node_state.quarantine
         quarantine = await self.cluster.read_quarantine(node_state.node)
         if quarantine is None:
-            if node_state.node_summary.quarantine is not None:
+            if node_state.quarantine is not None:
                 node_state.own_quarantine_view().miss()
         else:
             node_state.take_read(quarantine, self._policy, self._clocks.now(), before=before)
@@ -155,7 +155,7 @@ class NodeActions:
         details: Mapping[str, str] | None = None,
     ) -> None:
         """Emit an event about the node."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         incident = quarantine.spec.incident if quarantine is not None else ""
         if not incident and node_state.decision.wanted is not None:
             incident = node_state.decision.wanted.spec.incident

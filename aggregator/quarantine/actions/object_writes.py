@@ -78,7 +78,7 @@ class ObjectWrites:
             return  # taken back in between
         reason, quarantine = (
             node_state.cluster.operator_requests.force_reason,
-            node_state.node_summary.quarantine,
+            node_state.quarantine,
         )
         if quarantine is None:
             if not self._acts.may_act():  # paused since it was read: another replica acts

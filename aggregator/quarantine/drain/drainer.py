@@ -166,11 +166,7 @@ class Drainer:
 
     def _memory(self, node_state: NodeState) -> DrainMemory:
         """The memory of this drain, also where it is taken up again after an error."""
-        uid = (
-            node_state.node_summary.quarantine.uid
-            if node_state.node_summary.quarantine is not None
-            else ""
-        )
+        uid = node_state.quarantine.uid if node_state.quarantine is not None else ""
         known = self._memories.get(node_state.node)
         if known is None or known.uid != uid:
             known = self._memories[node_state.node] = DrainMemory(uid)
@@ -236,7 +232,7 @@ class Drainer:
         stuck in Terminating. The time of the taint is by our own monotonic clock, because another
         replica's wall clock may be ahead or behind, and so it is unknown after a take-over.
         """
-        view, quarantine = node_state.quarantine_view, node_state.node_summary.quarantine
+        view, quarantine = node_state.quarantine_view, node_state.quarantine
         return (
             quarantine is not None
             and memory.is_new
@@ -292,7 +288,7 @@ class Drainer:
         """The read, with the pods that wait for more than the drain's own rules."""
         read, quarantine = self._read(node_state, pods, memory, began), None
         if read is not None and (read.plan.evict or read.plan.force):
-            quarantine = node_state.node_summary.quarantine
+            quarantine = node_state.quarantine
         if read is None or quarantine is None:
             return read
         work = without_own(pods, quarantine.status.repair, self._test_namespace)
@@ -309,7 +305,7 @@ class Drainer:
         began: float,
         waits: Mapping[str, str] = EMPTY,
     ) -> _Read | None:
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None:
             return None
         moment = replace(self._moment(quarantine.status), not_ready=memory.not_ready)
@@ -379,7 +375,7 @@ class Drainer:
         """Write phase Cordoned, unless another replica is the controller by now."""
         if not self._acts.may_act():
             return
-        known = node_state.node_summary.quarantine
+        known = node_state.quarantine
         if known is None or known.version != marks.quarantine.version:
             raise Conflict(f"the quarantine of {node_state.node} has changed since the marks")
         await self._acts.write_status(node_state, marks.quarantine, marks.status)
@@ -449,7 +445,7 @@ class Drainer:
         node_state.take_node(node)
         node_state.work.note_poll(asked_at)  # it shows all that a poll at once would show
         change = exclude_change(node) if node is not None and self._off_balancers else None
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if change is not None or quarantine is None or quarantine.status.phase is Phase.DRAINING:
             quarantine = await self._acts.reread(node_state)
         if node is None or quarantine is None or quarantine.deleting or not still():
@@ -469,7 +465,7 @@ class Drainer:
 
     def _has_begun(self, node_state: NodeState) -> bool:
         """Whether the begin was just written with the marks; a second run reads the node first."""
-        memory, quarantine = self._memories.get(node_state.node), node_state.node_summary.quarantine
+        memory, quarantine = self._memories.get(node_state.node), node_state.quarantine
         if memory is None or quarantine is None:
             return False
         age, memory.begun_at = self._clocks.now() - memory.begun_at, float("-inf")
@@ -496,7 +492,7 @@ class Drainer:
         return True
 
     async def _finish(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
-        quarantine, plan = node_state.node_summary.quarantine, read.plan
+        quarantine, plan = node_state.quarantine, read.plan
         if quarantine is None:
             return
         message = self._words.empty
@@ -534,7 +530,7 @@ class Drainer:
 
     def report_phase(self, node_state: NodeState) -> None:
         """Emit the events of a phase that we wrote, once the Quarantine shows that phase."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         memory = self._memories.get(node_state.node)
         if quarantine is None:
             self._memories.pop(node_state.node, None)
@@ -556,7 +552,7 @@ class Drainer:
 
     async def _progress(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
         """Write its progress, if that has changed, at most once in `STATUS_EVERY`."""
-        quarantine, plan, moment = node_state.node_summary.quarantine, read.plan, read.moment
+        quarantine, plan, moment = node_state.quarantine, read.plan, read.moment
         memory = evictions.memory
         if quarantine is None or self._clocks.now() - memory.written_at < STATUS_EVERY:
             return
@@ -591,7 +587,7 @@ class Drainer:
 
     async def explain(self, node_state: NodeState) -> None:
         """Write why a drain does not go on now, where its object would not show that."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or not _may_be_explained(node_state, quarantine):
             return
         status = quarantine.status
@@ -621,7 +617,7 @@ class Drainer:
 
         No pod is evicted any more: a person who repairs the node may have put them there.
         """
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or quarantine.status.phase is not Phase.DRAINED:
             return
         began = self._clocks.now()
@@ -631,7 +627,7 @@ class Drainer:
             node = await self._cluster.read_node(node_state.node, cached=True, background=True)
             memory.not_ready = NotReady.of(node)
         read = self._read(node_state, pods, memory, began)
-        if read is None or quarantine is not node_state.node_summary.quarantine:
+        if read is None or quarantine is not node_state.quarantine:
             return
         before = quarantine.status
         status = replace(

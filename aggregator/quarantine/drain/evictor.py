@@ -239,7 +239,7 @@ class Evictor:
         result = await self.cluster.evict(pod, background=background, guard=guard)
         if result.outcome is Evicted.ACCEPTED:
             self.memory.evicted[slot_of(pod)] += 1
-            quarantine = self.node_state.node_summary.quarantine
+            quarantine = self.node_state.quarantine
             why = f": {quarantine.spec.reason}" if quarantine is not None else ""
             details = {"pod": pod.key, "grace": f"{pod.grace:g}"}
             details |= evicted_details(pod, self.rules.gang_keys)
@@ -407,7 +407,7 @@ class Evictor:
 
         Only those of before the drain: a pod that is made anew on a healthy node is left alone.
         """
-        quarantine = self.node_state.node_summary.quarantine
+        quarantine = self.node_state.quarantine
         if self.rules.gangs is not Gangs.WHOLE or not gang.label or quarantine is None:
             return []
         found = [
@@ -496,7 +496,7 @@ class Evictor:
         return {one.pod: one.reason for one in self._standing()}
 
     def _standing(self) -> tuple[Blocker, ...]:
-        quarantine = self.node_state.node_summary.quarantine
+        quarantine = self.node_state.quarantine
         return quarantine.status.blockers if quarantine else ()
 
 

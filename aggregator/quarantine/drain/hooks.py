@@ -92,7 +92,7 @@ class HookRunner:
 
     async def before_evictions(self, node_state: NodeState, still: Still) -> bool:
         """See the hook through. False where the drain no longer stands."""
-        hook, quarantine = self._rules.pre_evict, node_state.node_summary.quarantine
+        hook, quarantine = self._rules.pre_evict, node_state.quarantine
         if hook is None or quarantine is None:
             return quarantine is not None
         known = quarantine.status.pre_evict
@@ -149,7 +149,7 @@ class HookRunner:
         self, node_state: NodeState, hook: Hook, left: float, still: Still
     ) -> HookAnswer | None:
         """One answer, or None where the drain no longer stands, and the hook was ended."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None:
             return None
         limit = self._rules.pre_evict_timeout
@@ -214,7 +214,7 @@ class HookRunner:
         await self._write(node_state, ended, message)
 
     async def _write(self, node_state: NodeState, hook: HookStatus, message: str) -> None:
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or quarantine.status.pre_evict == hook:
             return
         status = replace(quarantine.status, pre_evict=hook, message=message[:1000])

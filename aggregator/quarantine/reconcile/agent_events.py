@@ -182,7 +182,7 @@ class AgentEventHandler:
     def on_order_end(self, node: str) -> None:
         """Its agent has told the end of an order: the repair need not wait for its next look."""
         node_state = self._registry.known(node)
-        if node_state is not None and node_state.node_summary.quarantine is not None:
+        if node_state is not None and node_state.quarantine is not None:
             node_state.hasten_repair()
             self._queue.add(node_state)
 
@@ -267,7 +267,7 @@ def _may_be_back(node_state: NodeState, node_uid: str) -> bool:
     """Whether an agent with this Node UID (empty: it proves none) tells of a quarantined node
     that was gone, or that is another Node than the one that was marked.
     """
-    quarantine = node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     if quarantine is None:
         return False
     return node_state.cluster.node_gone or (

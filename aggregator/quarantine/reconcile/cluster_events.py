@@ -75,7 +75,7 @@ def _shows_known_marks(node: Node, node_state: NodeState, quarantine: Quarantine
 
 def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
     """Whether the list shows that marks are gone which are not known to be."""
-    quarantine = node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     if (
         quarantine is None
         or quarantine.status.phase not in MARKED
@@ -139,7 +139,7 @@ class ClusterEventHandler:
                     self._quarantine_gone(bereft, uid, with_definition=with_definition)
             case NodeUncordoned(node):
                 subject = self._registry.node_state(node)
-                quarantine = subject.node_summary.quarantine
+                quarantine = subject.quarantine
                 marked = quarantine is not None and _may_be_marked(subject, quarantine)
                 if marked or subject.cluster.foreign:
                     subject.work.request_read()
@@ -171,7 +171,7 @@ class ClusterEventHandler:
         node was read a moment ago.
         """
         node_state = self._registry.known(node.name)
-        quarantine = node_state.node_summary.quarantine if node_state is not None else None
+        quarantine = node_state.quarantine if node_state is not None else None
         if node_state is None or quarantine is None or not _may_be_marked(node_state, quarantine):
             return
         if _shows_known_marks(node, node_state, quarantine) and not (
@@ -207,7 +207,7 @@ class ClusterEventHandler:
         now = self._clocks.now()
         self._take_absence(seen)
         if self._listing:
-            node_state.take_read(seen, self._policy, now, before=node_state.node_summary.quarantine)
+            node_state.take_read(seen, self._policy, now, before=node_state.quarantine)
         elif not node_state.is_news(seen):
             return
         else:
@@ -225,7 +225,7 @@ class ClusterEventHandler:
 
     def _quarantine_gone(self, node_state: NodeState, uid: str, *, with_definition: bool) -> None:
         self._registry.note_absence(node_state.node, absent=False)
-        known = node_state.node_summary.quarantine
+        known = node_state.quarantine
         if (known is None or known.uid != uid) and node_state.quarantine_view.vanished != uid:
             return
         if not node_state.agent.was_heard:  # its incidents came from that object alone
@@ -260,7 +260,7 @@ class ClusterEventHandler:
                 node_state.own_quarantine_view().set_definition_going(going=False)
             if node_state.quarantine_view.vanished:
                 node_state.own_quarantine_view().adopt_vanished()
-            quarantine = node_state.node_summary.quarantine
+            quarantine = node_state.quarantine
             if (
                 quarantine is not None
                 and _may_be_marked(node_state, quarantine)
@@ -305,7 +305,7 @@ class ClusterEventHandler:
 
     def _is_unlisted(self, node_state: NodeState) -> bool:
         """Whether a Node that was marked may be gone, and that is not known yet."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         marked = quarantine is not None and bool(quarantine.status.node_uid)
         return (
             marked
@@ -320,19 +320,16 @@ class ClusterEventHandler:
 
     def _entry_stands(self, node_state: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""
-        if node_state.node_summary.quarantine is None and not self._registry.is_listed(
-            node_state.node
-        ):
+        if node_state.quarantine is None and not self._registry.is_listed(node_state.node):
             node_state.work.request_read()
             self._queue.add(node_state)
 
     def _is_no_more(self, node_state: NodeState) -> bool:
         """Whether the node was taken away long ago: fleets that grow and shrink name many."""
-        node_summary = node_state.node_summary
         if (
             self._registry.is_listed(node_state.node)
-            or node_summary.agent.attached
-            or node_summary.quarantine is not None
+            or node_state.agent.attached
+            or node_state.quarantine is not None
         ):
             return False
         if node_state.work.task is not None and not node_state.work.task.done():
@@ -344,11 +341,11 @@ class ClusterEventHandler:
             or node_state.quarantine_view.to_adopt
         ):
             return False
-        if node_summary.agent.last_heard is None:
+        if node_state.agent.last_heard is None:
             return True
         # Where the list lacks nodes only the agent's report shows that one exists.
-        known = node_summary.cluster.meta is not None or self._cluster.lists_all
-        return known and self._clocks.now() - node_summary.agent.last_heard >= FORGOTTEN_AFTER
+        known = node_state.cluster.meta is not None or self._cluster.lists_all
+        return known and self._clocks.now() - node_state.agent.last_heard >= FORGOTTEN_AFTER
 
     def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
         view = node_state.cluster
@@ -376,7 +373,7 @@ class ClusterEventHandler:
         if node_state.cluster.maintained and before is not None and before.labels != meta.labels:
             node_state.work.request_read()  # another party's label may be gone
         self._trackers.causes.receive_symptoms(node_state)  # its labels may have changed
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None:
             theirs = marked_for(meta.annotations) not in ("", self._cluster.installation)
             if not is_marked(meta) or theirs:

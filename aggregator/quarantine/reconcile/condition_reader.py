@@ -162,7 +162,7 @@ class NodeConditionReader:
 
 def _standing(node_state: NodeState) -> Mapping[str, None]:
     """The types of conditions on which the node's incidents or its quarantine rest."""
-    quarantine = node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     codes = [
         (item.code, item.component)
         for incident in node_state.decision.incidents.values()

@@ -147,7 +147,7 @@ class NodeEvaluator:
         if (
             wanted is not None
             and wanted.spec.action is not wanted.uncapped
-            and not _is_done(node_state.node_summary.quarantine, wanted.uncapped)
+            and not _is_done(node_state.quarantine, wanted.uncapped)
             and not self._waits_for_labels(node_state)
         ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
@@ -157,7 +157,7 @@ class NodeEvaluator:
             text = f"{why} keeps us from this: {would}"
             self._acts.emit_event(node_state, EventKind.SUPPRESSED, text)
         node_state.decision.set_prevented(would, spared)
-        standing = node_state.node_summary.quarantine
+        standing = node_state.quarantine
         if standing is not None and standing.unread:
             return  # its hold is about the object, whatever is wanted
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):

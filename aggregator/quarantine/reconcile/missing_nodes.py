@@ -74,7 +74,7 @@ class MissingNodes:
                 task.cancel()
 
     def _is_missing(self, node_state: NodeState) -> bool:
-        stands = node_state.node_summary.quarantine is not None
+        stands = node_state.quarantine is not None
         return node_state.cluster.node_gone and stands and self._queue.holds_lease()
 
     def _drop(self) -> None:

@@ -31,14 +31,14 @@ class NewMarksWriter:
         marked = replace(marks.quarantine, status=marks.status)
 
         def writable() -> bool:
-            known = node_state.node_summary.quarantine
+            known = node_state.quarantine
             if known is None or node_state.work.needs_read or not self._queue.may_act():
                 return False
             # The watch may show the phase that was written before its answer comes.
             return known.version == marked.version or known.status.phase in MARKED
 
         def still() -> bool:
-            known = node_state.node_summary.quarantine
+            known = node_state.quarantine
             if known is None or known.version != marked.version:
                 return False  # the write would be refused
             return is_next(DrainStep.DRAIN, marked)

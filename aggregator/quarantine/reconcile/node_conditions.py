@@ -180,20 +180,20 @@ class NodeConditionPublisher:
 
 
 def _condition(rule: NodeConditionRule, node_state: NodeState) -> NodeCondition | None:
-    summary, view = node_state.node_summary, node_state.quarantine_view
+    view = node_state.quarantine_view
     unsettled = (
-        summary.quarantine is not None
+        view.quarantine is not None
         or node_state.cluster.marked
         or view.definition_going
         or view.vanished
     )
     found = condition_of(
         rule,
-        quarantine=summary.quarantine,
+        quarantine=view.quarantine,
         incidents=node_state.decision.incidents,
         settled=not unsettled,
         reported=node_state.agent.is_fresh,
     )
     if found is None:
         return None
-    return replace(found, message=name_gpus(found.message, summary.agent.health))
+    return replace(found, message=name_gpus(found.message, node_state.agent.health))

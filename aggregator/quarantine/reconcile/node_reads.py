@@ -64,7 +64,7 @@ class NodeReads:
 
     async def begin(self, node_state: NodeState) -> bool | None:
         """What comes before the plans. Returns None where nothing does; True: no step is left."""
-        quarantine, view = node_state.node_summary.quarantine, node_state.quarantine_view
+        quarantine, view = node_state.quarantine, node_state.quarantine_view
         if quarantine is not None and quarantine.foreign:
             await self._holds.leave_foreign(node_state)
             return True
@@ -75,7 +75,7 @@ class NodeReads:
             return False
         if node_state.work.begin_pods():
             await self._drain.recheck(node_state)
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is not None and quarantine.deleting:
             going = await self._cluster.definition_is_going()
             node_state.own_quarantine_view().set_definition_going(going=going)
@@ -98,7 +98,7 @@ class NodeReads:
 
     async def rest(self, node_state: NodeState, step: NextStep) -> None:
         """Report why no step is left now: the stop switch, or what a drain waits for."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if step.do is Pause.HOLD:
             self._holds.hold_stopped(node_state)
         elif quarantine is not None and quarantine.status.phase in (

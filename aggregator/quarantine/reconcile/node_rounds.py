@@ -31,7 +31,7 @@ class NodeRounds:
             and node_state.decision.requests != describe(requests, wall)
         ):
             self._queue.evaluate(node_state)  # an exemption has ended
-        if node_state.node_summary.quarantine_view is NO_QUARANTINE:  # most nodes of a fleet
+        if node_state.quarantine_view is NO_QUARANTINE:  # most nodes of a fleet
             self._queue.resume(node_state)
             return
         if self._waits(node_state):
@@ -91,5 +91,5 @@ def _is_schedulable(node_state: NodeState) -> bool:
 
 def _is_absent(node_state: NodeState) -> bool:
     """Whether its quarantine waits for the Node to come back, or for its own end."""
-    quarantine = node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     return quarantine is not None and quarantine.status.node_absent_since > 0

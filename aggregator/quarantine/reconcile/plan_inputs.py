@@ -41,7 +41,7 @@ class PlanInputs:
 
     def is_unsaved(self, node_state: NodeState) -> bool:
         """Whether evidence is not durable yet: its object lacks it."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or quarantine.foreign:
             return False
         return unsaved(quarantine, self.wanted(node_state))

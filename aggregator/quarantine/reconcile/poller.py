@@ -185,7 +185,7 @@ class NodePoller:
 
     def _look_at_cordon(self, node_state: NodeState, node: Node) -> None:
         """Check whether a node left schedulable is cordoned, or lacks other marks, by now."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or not _is_left_schedulable(node_state):
             return
         if (
@@ -218,23 +218,22 @@ class NodePoller:
 
 def _is_uncordoned(node_state: NodeState, node: Node) -> bool:
     """Whether a marked node, by this read, is schedulable, and was not by the last one in full."""
-    quarantine, view = node_state.node_summary.quarantine, node_state.quarantine_view
+    quarantine, view = node_state.quarantine, node_state.quarantine_view
     marked = quarantine is not None and quarantine.status.phase in MARKED
     return marked and not node.unschedulable and view.uncordoned is Uncordoned.NO
 
 
 def _may_be_due(node_state: NodeState) -> bool:
     """Whether it is one of those that are polled; of a fleet that is well, none is."""
-    summary = node_state.node_summary
     return (
-        summary.quarantine_view.quarantine is not None
-        or summary.agent.silent
-        or (summary.decision.hold is not None and waits_for_its_node(node_state))
+        node_state.quarantine_view.quarantine is not None
+        or node_state.agent.silent
+        or (node_state.decision.hold is not None and waits_for_its_node(node_state))
     )
 
 
 def _is_draining(node_state: NodeState) -> bool:
-    quarantine = node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     return (
         quarantine is not None
         and not quarantine.foreign
@@ -245,13 +244,13 @@ def _is_draining(node_state: NodeState) -> bool:
 def _is_left_schedulable(node_state: NodeState) -> bool:
     """Whether the node of a quarantine was read, and is schedulable."""
     return (
-        node_state.node_summary.quarantine is not None
+        node_state.quarantine is not None
         and node_state.quarantine_view.uncordoned is not Uncordoned.NO
     )
 
 
 def _is_drained(node_state: NodeState) -> bool:
-    quarantine = node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     return quarantine is not None and quarantine.status.phase is Phase.DRAINED
 
 
@@ -264,15 +263,15 @@ def _rank(node_state: NodeState) -> int:
 
 def waits_for_its_node(node_state: NodeState) -> bool:
     """Whether only another party's work on its node, or the lack of a Node, holds it."""
-    node_summary, quarantine = node_state.node_summary, node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     if quarantine is None:
-        return node_summary.decision.hold is not None and (
-            bool(node_summary.cluster.maintained) or node_state.cluster.node_gone
+        return node_state.decision.hold is not None and (
+            bool(node_state.cluster.maintained) or node_state.cluster.node_gone
         )
     if quarantine.deleting or quarantine.spec.requester != OURS or node_state.release_held:
         return False
     waits_to_evict = node_state.evictions_are_forbidden and quarantine.spec.action is Action.DRAIN
-    held_up = bool(node_summary.cluster.maintained) or waits_to_evict
+    held_up = bool(node_state.cluster.maintained) or waits_to_evict
     return held_up and quarantine.status.phase in _HELD_UP
 
 
@@ -281,18 +280,13 @@ def failing_in_silence(node_state: NodeState) -> str:
 
     A node in quarantine needs no check: its agent's silence has no effect there.
     """
-    node_summary = node_state.node_summary
-    if (
-        not node_state.agent.silent
-        or node_state.agent.is_fresh
-        or node_summary.agent.health is None
-    ):
+    if not node_state.agent.silent or node_state.agent.is_fresh or node_state.agent.health is None:
         return ""
-    if node_summary.quarantine is not None or node_summary.agent.conflict:
+    if node_state.quarantine is not None or node_state.agent.conflict:
         return ""
     acting = [
         one
-        for one in node_summary.decision.incidents.values()
+        for one in node_state.decision.incidents.values()
         if one.action != "observe" and one.in_force
     ]
-    return acting[0].summary if acting else worst_failing(node_summary.agent.health)
+    return acting[0].summary if acting else worst_failing(node_state.agent.health)

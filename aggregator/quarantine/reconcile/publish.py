@@ -19,7 +19,7 @@ class PublishReconciler:
         return plan_publish(PublishView(quarantine, old))
 
     async def carry_out(self, node_state: NodeState, _step: NextStep, _still: Still) -> bool:
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is not None:
             await self._objects.write_conditions(node_state, quarantine)
         return False

@@ -116,7 +116,7 @@ class QuarantineReconciler:
         )
 
     async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         match step.do:
             case AdmissionStep.PROPOSE:
                 return await self._propose(node_state)

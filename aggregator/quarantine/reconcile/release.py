@@ -61,7 +61,7 @@ class ReleaseReconciler:
         )
 
     async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if step.do is ReleaseStep.UNDO:
             await self._repairs.withdraw(node_state)
             await self._release_actions.undo(node_state)

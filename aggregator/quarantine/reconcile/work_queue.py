@@ -134,7 +134,7 @@ class WorkQueue:
     def _needs_step(self, node_state: NodeState) -> bool:
         return (
             node_state.decision.wanted is not None
-            or node_state.node_summary.quarantine is not None
+            or node_state.quarantine is not None
             or node_state.decision.hold is not None
             or node_state.cluster.operator_requests.force is not None
             or node_state.work.needs_read

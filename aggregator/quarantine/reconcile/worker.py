@@ -168,7 +168,7 @@ class NodeWorker:
         await while_it_stands(node_state, asyncio.sleep(max(pause, at_least)), still)
 
     def _is_way_out(self, node_state: NodeState) -> bool:
-        _, step = self._plan(node_state, node_state.node_summary.quarantine)
+        _, step = self._plan(node_state, node_state.quarantine)
         return isinstance(step.do, ReleaseStep)
 
     async def _one_step(self, node_state: NodeState) -> bool:
@@ -189,7 +189,7 @@ class NodeWorker:
         done = await self._reads.begin(node_state)
         if done is not None:
             return done
-        reconciler, step = self._plan(node_state, node_state.node_summary.quarantine)
+        reconciler, step = self._plan(node_state, node_state.quarantine)
         if reconciler is None or isinstance(step.do, Pause):
             await self._reads.rest(node_state, step)
             return True
@@ -222,7 +222,7 @@ class NodeWorker:
             or node_state.cluster.ended_overrides
         ):
             return False
-        _, step = self._plan(node_state, quarantine or node_state.node_summary.quarantine)
+        _, step = self._plan(node_state, quarantine or node_state.quarantine)
         if step.do is not do:
             return False
         self._settle_waiters(node_state)  # evidence since then calls for no other step

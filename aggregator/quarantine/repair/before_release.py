@@ -33,7 +33,7 @@ class TestsBeforeRelease:
 
     def hold(self, node_state: NodeState) -> bool:
         """Whether the node has to pass a test before it is released by recovery."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or self._settings.off:
             return False
         self.note_evidence(node_state, quarantine)
@@ -59,7 +59,7 @@ class TestsBeforeRelease:
 
     def untested(self, node_state: NodeState) -> str:
         """The text about a release by recovery without a test before it; empty: it has had one."""
-        quarantine, rules = node_state.node_summary.quarantine, self._settings.rules
+        quarantine, rules = node_state.quarantine, self._settings.rules
         if quarantine is None or self._settings.off or not rules.verify:
             return ""
         if self._is_verified(node_state, quarantine):

@@ -55,7 +55,7 @@ class RepairLeftovers:
         ``state``: in which the attempt ends.
         """
         entry = self._settings.repairers.get(attempt.repair)
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         now = self._times.time_of(attempt.operation, attempt.began_at)
         late = now > attempt.deadline_at + REMOVE_WITHIN
         if entry is not None and entry.pauses_operands:

@@ -80,7 +80,7 @@ class NodeTestChecks:
         """The known reasons of the node against a test, and against the removal of its taint."""
         if node_state is None or not node_state.agent.is_fresh:
             return "its agent has not reported"
-        if node_state.node_summary.quarantine is not None or node_state.cluster.marked:
+        if node_state.quarantine is not None or node_state.cluster.marked:
             return "it is in quarantine"
         if self._pools.mode_of(name) is Action.OBSERVE:
             return f"nothing is done in {self._pools.describe_mode(name)}"
@@ -114,7 +114,7 @@ class NodeTestChecks:
 
     def _ends_test(self, node: Node, node_state: NodeState | None) -> str:
         """Why a test under way has to end; evidence that comes meanwhile is no reason."""
-        known = node_state is not None and node_state.node_summary.quarantine is not None
+        known = node_state is not None and node_state.quarantine is not None
         if is_marked(node) or known:
             return "the node is in quarantine"
         return read_operator_requests(node.annotations).why_capped(self._clocks.earliest())

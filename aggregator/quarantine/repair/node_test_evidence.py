@@ -39,7 +39,7 @@ class NodeTestEvidence:
         if node_state is None or not node_state.agent.is_fresh or not self._may_act():
             return
         standing = _has_own_evidence(node_state)
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         failed = watched is not None and has_failed(
             watched.test,
             boot_of(node_state),
@@ -54,7 +54,7 @@ class NodeTestEvidence:
 
 def _has_own_evidence(node_state: NodeState) -> bool:
     """Whether a failed test stands against the node, perhaps from before this process."""
-    quarantine = node_state.node_summary.quarantine
+    quarantine = node_state.quarantine
     items = quarantine.spec.evidence if quarantine is not None else ()
     return any(
         is_own_evidence(item.code)

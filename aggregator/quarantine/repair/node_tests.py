@@ -383,12 +383,12 @@ class NodeTests:
 
     def _is_quarantined(self, name: str) -> bool:
         node_state = self._registry.known(name)
-        return node_state is not None and node_state.node_summary.quarantine is not None
+        return node_state is not None and node_state.quarantine is not None
 
     def _passed_since(self, name: str, test: NodeTest) -> str:
         """The operation of a test in quarantine that the node has passed since; empty: none."""
         node_state = self._registry.known(name)
-        quarantine = node_state.node_summary.quarantine if node_state is not None else None
+        quarantine = node_state.quarantine if node_state is not None else None
         if node_state is None or quarantine is None:
             return ""
         return passed_in_quarantine(test, boot_of(node_state), quarantine.status.repair)

@@ -136,7 +136,7 @@ class OrderSender:
 
     def _is_wanted(self, node_state: NodeState, quarantine_uid: str) -> bool:
         """Whether the quarantine still stands that the order is for."""
-        known = node_state.node_summary.quarantine
+        known = node_state.quarantine
         if known is None or known.uid != quarantine_uid or known.deleting:
             return False
         self._tests.note_evidence(node_state, known)

@@ -64,7 +64,7 @@ class RepairOutcomes:
         and delete pods there, after the node has returned.
         """
         entry = self._repairers.get(attempt.repair)
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if entry is None or entry.is_over is None or quarantine is None:
             return True
         return await entry.is_over(self._orders.order_of(quarantine, attempt))

@@ -65,7 +65,7 @@ class RepairPermissions:
         if self._settings.rules.mode is not RepairMode.REPAIR:
             return f"repair.mode is {self._settings.rules.mode.value}"
         node_state = self._known(node)
-        known = node_state.node_summary.quarantine if node_state is not None else None
+        known = node_state.quarantine if node_state is not None else None
         if node_state is None or known is None or known.uid != request.quarantine:
             return await self._node_tests.permission_refusal(node, request)
         if open_attempt(known, request.operation) is None:

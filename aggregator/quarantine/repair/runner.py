@@ -134,7 +134,7 @@ class RepairRunner:
 
     def waits(self, node_state: NodeState) -> bool:
         """Whether time alone may change what `is_due` says."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or (self._settings.off and quarantine.status.repair is None):
             return False
         return is_busy(quarantine.status.repair) or self._choice.may_begin(quarantine)
@@ -145,7 +145,7 @@ class RepairRunner:
 
     def note_release(self, node_state: NodeState) -> None:
         """The node is about to be released by recovery: say so where the rules want a test."""
-        quarantine, text = node_state.node_summary.quarantine, self._tests.untested(node_state)
+        quarantine, text = node_state.quarantine, self._tests.untested(node_state)
         if quarantine is None or not text:
             return
         if self._observed.get(node_state.node) != (quarantine.uid, TEST):
@@ -157,7 +157,7 @@ class RepairRunner:
     async def run(self, node_state: NodeState) -> None:
         """Do what is next for the node's repair, once."""
         node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_EVERY)
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None:
             return
         if await self._tests.write_evidence(node_state, quarantine):
@@ -350,7 +350,7 @@ class RepairRunner:
 
     async def withdraw(self, node_state: NodeState) -> None:
         """The node is released while a repair may act on it: cancel its order, and report it."""
-        quarantine = node_state.node_summary.quarantine
+        quarantine = node_state.quarantine
         if quarantine is None or not is_busy(quarantine.status.repair):
             return
         if malformed(quarantine.status.repair or RepairStatus()):

@@ -166,10 +166,3 @@ class FleetState:
 
     def doubt_clock(self, why: str) -> None:
         self.clock_doubt = why
-
-    def node_summary(self, node: str) -> NodeSummary:
-        """The node's summary, made when there is none yet."""
-        found = self.node_summaries.get(node)
-        if found is None:
-            found = self.node_summaries[node] = NodeSummary(node)
-        return found

@@ -73,9 +73,9 @@ class OutOfService:
         if before is None:
             return
         gpus = sum(
-            count_gpus(node_state.node_summary)
+            count_gpus(node_state)
             for node_state in self._node_states()
-            if _is_out_of_service(node_state.node_summary)
+            if _is_out_of_service(node_state)
         )
         self._stages.note_out_of_service(gpus, now - before)
 

@@ -19,46 +19,23 @@ from aggregator.quarantine.decide.operator_requests import (
 )
 from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
-from aggregator.quarantine.state.cluster_view import ClusterView, OthersMarks
-from aggregator.quarantine.state.evidence import AgentView, Decision, NodeHold
+from aggregator.quarantine.state.cluster_view import OthersMarks
+from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
-from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
-from aggregator.quarantine.state.work import Work
+from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 
 
 @dataclass(slots=True)
-class NodeState:
+class NodeState(NodeSummary):
     """The controller's side of a node.
 
     ``now``: monotonic seconds, for ages that are shown. ``held``: all held nodes of the registry.
     ``others`` reads the marks of other tools.
     """
 
-    node_summary: NodeSummary
-    now: Callable[[], float]
+    now: Callable[[], float] = field(kw_only=True)
     held: dict[str, "NodeState"] = field(default_factory=dict, repr=False, compare=False)
     others: OthersMarks = field(default_factory=OthersMarks, repr=False, compare=False)
-    node: str = field(init=False, repr=False, compare=False)
-    agent: AgentView = field(init=False, repr=False, compare=False)
-    cluster: ClusterView = field(init=False, repr=False, compare=False)
-    decision: Decision = field(init=False, repr=False, compare=False)
-    work: Work = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """The summary keeps its parts for life, except `quarantine_view`: each round reads them of
-        every node, and a property costs a call.
-        """
-        summary = self.node_summary
-        self.node, self.agent, self.cluster = summary.node, summary.agent, summary.cluster
-        self.decision, self.work = summary.decision, summary.work
-
-    @property
-    def quarantine_view(self) -> QuarantineView:
-        return self.node_summary.quarantine_view
-
-    def own_quarantine_view(self) -> QuarantineView:
-        """The node's own view, to be changed."""
-        return self.node_summary.own_quarantine_view()
 
     def set_hold(self, hold: NodeHold | None) -> None:
         """The answer to a proposal; None: no limit holds it, or there is none any more."""
@@ -81,7 +58,7 @@ class NodeState:
         ``before`` is the state known when the read began. Versions move backwards when etcd is
         restored, so they are compared only where an event came while the read was under way.
         """
-        known = self.node_summary.quarantine
+        known = self.quarantine
         if known is not None and known is not before and _is_past(quarantine, known):
             return
         let_go = quarantine.deleting and not quarantine.has_finalizer
@@ -119,7 +96,7 @@ class NodeState:
 
         A person's deletion of its last operation leaves the version of the quarantine as it was.
         """
-        known = self.node_summary.quarantine
+        known = self.quarantine
         if known is None or known.uid != quarantine.uid:
             return True
         if known.version == quarantine.version:
@@ -132,7 +109,7 @@ class NodeState:
         Events of later changes may have come before the answer: that it is gone, or that a person
         has deleted it, which no other event would tell again.
         """
-        known = self.node_summary.quarantine
+        known = self.quarantine
         if known is not None and _is_past(quarantine, known):
             return
         if quarantine.uid != self.quarantine_view.ended:
@@ -147,7 +124,7 @@ class NodeState:
             node is not None
             and not (self.cluster.unread or self.cluster.node_gone or self.agent.misnamed)
             and not is_marked(node)
-            and self.node_summary.quarantine is None
+            and self.quarantine is None
             and self.agent.claimed in ("", node.uid)
             and self.cluster.maintained == ""
             and self.cluster.has_others_marks_of(node, self.others)
@@ -159,13 +136,13 @@ class NodeState:
     @property
     def evictions_are_forbidden(self) -> bool:
         """Whether another tool's mark keeps the pods where they are, in our own quarantine."""
-        quarantine = self.node_summary.quarantine
+        quarantine = self.quarantine
         ours = quarantine is not None and quarantine.spec.requester == OURS
         return ours and bool(self.cluster.evictions_forbidden)
 
     def take_node(self, node: Node | None) -> None:
         """The node as just read: changes by people are found from it."""
-        quarantine = self.node_summary.quarantine
+        quarantine = self.quarantine
         self.cluster.take_node(node, quarantine, self.now(), self.others)
         self.agent.compare_uid(node.uid if node is not None else None)
         if self.quarantine_view is not NO_QUARANTINE:
@@ -173,8 +150,7 @@ class NodeState:
 
     def lacks(self, node: Node, quarantine: Quarantine) -> tuple[str, ...]:
         """Which of our marks the node lacks, as this read shows it."""
-        view = self.own_quarantine_view()
-        return view.lacks(node, quarantine)
+        return self.own_quarantine_view().lacks(node, quarantine)
 
     def age_trail(self) -> bool:
         """Asked in each round: whether a read has to tell if the node has its condition."""
@@ -192,7 +168,7 @@ class NodeState:
         if self.quarantine_view is NO_QUARANTINE:
             return
         self.own_quarantine_view().forget_evidence()
-        quarantine = self.node_summary.quarantine
+        quarantine = self.quarantine
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
             self.own_quarantine_view().take_marks(quarantine)
@@ -211,7 +187,7 @@ class NodeState:
 
     def is_released_by_uncordon(self, rules: UncordonRules) -> bool:
         """Whether the node, as last read, was uncordoned by a person who ends its quarantine."""
-        quarantine = self.node_summary.quarantine
+        quarantine = self.quarantine
         return quarantine is not None and is_release(
             self.quarantine_view.uncordoned, quarantine, rules
         )
@@ -219,19 +195,19 @@ class NodeState:
     @property
     def release_held(self) -> str:
         """Why it is not released although its cause is over; empty: no check holds it."""
-        quarantine = self.node_summary.quarantine
+        quarantine = self.quarantine
         if quarantine is None:
             return ""
-        return self.node_summary.quarantine_view.release_held or quarantine.status.release_held
+        return self.quarantine_view.release_held or quarantine.status.release_held
 
     def hasten_repair(self) -> None:
         """What its repair waits for has changed: it need not wait for the next look."""
-        if self.node_summary.quarantine is not None:
+        if self.quarantine is not None:
             self.own_quarantine_view().delay_repair(self.now())
 
     def note_recovery(self) -> None:
         """No incident acts any more: the test before its release may be next."""
-        if self.node_summary.quarantine is not None:
+        if self.quarantine is not None:
             self.own_quarantine_view().note_recovery(self.now())
 
     def hasten_release_check(self, after: float) -> None:
@@ -252,7 +228,7 @@ class NodeState:
         if self.agent.silent_failing:
             since = self.agent.silent_failing_since
             more.append(silent_match(health, self.agent.silent_failing, since, silent_action))
-        quarantine = self.node_summary.quarantine
+        quarantine = self.quarantine
         has_begun = quarantine is not None and quarantine.spec.requester == OURS
         before = self.decision.incidents
         judgement = evaluate(
@@ -277,7 +253,7 @@ class NodeState:
         ``remembered`` is the same by the node's marks. Evidence that has recovered, and waits for
         its release, is not overruled: that would silence the next fault.
         """
-        quarantine = self.node_summary.quarantine
+        quarantine = self.quarantine
         recovered = self.agent.is_fresh and not self.acting
         spec = quarantine.spec.evidence if quarantine is not None and not recovered else ()
         wanted = self.decision.wanted.spec.evidence if self.decision.wanted is not None else ()

@@ -58,9 +58,8 @@ class NodeRegistry:
         """The node's state, made when there is none yet."""
         found = self._node_states.get(node)
         if found is None:
-            found = self._node_states[node] = NodeState(
-                self.fleet.node_summary(node), self._now, self._held, self.others
-            )
+            found = NodeState(node, now=self._now, held=self._held, others=self.others)
+            self._node_states[node] = self.fleet.node_summaries[node] = found
         return found
 
     def known(self, node: str) -> NodeState | None:
