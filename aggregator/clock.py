@@ -34,19 +34,6 @@ class ClockGuard:
 
     def trusted_wall(self, now: float, wall: float) -> float:
         """The wall clock's time; while it is doubted, the time it would show had it not jumped."""
-        believed = self.check_clocks(now, wall)
-        return wall if abs(wall - now - believed) <= BOUND else now + believed
-
-    def doubt(self, now: float, wall: float) -> str:
-        """Why the wall clock is not believed, in words; empty: it is."""
-        believed = self.check_clocks(now, wall)
-        if abs(wall - now - believed) <= BOUND:
-            return ""
-        by = self._seen - believed  # the same words for as long as it runs evenly
-        return f"it has moved {'ahead' if by > 0 else 'back'} by {_length(abs(by))}"
-
-    def check_clocks(self, now: float, wall: float) -> float:
-        """The lead that is believed after this check."""
         lead = wall - now
         if self._believed is None:
             self._believed, self._seen, self._since = lead, lead, now
@@ -54,7 +41,15 @@ class ClockGuard:
             self._seen, self._since = lead, now
         elif now - self._since >= EVEN_FOR:
             self._believed, self._seen, self._since = lead, lead, now
-        return self._believed
+        return wall if abs(lead - self._believed) <= BOUND else now + self._believed
+
+    def doubt(self, now: float, wall: float) -> str:
+        """Why the wall clock is not believed, in words; empty: it is."""
+        trusted = self.trusted_wall(now, wall)
+        if trusted == wall:
+            return ""
+        by = now + self._seen - trusted  # the same words for as long as it runs evenly
+        return f"it has moved {'ahead' if by > 0 else 'back'} by {_length(abs(by))}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from aggregator.cluster.port import Node, NodeMeta
 TAINT = "sickbay.dev/quarantine"
 LABEL = "sickbay.dev/quarantined"
 CODES = "sickbay.dev/codes"
+#: The text in which a node remembers our changes; absent where we have not marked it.
 APPLIED = "sickbay.dev/applied"
 #: The keys of other tools' annotations that are ours.
 KEPT = "sickbay.dev/kept"
@@ -25,12 +26,7 @@ def is_marked(node: Node | NodeMeta) -> bool:
 
     Our annotation tells. A taint or a label with our key may be another's.
     """
-    return applied_text(node.annotations) is not None
-
-
-def applied_text(annotations: Mapping[str, str | None]) -> str | None:
-    """The text in which a node remembers our changes; None where we have not marked it."""
-    return annotations.get(APPLIED)
+    return node.annotations.get(APPLIED) is not None
 
 
 def own_annotations(annotations: Mapping[str, str | None]) -> tuple[str, ...]:

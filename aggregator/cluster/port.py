@@ -7,6 +7,7 @@ Every write that acts carries the version that it was decided on, so that a late
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from aggregator.cluster.condition_record import WrittenCondition
@@ -89,12 +90,12 @@ class Action(enum.StrEnum):
     CORDON = "cordon"
     DRAIN = "drain"
 
-    @property
-    def strength(self) -> int:
-        return _STRENGTH[self]
+    def __init__(self, _value: str) -> None:
+        self.strength = len(type(self).__members__)
 
 
-_STRENGTH = {Action.OBSERVE: 0, Action.CORDON: 1, Action.DRAIN: 2}
+#: The key by which `min` and `max` compare actions.
+STRENGTH = attrgetter("strength")
 
 
 class Phase(enum.StrEnum):

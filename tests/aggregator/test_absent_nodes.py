@@ -34,7 +34,7 @@ async def looked_at(replica: Replica, name: str) -> None:
         lambda: (
             node_state.work.task is not None
             and node_state.work.task.done()
-            and not node_state.work.again.is_set()
+            and not node_state.work.is_queued
         )
     )
 

@@ -114,7 +114,7 @@ async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None
     world.add_pod("n1", "late")
     clock.time += 100_000
     replica.controller.parts.queue.add(replica.controller.parts.registry.node_state("n1"))
-    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.again.is_set())
+    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.is_queued)
     assert world.nodes["n1"].unschedulable
     assert world.evicted == evicted, "an adoption evicts nobody by itself"
     replica.agent("n1", ILL)  # its agent's evidence does
@@ -138,7 +138,7 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     replica.evaluate_due()
     clock.time += 10_000
     replica.agent("n1", WELL)
-    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.again.is_set())
+    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.is_queued)
     assert world.writes[before:] == []
     assert world.nodes["n1"] == node
     # A person who undoes it by hand, as docs/install.md says, is seen at the next list.
@@ -218,7 +218,7 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     replica.evaluate_due()
     clock.time += 10_000
     replica.agent("n1", WELL)
-    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.again.is_set())
+    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.is_queued)
     assert world.nodes["n1"].unschedulable
     world.person_deletes("n1")
     await until(lambda: not world.quarantines and not is_marked(world.nodes["n1"]))
@@ -238,7 +238,7 @@ async def test_marks_next_to_those_of_an_unreleased_version_are_left(key: str) -
     replica = Replica(world, clock=clock)
     await seen(replica)
     replica.agent("n1", WELL)
-    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.again.is_set())
+    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.is_queued)
     assert (world.nodes["n1"], world.quarantines) == (before, {})
     await replica.stop()
 
@@ -281,7 +281,7 @@ async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_m
     node_state = replica.controller.parts.registry.node_state("n1")
     await until(
         lambda: (
-            not node_state.work.again.is_set()
+            not node_state.work.is_queued
             and node_state.work.task is not None
             and node_state.work.task.done()
         )

@@ -17,7 +17,7 @@ from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossRe
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.quarantine.state.registry import QuarantineIndex
-from aggregator.quarantine.state.work import LazyEvent
+from aggregator.quarantine.state.work import Work
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 
@@ -180,20 +180,20 @@ def test_nodes_that_lost_nothing_lately_are_not_remembered() -> None:
 
 def test_whoever_waits_for_news_of_a_node_returns_when_it_comes_or_is_there() -> None:
     async def test(_: VirtualTimeLoop) -> None:
-        news = LazyEvent()
-        assert not news.is_set()
-        news.set()
-        assert news.is_set()
-        await asyncio.wait_for(news.wait(), 1)
-        news.clear()
-        assert not news.is_set()
-        waits = asyncio.ensure_future(news.wait())
+        news = Work()
+        assert [news.is_queued] == [False]
+        news.queue()
+        assert news.is_queued
+        await asyncio.wait_for(news.wait_queued(), 1)
+        news.take_queued()
+        assert [news.is_queued] == [False]
+        waits = asyncio.ensure_future(news.wait_queued())
         await asyncio.sleep(1)
         assert not waits.done()
-        news.set()
+        news.queue()
         await asyncio.wait_for(waits, 1)
-        news.clear()
-        waits = asyncio.ensure_future(news.wait())
+        news.take_queued()
+        waits = asyncio.ensure_future(news.wait_queued())
         await asyncio.sleep(1)
         assert not waits.done(), "it was cleared after the first wait"
         waits.cancel()
@@ -221,20 +221,20 @@ def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
         begun = loop.time()
         waits = asyncio.ensure_future(while_it_stands(node_state, work(), still))
         await asyncio.sleep(10)
-        node_state.work.again.set()
+        node_state.work.queue()
         await asyncio.sleep(10)
         assert len(asked) == 1
-        assert not node_state.work.again.is_set(), "the news were taken"
+        assert [node_state.work.is_queued] == [False], "the news were taken"
         assert await waits == "done"
         assert loop.time() - begun == 100.0
         assert cancelled == []
         waits = asyncio.ensure_future(while_it_stands(node_state, work(), still))
         await asyncio.sleep(10)
         stands = False
-        node_state.work.again.set()
+        node_state.work.queue()
         assert await waits is None
         assert loop.time() - begun == 110.0
-        assert node_state.work.again.is_set(), "the next waiter needs it"
+        assert node_state.work.is_queued, "the next waiter needs it"
         assert cancelled == ["work"]
 
     play(test)

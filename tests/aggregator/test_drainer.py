@@ -709,7 +709,7 @@ def test_changed_words_of_a_hook_are_written_at_most_every_ten_seconds() -> None
         assert bench.hook.message == "not yet: 3 jobs run"
         assert bench.hook.ended_at == 0.0
         bench.standing = False
-        bench.node_state.work.again.set()
+        bench.node_state.work.queue()
         assert await task is False
 
     on_hooked(test)
@@ -746,7 +746,7 @@ def test_a_hook_ends_with_its_drain() -> None:
         await asyncio.sleep(1)
         assert len(bench.asked) == 1
         bench.standing = False
-        bench.node_state.work.again.set()
+        bench.node_state.work.queue()
         assert await task is False
         assert bench.hook.state is HookState.ASKING
 

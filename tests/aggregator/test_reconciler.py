@@ -268,7 +268,7 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
         queue.add(node_state)
         await asyncio.sleep(0)
         assert [node_state.work.task] == [None]
-        assert node_state.work.again.is_set()
+        assert node_state.work.is_queued
         queue.view, bench.may = True, False
         queue.add(node_state)
         await asyncio.sleep(0)
@@ -286,7 +286,7 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
         bench.answers["look_at_node"] = lambda: set_fields(node_state, needs_read=False)
         await first
         assert bench.did.count("look_at_node") == 1
-        assert not node_state.work.again.is_set()
+        assert not node_state.work.is_queued
         node_state.work.needs_read = True
         queue.resume(node_state)
         await asyncio.sleep(0)
@@ -313,7 +313,7 @@ def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
         await asyncio.sleep(0)
         await bench.node_state.work.task
         assert bench.did.count("look_at_node") == 1
-        assert bench.node_state.work.again.is_set(), "it waits for leave"
+        assert bench.node_state.work.is_queued, "it waits for leave"
 
     play_bench(test)
 
@@ -619,7 +619,7 @@ def test_a_second_read_that_fails_is_shown_too(play_bench: Play) -> None:
         bench.answers["reread"] = ClusterError("no answer either")
         await bench.made._after_failure(bench.node_state, 0, "x", reread=True)
         assert bench.node_state.work.last_error == "no answer either"
-        assert bench.node_state.work.again.is_set()
+        assert bench.node_state.work.is_queued
 
     play_bench(test)
 
@@ -634,12 +634,12 @@ def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
         ]
         for change, waited in changes:
             bench.step, bench.node_state.work.needs_read = None, False
-            bench.node_state.work.again.clear()
+            bench.node_state.work.take_queued()
             before = bench.loop.time()
             wait = asyncio.ensure_future(bench.made._back_off(bench.node_state, 100.0, 0.0))
             await asyncio.sleep(10)
             change()
-            bench.node_state.work.again.set()
+            bench.node_state.work.queue()
             await wait
             assert bench.loop.time() - before == waited
 

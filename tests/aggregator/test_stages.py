@@ -25,9 +25,10 @@ def test_a_node_is_measured_from_the_kernels_line_to_its_release() -> None:
     async def main() -> None:
         world = one_node()
         replica = Replica(world, clock=Running())
-        stages, summary = replica.fleet.stages, summary_in(replica.fleet, "n1")
+        stages = replica.fleet.stages
         await soon(lambda: not replica.fleet.view_lost)
         replica.agent("n1", snapshot(*gpus()))
+        summary = replica.fleet.node_summaries["n1"]
         assert gpu_counts(summary) == GpuCounts(ok=8)
         line = fault(component="GPU-3", last_at=replica.clock() - 0.02)
         replica.agent("n1", Delta(faults=(line,)))

@@ -54,7 +54,7 @@ async def drained(world: World, line: FakeLine | None = None) -> tuple[Replica, 
     replica.agent("n1", ILL, line=line)
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
     node_state = replica.controller.parts.registry.node_state("n1")
-    await soon(lambda: not node_state.work.again.is_set() and node_state.quarantine is not None)
+    await soon(lambda: not node_state.work.is_queued and node_state.quarantine is not None)
     await later(1)
     return replica, node_state
 

@@ -89,11 +89,11 @@ async def test_an_unreadable_record_admits_nobody_until_it_is_mended() -> None:
     # It tries again and again, and never writes over a record that it cannot read.
     node_state = replica.controller.parts.registry.node_state("n1")
     for _ in range(3):
-        node_state.work.again.set()
+        node_state.work.queue()
         replica.agent("n1", ILL)
         await until(
             lambda: (
-                not node_state.work.again.is_set()
+                not node_state.work.is_queued
                 or node_state.work.task is None
                 or node_state.work.task.done()
             )

@@ -76,7 +76,7 @@ def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_to_do(
         if left == "a step":
             work.request_read()
         elif left == "queued":
-            work.again.set()
+            work.queue()
         elif left == "at work":
             work.start(asyncio.create_task(asyncio.sleep(5)))
         bench.queue.evaluate(bench.node_state)

@@ -8,7 +8,7 @@ from aggregator.quarantine.state.race import while_it_stands
 
 async def test_a_result_that_comes_together_with_a_change_is_returned() -> None:
     node_state = NodeState("n1", now=asyncio.get_running_loop().time)
-    node_state.work.again.set()
+    node_state.work.queue()
 
     async def act() -> str:
         return "done"

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.node_names import RELEASED, applied_text, is_marked
+from aggregator.cluster.node_names import APPLIED, RELEASED, is_marked
 from aggregator.cluster.port import (
     AppliedChanges,
     Cluster,
@@ -270,7 +270,7 @@ class ReleaseActions:
         if node is None or marked_by(node) != quarantine.uid:
             return
         change = adopt_change(quarantine, read_applied(node))
-        if applied_text(change.annotations) != applied_text(node.annotations):
+        if change.annotations.get(APPLIED) != node.annotations.get(APPLIED):
             await self._cluster.patch_node(node, change)
 
     async def _drop(self, node_state: NodeState, quarantine: Quarantine) -> None:

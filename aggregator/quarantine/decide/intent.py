@@ -7,7 +7,7 @@ matters, and read again by the next replica: an aggregator that lost its memory 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from aggregator.cluster.port import Action, EvidenceItem, Quarantine, QuarantineSpec
+from aggregator.cluster.port import STRENGTH, Action, EvidenceItem, Quarantine, QuarantineSpec
 from aggregator.health.node import GONE, boot_ends
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import ACTIONS, HEALTHY_FOR, Policy, Rule
@@ -58,8 +58,8 @@ def changed_intent(spec: QuarantineSpec, wanted: DesiredState) -> QuarantineSpec
     if is_overridden(spec):
         action, intent = spec.action, spec.intent_action
     else:
-        raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
-        action = intent = min(raised, wanted.uncapped, key=lambda action: action.strength)
+        raised = max(spec.action, wanted.spec.action, key=STRENGTH)
+        action = intent = min(raised, wanted.uncapped, key=STRENGTH)
     same = action is spec.action and intent is spec.intent_action
     if same and wanted.spec.evidence == spec.evidence:
         return None  # by far the most common case: this runs before each step
@@ -124,7 +124,7 @@ def wanted_of(
         return None
     lead = max(asking, key=lambda incident: (ACTIONS.index(_asks_for(incident)), -incident.since))
     uncapped = Action(_asks_for(lead))
-    action = min(uncapped, mode, key=lambda a: a.strength)
+    action = min(uncapped, mode, key=STRENGTH)
     return DesiredState(
         spec=QuarantineSpec(
             action=action,
@@ -149,7 +149,7 @@ def wanted_of(
                 for item in incident.in_force
                 if item.key not in overruled
             ),
-            key=lambda a: a.strength,
+            key=STRENGTH,
             default=Action.OBSERVE,
         ),
     )

@@ -17,7 +17,6 @@ from aggregator.cluster.node_names import (
     LABEL,
     OVERRULED,
     RELEASED,
-    applied_text,
 )
 from aggregator.cluster.port import (
     Action,
@@ -399,7 +398,7 @@ def write_overruled(overruled: frozenset[Override]) -> str:
 
 
 def _applied(annotations: Mapping[str, str]) -> dict[str, Any]:
-    return _object(applied_text(annotations) or "")
+    return _object(annotations.get(APPLIED) or "")
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from aggregator.cluster.port import Action
+from aggregator.cluster.port import STRENGTH, Action
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Share, refuse, shaped
 from aggregator.policy.label_selector import LabelSelector
@@ -78,10 +78,10 @@ class Pools:
 
     def __init__(self, pools: tuple[Pool, ...] = (), mode: Action = Action.OBSERVE) -> None:
         self.pools = pools
-        self._mode = mode
+        self.mode = mode
         self._modes = {one.name: one.mode or mode for one in pools} | {DEFAULT_POOL: mode}
-        self._mildest = min(self._modes.values(), key=lambda one: one.strength)
-        self.strongest = max(self._modes.values(), key=lambda one: one.strength)
+        self._mildest = min(self._modes.values(), key=STRENGTH)
+        self.strongest = max(self._modes.values(), key=STRENGTH)
         self.limits: Mapping[str, PoolLimits] = {one.name: one.limits for one in pools}
 
     def __bool__(self) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, Phase, Quarantine
+from aggregator.cluster.port import STRENGTH, Action, Phase, Quarantine
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy
@@ -54,7 +54,7 @@ class NodeEvaluator:
         mode = min(
             self._pools.mode_of(node_state.node),
             node_state.cluster.operator_requests.cap(wall),
-            key=lambda action: action.strength,
+            key=STRENGTH,
         )
         policy = self._pools.policy_of(node_state.node, self._policy)
         closed, again = node_state.rejudge(policy, mode, now, silent_action=self._silent_action)

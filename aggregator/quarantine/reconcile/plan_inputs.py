@@ -1,7 +1,7 @@
 """The inputs of the reconcilers' views, besides the node's own state."""
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, Quarantine
+from aggregator.cluster.port import STRENGTH, Action, Quarantine
 from aggregator.quarantine.actions.holds import Proposals
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.intent import OURS, DesiredState, unsaved
@@ -54,7 +54,7 @@ class PlanInputs:
         mode, requests = self._pools.mode_of(node_state.node), node_state.cluster.operator_requests
         if requests is NONE or (quarantine is not None and quarantine.spec.requester != OURS):
             return mode
-        return min(mode, requests.cap(self.wall()), key=lambda action: action.strength)
+        return min(mode, requests.cap(self.wall()), key=STRENGTH)
 
     def knows(self, node_state: NodeState) -> bool:
         """Whether its agent has reported, or this process has waited for that long enough."""

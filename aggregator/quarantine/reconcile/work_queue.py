@@ -48,7 +48,7 @@ class WorkQueue:
 
         A step that is not allowed now, as the Lease was not renewed in time, waits for `resume`.
         """
-        node_state.work.again.set()
+        node_state.work.queue()
         self._put(node_state)
 
     def evaluate(self, node_state: NodeState, arrived: float | None = None) -> None:
@@ -95,7 +95,7 @@ class WorkQueue:
         if work.evaluation_due:
             worker.evaluate(node_state)
             if self._needs_step(node_state):
-                work.again.set()
+                work.queue()
             elif work.waiters and not work.is_queued and not work.is_running:
                 self._acknowledge(node_state)
         if work.is_queued and self.may_act():
@@ -106,7 +106,7 @@ class WorkQueue:
         if self.may_act():
             node_state.work.acknowledge()
         else:
-            node_state.work.again.set()
+            node_state.work.queue()
 
     def add_if_pending(self, node_state: NodeState) -> None:
         """Add the node where it may need a step."""

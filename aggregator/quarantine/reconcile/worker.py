@@ -81,7 +81,7 @@ class NodeWorker:
     async def reconcile(self, node_state: NodeState) -> None:
         failures, said = 0, ""
         while self._queue.may_act() and node_state.work.is_queued:
-            node_state.work.again.clear()
+            node_state.work.take_queued()
             self._queue.evaluate_due(node_state)
             try:
                 done = await self._one_step(node_state)
@@ -131,7 +131,7 @@ class NodeWorker:
                 if done:
                     self._settle_waiters(node_state)
                 else:
-                    node_state.work.again.set()
+                    node_state.work.queue()
 
     async def _after_failure(
         self,
@@ -152,7 +152,7 @@ class NodeWorker:
                 await self._reads.reread(node_state)
             except ClusterError as again:
                 node_state.work.set_error(str(again))
-        node_state.work.again.set()
+        node_state.work.queue()
         return failures + 1
 
     async def _back_off(self, node_state: NodeState, pause: float, at_least: float) -> None:

@@ -34,8 +34,7 @@ class NodePools:
 
     def mode_of(self, node: str) -> Action:
         """The mode that caps what is done to the node."""
-        pools = self.pools
-        return pools.mode_of(self.name_of(node) if pools.pools else "")
+        return self.pools.mode_of(self.name_of(node)) if self.pools.pools else self.pools.mode
 
     def describe_mode(self, node: str) -> str:
         """The mode that caps what is done to the node, and the pool that has it, for people."""

@@ -20,15 +20,15 @@ async def while_it_stands(
     ``still`` is called at each change of the node.
     """
     task = asyncio.ensure_future(what)
-    news = asyncio.ensure_future(node_state.work.again.wait())
+    news = asyncio.ensure_future(node_state.work.wait_queued())
     try:
         while not task.done():
             await asyncio.wait({task, news}, return_when=asyncio.FIRST_COMPLETED)
             if news.done() and not task.done():
                 if not still():
                     return None  # the change is left to the next step
-                node_state.work.again.clear()
-                news = asyncio.ensure_future(node_state.work.again.wait())
+                node_state.work.take_queued()
+                news = asyncio.ensure_future(node_state.work.wait_queued())
         return task.result()
     finally:
         for one in (task, news):

@@ -4,46 +4,13 @@ import asyncio
 from dataclasses import dataclass
 
 
-class LazyEvent:
-    """An `asyncio.Event` that is allocated only when a task waits for it.
-
-    An event has a deque, of 800 bytes in all: too much for each of 10,000 nodes, of which a dozen
-    are ever waited for.
-    """
-
-    __slots__ = ("_event", "_told")
-
-    def __init__(self) -> None:
-        self._told = False
-        self._event: asyncio.Event | None = None
-
-    def is_set(self) -> bool:
-        return self._told
-
-    def set(self) -> None:
-        self._told = True
-        if self._event is not None:
-            self._event.set()
-
-    def clear(self) -> None:
-        self._told = False
-        if self._event is not None:
-            self._event.clear()
-
-    async def wait(self) -> None:
-        """Return once it is set; at once where it is."""
-        if self._told:
-            return
-        if self._event is None:
-            self._event = asyncio.Event()
-        await self._event.wait()
-
-
 @dataclass(slots=True)
 class Work:
     """Changed by the queue, its worker, and those who ask for a read of the node.
 
-    ``task`` reconciles the node; ``again_event`` is set while it is to be reconciled once more.
+    ``task`` reconciles the node; ``is_queued``: it is to be reconciled once more. ``queued`` is set
+    meanwhile, and made when a task first waits for that: a dozen of 10,000 nodes have one, of 800
+    bytes.
     ``waiters``: messages that are acknowledged when their evidence is durable.
     ``needs_read``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``recheck_pods``: it was drained, and its pods are to be read again.
@@ -56,7 +23,8 @@ class Work:
     """
 
     task: asyncio.Task[None] | None = None
-    again_event: LazyEvent | None = None
+    is_queued: bool = False
+    queued: asyncio.Event | None = None
     waiters: tuple[asyncio.Future[None], ...] = ()
     needs_read: bool = False
     recheck_pods: bool = False
@@ -67,17 +35,23 @@ class Work:
     arrived: float | None = None
     evaluation_cost: float = 0.0
 
-    @property
-    def again(self) -> LazyEvent:
-        """Set: the node is to be reconciled once more. Most nodes never are, and have none."""
-        if self.again_event is None:
-            self.again_event = LazyEvent()
-        return self.again_event
+    def queue(self) -> None:
+        self.is_queued = True
+        if self.queued is not None:
+            self.queued.set()
 
-    @property
-    def is_queued(self) -> bool:
-        """Whether the node is to be reconciled once more."""
-        return self.again_event is not None and self.again_event.is_set()
+    def take_queued(self) -> None:
+        """The node is about to be reconciled, or what has changed was checked."""
+        self.is_queued = False
+        if self.queued is not None:
+            self.queued.clear()
+
+    async def wait_queued(self) -> None:
+        """Return once the node is to be reconciled; at once where it is."""
+        if self.queued is None:
+            self.queued = asyncio.Event()
+        if not self.is_queued:
+            await self.queued.wait()
 
     @property
     def is_running(self) -> bool:
