@@ -23,13 +23,11 @@ from aggregator.relay.protocol import (
     ANSWERED_WITHIN,
     BATCH_BYTES,
     BATCH_EVERY,
-    BUSY_AFTER,
-    BUSY_FOR,
     LOOK_EVERY,
     PROTOCOL,
     Liveness,
 )
-from aggregator.relay.unserved import UNSERVED_FOR, UnservedGateway
+from aggregator.relay.unserved import BUSY_AFTER, BUSY_FOR, UNSERVED_FOR, UnservedGateway
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
 from sickbay.v1 import relay_pb2 as pb
@@ -253,7 +251,8 @@ class RelayClient:
             await asyncio.sleep(LOOK_EVERY)
             leaves = unserved.leaves_agents(
                 self._now(),
-                relayed=self._gateway.relayed or self._busy,
+                relayed=self._gateway.relayed,
+                busy=self._busy,
                 controller=self._directory.controller(),
                 renewed_within=self._directory.renewed_within,
             )

@@ -17,9 +17,6 @@ LOOK_EVERY = 0.5
 SILENT_LOOKS = 8
 #: The first message of the other side must come within so many seconds.
 ANSWERED_WITHIN = 5.0
-#: A controller that has taken the gateway's connection lives. If it does not answer within the
-#: first time it is busy, with the snapshots of 10,000 agents, and has the second one (seconds).
-BUSY_AFTER, BUSY_FOR = 2.0, 30.0
 
 #: Bytes of one batch: fewer than the listener takes, so that a batch of small frames never delays
 #: a heartbeat for long.

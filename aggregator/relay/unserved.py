@@ -11,6 +11,9 @@ from aggregator.relay.directory import ControllerAddress
 
 #: Seconds without a relay, after which a renewal of the Lease shows that the controller is at work.
 UNSERVED_FOR = 10.0
+#: A controller that has taken the gateway's connection lives. If it does not answer within the
+#: first time it is busy, with the snapshots of 10,000 agents, and has the second one (seconds).
+BUSY_AFTER, BUSY_FOR = 2.0, 30.0
 
 
 class UnservedGateway:
@@ -25,11 +28,13 @@ class UnservedGateway:
         now: float,
         *,
         relayed: bool,
+        busy: bool,
         controller: ControllerAddress | None,
         renewed_within: Callable[[float], bool],
     ) -> bool | None:
         """Whether the gateway leaves its agents; None: not now, and an earlier answer stays.
 
+        ``busy``: the controller has accepted the present connection, and has not answered.
         ``renewed_within``: whether that controller was seen to renew the Lease so many seconds ago
         or later.
         """
@@ -37,6 +42,8 @@ class UnservedGateway:
             self._since, self._controller = now, controller
             return False
         unserved = now - self._since
+        if busy and unserved < BUSY_FOR:
+            return None
         if unserved >= UNSERVED_FOR and renewed_within(unserved - UNSERVED_FOR):
             return True
         return None

@@ -671,6 +671,7 @@ def leaving_moments(world: ElectionWorld, name: str, seconds: float) -> list[flo
         if gateway.leaves_agents(
             world.work.now - began,
             relayed=world.work.now == began,
+            busy=False,
             controller=None if other is None else ControllerAddress(other.name, other.address),
             renewed_within=holder.renewed_within,
         ):

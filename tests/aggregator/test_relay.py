@@ -426,7 +426,17 @@ async def test_a_gateway_keeps_its_agents_while_a_busy_controller_has_not_answer
             await until(lambda: looks > 6)  # 3 s
             assert (b.gateway.problem, b.gateway.relayed, b.gateway.connected) == ("", False, 1)
             idle.set()
-            await until(lambda: b.gateway.relayed)
+            await until(lambda: b.gateway.relayed and bool(a.service._links))
+            # From now on it accepts connections and never answers.
+            idle.clear()
+            monkeypatch.setattr(unserved_module, "BUSY_FOR", 2.0)
+            [link] = a.service._links
+            link.end("cut")
+            code, text = await agent.ending()
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert "has not reached the controller" in text
+            assert b.client._busy
+            idle.set()
 
 
 async def test_a_controller_that_all_have_left_and_whose_lease_stands_still_leaves_its_agents(
