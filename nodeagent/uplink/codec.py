@@ -4,21 +4,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.commands import GpuUseReport
 from nodeagent.evidence.bounds import bounded_details, cut, identifier
-from nodeagent.evidence.entries import ComponentEntry, FaultEntry
+from nodeagent.evidence.entries import FaultEntry
 from nodeagent.evidence.latch import Outgoing
-from nodeagent.model import CheckInfo, Clearing, Gone, Loss, Status
+from nodeagent.model import CheckInfo, Clearing, Gone, Loss
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 
 #: Counted up when fields are added to the contract.
 CONTRACT_VERSION = 1
 
-_STATUS: Mapping[Status, pb.Status.ValueType] = {
-    Status.OK: pb.STATUS_OK,
-    Status.DEGRADED: pb.STATUS_DEGRADED,
-    Status.FAILED: pb.STATUS_FAILED,
-    Status.UNKNOWN: pb.STATUS_UNKNOWN,
-}
 _CLEARED_BY = {
     1: pb.CLEARED_BY_REBOOT,
     2: pb.CLEARED_BY_GPU_RESET,
@@ -72,18 +66,9 @@ def snapshot(out: Outgoing, now: float, quiesced_for: float) -> pb.AgentMessage:
     """All that the agent knows; ``quiesced_for`` in seconds, 0 when NVML is in use."""
 
     def build(most_text: int) -> pb.AgentMessage:
-        history = _History(out)
-        return pb.AgentMessage(
-            snapshot=pb.Snapshot(
-                seq=out.seq,
-                components=[_component(entry, now, history, most_text) for entry in out.components],
-                faults=[_fault(entry, now, history, most_text) for entry in out.faults],
-                lost=[_lost(loss, most_text) for loss in out.losses],
-                quiesced_for_ms=_ms(quiesced_for),
-                cleared=[_cleared(clearing) for clearing in out.clearings],
-                gone=[_gone(one) for one in out.gone],
-            )
-        )
+        message = pb.AgentMessage(snapshot=pb.Snapshot(quiesced_for_ms=_ms(quiesced_for)))
+        _put_entries(message.snapshot, out, now, most_text)
+        return message
 
     return _fitting(build, out)
 
@@ -92,19 +77,32 @@ def delta(out: Outgoing, now: float) -> pb.AgentMessage:
     """The entries that have changed since the message before."""
 
     def build(most_text: int) -> pb.AgentMessage:
-        history = _History(out)
-        return pb.AgentMessage(
-            delta=pb.Delta(
-                seq=out.seq,
-                components=[_component(entry, now, history, most_text) for entry in out.components],
-                faults=[_fault(entry, now, history, most_text) for entry in out.faults],
-                cleared=[_cleared(clearing) for clearing in out.clearings],
-                lost=[_lost(loss, most_text) for loss in out.losses],
-                gone=[_gone(one) for one in out.gone],
-            )
-        )
+        message = pb.AgentMessage()
+        _put_entries(message.delta, out, now, most_text)
+        return message
 
     return _fitting(build, out)
+
+
+def _put_entries(into: pb.Snapshot | pb.Delta, out: Outgoing, now: float, most_text: int) -> None:
+    """Each entry is added in place: a message of its own would cost several times as much."""
+    history = _History(out)
+    into.seq = out.seq
+    for entry in out.components:
+        state = into.components.add(
+            check=entry.check,
+            component=entry.component,
+            status=entry.status,
+            reason=entry.reason,
+            message=cut(entry.message, most_text),
+            age_ms=_ms(now - entry.since),
+        )
+        for status, at in entry.recent[-history.most :]:
+            state.recent.add(status=status, age_ms=_ms(now - at))
+    into.faults.extend(_fault(entry, now, history, most_text) for entry in out.faults)
+    into.cleared.extend(map(_cleared, out.clearings))
+    into.lost.extend(_lost(loss, most_text) for loss in out.losses)
+    into.gone.extend(map(_gone, out.gone))
 
 
 def _fitting(build: Callable[[int], pb.AgentMessage], out: Outgoing) -> pb.AgentMessage:
@@ -188,24 +186,9 @@ def gpu_use(request_id: str, use: GpuUseReport) -> pb.AgentMessage:
 
 
 def _ms(seconds: float) -> int:
-    return round(min(max(0.0, seconds), limits.MAX_AGE_MS / 1000) * 1000)
-
-
-def _component(
-    entry: ComponentEntry, now: float, history: _History, most_text: int
-) -> pb.ComponentState:
-    return pb.ComponentState(
-        check=entry.check,
-        component=entry.component,
-        status=_STATUS[entry.status],
-        reason=entry.reason,
-        message=cut(entry.message, most_text),
-        age_ms=_ms(now - entry.since),
-        recent=[
-            pb.Transition(status=_STATUS[status], age_ms=_ms(now - at))
-            for status, at in entry.recent[-history.most :]
-        ],
-    )
+    if 0.0 < seconds < limits.MAX_AGE_MS / 1000:
+        return round(seconds * 1000)
+    return limits.MAX_AGE_MS if seconds > 0.0 else 0
 
 
 def _fault(entry: FaultEntry, now: float, history: _History, most_text: int) -> pb.Fault:
