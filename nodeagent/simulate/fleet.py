@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 STARTS_PER_SECOND = 500.0
 #: Seconds between two looks at how many have a stream, where that has changed.
 LOOK = 0.5
+#: The pause after a look is at least so many times as long as it took.
+REST = 50.0
 #: Seconds for last messages.
 FAREWELL = 3.0
 
@@ -97,18 +99,20 @@ class Fleet:
             await asyncio.sleep(1 / STARTS_PER_SECOND)
 
     async def _look_after(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             # Wait for a change: to look through 10,000 nodes takes as long as to send 60
             # heartbeats.
             await self._changed.wait()
             self._changed.clear()
+            began = loop.time()
             here: list[SimulatedNode] = []
             away: list[SimulatedNode] = []
             for node in self._nodes.values():
                 (here if node.streaming else away).append(node)
             self._say_how_many(here, away)
             self._say_when_all(here, away)
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(max(LOOK, REST * (loop.time() - began)))
 
     def _say_how_many(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
         troubles = Counter(trouble for node in away if (trouble := node.trouble))
