@@ -101,6 +101,11 @@ class InvalidMessage(ValueError):
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"{field}: {what}")
         self.field = field
+        self.what = what
+
+    def within(self, entry: str) -> "InvalidMessage":
+        """The same of the field of ``entry``."""
+        return InvalidMessage(f"{entry}.{self.field}", self.what)
 
 
 class Dropped:
@@ -128,7 +133,7 @@ def _taken(
     field: str,
     entries: Sequence[_Entry],
     most: int,
-    take: Callable[[str, _Entry], _Taken],
+    take: Callable[[_Entry], _Taken],
     dropped: Dropped | None,
     importance: Callable[[_Entry], int] | None = None,
 ) -> tuple[_Taken, ...]:
@@ -145,11 +150,11 @@ def _taken(
     found = []
     for i, entry in enumerate(entries):
         try:
-            found.append(take(f"{field}[{i}]", entry))
+            found.append(take(entry))
         except InvalidMessage as error:
             if dropped is None:
-                raise
-            dropped.add(error)
+                raise error.within(f"{field}[{i}]") from None
+            dropped.add(error.within(f"{field}[{i}]"))
     return tuple(found)
 
 
@@ -172,9 +177,9 @@ def hello(message: pb.Hello, dropped: Dropped | None = None) -> Hello:
     )
 
 
-def _check(field: str, check: pb.CheckInfo) -> CheckOff:
-    interval = _age(f"{field}.interval_ms", check.interval_ms)
-    return CheckOff(_name(f"{field}.name", check.name), interval, _text(check.off_because))
+def _check(check: pb.CheckInfo) -> CheckOff:
+    interval = _age("interval_ms", check.interval_ms)
+    return CheckOff(_name("name", check.name), interval, _text(check.off_because))
 
 
 def _traits(traits: Mapping[str, str], dropped: Dropped | None) -> dict[str, str]:
@@ -344,20 +349,20 @@ def _gpu_report(message: pb.GpuUse) -> GpuReport:
         )
     for number, one in enumerate(message.pods[:MAX_POD_GPUS]):
         try:
-            entries.append(_pod_gpu(f"pods[{number}]", one))
+            entries.append(_pod_gpu(one))
         except InvalidMessage as error:
-            unknown = f"the agent's report: {error}"
+            unknown = f"the agent's report: {error.within(f'pods[{number}]')}"
     return GpuReport(tuple(entries), unknown, _text(message.processes_unknown))
 
 
-def _pod_gpu(field: str, one: pb.PodGpu) -> PodGpu:
+def _pod_gpu(one: pb.PodGpu) -> PodGpu:
     return PodGpu(
-        namespace=_text_of(f"{field}.namespace", one.namespace, MAX_NAME),
-        pod=_text_of(f"{field}.pod", one.pod, MAX_POD_NAME),
-        pod_uid=_text_of(f"{field}.pod_uid", one.pod_uid, MAX_NAME),
-        gpu=_name(f"{field}.gpu", one.gpu, MAX_POD_NAME),
-        container=_text_of(f"{field}.container", one.container, MAX_NAME),
-        claim=_text_of(f"{field}.claim", one.claim, MAX_POD_NAME),
+        namespace=_text_of("namespace", one.namespace, MAX_NAME),
+        pod=_text_of("pod", one.pod, MAX_POD_NAME),
+        pod_uid=_text_of("pod_uid", one.pod_uid, MAX_NAME),
+        gpu=_name("gpu", one.gpu, MAX_POD_NAME),
+        container=_text_of("container", one.container, MAX_NAME),
+        claim=_text_of("claim", one.claim, MAX_POD_NAME),
         allocated=one.allocated,
         processes=one.processes,
     )
@@ -366,18 +371,25 @@ def _pod_gpu(field: str, one: pb.PodGpu) -> PodGpu:
 def _components(
     states: Sequence[pb.ComponentState], history: "_History", dropped: Dropped | None
 ) -> tuple[Component, ...]:
-    def take(field: str, state: pb.ComponentState) -> Component:
+    def take(state: pb.ComponentState) -> Component:
+        check, status, reason = _finding(state.check, state.status, state.reason)
         return Component(
-            check=_name(f"{field}.check", state.check),
-            component=_text_of(f"{field}.component", state.component, MAX_COMPONENT),
-            status=_status(f"{field}.status", state.status),
-            reason=_text_of(f"{field}.reason", state.reason, MAX_NAME),
-            message=_text(state.message),
-            since=history.since(f"{field}.age_ms", state.age_ms),
-            recent=history.recent(f"{field}.recent", state.recent),
+            check,
+            _text_of("component", state.component, MAX_COMPONENT),
+            status,
+            reason,
+            _text(state.message),
+            history.since("age_ms", state.age_ms),
+            history.recent(state.recent),
         )
 
     return _taken("components", states, MAX_COMPONENTS, take, dropped, _importance)
+
+
+@lru_cache(maxsize=2048)
+def _finding(check: str, status: int, reason: str) -> tuple[str, Status, str]:
+    """Most components of most nodes have one of a few."""
+    return (_name("check", check), _status("status", status), _text_of("reason", reason, MAX_NAME))
 
 
 def _importance(state: pb.ComponentState) -> int:
@@ -411,79 +423,78 @@ class _History:
             found = self._times[age_ms] = self._at - _age(field, age_ms)
         return found
 
-    def recent(
-        self, field: str, changes: Sequence[pb.Transition]
-    ) -> tuple[tuple[float, Status], ...]:
+    def recent(self, changes: Sequence[pb.Transition]) -> tuple[tuple[float, Status], ...]:
         latest = self.latest(changes, MAX_TRANSITIONS)
-        key = tuple((change.age_ms, change.status) for change in latest)
+        key = tuple([(change.age_ms, change.status) for change in latest])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = tuple(
                 (
-                    self.since(f"{field}[{i}].age_ms", age_ms),
-                    _status(f"{field}[{i}].status", status),
+                    self.since(f"recent[{i}].age_ms", age_ms),
+                    _status(f"recent[{i}].status", status),
                 )
                 for i, (age_ms, status) in enumerate(key)
             )
         return found
 
-    def occurrences(self, field: str, ages: Sequence[int]) -> tuple[float, ...]:
+    def occurrences(self, ages: Sequence[int]) -> tuple[float, ...]:
         latest = self.latest(ages, MAX_OCCURRENCES)
+        field = "occurrence_ages_ms"
         return tuple(self._at - _age(f"{field}[{i}]", age) for i, age in enumerate(latest))
 
 
 def _faults(
     faults: Sequence[pb.Fault], history: _History, dropped: Dropped | None
 ) -> tuple[Fault, ...]:
-    def take(field: str, fault: pb.Fault) -> Fault:
-        return _fault(field, fault, history)
+    def take(fault: pb.Fault) -> Fault:
+        return _fault(fault, history)
 
     # Entries that are only shown are dropped first.
     return _taken("faults", faults, MAX_FAULTS, take, dropped, lambda one: one.historical)
 
 
-def _fault(field: str, fault: pb.Fault, history: _History) -> Fault:
+def _fault(fault: pb.Fault, history: _History) -> Fault:
     if fault.count == 0:
-        raise InvalidMessage(f"{field}.count", "0; expected at least 1")
+        raise InvalidMessage("count", "0; expected at least 1")
     cleared_by = _CLEARED_BY.get(fault.cleared_by)
     if cleared_by is None:
-        raise InvalidMessage(f"{field}.cleared_by", f"{fault.cleared_by} is not known")
-    first = history.since(f"{field}.first_age_ms", fault.first_age_ms)
-    last = history.since(f"{field}.last_age_ms", fault.last_age_ms)
+        raise InvalidMessage("cleared_by", f"{fault.cleared_by} is not known")
+    first = history.since("first_age_ms", fault.first_age_ms)
+    last = history.since("last_age_ms", fault.last_age_ms)
     return Fault(
-        code=_name(f"{field}.code", fault.code),
-        check=_name(f"{field}.check", fault.check),
-        component=_text_of(f"{field}.component", fault.component, MAX_COMPONENT),
+        code=_name("code", fault.code),
+        check=_name("check", fault.check),
+        component=_text_of("component", fault.component, MAX_COMPONENT),
         message=_text(fault.message),
-        boot_id=_name(f"{field}.boot_id", fault.boot_id),
-        source=_name(f"{field}.source", fault.source),
+        boot_id=_name("boot_id", fault.boot_id),
+        source=_name("source", fault.source),
         source_seq=fault.source_seq,
         first_at=min(first, last),
         last_at=max(first, last),
         count=fault.count,
         cleared_by=cleared_by,
         historical=fault.historical,
-        details=_entries(f"{field}.details", fault.details, MAX_DETAILS),
-        occurrences=history.occurrences(f"{field}.occurrence_ages_ms", fault.occurrence_ages_ms),
+        details=_entries("details", fault.details, MAX_DETAILS),
+        occurrences=history.occurrences(fault.occurrence_ages_ms),
     )
 
 
-def _cleared(field: str, sign: pb.Cleared) -> Cleared:
+def _cleared(sign: pb.Cleared) -> Cleared:
     return Cleared(
-        code=_text_of(f"{field}.code", sign.code, MAX_NAME),
-        component=_text_of(f"{field}.component", sign.component, MAX_COMPONENT),
-        how=_name(f"{field}.how", sign.how),
+        code=_text_of("code", sign.code, MAX_NAME),
+        component=_text_of("component", sign.component, MAX_COMPONENT),
+        how=_name("how", sign.how),
     )
 
 
-def _lost(field: str, loss: pb.EvidenceLost) -> Lost:
-    return Lost(_name(f"{field}.source", loss.source), loss.records, _text(loss.message))
+def _lost(loss: pb.EvidenceLost) -> Lost:
+    return Lost(_name("source", loss.source), loss.records, _text(loss.message))
 
 
-def _gone(field: str, state: pb.ComponentState) -> tuple[str, str]:
+def _gone(state: pb.ComponentState) -> tuple[str, str]:
     return (
-        _name(f"{field}.check", state.check),
-        _text_of(f"{field}.component", state.component, MAX_COMPONENT),
+        _name("check", state.check),
+        _text_of("component", state.component, MAX_COMPONENT),
     )
 
 
