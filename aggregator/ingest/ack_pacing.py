@@ -11,8 +11,9 @@ from typing import Protocol
 #: The acknowledgements of so many agents in a second are sent at once; an agent that sends a lot
 #: delays no other's.
 AT_ONCE = 32
-#: The others are sent so much later (seconds), the time it takes to mark a large storm's nodes.
-LATER = 5.0
+#: The others are sent so much later (seconds): a large storm's nodes are marked by then, and most
+#: acknowledgements have gone with the answer to a heartbeat.
+LATER = 10.0
 #: Then so many at a time, a few milliseconds' work, and then a pause (seconds).
 _SOME = 16
 _PAUSE = 0.005

@@ -153,6 +153,7 @@ class Stream:
         "peer",
         "repair_verbs",
         "test_profiles",
+        "welcomed",
     )
 
     def __init__(
@@ -189,7 +190,7 @@ class Stream:
         #: Entries were dropped since the last whole snapshot, so the digests cannot agree.
         self._partial = False
         self._resyncs = ResyncBackoff()
-        self._named: tuple[str, ...] = ()
+        self._named: tuple[str, ...] | None = ()  # the peers that its agent knows
         self._awaited = ""  # the node that the credentials name, until the stream is attached
         self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it tells that
         self.repair_verbs: tuple[str, ...] = ()
@@ -197,6 +198,8 @@ class Stream:
         self._answers = ""  # promised, with this address to reach us
         self.node = ""
         self.instance = ""
+        #: An earlier stream of the same call has welcomed the agent.
+        self.welcomed = False
         #: When the agent wrote its Hello, by its CLOCK_BOOTTIME in milliseconds.
         self.hello_written = 0
         self.peer = context.peer()
@@ -302,7 +305,10 @@ class Stream:
         self._attached = True
         self._allowance.inherit(self._streams.used(self.node) + PER_STREAM)
         self._intake.on_connect(hello, self)
-        self._welcome(self._streams.peers(self))
+        if self.welcomed:  # its peers are named later: until all are here they change
+            self._named, self._answers = None, self._rules.among_others()
+        else:
+            self._welcome(self._streams.peers(self))
         self._say_dropped(0, dropped)
 
     async def _authenticate(self) -> CallCredentials:

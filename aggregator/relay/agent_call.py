@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from aggregator.ingest import codec
+from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.awaited_hellos import AwaitedHellos
 from aggregator.ingest.close_reason import CloseReason, StreamClosed, gone, malformed, refused
@@ -69,6 +70,7 @@ class CallTable(Protocol):
     #: The streams of this process, once it is the controller.
     streams: AgentStreams | None
     awaited: AwaitedHellos
+    ack_pacer: AckPacer
     sparingly: RateLimitedLog
     #: Messages with evidence that were not forwarded.
     dropped: int
@@ -369,6 +371,7 @@ class AgentCall:
             token=self._token,
             certificate=self._certificate,
             hello=self._hello.SerializeToString(),
+            welcomed=self._welcomed,
         )
 
     def begin_anew(self) -> None:
@@ -380,7 +383,7 @@ class AgentCall:
         match message.WhichOneof("body"):
             case "ack":
                 self._outbox.defer_ack(message.ack.seq)
-                self._outbox.flush_ack()
+                self._gateway.ack_pacer.schedule_ack(self._outbox)
                 return
             case "permission":
                 self._requested = ""
@@ -427,7 +430,9 @@ class AgentCall:
         headers = {AUTHORIZATION: f"Bearer {self._token}"} if self._token else {}
         certificate = {_CERTIFICATE: [self._certificate]} if self._certificate else {}
         caller = Caller(self.peer, headers, certificate)
-        return streams.stream(_Replayed(self._context, (self._hello, *first)), lambda: caller)
+        stream = streams.stream(_Replayed(self._context, (self._hello, *first)), lambda: caller)
+        stream.welcomed = bool(first)
+        return stream
 
     # -- its end ----------------------------------------------------------------
 

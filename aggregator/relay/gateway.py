@@ -11,6 +11,7 @@ from typing import TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.agent_streams import PAUSE, SLICE, AgentStreams
 from aggregator.ingest.awaited_hellos import AwaitedHellos
 from aggregator.ingest.close_reason import CloseReason, StreamClosed
@@ -45,6 +46,7 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
         self._used = budgets()
         self._link: GatewayLink | None = None
         self.awaited = AwaitedHellos()
+        self.ack_pacer = AckPacer()
         self.sparingly = RateLimitedLog()
         #: The streams of this process, once it is the controller.
         self.streams: AgentStreams | None = None

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.identity import AUTHORIZATION, Caller, IdentityError
 from aggregator.ingest.stats import RateLimitedLog
+from aggregator.ingest.stream import Stream
 from aggregator.relay.auth import ReplicaAuthenticator
 from aggregator.relay.frame_queue import FrameQueue
 from aggregator.relay.protocol import (
@@ -354,14 +355,15 @@ class _Link:
         context = self._contexts[number] = RelayedContext(self, number, opened.peer)
         context.feed(opened.hello)
         caller = _caller(opened)
-        task = asyncio.create_task(self._serve_stream(number, context, caller))
+        context.stream = self._role.streams.stream(context, lambda: caller, relayed=True)
+        context.stream.welcomed = opened.welcomed
+        task = asyncio.create_task(self._serve_stream(number, context, context.stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve_stream(self, number: int, context: RelayedContext, caller: Caller) -> None:
-        context.stream = self._role.streams.stream(context, lambda: caller, relayed=True)
+    async def _serve_stream(self, number: int, context: RelayedContext, stream: Stream) -> None:
         try:
-            ending = await context.stream.serve()
+            ending = await stream.serve()
         finally:
             context.discard()
             del self._contexts[number]

@@ -139,12 +139,15 @@ class AgentOpened(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
+    WELCOMED_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     token: _builtins.str
     certificate: _builtins.bytes
     """The client certificate in PEM, where certificates prove identities."""
     hello: _builtins.bytes
     """An AgentMessage."""
+    welcomed: _builtins.bool
+    """An earlier stream of the same call has welcomed the agent."""
     def __init__(
         self,
         *,
@@ -152,10 +155,11 @@ class AgentOpened(_message.Message):
         token: _builtins.str = ...,
         certificate: _builtins.bytes = ...,
         hello: _builtins.bytes = ...,
+        welcomed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "hello", b"hello", "peer", b"peer", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "hello", b"hello", "peer", b"peer", "token", b"token", "welcomed", b"welcomed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
