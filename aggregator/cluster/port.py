@@ -198,7 +198,7 @@ class EvictionNotice:
     """The notice to one workload before its pods are evicted from the node.
 
     ``workload`` names a gang, or a pod of none. ``ident`` is the notice's own id, to which an
-    answer refers. Times are wall clock seconds.
+    answer refers. Times are wall clock seconds. ``eviction_request``: one may exist for it.
     """
 
     workload: str
@@ -207,6 +207,7 @@ class EvictionNotice:
     sent_at: float = 0.0
     deadline_at: float = 0.0
     message: str = ""
+    eviction_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.composition.access import build_access, build_actions
 from aggregator.composition.core import build_controller
 from aggregator.composition.event_bus import EventBus
-from aggregator.composition.pod_waits import pod_waits
+from aggregator.composition.pod_waits import eviction_requests, pod_waits
 from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.composition.replica import Replica
 from aggregator.composition.tasks import spawn
@@ -87,6 +87,8 @@ class ControllerParts:
         probe_key = load_probe_key(probe_key_file(config))
         feed, orders = EventBroker(epoch=rng.getrandbits(32)), AgentOrders()
         pod_gpus = PodGpuReader(orders.gpu_use, clocks)
+        self._requests = eviction_requests(cluster, fleet, clocks, replica.may_act)
+        waits = pod_waits(config, policy, cluster, fleet, clocks, pod_gpus, self._requests)
         self._repair = build_repair(config, cluster, orders)
         self._history = _history(config, clocks, rng, name)
         self._owners = NamespaceOwners(config.alerts.owner_label)
@@ -99,9 +101,7 @@ class ControllerParts:
         self._controller = controller = build_controller(
             cluster=cluster,
             policy=policy,
-            settings=_settings(
-                config, self._repair, pod_waits(config, policy, cluster, fleet, clocks, pod_gpus)
-            ),
+            settings=_settings(config, self._repair, waits),
             fleet=fleet,
             event_sink=self._event_sink,
             clocks=clocks,
@@ -200,6 +200,8 @@ class ControllerParts:
         spawn(self._drift.run(), "drift", ending)
         if self._jobs is not None:
             spawn(self._jobs.run(), "jobs", ending)
+        if self._requests is not None:
+            spawn(self._requests.run(), "eviction requests", ending)
         spawn(self.streams.run(), "streams", ending)
         spawn(self._pacer.run(), "resyncs", ending)
         self._replica.gateway.serve_locally(self.streams, self._pacer)

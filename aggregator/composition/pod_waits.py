@@ -1,6 +1,6 @@
 """The features next to the drain that let pods wait, in the order in which they decide."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from aggregator.clock import Clocks
 from aggregator.cluster.capabilities import OpenedCluster
@@ -27,10 +27,11 @@ def pod_waits(
     fleet: FleetState,
     clocks: Clocks,
     pod_gpus: PodGpuReader,
+    requests: EvictionRequests | None,
 ) -> PodWaits:
     scopes = {rule.name: rule.scope for rule in policy.rules}
     parts: list[PodWaits] = [GpuScope(config.drain, lambda rule: scopes.get(rule, ""), pod_gpus)]
-    notes, objects = cluster.capabilities.pod_notes, cluster.capabilities.objects
+    notes = cluster.capabilities.pod_notes
     if notes is not None:  # nodes of another cluster have no pods
         parts.append(SlurmPods(config.drain.slurm_jobs_for))
         parts.append(
@@ -50,10 +51,20 @@ def pod_waits(
                 webhooks=[WebhookRoute(takes, hook) for takes, hook in hooks],
                 keys=config.drain.gang_keys,
                 clocks=clocks,
-                requests=EvictionRequests(objects("")) if objects is not None else None,
+                requests=requests,
             )
         )
     return InTurn(parts)
+
+
+def eviction_requests(
+    cluster: OpenedCluster, fleet: FleetState, clocks: Clocks, may_act: Callable[[], bool]
+) -> EvictionRequests | None:
+    """None where the cluster has no objects for them."""
+    objects = cluster.capabilities.objects
+    if objects is None or cluster.capabilities.pod_notes is None:
+        return None
+    return EvictionRequests(objects(""), lambda: _quarantines(fleet), clocks, may_act)
 
 
 def _quarantines(fleet: FleetState) -> Iterator[Quarantine]:

@@ -1,51 +1,67 @@
 """EvictionRequest (KEP-4563, Kubernetes 1.37, alpha): a pod's own responders act on its notice.
 
 A request is the cluster's leave to evict the pod once its responders have ended. So only a pod that
-names responders gets one, and none of a gang: a half of it would be evicted. It is owned by the
-Quarantine: a release withdraws it by the cluster's garbage collection, also without this process.
-Where the cluster does not serve the kind, or nobody acts on a request within seconds, it counts as
-no notice.
+names responders gets one, and none of a gang: a half of it would be evicted. Where the cluster does
+not serve the kind, or no responder acts on a request within seconds, it counts as no notice.
+
+A round withdraws each request that no open notice needs, also those of an earlier controller: the
+notice in the Quarantine's status has a mark for it before it is made. The Quarantine owns it too.
 https://github.com/kubernetes/enhancements/tree/master/keps/sig-node/4563-eviction-request-api
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.clock import Clocks
 from aggregator.cluster.objects import QUARANTINE, ClusterObject, ObjectKind, ObjectStore
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
+    EvictionNotice,
     Guard,
     GuardRefused,
     NotFound,
+    NoticeState,
     Pod,
     Quarantine,
+    Refused,
     Unreachable,
 )
+from aggregator.runtime.backoff import Backoff
+from aggregator.workloads.eviction_progress import Progress, progress_of, target_of
 
 log = logging.getLogger("sickbay.notices")
 
 KIND = ObjectKind("lifecycle.k8s.io/v1alpha1", "EvictionRequest")
+#: The cluster's controller makes one of the requests for a pod.
+EVICTION = ObjectKind("lifecycle.k8s.io/v1alpha1", "Eviction")
 REQUESTER = "sickbay.dev/aggregator"
-#: Seconds until the cluster's controller has observed a request; 1.37.2 has none.
+#: Seconds without an active responder; 1.37.2 has no controller that could choose one.
 TAKEN_WITHIN = 10.0
+#: Seconds between two rounds, and until a request that no drain of this process follows is
+#: withdrawn although its notice is open: a new controller has to receive the evidence first.
+EVERY, SETTLED = 5.0, 120.0
 _LOOK, _LOOK_LATER = 1.0, 10.0
 _MOST_TEXT = 300
 _DELETED = "its EvictionRequest was deleted"
+_RETRY = Backoff(first=EVERY, most=300.0)
 
 
 @dataclass(slots=True)
 class RequestState:
     """Of one notice. ``open``: it is not known yet whether it is acted on. ``taken``: it is.
-    ``text``: why nothing acts on it, or not any more.
+    ``ready``: the pod's responders have completed. ``text``: their messages, or the reason why the
+    request does not count.
     """
 
     open: bool = True
     taken: bool = False
+    ready: bool = False
     text: str = ""
 
     @property
@@ -54,97 +70,183 @@ class RequestState:
         return self.open or (self.taken and not self.text)
 
 
+@dataclass(slots=True)
+class _Known:
+    """A request that may exist. ``since``, ``retry_at``: monotonic seconds. ``absent``: it is known
+    not to exist, ``closed``: since its notice was over.
+    """
+
+    workload: str
+    since: float
+    followed: bool = False
+    absent: bool = False
+    closed: bool = False
+    failures: int = 0
+    retry_at: float = -math.inf
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 def may_be_requested(pods: Sequence[Pod], *, of_gang: bool) -> bool:
     """Whether the workload, as a notice has it, can get a request."""
     return not of_gang and len(pods) == 1 and pods[0].has_responders and not pods[0].group
 
 
+@dataclass(slots=True)
 class EvictionRequests:
-    """``sleep`` waits between two reads of a request."""
+    """``quarantines``: all of the cluster. ``may_act``: whether we are the controller now."""
 
-    def __init__(
-        self, objects: ObjectStore, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
-        self._objects = objects
-        self._sleep = sleep
+    objects: ObjectStore
+    quarantines: Callable[[], Iterable[Quarantine]]
+    clocks: Clocks
+    may_act: Callable[[], bool]
+    #: By the id of the notice.
+    _known: dict[str, _Known] = field(default_factory=dict)
 
     async def follow(
         self,
         pod: Pod,
-        ident: str,
+        notice: EvictionNotice,
         quarantine: Quarantine,
         state: RequestState,
         *,
         guard: Guard,
-        undo: Guard,
         lasts: Callable[[], bool],
     ) -> None:
-        """Make the request and follow it until ``lasts`` is over, then withdraw it by the guard
-        ``undo``. Raises nothing of the cluster's: ``state`` has what came of it. A process that
-        ends withdraws nothing: the next one takes the request up.
+        """Make the request and follow it until ``lasts`` is over; a round withdraws it then.
+
+        Raises nothing of the cluster's: ``state`` has what came of it.
         """
+        known = self._known.setdefault(notice.ident, _Known(notice.workload, 0.0))
+        known.followed, known.absent, known.since = True, False, -math.inf
         try:
-            if await self._make(pod, ident, quarantine, guard):
-                await self._watch(pod, ident, state, lasts)
-                await self._withdraw(pod, ident, undo)
-            else:
-                state.text = f"the cluster does not serve {KIND}"
+            async with known.lock:  # a withdrawal that is under way comes first
+                state.text = await self._make(pod, notice.ident, quarantine, guard)
+            if not state.text:
+                await self._watch(pod, notice.ident, state, lasts)
         except ClusterError as error:
             state.text = f"{KIND.kind}: {error}"[:_MOST_TEXT]
             log.info("a workload got no EvictionRequest", extra={"error": str(error)})
         finally:
-            state.open = False
+            state.open = known.followed = False
 
-    async def _make(self, pod: Pod, ident: str, quarantine: Quarantine, guard: Guard) -> bool:
-        """Whether the request is there now, made by this process or by the one before."""
+    async def _make(self, pod: Pod, ident: str, quarantine: Quarantine, guard: Guard) -> str:
+        """Why the request is not there; it may be one that the process before has made."""
         try:
-            resource = await self._objects.resource(KIND)
+            resource = await self.objects.resource(KIND)
         except NotFound:
-            return False
+            return f"the cluster does not serve {KIND}"
         content = request_of(pod, ident, quarantine)
         try:
-            await self._objects.create(resource, pod.namespace, content, guard=guard)
+            await self.objects.create(resource, pod.namespace, content, guard=guard)
         except Conflict:  # by its name, which follows from the notice
-            found = await self._read(pod, ident)
-            return found is not None and _target(found) == pod.uid
-        return True
+            found = await self.objects.get(resource, pod.namespace, name_of(ident))
+            if found is None or not _is_ours(found, pod.uid):
+                return f"another {KIND.kind} has its name"
+        return ""
 
     async def _watch(
         self, pod: Pod, ident: str, state: RequestState, lasts: Callable[[], bool]
     ) -> None:
-        waited = 0.0
-        while lasts():
+        idle = 0.0
+        while lasts() or await _lasts_later(lasts):
             with contextlib.suppress(Unreachable, Conflict):  # it is read again
-                found = await self._read(pod, ident)
-                state.text = _failed(found) if found is not None else _DELETED
-                state.taken = state.taken or (found is not None and _is_taken(found))
-            if state.text:
-                return
-            if not state.taken and waited >= TAKEN_WITHIN:
-                state.text = f"nothing acted on its EvictionRequest within {TAKEN_WITHIN:g} s"
-                return
-            pause = _LOOK_LATER if state.taken else _LOOK
-            waited += pause
-            await self._sleep(pause)
+                now = await self._progress(pod, ident)
+                state.taken = state.taken or now.acts
+                state.ready, state.text = now.ready, now.text[:_MOST_TEXT]
+                if not state.text and not now.acts and idle >= TAKEN_WITHIN:
+                    state.text = f"nothing acted on its EvictionRequest within {TAKEN_WITHIN:g} s"
+                if state.text:
+                    return
+                idle = 0.0 if now.acts else idle + _LOOK
+            await asyncio.sleep(_LOOK_LATER if state.taken and not idle else _LOOK)
 
-    async def _read(self, pod: Pod, ident: str) -> ClusterObject | None:
-        resource = await self._objects.resource(KIND)
-        return await self._objects.get(resource, pod.namespace, name_of(ident))
+    async def _progress(self, pod: Pod, ident: str) -> Progress:
+        resource = await self.objects.resource(KIND)
+        found = await self.objects.get(resource, pod.namespace, name_of(ident))
+        if found is None:
+            return Progress(text=_DELETED)
+        evictions: Sequence[ClusterObject] | None = None
+        with contextlib.suppress(NotFound, Refused):  # the request's own status is all there is
+            label = {REQUESTER: "requester"}  # the cluster's controller sets it
+            kind = await self.objects.resource(EVICTION)
+            evictions = await self.objects.select(kind, pod.namespace, label)
+        return progress_of(found, evictions)
 
-    async def _withdraw(self, pod: Pod, ident: str, undo: Guard) -> None:
-        """To delete it is to withdraw it. One of another pod by its name stays."""
+    # -- its withdrawal -----------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever: withdraw those that no open notice needs."""
+        while True:
+            await self.withdraw_unneeded()
+            await asyncio.sleep(EVERY)
+
+    async def withdraw_unneeded(self) -> None:
+        """Go one round. It makes requests only for notices of pods that could get a request."""
+        noted, now = self._noted(), self.clocks.now()
+        for ident, known in list(self._known.items()):
+            closed = not noted.get(ident, False)
+            settled = closed or now - known.since >= SETTLED
+            if known.absent and (known.closed or not closed):
+                if ident not in noted:
+                    del self._known[ident]
+            elif settled and not known.followed and now >= known.retry_at:
+                await self._try(ident, known, closed=closed)
+
+    def _noted(self) -> dict[str, bool]:
+        """By the id of each notice whose request may exist, whether the notice is open."""
+        noted, now, wall = dict[str, bool](), self.clocks.now(), self.clocks.earliest()
+        for quarantine in self.quarantines():
+            for notice in quarantine.status.notices:
+                if notice.eviction_request:
+                    self._known.setdefault(notice.ident, _Known(notice.workload, now))
+                    is_open = notice.state is NoticeState.SENT and wall < notice.deadline_at
+                    noted[notice.ident] = is_open or noted.get(notice.ident, False)
+        return noted
+
+    async def _try(self, ident: str, known: _Known, *, closed: bool) -> None:
         try:
-            found = await self._read(pod, ident)
-            if found is not None and _target(found) == pod.uid:
-                resource = await self._objects.resource(KIND)
-                await self._objects.delete(resource, found, as_read=False, guard=undo)
+            async with known.lock:
+                await self._withdraw(ident, known)
+        except NotFound:  # no such kind
+            known.absent, known.closed = True, closed
         except GuardRefused:
-            return  # another controller follows it now
+            return  # it is followed, here or by another controller
         except ClusterError as error:
-            log.warning(
-                "an EvictionRequest was not withdrawn",
-                extra={"event": "notice.not_withdrawn", "workload": pod.key, "error": str(error)},
-            )
+            known.failures += 1
+            known.retry_at = self.clocks.now() + _RETRY.longest(known.failures)
+            if known.failures == 1:
+                log.warning(
+                    "an EvictionRequest was not withdrawn",
+                    extra={
+                        "event": "notice.not_withdrawn",
+                        "workload": known.workload,
+                        "error": str(error),
+                    },
+                )
+        else:
+            known.absent, known.closed, known.failures = True, closed, 0
+
+    async def _withdraw(self, ident: str, known: _Known) -> None:
+        """To delete it is to withdraw it: no limit and no stop switch prevents that. One of another
+        requester or pod by its name stays.
+        """
+
+        async def check() -> None:
+            if known.followed or not self.may_act():
+                raise GuardRefused("it is followed")
+
+        await check()
+        key, _, uid = known.workload.rpartition(" ")
+        resource = await self.objects.resource(KIND)
+        found = await self.objects.get(resource, key.partition("/")[0], name_of(ident))
+        if found is not None and _is_ours(found, uid):
+            await self.objects.delete(resource, found, as_read=True, guard=Guard(check))
+
+
+async def _lasts_later(lasts: Callable[[], bool]) -> bool:
+    """Also a read of the node that is under way lets a drain pause."""
+    await asyncio.sleep(_LOOK)
+    return lasts()
 
 
 def name_of(ident: str) -> str:
@@ -176,25 +278,8 @@ def request_of(pod: Pod, ident: str, quarantine: Quarantine) -> dict[str, Any]:
     }
 
 
-def _target(found: ClusterObject) -> Any:
+def _is_ours(found: ClusterObject, uid: str) -> bool:
+    """Whether it is our request for this pod."""
     spec = found.content.get("spec")
-    target = spec.get("target") if isinstance(spec, Mapping) else None
-    pod = target.get("pod") if isinstance(target, Mapping) else None
-    return pod.get("uid") if isinstance(pod, Mapping) else None
-
-
-def _is_taken(found: ClusterObject) -> bool:
-    """Whether the cluster's controller has observed it."""
-    status = found.content.get("status")
-    return isinstance(status, Mapping) and bool(
-        status.get("observedGeneration") or status.get("conditions")
-    )
-
-
-def _failed(found: ClusterObject) -> str:
-    status = found.content.get("status")
-    conditions = status.get("conditions") if isinstance(status, Mapping) else None
-    for one in conditions if isinstance(conditions, list) else ():
-        if isinstance(one, Mapping) and one.get("type") == "Failed" and one.get("status") == "True":
-            return f"its EvictionRequest has failed: {one.get('message', '')}"[:_MOST_TEXT]
-    return ""
+    is_own = isinstance(spec, Mapping) and spec.get("requester") == REQUESTER
+    return is_own and target_of(found) == uid

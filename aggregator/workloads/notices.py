@@ -15,8 +15,6 @@ from aggregator.cluster.capabilities import PodNotes
 from aggregator.cluster.port import (
     ClusterError,
     EvictionNotice,
-    Guard,
-    GuardRefused,
     NoticeState,
     Pod,
     Refused,
@@ -182,6 +180,7 @@ class EvictionNotices:
                     NoticeState.SENT,
                     sent_at=round(now, 3),
                     deadline_at=round(now + self._rules.within, 3),
+                    eviction_request=self._is_requested(each),
                 )
                 for each in workloads
             }
@@ -226,8 +225,13 @@ class EvictionNotices:
                     NoticeState.SENT,
                     sent_at=round(now, 3),
                     deadline_at=round(seen.deadline, 3),
+                    eviction_request=self._is_requested(workload),
                 )
         return None
+
+    def _is_requested(self, workload: Workload) -> bool:
+        of_gang = workload.gang is not None
+        return self._requests is not None and may_be_requested(workload.pods, of_gang=of_gang)
 
     # -- its delivery -------------------------------------------------------------------
 
@@ -301,11 +305,13 @@ class EvictionNotices:
     def _follow_request(
         self, one: DrainRound, workload: Workload, notice: EvictionNotice, delivery: _Delivery
     ) -> None:
-        """Once in this process. The next one takes the same request up by its name."""
-        of_gang = workload.gang is not None
-        if self._requests is None or delivery.request is not None:
+        """Once in this process, and again after a pause of the drain. The next process takes the
+        same request up by its name.
+        """
+        known = delivery.request
+        if self._requests is None or not notice.eviction_request:
             return
-        if not may_be_requested(workload.pods, of_gang=of_gang):
+        if known is not None and (known.open or known.text):
             return
 
         def over() -> str:
@@ -316,19 +322,15 @@ class EvictionNotices:
             now = self._clocks.earliest()
             return one.still() and not delivery.ended and now < notice.deadline_at
 
-        async def ours() -> None:
-            if not one.acts.may_act():
-                raise GuardRefused("another controller acts now")
-
+        if not lasts():
+            return
         delivery.request = RequestState()
-        guard = one.acts.guard(one.node_state, against=over)
         following = self._requests.follow(
             workload.pods[0],
-            notice.ident,
+            notice,
             one.quarantine,
             delivery.request,
-            guard=guard,
-            undo=Guard(ours),
+            guard=one.acts.guard(one.node_state, against=over),
             lasts=lasts,
         )
         task = asyncio.create_task(following)
@@ -397,13 +399,15 @@ class EvictionNotices:
         delivery = self._deliveries.get(_of(notice))
         if delivery is not None and delivery.ready:
             return self._end(notice, NoticeState.READY, delivery.text or "the webhook answered 200")
+        request = delivery.request if delivery is not None else None
+        if request is not None and request.ready:
+            return self._end(notice, NoticeState.READY, request.text)
         if has_answered(await self._all_pods(workload), notice.ident):
             return self._end(notice, NoticeState.READY, f"{READY} was set")
         if one.moment.now >= notice.deadline_at:
             return self._end(notice, NoticeState.OVER, "no answer by the deadline")
         if delivery is not None and delivery.known and not delivery.is_reached:
-            request = delivery.request.text if delivery.request is not None else ""
-            why = "; ".join(filter(None, (delivery.text, request)))
+            why = "; ".join(filter(None, (delivery.text, request.text if request else "")))
             return self._end(notice, NoticeState.OVER, f"not notified: {why}")
         return None
 

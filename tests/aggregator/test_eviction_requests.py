@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
-from aggregator.cluster.port import Conflict, Guard, NotFound, NoticeState, Pod, Unreachable
+from aggregator.cluster.port import (
+    Conflict,
+    Guard,
+    NotFound,
+    NoticeState,
+    Pod,
+    Refused,
+    Unreachable,
+)
+from aggregator.workloads.eviction_progress import EVICTOR
 from aggregator.workloads.eviction_requests import (
     KIND,
     REQUESTER,
+    SETTLED,
     TAKEN_WITHIN,
     EvictionRequests,
     may_be_requested,
@@ -20,26 +31,33 @@ from tests.aggregator.test_notices import fall_ill, run, world_of
 from tests.support.drains import GANG
 from tests.support.memory_cluster import World
 from tests.support.notices import WITHIN, started
+from tests.support.replica import Replica
+from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
 
 @dataclass
 class Objects:
-    """The part of an `ObjectStore` that requests need. ``acts``: a controller observes them."""
+    """The part of an `ObjectStore` that requests need. ``acts``: a controller observes them.
+    ``responders``: the states in the Eviction of each, or None where Evictions can't be read.
+    """
 
     served: bool = True
     acts: bool = True
     away: bool = False
+    refuses: int = 0
+    responders: dict[str, str] | None = None
     there: dict[str, dict[str, Any]] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    requests: int = 0
 
     async def resource(self, kind: ObjectKind) -> ObjectResource:
         if self.away:
             raise Unreachable("the API server is away")
         if not self.served:
             raise NotFound(f"the cluster has no kind {kind}")
-        return ObjectResource(kind.api_version, kind.kind, "evictionrequests", namespaced=True)
+        return ObjectResource(kind.api_version, kind.kind, f"{kind.kind}s".lower(), namespaced=True)
 
     async def create(
         self, _: ObjectResource, namespace: str, content: Mapping[str, Any], *, guard: Guard
@@ -54,14 +72,38 @@ class Objects:
         return self._object(key)
 
     async def get(self, _: ObjectResource, namespace: str, name: str) -> ClusterObject | None:
+        self.requests += 1
         key = f"{namespace}/{name}"
         return self._object(key) if key in self.there else None
+
+    async def select(
+        self, _: ObjectResource, namespace: str, labels: Mapping[str, str]
+    ) -> list[ClusterObject]:
+        assert labels == {REQUESTER: "requester"}
+        if self.responders is None:
+            raise Refused("evictions.lifecycle.k8s.io is forbidden")
+        states = [{"name": name, "state": state} for name, state in self.responders.items()]
+        failed = {"type": "Failed", "status": "True", "reason": "CanceledDueToNoRequesters"}
+        earlier = {"targetResponders": [{**states[0], "state": "Canceled"}]} if states else {}
+        found = [
+            {"status": {"targetResponders": states, "responders": [{"name": "a.b/c"}]}},
+            {"status": {**earlier, "conditions": [failed]}},
+        ]
+        specs = [one["spec"] for key, one in self.there.items() if key.startswith(namespace)]
+        return [
+            ClusterObject("e", namespace, "u", "1", False, {}, {**one, "spec": spec})
+            for spec in specs
+            for one in found
+        ]
 
     async def delete(
         self, _: ObjectResource, found: ClusterObject, *, as_read: bool, guard: Guard
     ) -> None:
-        del as_read
+        assert as_read
         await guard()
+        if self.refuses:
+            self.refuses -= 1
+            raise Refused("an admission policy refuses it")
         key = f"{found.namespace}/{found.name}"
         self.deleted.append(key)
         del self.there[key]
@@ -76,9 +118,14 @@ def responding(world: World, name: str = "a", **changes: Any) -> Pod:
     return world.add_pod("n1", name, has_responders=True, **changes)
 
 
-def begin(world: World, objects: Objects) -> Any:
+def begin(world: World, objects: Objects) -> Replica:
     world.without_notes |= {"jobs"}
-    requests = EvictionRequests(objects)  # type: ignore[arg-type]  # the methods that it calls
+    requests = EvictionRequests(
+        objects,  # type: ignore[arg-type]  # the methods that it calls
+        lambda: list(world.quarantines.values()),
+        Clocks(Running(), Running()),
+        lambda: True,
+    )
     return started(world, requests=requests)
 
 
@@ -141,7 +188,8 @@ def test_where_nobody_acts_on_it_the_drain_goes_the_ordinary_way_in_seconds(
         state, text = ended(world)
         assert state is NoticeState.OVER
         assert text.endswith(why)
-        assert not objects.there  # a controller that comes later evicts nothing in our name
+        # A controller that comes later evicts nothing in our name.
+        await until(lambda: not objects.there, within=60)
         await replica.stop()
 
     run(scenario)
@@ -183,16 +231,87 @@ def test_its_failure_ends_no_notice_that_the_annotation_has_delivered() -> None:
     run(scenario)
 
 
-def test_a_drain_that_is_over_withdraws_its_request() -> None:
+def test_a_drain_that_is_stopped_withdraws_its_request_and_makes_it_again() -> None:
     async def scenario() -> None:
-        world, objects = world_of("n1"), Objects()
+        world, objects = world_of("n1"), Objects(refuses=3)
         responding(world)
         replica = begin(world, objects)
         await fall_ill(replica, "n1")
         await until(lambda: objects.made, within=60)
         world.person_stops("drill")
-        await until(lambda: objects.deleted == objects.made, within=120)
+        await until(lambda: objects.deleted == objects.made, within=240)  # past the refusals
         assert world.evicted == []
+        world.person_stops("")
+        await until(lambda: objects.there, within=120)
+        assert (len(objects.made), world.evicted) == (2, [])
+        await replica.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["stopped", "gone", "answered"])
+def test_the_next_controller_withdraws_a_request_that_no_open_notice_needs(how: str) -> None:
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects()
+        responding(world)
+        first = begin(world, objects)
+        await fall_ill(first, "n1")
+        await until(lambda: objects.made, within=60)
+        await first.stop()
+        [key] = objects.made
+        other = {**objects.there[key], "spec": {**objects.there[key]["spec"], "requester": "a/b"}}
+        objects.there["jobs/another"] = other
+        quarantine = world.quarantines["n1"]
+        [notice] = quarantine.status.notices
+        if how == "stopped":
+            world.person_stops("drill")
+        elif how == "answered":
+            over = replace(notice, state=NoticeState.READY)
+            status = replace(quarantine.status, notices=(over,))
+            world.quarantines["n1"] = replace(quarantine, status=status)
+        else:
+            world.quarantines["n1"] = replace(quarantine, deleting=True)
+        second = begin(world, objects)
+        if how == "stopped":
+            await asyncio.sleep(SETTLED - 5)
+            assert objects.deleted == []  # its drain may go on
+        await until(lambda: objects.deleted == [key], within=60)
+        assert list(objects.there) == ["jobs/another"]
+        before = objects.requests
+        await asyncio.sleep(3 * SETTLED)
+        assert objects.requests <= before + 1
+        await second.stop()
+
+    run(scenario)
+
+
+OWN = "example.com/saver"
+
+
+@pytest.mark.parametrize(
+    ("states", "state", "message"),
+    [
+        ({OWN: "Completed", EVICTOR: "Active"}, NoticeState.READY, f"have completed ({OWN})"),
+        ({OWN: "Interrupted", EVICTOR: "Active"}, NoticeState.OVER, f"{OWN} is Interrupted"),
+        ({OWN: "Inactive", EVICTOR: "Inactive"}, NoticeState.OVER, "nothing acted on its"),
+        ({}, NoticeState.OVER, "nothing acted on its"),
+    ],
+)
+def test_an_active_responder_has_time_and_what_it_has_come_to_begins_the_eviction(
+    states: dict[str, str], state: NoticeState, message: str
+) -> None:
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects(responders={OWN: "Active", EVICTOR: "Inactive"})
+        responding(world)
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await asyncio.sleep(WITHIN / 2)
+        assert world.evicted == []
+        objects.responders = states
+        await until(lambda: world.evicted == ["uid-a"], within=120)
+        assert ended(world)[0] is state
+        assert message in ended(world)[1]
+        await until(lambda: objects.deleted == objects.made, within=60)
         await replica.stop()
 
     run(scenario)
@@ -208,13 +327,15 @@ def test_a_request_of_another_pod_by_this_name_is_neither_followed_nor_deleted()
                 raise Conflict("another's")
 
             async def get(self, _: ObjectResource, namespace: str, name: str) -> ClusterObject:
-                foreign = {"spec": {"target": {"pod": {"uid": "another"}}}}
+                foreign = {"spec": {"requester": "a/b", "target": {"pod": {"uid": "uid-a"}}}}
                 return ClusterObject(name, namespace, "u", "1", False, {}, foreign)
 
         objects = Foreign()
         replica = begin(world, objects)
         await fall_ill(replica, "n1")
         await until(lambda: world.evicted == ["uid-a"], within=120)
+        assert ended(world)[1].endswith(f"another {KIND.kind} has its name")
+        await asyncio.sleep(60)
         assert objects.deleted == []
         await replica.stop()
 

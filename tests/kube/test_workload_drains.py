@@ -1,18 +1,21 @@
 """Drains that know of workloads, on a real API server: one GPU's pods, and an EvictionRequest."""
 
 import asyncio
-import contextlib
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Quarantine
 from aggregator.ingest import codec as received
 from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.jobs.gpu_report import GpuReport
@@ -20,7 +23,7 @@ from aggregator.jobs.settings import AskRules
 from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.drain.pod_waits import DrainRound, PodWaits
 from aggregator.workloads import eviction_requests
-from aggregator.workloads.eviction_requests import EvictionRequests
+from aggregator.workloads.eviction_requests import KIND, EvictionRequests
 from aggregator.workloads.gpu_scope import GpuScope
 from aggregator.workloads.notices import EvictionNotices
 from nodeagent.repair import gpu_pods
@@ -30,19 +33,15 @@ from nodeagent.sources.gpus import GpuMap
 from nodeagent.uplink import codec as sent
 from tests import nvml
 from tests.controlplane.api import MERGE_PATCH, ApiError
-from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_kube_drain import SETTINGS, aggregator, pod, pods_left, until
+from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.kube import test_kube_drain as drains
+from tests.kube.test_kube_drain import SETTINGS, Aggregator, pod, pods_left, until
 from tests.nvml.gpu_bench import Bench
 from tests.support.gpu_reports import no_reports
-from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.kube_cluster import DEPLOY, kube_cluster, unreviewed_cluster
 from tests.support.pod_resources import container, pod_resources, uses
 from tests.support.replica import FakeLine, fault, hello, shipped_policy, snapshot
 from tests.support.waiting import PATIENCE
-
-DEFINITION = Path(__file__).parents[1] / "support" / "eviction_request_definition.yaml"
-DEFINED = (
-    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/evictionrequests.lifecycle.k8s.io"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +75,7 @@ async def test_a_fault_of_one_gpu_evicts_the_pods_that_the_kubelet_reports_on_it
         await asyncio.to_thread(space.plane.call, "PATCH", path, body, MERGE_PATCH)
     scopes = {rule.name: rule.scope for rule in shipped_policy().rules}
     scope = GpuScope(SETTINGS.drain, lambda rule: scopes.get(rule, ""), no_reports(time.monotonic))
-    async with aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
+    async with drains.aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
         running.controller.on_connect(hello(node), FakeLine())
         running.controller.on_evidence(node, snapshot(fault("xid:48")), time.monotonic())
         await until(lambda: pods_left(space), lambda left: set(left) == {"other"})
@@ -134,7 +133,7 @@ async def test_a_fault_of_one_gpu_evicts_the_pods_that_podresources_and_nvml_nam
             ]
             reader = PodGpuReader(AgentReports(bench), Clocks(time.monotonic, time.time))
             scope = GpuScope(SETTINGS.drain, lambda rule: scopes.get(rule, ""), reader)
-            async with aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
+            async with drains.aggregator(kube, space, replace(SETTINGS, waits=scope)) as running:
                 running.controller.on_connect(hello(node), FakeLine())
                 evidence = snapshot(fault("xid:48"))
                 running.controller.on_evidence(node, evidence, time.monotonic())
@@ -147,7 +146,7 @@ async def test_a_fault_of_one_gpu_evicts_the_pods_that_podresources_and_nvml_nam
 
 
 class Responding:
-    """Implements `PodWaits`: each pod has responders, a field that servers before 1.37 drop."""
+    """Implements `PodWaits`: each pod has responders, which servers without the gate drop."""
 
     def __init__(self, inner: PodWaits) -> None:
         self._inner = inner
@@ -157,83 +156,179 @@ class Responding:
         return await self._inner.reasons(replace(one, plan=replace(one.plan, evict=going)))
 
 
-async def test_an_eviction_request_counts_where_it_is_served_and_something_acts_on_it(
-    kube: KubeCluster, cluster_space: Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kubernetes 1.37 serves the kind and has no controller."""
-    space, plane, nodes = cluster_space, cluster_space.plane, cluster_space.create_nodes(3)
-    for number, node in enumerate(nodes):
-        await pod(space, node, f"p{number}")
-    plane.apply(DEPLOY / "aggregator-rbac.yaml")
-    account: Path = plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
-    path = f"/apis/lifecycle.k8s.io/v1alpha1/namespaces/{space.namespace}/evictionrequests"
+@asynccontextmanager
+async def requesting(
+    kube: KubeCluster, space: Space, bound: KubeCluster
+) -> AsyncIterator[Aggregator]:
+    """A controller that makes and withdraws EvictionRequests as ``bound``; its end withdraws none,
+    as that of a process that dies.
+    """
 
-    with contextlib.suppress(ApiError):  # of a run that was killed
-        await asyncio.to_thread(plane.call, "DELETE", DEFINED)
-    await until(lambda: served(plane, path), lambda yes: not yes)
+    def quarantines() -> list[Quarantine]:
+        found = (one.quarantine for one in running.fleet.node_summaries.values())
+        return [one for one in found if one is not None]
+
+    clocks = Clocks(time.monotonic, time.time)
+    requests = EvictionRequests(bound.objects(""), quarantines, clocks, lambda: True)
+    notices = EvictionNotices(
+        bound,  # it may annotate no pod
+        rules=AskRules(within=3600),
+        webhooks=[],
+        keys=(),
+        clocks=clocks,
+        requests=requests,
+    )
+    running = Aggregator(kube, space, replace(SETTINGS, waits=Responding(notices)))
+    await running.start()
+    rounds = asyncio.create_task(requests.run())
+    try:
+        yield running
+    finally:
+        tasks = [rounds, *notices._calls]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await running.stop()
+
+
+async def drained(running: Aggregator, node: str) -> tuple[str, str]:
+    """The state and the message of its notice, once the node is empty."""
+    await running.until_phase(node, "Drained")
+    [notice] = (await running.status(node))["notices"]
+    await running.release(node)
+    return notice["state"], notice["message"]
+
+
+async def test_where_the_kind_is_not_served_the_drain_goes_on_in_seconds(
+    kube: KubeCluster, cluster_space: Space, aggregator: Path
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    await pod(space, node, "p")
+    async with kube_cluster(aggregator) as bound, requesting(kube, space, bound) as running:
+        await running.quarantine_by_hand(node)
+        state, message = await drained(running, node)
+        assert (state, "does not serve EvictionRequest" in message) == ("Over", True)
+
+
+#: The gate of Kubernetes 1.37, which has the kinds and no controller for them.
+GATED = (
+    "--feature-gates=EvictionRequestAPI=true",
+    "--runtime-config=lifecycle.k8s.io/v1alpha1=true",
+)
+OWN, LAST = "example.com/saver", "imperative-eviction.k8s.io/evictor"
+
+
+@pytest.mark.kubernetes_from(37)
+async def test_eviction_requests_on_the_api_of_kubernetes_and_none_outlives_its_need(
+    start_control_plane: StartControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the garbage collector, which would remove them with the Quarantine."""
+    monkeypatch.setattr(eviction_requests, "EVERY", 0.2)
+    monkeypatch.setattr(eviction_requests, "_LOOK_LATER", 0.5)
+    plane = start_control_plane(
+        controller_manager=False, scheduler=False, apiserver_args=list(GATED)
+    )
+    space = Space(plane, namespace="ml", node_prefix="n")
+    for name in ("ml", "sickbay"):
+        plane.create_namespace(name)
+    for file in ("crd.yaml", "aggregator-rbac.yaml"):
+        plane.apply(DEPLOY / file)
+    role = yaml.safe_load((DEPLOY.parent / "examples" / "ask-rbac.yaml").read_text())
+    role["rules"] = [one for one in role["rules"] if one["apiGroups"] == ["lifecycle.k8s.io"]]
+    plane.apply(yaml.safe_dump(role) + ROLE_BINDING)
+    nodes = space.create_nodes(3)
+    responders = {"evictionResponders": [{"name": OWN, "priority": 10000}]}
+    for number, node in enumerate(nodes):
+        await pod(space, node, f"p{number}", spec=responders)
+    account: Path = plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
+    path = "/apis/lifecycle.k8s.io/v1alpha1/namespaces/ml"
+
+    async def call(method: str, what: str, body: Any = None) -> Any:
+        kind = (MERGE_PATCH,) if method == "PATCH" else ()
+        return await asyncio.to_thread(plane.call, method, f"{path}/{what}", body, *kind)
 
     async def found() -> list[Any]:
-        listed = await asyncio.to_thread(plane.call, "GET", path)
-        items: list[Any] = listed["items"]
-        return items
+        return list((await call("GET", "evictionrequests"))["items"])
 
-    async with kube_cluster(account) as bound:  # it may annotate no pod
-        notices = EvictionNotices(
-            bound,
-            rules=AskRules(within=3600),
-            webhooks=[],
-            keys=(),
-            clocks=Clocks(time.monotonic, time.time),
-            requests=EvictionRequests(kube.objects("")),
-        )
-        settings = replace(SETTINGS, waits=Responding(notices))
-        async with aggregator(kube, space, settings) as running:
+    async def report(own: str, last: str, **more: str) -> None:
+        """Write the Eviction's status as the cluster's controller and the responder do."""
 
-            async def drained(node: str) -> str:
-                await running.until_phase(node, "Drained")
-                [notice] = (await running.status(node))["notices"]
-                await running.release(node)
-                return str(notice["message"])
-
-            await running.quarantine_by_hand(nodes[0])
-            assert "does not serve EvictionRequest" in await drained(nodes[0])
-            plane.apply(DEFINITION)
+        async def written() -> bool:
+            now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            before = (await call("GET", "evictions/e")).get("status", {}).get("responders", [{}])
+            saver = {"name": OWN, "startTime": now, **before[0], **more}
+            saver |= {"completionTime": now} if more else {}
+            evictor = {"name": LAST} | ({"startTime": now} if last == "Active" else {})
+            states = [(OWN, 10000, own), (LAST, 100, last)]
+            keys = ("name", "priority", "state")
+            target = [dict(zip(keys, one, strict=True)) for one in states]
+            status = {"targetResponders": target, "responders": [saver, evictor]}
             try:
-                await until(lambda: served(plane, path), lambda yes: yes)
-                monkeypatch.setattr(eviction_requests, "TAKEN_WITHIN", 1.0)
-                await running.quarantine_by_hand(nodes[1])
-                assert "nothing acted on its EvictionRequest" in await drained(nodes[1])
-                assert await found() == []
-                monkeypatch.setattr(eviction_requests, "TAKEN_WITHIN", PATIENCE)
-                monkeypatch.setattr(eviction_requests, "_LOOK_LATER", 0.5)
-                await running.quarantine_by_hand(nodes[2])
-                [made] = await until(found, lambda items: items)
-                assert made["spec"]["target"]["pod"]["name"] == "p2"
-                assert made["metadata"]["ownerReferences"][0]["kind"] == "Quarantine"
-                own = f"{path}/{made['metadata']['name']}/status"
-                await asyncio.to_thread(
-                    plane.call, "PATCH", own, {"status": {"observedGeneration": 1}}, MERGE_PATCH
-                )
-                await running.until_blocked(nodes[2], f"{space.namespace}/p2")
-                failed = {
-                    "type": "Failed",
-                    "status": "True",
-                    "reason": "NoResponder",
-                    "message": "none",
-                    "lastTransitionTime": "2026-11-28T00:00:00Z",
-                }
-                body = {"status": {"conditions": [failed]}}
-                await asyncio.to_thread(plane.call, "PATCH", own, body, MERGE_PATCH)
-                assert "its EvictionRequest has failed: none" in await drained(nodes[2])
-                await until(found, lambda items: not items)
-            finally:
-                await asyncio.to_thread(plane.call, "DELETE", DEFINED)
+                await call("PATCH", "evictions/e/status", {"status": status})
+            except ApiError as error:  # half a minute has passed on a busy machine
+                if "present time" not in str(error):
+                    raise
+                return False
+            return True
+
+        await until(written, bool)
+
+    async with (
+        unreviewed_cluster(plane.kubeconfig, namespace="sickbay") as kube,
+        kube_cluster(account) as bound,
+    ):
+        async with requesting(kube, space, bound) as running:
+            monkeypatch.setattr(eviction_requests, "TAKEN_WITHIN", 1.0)
+            await running.quarantine_by_hand(nodes[0])
+            state, message = await drained(running, nodes[0])
+            assert (state, "nothing acted on its" in message) == ("Over", True)
+            await until(found, lambda items: not items)
+
+            monkeypatch.setattr(eviction_requests, "TAKEN_WITHIN", PATIENCE)
+            await running.quarantine_by_hand(nodes[1])
+            [made] = await until(found, lambda items: items)
+            spec = made["spec"]
+            assert spec["target"]["pod"]["name"] == "p1"
+            own = f"evictionrequests/{made['metadata']['name']}/status"
+            await call("PATCH", own, {"status": {"observedGeneration": 1}})
+            meta = {"name": "e", "labels": {spec["requester"]: "requester"}}
+            kind = {"apiVersion": "lifecycle.k8s.io/v1alpha1", "kind": "Eviction"}
+            await call(
+                "POST", "evictions", {**kind, "metadata": meta, "spec": {"target": spec["target"]}}
+            )
+            await report("Active", "Inactive")
+            await running.until_blocked(nodes[1], "ml/p1")
+            await report("Active", "Inactive", message="saved step 9")
+            await report("Completed", "Active")
+            answer = ("Ready", f"its responders have completed ({OWN}: saved step 9)")
+            assert await drained(running, nodes[1]) == answer
+            await until(found, lambda items: not items)
+
+            await running.quarantine_by_hand(nodes[2])
+            [made] = await until(found, lambda items: items)
+            assert made["metadata"]["ownerReferences"][0]["kind"] == "Quarantine"
+        other = {**made["spec"], "requester": "example.com/other"}
+        labels = made["metadata"]["labels"]
+        meta = {"name": "other", "labels": labels}
+        await call(
+            "POST", "evictionrequests", {**kind, "kind": KIND.kind, "metadata": meta, "spec": other}
+        )
+        stop = {"metadata": {"name": "sickbay-stop"}, "data": {"reason": "drill"}}
+        config_maps = "/api/v1/namespaces/sickbay/configmaps"
+        await asyncio.to_thread(plane.call, "POST", config_maps, stop)
+        monkeypatch.setattr(eviction_requests, "SETTLED", 0.5)
+        async with requesting(kube, space, bound) as running:
+            [left] = await until(found, lambda items: len(items) == 1)
+            assert left["metadata"]["name"] == "other"
+            [notice] = (await running.status(nodes[2]))["notices"]
+            assert (notice["state"], notice["evictionRequest"]) == ("Sent", True)
+            assert await pods_left(space) == {"p2": False}
 
 
-async def served(plane: Any, path: str) -> bool:
-    """Whether the API server has the kind by now."""
-    try:
-        await asyncio.to_thread(plane.call, "GET", path)
-    except ApiError:
-        return False
-    return True
+ROLE_BINDING = """---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: sickbay-aggregator-ask, namespace: ml}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sickbay-aggregator-ask}
+subjects: [{kind: ServiceAccount, name: sickbay-aggregator, namespace: sickbay}]
+"""

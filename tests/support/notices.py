@@ -60,4 +60,8 @@ def started(
         requests=requests,
     )
     settings = replace(SETTINGS, waits=InTurn((notices,)))
-    return Replica(world, clock=clock, settings=settings, cluster=cluster)
+    replica = Replica(world, clock=clock, settings=settings, cluster=cluster)
+    if requests is not None:  # the process's own task
+        rounds = asyncio.create_task(requests.run())
+        replica.task.add_done_callback(lambda _: rounds.cancel())
+    return replica
