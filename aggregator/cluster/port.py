@@ -211,6 +211,19 @@ class EvictionNotice:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuScopeStatus:
+    """Which pods a drain with ``scope: gpu`` evicts and spares, by uid, for the next controller.
+
+    ``gpus``: the faulty ones. ``read_at``: when the agent reported it (wall clock seconds).
+    """
+
+    gpus: tuple[str, ...] = ()
+    evicted: tuple[str, ...] = ()
+    spared: tuple[str, ...] = ()
+    read_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EvictedWorkload:
     """A gang of which pods are evicted from the node, as of ``at`` (wall clock seconds)."""
 
@@ -417,6 +430,8 @@ class QuarantineStatus:
     notices: tuple[EvictionNotice, ...] = ()
     #: The gangs and jobs of which pods were evicted from the node, for `limits.per_workload`.
     evicted_workloads: tuple[EvictedWorkload, ...] = ()
+    #: What the drain spares by the agent's report, or None while nothing.
+    gpu_scope: GpuScopeStatus | None = None
     released_because: str = ""
     overruled: bool = False
     #: Why the node is not released although its cause is over; empty while nothing holds that.

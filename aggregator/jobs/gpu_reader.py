@@ -4,6 +4,7 @@ A report covers the pods that were on the node at its request: an allocation las
 pod. So an agent that gives no answer for a moment widens no drain that is under way.
 """
 
+import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from aggregator.jobs.gpu_report import GpuReport, GpusOfPod, gpus_by_pod
 
 #: Seconds: a report is requested again, also after a failure; and at most it counts for so long.
 FRESH, RETRY, MOST_AGE = 600.0, 60.0, 3600.0
+#: Seconds between two requests for pods that a report does not cover: new pods may be many.
+APART = 2.0
 #: Nodes whose reports are kept.
 _MOST_NODES = 1000
 
@@ -49,8 +52,15 @@ class PodGpuReader:
         uids = frozenset(pod.uid for pod in pods)
         known = self._known.get(node)
         if known is None or self._is_due(known, uids):
+            if known is not None:
+                await asyncio.sleep(known.tried_at + APART - self.clocks.now())
             known = await self._request(node, uids, known)
         return gpus_by_pod(pods, known.report)
+
+    def age(self, node: str) -> float:
+        """Seconds since the report that counts; infinite without one."""
+        known = self._known.get(node)
+        return math.inf if known is None else self.clocks.now() - known.at
 
     def _is_due(self, known: _Known, uids: frozenset[str]) -> bool:
         now = self.clocks.now()
@@ -65,6 +75,8 @@ class PodGpuReader:
         if known is not None and is_failure and uids <= known.pods and now - known.at < MOST_AGE:
             known.tried_at = now
             return known
+        if known is not None and now - known.at < FRESH and not report.unknown:
+            uids |= known.pods  # a report is of the whole node
         made = _Known(report, uids, -math.inf if report.unknown else now, now)
         self._known[node] = made
         self._known.move_to_end(node)

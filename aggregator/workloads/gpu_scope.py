@@ -5,13 +5,14 @@ after ``drain.gpu_scope_for``, the drain goes on with the rest as without this s
 unknown which GPUs a pod has, the scope is the node: no pod is evicted that otherwise would not be.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.cluster.port import Action, Pod, Quarantine
+from aggregator.cluster.port import Action, GpuScopeStatus, Pod, Quarantine
 from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gang, gang_of
-from aggregator.jobs.gpu_reader import PodGpuReader
+from aggregator.jobs.gpu_reader import FRESH, MOST_AGE, PodGpuReader
 from aggregator.jobs.gpu_report import UUID, GpusOfPod
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, work_of
 from aggregator.quarantine.decide.intent import OURS
@@ -21,6 +22,8 @@ from aggregator.runtime.interning import EMPTY
 from aggregator.runtime.text import some_of
 
 _MOST_NAMED, _MOST_REPORTED = 2, 1000
+#: Pods in the status, as in the schema.
+_MOST_PODS = 256
 
 
 @dataclass(slots=True)
@@ -39,8 +42,34 @@ class GpuScope:
         work = _work(one.pods, self.rules)
         used = await self.reader.read(one.quarantine.node, work)
         if why := unknown_because(work, used):
+            known = one.quarantine.status.gpu_scope
+            has_report = math.isfinite(self.reader.age(one.quarantine.node))
+            if known is not None and not has_report and covers(known, gpus, work, one.moment.now):
+                reason = _reason(gpus, one.moment.began + self.rules.gpu_scope_for)
+                return {pod.uid: reason for pod in work if pod.uid in known.spared}
             self._report(one, why)
-        return spared(one.pods, gpus, self.rules, one.moment, used)
+            return EMPTY
+        kept = spared(one.pods, gpus, self.rules, one.moment, used)
+        await self._record(one, gpus, {pod.uid for pod in work}, kept.keys())
+        return kept
+
+    async def _record(
+        self, one: DrainRound, gpus: frozenset[str], work: set[str], kept: Collection[str]
+    ) -> None:
+        """For a controller that gets no report: before the first eviction, and as it gets older."""
+        read_at = one.moment.now - self.reader.age(one.quarantine.node)
+        evicted, spared = work - set(kept), set(kept)
+        known = one.latest().status.gpu_scope
+        is_known = (
+            known is not None
+            and set(known.gpus) == gpus
+            and evicted <= set(known.evicted)
+            and spared <= set(known.spared)
+            and read_at - known.read_at < FRESH
+        )
+        if spared and not is_known and math.isfinite(read_at) and len(work) <= _MOST_PODS:
+            named, gone, left = (tuple(sorted(some)) for some in (gpus, evicted, spared))
+            await one.write_status(gpu_scope=GpuScopeStatus(named, gone, left, round(read_at, 3)))
 
     def _report(self, one: DrainRound, why: str) -> None:
         """Emit once for a quarantine, in this process, why its scope is the node."""
@@ -50,6 +79,13 @@ class GpuScope:
         while len(self._reported) >= _MOST_REPORTED:
             self._reported.pop()
         self._reported.add(one.quarantine.uid)
+
+
+def covers(known: GpuScopeStatus, gpus: frozenset[str], work: Sequence[Pod], now: float) -> bool:
+    """Whether a record in the status is of these GPUs and pods, and not too old."""
+    uids = {*known.evicted, *known.spared}
+    has_all = all(pod.uid in uids or _is_to_get_some(pod) for pod in work)
+    return has_all and set(known.gpus) == gpus and now - known.read_at < MOST_AGE
 
 
 def faulty_gpus(quarantine: Quarantine, scope_of: Callable[[str], str]) -> frozenset[str]:
@@ -90,9 +126,13 @@ def spared(
     ]
     if not any(pod.gpus or used[pod.uid].gpus for pod in others):
         return EMPTY
-    named = some_of(sorted(gpus), _MOST_NAMED)
-    reason = f"may run to its end until {write_time(until)}: it does not use {named} (scope: gpu)"
+    reason = _reason(gpus, until)
     return {pod.uid: reason for pod in others}
+
+
+def _reason(gpus: frozenset[str], until: float) -> str:
+    named = some_of(sorted(gpus), _MOST_NAMED)
+    return f"may run to its end until {write_time(until)}: it does not use {named} (scope: gpu)"
 
 
 def unknown_because(work: Sequence[Pod], used: Mapping[str, GpusOfPod]) -> str:

@@ -8,10 +8,10 @@ count is that of durable objects, whichever replica acts.
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import ClusterError, EvictedWorkload, Pod, Quarantine
+from aggregator.cluster.port import EvictedWorkload, Pod, Quarantine
 from aggregator.events import EventKind
 from aggregator.jobs.family import Loss
 from aggregator.jobs.gangs import Gang
@@ -72,7 +72,7 @@ class WorkloadLimit:
 
         A person's quarantine counts, and is not held.
         """
-        known = {item.workload for item in _latest(one).status.evicted_workloads}
+        known = {item.workload for item in one.latest().status.evicted_workloads}
         room = MOST_WORKLOADS - len(known)
         held, uncounted = dict[str, str](), set[str]()
         for key, workload in counted.items():
@@ -119,14 +119,12 @@ class WorkloadLimit:
         """Note those whose pods go, and again while they still have to go: so a drain that is
         under way always counts.
         """
-        quarantine = _latest(one)
-        known = {item.workload: item.at for item in quarantine.status.evicted_workloads}
+        known = {item.workload: item.at for item in one.latest().status.evicted_workloads}
         at = round(self.clocks.latest(), 3)
         due = {key: at for key in keys if at - known.get(key, -math.inf) > self.window / 4}
         if due:
             items = tuple(EvictedWorkload(*item) for item in (known | due).items())
-            status = replace(quarantine.status, evicted_workloads=items)
-            await one.acts.write_status(one.node_state, quarantine, status)
+            await one.write_status(evicted_workloads=items)
 
     def _report(self, one: DrainRound, workload: Workload, reason: str) -> None:
         """Alert once for a quarantine and workload; a blocker in the status was alerted before."""
@@ -163,11 +161,3 @@ def counted_workloads(pods: Iterable[Pod], markers: Markers) -> dict[str, Worklo
 
 def _word(workload: Workload) -> str:
     return "job" if workload.gang is None else "gang"
-
-
-def _latest(one: DrainRound) -> Quarantine:
-    """The Quarantine as last written: an earlier part of the round may have changed its status."""
-    quarantine = one.node_state.quarantine
-    if quarantine is None or quarantine.uid != one.quarantine.uid:
-        raise ClusterError("the quarantine was replaced meanwhile")
-    return quarantine

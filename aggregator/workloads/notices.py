@@ -136,7 +136,7 @@ class EvictionNotices:
         }
         if ended:
             notices |= ended
-            await _write(one, notices)
+            await one.write_status(notices=tuple(notices.values()))
         return {
             pod.uid: _reason(notices[key]) if key in notices else _reason_of_another(until)
             for key, workload in workloads.items()
@@ -185,7 +185,7 @@ class EvictionNotices:
                 for each in workloads
             }
             known = {notice.workload: notice for notice in one.quarantine.status.notices}
-            await _write(one, known | made)
+            await one.write_status(notices=tuple((known | made).values()))
             self._forget_over(now)
             self._open |= made
         mine = {ident_of(one.quarantine.uid, key) for key in made}
@@ -454,12 +454,3 @@ def _reason(notice: EvictionNotice) -> str:
 
 def _reason_of_another(until: float) -> str:
     return f"may end by itself until {write_time(until)}: it had a notice before (drain.ask)"
-
-
-async def _write(one: DrainRound, notices: Mapping[str, EvictionNotice]) -> None:
-    """Compare-and-set on the Quarantine that the round has read."""
-    quarantine = one.node_state.quarantine
-    if quarantine is None or quarantine.uid != one.quarantine.uid:
-        raise ClusterError("the quarantine was replaced meanwhile")
-    status = replace(quarantine.status, notices=tuple(notices.values()))
-    await one.acts.write_status(one.node_state, quarantine, status)

@@ -12,18 +12,19 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     EvidenceItem,
+    GpuScopeStatus,
     Phase,
     Pod,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
 )
-from aggregator.jobs.gpu_reader import FRESH, MOST_AGE, GpuReports, PodGpuReader
+from aggregator.jobs.gpu_reader import APART, FRESH, MOST_AGE, GpuReports, PodGpuReader
 from aggregator.jobs.gpu_report import NO_REPORT, GpuReport, PodGpu, gpus_by_pod
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.settings import Settings
-from aggregator.workloads.gpu_scope import GpuScope, faulty_gpus, spared
+from aggregator.workloads.gpu_scope import GpuScope, covers, faulty_gpus, spared
 from tests.support import virtual_time
 from tests.support.drains import GANG, drained, status
 from tests.support.gpu_reports import PodReports
@@ -338,6 +339,54 @@ def test_the_reports_of_the_agent_are_read_at_the_fault_and_seldom_after_it() ->
             "n1: the scope of the drain is the node, not the GPU: jobs/other: no answer"
         ]
         await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_the_next_controller_evicts_no_wider_while_no_agent_answers_it() -> None:
+    async def scenario() -> None:
+        world = world_of(BLIND_USER, BLIND_OTHER)
+        replica = await begun(world, reports=PodReports(reported(*BOTH)))
+        await until(lambda: world.evicted, within=60)
+        world.kubelets_finish()
+        await asyncio.sleep(FRESH / 2)
+        await replica.stop()
+        scope = world.quarantines["n1"].status.gpu_scope
+        assert scope is not None
+        assert (scope.gpus, scope.evicted, scope.spared) == ((BAD,), ("uid-user",), ("uid-other",))
+        replica = await begun(world)
+        await asyncio.sleep(MOST_AGE - FRESH)
+        assert world.evicted == ["uid-user"]
+        reasons = {one.pod: one.reason for one in status(world).blockers}
+        assert "it does not use GPU-1 (scope: gpu)" in reasons["jobs/other"]
+        await until(lambda: len(world.evicted) == 2, within=FRESH)
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_record_counts_for_its_gpus_and_pods_alone_and_for_an_hour() -> None:
+    known = GpuScopeStatus((BAD,), ("uid-user",), ("uid-other",), read_at=1000.0)
+    both, late = (USER, OTHER), pod("late", gpus=1, phase="Pending")
+    assert covers(known, frozenset({BAD}), both, 1000.0 + MOST_AGE - 1)
+    assert covers(known, frozenset({BAD}), (OTHER, late), 1000.0)
+    assert not covers(known, frozenset({BAD}), both, 1000.0 + MOST_AGE)
+    assert not covers(known, frozenset({BAD}), (*both, PLAIN), 1000.0)
+    assert not covers(known, frozenset({BAD, "GPU-2"}), both, 1000.0)
+
+
+def test_readers_of_different_pods_and_many_new_pods_lead_to_few_requests() -> None:
+    async def scenario() -> None:
+        reports, clock = PodReports(reported(*BOTH)), Running()
+        reader = PodGpuReader(reports, Clocks(clock, clock))
+        for _ in range(20):
+            await reader.read("n1", [BLIND_USER])
+            await reader.read("n1", [BLIND_OTHER])
+        assert reports.requests == 2
+        began = clock()
+        for number in range(10):
+            await reader.read("n1", [pod(f"new-{number}")])
+        assert clock() - began >= 9 * APART
 
     virtual_time.run(scenario())
 

@@ -4,10 +4,10 @@ The drain calls them once in each round, with all that it has read, before the r
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from aggregator.cluster.port import Pod, Quarantine
+from aggregator.cluster.port import ClusterError, Pod, Quarantine
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan
 from aggregator.quarantine.state.node import NodeState
@@ -28,6 +28,22 @@ class DrainRound:
     moment: DrainMoment
     acts: NodeActions
     still: Still
+
+    def latest(self) -> Quarantine:
+        """The Quarantine as last written: an earlier part of the round may have changed its status.
+
+        Raises ClusterError where it is another one.
+        """
+        quarantine = self.node_state.quarantine
+        if quarantine is None or quarantine.uid != self.quarantine.uid:
+            raise ClusterError("the quarantine was replaced meanwhile")
+        return quarantine
+
+    async def write_status(self, **changes: Any) -> None:
+        """Change these fields of the latest status by compare-and-set."""
+        quarantine = self.latest()
+        status = replace(quarantine.status, **changes)
+        await self.acts.write_status(self.node_state, quarantine, status)
 
 
 class PodWaits(Protocol):
