@@ -52,6 +52,7 @@ NOT_SHOWN = {
     "conditions": "for kubectl and other controllers: phase and the other fields say it",
     "applied": "for the aggregator alone",
     "notices": "the blockers say it",
+    "gpu_scope": "the blockers say it",
     "evicted_workloads": "the blockers say it",
     "marks": "unmarked and unmarked_since say it",
 }
