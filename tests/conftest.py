@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +13,7 @@ from tests.support.constants import draw_constants_of_the_product
 from tests.support.examples import draw_a_third
 from tests.support.fork_server import end_fork_servers, start_programs_by_fork
 from tests.support.running_loop import look_up_loops_without_system_calls
+from tests.support.unraisable import Unraisable, close_what_is_being_closed
 
 # Servers in a test's own process listen as the aggregator's do: gRPC reads this when
 # it is loaded, which the first module of tests may do. To its silence each program sees itself.
@@ -38,7 +38,7 @@ def _of_this_test(record: logging.LogRecord) -> bool:
     return not (late and "PollerCompletionQueue" in record.getMessage())
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A run in the background of a shell ignores SIGINT, and every program that it starts too.
 
     pytest parses each test while it collects them. CPython 3.11 counts how deep it is in that for
@@ -57,6 +57,8 @@ def pytest_configure() -> None:
     draw_constants_of_the_product()
     look_up_loops_without_system_calls()
     start_programs_by_fork()
+    close_what_is_being_closed()
+    config.pluginmanager.register(Unraisable())
     logging.getLogger("asyncio").addFilter(_of_this_test)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,13 +88,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unraisable_in_its_own_module() -> Iterator[None]:
-    """What a module left open is an error of its last test, and not of a test of another module."""
-    yield
-    gc.collect()
 
 
 def pytest_sessionfinish() -> None:

@@ -165,7 +165,7 @@ async def test_a_process_with_a_gpu_open_keeps_a_reset_and_a_reboot_away(
             assert f"pid {user.pid}" in result.message
     finally:
         user.kill()
-        user.wait()
+        user.communicate()
     assert (
         await server.ordered(node, node.order(RESET, server.latest))
     ).state == pb.REPAIR_STATE_SUCCEEDED

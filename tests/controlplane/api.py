@@ -1,5 +1,6 @@
 """A small blocking client of the API server: tests ask with it, and no test is about it."""
 
+import contextlib
 import http.client
 import json
 import select
@@ -107,8 +108,16 @@ class ApiClient:
         connection.request("GET", path, headers={"Accept": JSON} | self._headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise ApiError(f"GET {path}", Answer(response.status, response.read().decode()))
-        return iter(response.readline, b"")
+            with contextlib.closing(connection):
+                raise ApiError(f"GET {path}", Answer(response.status, response.read().decode()))
+        return self._lines(connection, response)
+
+    @staticmethod
+    def _lines(
+        connection: http.client.HTTPConnection, response: http.client.HTTPResponse
+    ) -> Iterator[bytes]:
+        with contextlib.closing(connection):
+            yield from iter(response.readline, b"")
 
     def close(self) -> None:
         """Close the idle connections; the client stays usable."""

@@ -201,7 +201,7 @@ def gpu_user() -> Iterator["subprocess.Popen[str]"]:
     assert user.stdout.readline() == "ready\n"
     yield user
     user.kill()
-    user.wait()
+    user.communicate()
 
 
 async def test_a_reset_is_done_once_by_the_hosts_program_with_evidence(site: Site) -> None:

@@ -142,10 +142,11 @@ class FaultyProxy:
         [(_, self.port)] = [address[:2] for address in self._runner.addresses]
 
     async def _stop(self) -> None:
-        assert self._runner.server is not None
-        for connection in self._runner.server.connections:
-            if connection.transport is not None:
-                connection.transport.abort()  # TLS would wait for the other end
+        for site in list(self._runner.sites):
+            await site.stop()
+        # TLS would wait for the other end, and the runner does not know those in a handshake.
+        for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
         await self._runner.cleanup()
         await self._client.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
