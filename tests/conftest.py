@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from aggregator.ingest import grpc_env
 from tests.support.constants import draw_constants_of_the_product
-from tests.support.examples import draw_a_third
+from tests.support.examples import draw_few
 from tests.support.fork_server import end_fork_servers, start_programs_by_fork
 from tests.support.running_loop import look_up_loops_without_system_calls
 from tests.support.unraisable import Unraisable, close_what_is_being_closed
@@ -77,7 +77,7 @@ def pytest_collectstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if _profile() == "same":
         for item in items:
-            draw_a_third(item)
+            draw_few(item)
 
 
 def pytest_collection_finish() -> None:

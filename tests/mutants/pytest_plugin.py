@@ -16,10 +16,10 @@ import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import Phase
 
-from tests.support.examples import FEWEST, change_settings
+from tests.support.examples import EXAMPLES, change_settings
 
 #: Examples of each property, and steps of each example of a state machine.
-EXAMPLES, STEPS = FEWEST, 30
+STEPS = 30
 
 
 #: Its plug-ins are imported before it runs, which it warns of.

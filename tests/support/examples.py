@@ -1,7 +1,8 @@
 """How many examples of each property a run tests.
 
 `make test` tests the same examples each time, so the thousandth run of many examples finds no more
-than the first. It tests a third of what a test declares; `make fuzz` tests all, with new ones.
+than the first. It draws as many as `make mutants`, whose score is of these; `make fuzz` draws as
+many as a test declares, and new ones.
 """
 
 from collections.abc import Callable
@@ -10,15 +11,14 @@ from typing import Any
 import hypothesis
 import pytest
 
-#: `make mutants` finds its mutants with this number of examples.
-FEWEST = 25
-#: The results of `_third`, by identity: a test of several parameters has its settings once.
-_thirds: dict[int, hypothesis.settings] = {}
+EXAMPLES = 25
+#: The results of `_few`, by identity: a test of several parameters has its settings once.
+_fewer: dict[int, hypothesis.settings] = {}
 
 
-def draw_a_third(item: pytest.Item) -> None:
-    """Test a third of the examples that it declares."""
-    change_settings(item, _third)
+def draw_few(item: pytest.Item) -> None:
+    """Test `EXAMPLES` of those that it declares."""
+    change_settings(item, _few)
 
 
 def change_settings(
@@ -36,10 +36,9 @@ def change_settings(
         owner.settings = change(machine)  # type: ignore[union-attr]
 
 
-def _third(known: hypothesis.settings) -> hypothesis.settings:
-    if id(known) in _thirds:
+def _few(known: hypothesis.settings) -> hypothesis.settings:
+    if id(known) in _fewer:
         return known
-    few = min(known.max_examples, max(FEWEST, known.max_examples // 3))
-    third = hypothesis.settings(known, max_examples=few)
-    _thirds[id(third)] = third
-    return third
+    few = hypothesis.settings(known, max_examples=min(known.max_examples, EXAMPLES))
+    _fewer[id(few)] = few
+    return few

@@ -182,7 +182,8 @@ def _admissions(world: "World", act: Act) -> Iterator[str]:
     if facts.limits is None or not fresh:
         return
     after = parse_record(world.record.text)
-    counted = after.entries.keys() - facts.came_back
+    # A node that is gone counts for no limit (docs/limits.md), before its entry goes too.
+    counted = (after.entries.keys() & world.nodes.keys()) - facts.came_back
     if len(counted) > facts.limits.concurrent:
         yield f"{sorted(fresh)} entered past the limit: {sorted(counted)}"
     if facts.wall is not None:
