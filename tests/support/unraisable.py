@@ -86,4 +86,5 @@ def close_what_is_being_closed() -> None:
                 transport._sock.close()
                 transport._sock = None
 
-    selector_events.BaseSelectorEventLoop.close = close_all  # type: ignore[method-assign]
+    loops: Any = selector_events.BaseSelectorEventLoop
+    loops.close = close_all
