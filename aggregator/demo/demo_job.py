@@ -1,5 +1,5 @@
 """A job of the demo: it trains step by step, and saves a checkpoint when it gets the notice of a
-drain (`drain.pre_evict`).
+drain (`drain.pre_evict`, `drain.ask`).
 """
 
 import http.server
@@ -32,7 +32,7 @@ class DemoJob:
 
     @property
     def url(self) -> str:
-        """The address for ``drain.pre_evict.webhook.url``."""
+        """The address of its webhook."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     @property

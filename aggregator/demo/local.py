@@ -136,7 +136,7 @@ def _run_story(story: Story, nodes: list[str], alerts: AlertReceiver, job: DemoJ
     sick, busy, full, *rest = nodes
     events.show_for(pace.first)
     job.node = sick
-    story.job_saves_first(sick, job)
+    story.job_saves_first(sick, job, "drain.pre_evict")
     events.show_for(pace.between)
     story.application_fault_does_nothing(busy)
     events.show_for(pace.between)

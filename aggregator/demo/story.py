@@ -64,22 +64,14 @@ class Story:
     inject: Inject
     pace: Pace
 
-    def fault_drains(self, node: str) -> None:
-        headline(f"{node}: its kernel logs Xid 79, a GPU has fallen off the bus")
-        began = time.time()
-        self.inject(node=node, fault="xid:79", gpu=3)
-        self._drained(node, began)
-
-    def job_saves_first(self, node: str, job: SavedJob) -> None:
+    def job_saves_first(self, node: str, job: SavedJob, key: str) -> None:
+        """``key`` of the configuration requests the notice."""
         headline(f"{node}: Xid 119, the firmware of a GPU is stuck; a job runs on the other GPUs")
         began = time.time()
         self.inject(node=node, fault="xid:119", gpu=3)
         saved = self.events.until(lambda: job.checkpoint, "the checkpoint of the job")
         self._seen(_CORDONED, node)
-        note(f"   its job got a notice (drain.pre_evict), and saved at step {saved['step']}")
-        self._drained(node, began)
-
-    def _drained(self, node: str, began: float) -> None:
+        note(f"   its job got a notice ({key}), and saved at step {saved['step']}")
         drained = self._seen("quarantine.drained", node)
         cordoned = self._seen(_CORDONED, node)
         note(
@@ -131,7 +123,7 @@ class Story:
         note(f"   the alert: {cause[0]['summary']}")
 
     def budget_holds(self, node: str, open_it: Callable[[], None]) -> None:
-        headline(f"{node}: Xid 79 too, and a disruption budget protects the pod that runs there")
+        headline(f"{node}: Xid 79, a GPU is off the bus; a disruption budget protects a pod")
         self.inject(node=node, fault="xid:79", gpu=0)
         self._seen("pod.blocked", node)
         self.events.show_for(self.pace.between)

@@ -7,6 +7,7 @@ from typing import Any
 
 from aggregator.cluster.port import Action
 from aggregator.demo.alert_receiver import AlertReceiver
+from aggregator.demo.demo_job import DemoJob
 from aggregator.demo.event_poller import EventPoller
 from aggregator.demo.processes import ChildProcesses
 from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
@@ -59,6 +60,7 @@ def run(*, count: int, once: bool) -> None:
     with (
         ChildProcesses() as children,
         AlertReceiver() as alerts,
+        DemoJob(children.folder / "checkpoint.json") as job,
         ControlPlane(progress=note) as plane,
     ):
         nodes = plane.create_nodes(count, "gpu")
@@ -66,6 +68,7 @@ def run(*, count: int, once: bool) -> None:
         more = _MORE | {
             "alerts": _alerts(children.folder, alerts.url),
             "limits": _shipped_limits(),
+            "drain": {"ask": {"within": "1m", "webhooks": [_webhook(children.folder, job.url)]}},
         }
         stack = Stack(plane, children.folder, more=more, policy=POLICY)
         aggregator = stack.aggregator.start()
@@ -82,18 +85,21 @@ def run(*, count: int, once: bool) -> None:
         note(f"{count} agents are attached, each with a token bound to its pod")
         print_line(_WATCH.format(web=aggregator.web_port, kubeconfig=plane.kubeconfig))
         story = Story(events, simulator.inject, BRISK if once else LEISURELY)
-        _run_story(story, plane, nodes, alerts)
+        _run_story(story, plane, nodes, alerts, job)
         if not once:
             print_line()
             note("The story has ended. The programs run on until Ctrl-C.")
             story.go_on()
 
 
-def _run_story(story: Story, plane: ControlPlane, nodes: list[str], alerts: AlertReceiver) -> None:
+def _run_story(
+    story: Story, plane: ControlPlane, nodes: list[str], alerts: AlertReceiver, job: DemoJob
+) -> None:
     pace, events = story.pace, story.events
     sick, guarded, busy, full, *rest = nodes
     events.show_for(pace.first)
-    story.fault_drains(sick)
+    job.node = sick
+    story.job_saves_first(sick, job, "drain.ask")
     events.show_for(pace.between)
     quarantine = f"/apis/sickbay.dev/v1alpha1/quarantines/{sick}"
     story.person_releases(sick, lambda: _delete(plane, quarantine))
@@ -112,15 +118,23 @@ def _run_story(story: Story, plane: ControlPlane, nodes: list[str], alerts: Aler
 
 def _alerts(folder: Path, url: str) -> dict[str, Any]:
     """The route of a person on call, to the demo's own receiver."""
-    secret = folder / "alert-secret"
-    secret.write_text(secrets.token_hex())
-    webhook = {"url": url, "secret_file": str(secret)}
+    webhook = {"url": url, "secret_file": _secret(folder / "alert-secret")}
     route = {"name": "demo", "receiver": "demo", "severity": ["critical"], "group_wait": "0s"}
     return {
         "outbox": str(folder / "outbox.db"),
         "receivers": [{"name": "demo", "webhook": webhook}],
         "routes": [route],
     }
+
+
+def _webhook(folder: Path, url: str) -> dict[str, str]:
+    """The notices to pods of the job go to the demo's own job."""
+    return {"match": _TRAINING, "url": url, "secret_file": _secret(folder / "job-secret")}
+
+
+def _secret(file: Path) -> str:
+    file.write_text(secrets.token_hex())
+    return str(file)
 
 
 def _delete(plane: ControlPlane, path: str) -> None:
