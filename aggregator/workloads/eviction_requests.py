@@ -121,7 +121,9 @@ class EvictionRequests:
         try:
             async with known.lock:  # a withdrawal that is under way comes first
                 state.text = await self._make(pod, notice.ident, quarantine, guard)
-            if not state.text:
+            if state.text:
+                known.absent = known.closed = True
+            else:
                 await self._watch(pod, notice.ident, state, lasts)
         except ClusterError as error:
             state.text = f"{KIND.kind}: {error}"[:_MOST_TEXT]
@@ -138,6 +140,8 @@ class EvictionRequests:
         content = request_of(pod, ident, quarantine)
         try:
             await self.objects.create(resource, pod.namespace, content, guard=guard)
+        except Refused as error:
+            return f"{KIND.kind}: {error}"[:_MOST_TEXT]
         except Conflict:  # by its name, which follows from the notice
             found = await self.objects.get(resource, pod.namespace, name_of(ident))
             if found is None or not _is_ours(found, pod.uid):

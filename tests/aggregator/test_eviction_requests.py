@@ -45,6 +45,7 @@ class Objects:
     served: bool = True
     acts: bool = True
     away: bool = False
+    forbidden: bool = False
     refuses: int = 0
     responders: dict[str, str] | None = None
     there: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -63,6 +64,8 @@ class Objects:
         self, _: ObjectResource, namespace: str, content: Mapping[str, Any], *, guard: Guard
     ) -> ClusterObject:
         await guard()
+        if self.forbidden:
+            raise Refused("evictionrequests.lifecycle.k8s.io is forbidden")
         key = f"{namespace}/{content['metadata']['name']}"
         if key in self.there:
             raise Conflict("it is there already")
@@ -170,6 +173,7 @@ def test_a_request_is_made_once_and_followed_to_the_deadline() -> None:
         ({"acts": False}, "nothing acted on its EvictionRequest within 10 s"),
         ({"served": False}, f"the cluster does not serve {KIND}"),
         ({"away": True}, "EvictionRequest: the API server is away"),
+        ({"forbidden": True}, "evictionrequests.lifecycle.k8s.io is forbidden"),
     ],
 )
 def test_where_nobody_acts_on_it_the_drain_goes_the_ordinary_way_in_seconds(
@@ -190,6 +194,8 @@ def test_where_nobody_acts_on_it_the_drain_goes_the_ordinary_way_in_seconds(
         assert text.endswith(why)
         # A controller that comes later evicts nothing in our name.
         await until(lambda: not objects.there, within=60)
+        await asyncio.sleep(60)
+        assert objects.acts is False or objects.requests == 0  # none was made
         await replica.stop()
 
     run(scenario)
