@@ -11,6 +11,7 @@ from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Cursor, KmsgReader
+from nodeagent.sources.mountinfo import MountTable
 from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 
@@ -41,6 +42,7 @@ def sources(
             deadline=config.nvml.deadline,
         ),
         disk=DiskProbe(machine=machine),
+        mounts=MountTable(machine),
         gpus=GpuMap(machine, remembered_gpus),
         driver=DriverVersion(machine),
         expected_gpus=config.expected_gpus,

@@ -81,7 +81,7 @@ class Option:
 class CheckSpec:
     """A check before it is built: its name, its documentation, its settings.
 
-    ``interval`` and ``deadline`` are defaults in seconds; interval 0 is "as the kernel log comes".
+    ``interval`` and ``deadline`` are in seconds; interval 0 is "as the kernel log comes".
     ``on`` is whether it runs when the configuration says nothing. ``sees``, ``source``, ``cost``
     and ``blind_to`` are the row that ``sickbay-agent checks`` and the docs show.
     """
@@ -91,8 +91,8 @@ class CheckSpec:
     source: str
     cost: str
     blind_to: str
-    interval: float
-    deadline: float
     build: Callable[[Sources, Mapping[str, Any]], Check | LogCheck]
+    interval: float = 60.0
+    deadline: float = 20.0
     options: tuple[Option, ...] = field(default=())
     on: bool = True

@@ -69,7 +69,6 @@ SPEC = CheckSpec(
     cost="0.1 ms of CPU every 60 s",
     blind_to="a time server that is wrong; the offset that chronyd slews by frequency; clocks "
     "disciplined by PTP alone (phc2sys), which the kernel calls unsynchronised: turn it off there",
-    interval=60.0,
     deadline=5.0,
     build=lambda sources, options: ClockCheck(sources.machine.clock, options),
     options=(

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import ReportedComponents, absolute_paths
+from nodeagent.checks.disk_common import absolute_paths
 from nodeagent.model import Observation, Status
 from nodeagent.sources.grpc_socket import greet
 from nodeagent.sources.host import HostRoots
@@ -32,14 +32,12 @@ class ContainerRuntime:
         self._machine = machine
         self._named = sockets
         self._seen: set[str] = set(sockets)
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         paths = self._named or USUAL
         self._seen |= {path for path in paths if self._machine.host(path).exists()}
         report = await asyncio.gather(*(self._greet(path) for path in paths if path in self._seen))
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no container runtime")
+        return report or Off("no container runtime")
 
     async def _greet(self, path: str) -> Observation:
         begun = self._machine.clock.boottime()
@@ -56,7 +54,6 @@ SPEC = CheckSpec(
     source="its unix socket: HTTP/2's greeting, no request",
     cost="1 ms of CPU every 60 s",
     blind_to="a runtime that greets and cannot start a container",
-    interval=60.0,
     deadline=10.0,
     build=lambda sources, options: ContainerRuntime(sources.machine, options["sockets"]),
     options=(

@@ -1,12 +1,12 @@
 """Code that the disk checks share: which mounts they look at, and the verdict on a hung probe."""
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import Kind, Option
-from nodeagent.model import Gone, Observation, Status
-from nodeagent.sources.disk_probe import Hung, NotProbed
-from nodeagent.sources.host import HostRoots
+from nodeagent.model import Observation, Status
+from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result
 from nodeagent.sources.mountinfo import Mount, MountTable, watched
 
 #: One time-out may be a busy disk (measured: fdatasync takes 100 ms beside one writer; a second
@@ -43,22 +43,21 @@ MOUNT_OPTIONS = (
 
 
 class Watch:
-    """The mounts that a check looks at by ``MOUNT_OPTIONS``, and those that it has spoken of."""
+    """The mounts that a check reads by ``MOUNT_OPTIONS``."""
 
-    def __init__(self, machine: HostRoots, options: Mapping[str, Any]) -> None:
+    def __init__(self, table: MountTable, options: Mapping[str, Any]) -> None:
         self._named: tuple[str, ...] = options["mounts"]
-        self._table = MountTable(machine, self._named)
+        self._table = table
         self._exclude: tuple[str, ...] = options["exclude"]
         self._read: tuple[Mount, ...] | None = None
         self._watched: tuple[Mount, ...] = ()
-        self._spoken_of = ReportedComponents()
 
     def mounts(self) -> tuple[Mount, ...]:
         """The same object while the table stays the same.
 
         Raises OSError when the mount table cannot be read.
         """
-        table = self._table.read()
+        table = self._table.read(self._named)
         if table is not self._read:
             self._watched = watched(table, named=self._named, exclude=self._exclude)
             self._read = table
@@ -73,21 +72,34 @@ class Watch:
             if point not in there
         ]
 
-    def gone(self, check: str, report: Iterable[Observation]) -> list[Gone]:
-        return self._spoken_of.gone(check, report)
+
+#: Errors of a probe that are a fault of the filesystem, or of the server or process behind it.
+_REFUSALS = {
+    errno.EIO: "io-error",
+    errno.EHOSTDOWN: "io-error",  # a CIFS server that is away
+    errno.ESHUTDOWN: "shut-down",
+    errno.ENOTCONN: "shut-down",  # a FUSE filesystem whose process has died
+    errno.ECONNABORTED: "shut-down",
+    errno.ETIMEDOUT: "hung",  # a soft mount whose server is away
+    errno.ESTALE: "stale",
+}
 
 
-class ReportedComponents:
-    """The components of a check's last report: a component that left it is reported as gone."""
+def without_space(check: str, component: str, result: Result, source: str = "") -> Observation:
+    """The verdict on a filesystem that gave no space; unknown where the probe itself failed.
 
-    def __init__(self) -> None:
-        self._components: frozenset[str] = frozenset()
-
-    def gone(self, check: str, report: Iterable[Observation]) -> list[Gone]:
-        now = frozenset(observation.component for observation in report)
-        gone = [Gone(check, component) for component in sorted(self._components - now)]
-        self._components = now
-        return gone
+    ``source`` is shown before a refusal. Raises TypeError for an answer to another question.
+    """
+    match result:
+        case Hung():
+            return hung(check, component, result)
+        case NotProbed():
+            return not_probed(check, component, result)
+        case ProbeRefused():
+            reason = _REFUSALS.get(result.errno, "probe-failed")
+            status = Status.FAILED if result.errno in _REFUSALS else Status.UNKNOWN
+            return Observation(check, component, status, reason, f"{source}{result}")
+    raise TypeError(f"no answer to a question about space: {result!r}")
 
 
 def hung(check: str, component: str, result: Hung) -> Observation:

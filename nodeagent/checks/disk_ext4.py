@@ -101,8 +101,7 @@ class DiskExt4:
             first = counts[key] = min(self._first.get(key, errors.count), errors.count)
             report.append(judge(mount, errors, booted=booted, rose=errors.count > first))
         self._first = counts
-        gone = self._watch.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no ext4 filesystem")
+        return report or Off("no ext4 filesystem")
 
 
 SPEC = CheckSpec(
@@ -111,10 +110,9 @@ SPEC = CheckSpec(
     source="/sys/fs/ext4: errors_count, last_error_time and last_error_func",
     cost="0.2 ms of CPU every 60 s",
     blind_to="damage that ext4 has not come across; other filesystems, which keep no count",
-    interval=60.0,
     deadline=5.0,
     build=lambda sources, options: DiskExt4(
-        sources.machine, Watch(sources.machine, options), time.time
+        sources.machine, Watch(sources.mounts, options), time.time
     ),
     options=MOUNT_OPTIONS,
 )

@@ -8,7 +8,6 @@ ok. The component is the array ("md0"). An array that was never assembled has no
 """
 
 from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mdraid import Array, arrays
@@ -49,15 +48,13 @@ def _lost(members: int) -> str:
 class DiskMd:
     def __init__(self, machine: HostRoots) -> None:
         self._machine = machine
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         try:
             report = [judge(array) for array in arrays(self._machine)]
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no md array")
+        return report or Off("no md array")
 
 
 SPEC = CheckSpec(
@@ -67,7 +64,6 @@ SPEC = CheckSpec(
     cost="0.2 ms of CPU every 60 s, and 0.1 ms for each array",
     blind_to="hardware RAID, LVM and ZFS; arrays that were never assembled; how good the data is "
     "(a scrub's mismatches)",
-    interval=60.0,
     deadline=5.0,
     build=lambda sources, _: DiskMd(sources.machine),
 )

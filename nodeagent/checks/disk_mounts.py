@@ -9,49 +9,27 @@ A remote filesystem that hangs is no evidence about this node while it hangs on 
 aggregator counts the observers. An expected mount that an automounter mounts on demand is ok.
 """
 
-import errno
 from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import (
-    ReportedComponents,
     absolute_paths,
-    hung,
     no_mount_table,
-    not_probed,
+    without_space,
 )
 from nodeagent.model import Observation, Status
-from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Result, Space
+from nodeagent.sources.disk_probe import DiskProbe, Result, Space
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount, MountTable, parse, under, watched
 
 NAME = "disk-mounts"
-_REFUSALS = {
-    errno.EIO: (Status.FAILED, "io-error"),
-    errno.EHOSTDOWN: (Status.FAILED, "io-error"),  # a CIFS server that is away
-    errno.ESHUTDOWN: (Status.FAILED, "shut-down"),
-    errno.ENOTCONN: (Status.FAILED, "shut-down"),  # a FUSE filesystem whose process has died
-    errno.ECONNABORTED: (Status.FAILED, "shut-down"),
-    errno.ETIMEDOUT: (Status.FAILED, "hung"),  # a soft mount whose server is away
-    errno.ESTALE: (Status.FAILED, "stale"),
-}
 
 
 def judge(mount: Mount, result: Result) -> Observation:
     """The verdict on a remote filesystem's answer. Pure."""
-    match result:
-        case Space():
-            return Observation(NAME, mount.name, Status.OK, "", f"{mount.source} answers")
-        case Hung():
-            return hung(NAME, mount.name, result)
-        case ProbeRefused():
-            unknown = (Status.UNKNOWN, "probe-failed")
-            status, reason = _REFUSALS.get(result.errno, unknown)
-            return Observation(NAME, mount.name, status, reason, f"{mount.source}: {result}")
-        case NotProbed():
-            return not_probed(NAME, mount.name, result)
-        case _:
-            raise TypeError(f"no answer to a question about space: {result!r}")
+    if isinstance(result, Space):
+        return Observation(NAME, mount.name, Status.OK, "", f"{mount.source} answers")
+    return without_space(NAME, mount.name, result, f"{mount.source}: ")
 
 
 class DiskMounts:
@@ -60,20 +38,20 @@ class DiskMounts:
     def __init__(
         self,
         machine: HostRoots,
+        table: MountTable,
         probe: DiskProbe,
-        expected: Sequence[str],
+        expected: tuple[str, ...],
         exclude: Sequence[str],
     ) -> None:
         self._machine = machine
-        self._table = MountTable(machine, expected)
+        self._table = table
         self._probe = probe
         self._expected = expected
         self._exclude = exclude
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         try:
-            table = self._table.read()
+            table = self._table.read(self._expected)
             report = self._missing(table)
         except OSError as error:
             return [no_mount_table(NAME, error)]
@@ -84,8 +62,7 @@ class DiskMounts:
         asked = [judge(mount, answers[path]) for mount, path in paths.items()]
         told = {observation.component for observation in asked}
         report = [*asked, *(entry for entry in report if entry.component not in told)]
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no remote filesystem, none expected")
+        return report or Off("no remote filesystem, none expected")
 
     def _missing(self, table: Sequence[Mount]) -> list[Observation]:
         """A verdict on each expected mount. Raises OSError."""
@@ -119,9 +96,8 @@ SPEC = CheckSpec(
     cost="0.2 ms of CPU every 30 s; 12 ms with remote filesystems",
     blind_to="pod volumes; faults of a server that answers; whether the right thing is mounted",
     interval=30.0,
-    deadline=20.0,
     build=lambda sources, options: DiskMounts(
-        sources.machine, sources.disk, options["expected"], options["exclude"]
+        sources.machine, sources.mounts, sources.disk, options["expected"], options["exclude"]
     ),
     options=(
         Option(

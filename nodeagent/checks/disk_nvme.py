@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
-from nodeagent.checks.disk_common import ReportedComponents, hung
+from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
 from nodeagent.model import Observation, Status
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, Page, ProbeRefused, Result
@@ -95,7 +95,6 @@ class DiskNvme:
         self._known: dict[str, Controller] = {}
         self._not_live_since: dict[str, float] = {}
         self._media_errors = CounterIncreases(_DAY)
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         try:
@@ -110,8 +109,7 @@ class DiskNvme:
         report = [state for state in states.values() if state is not None]
         report += self._judged(logs)
         report += self._missing(drives)
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no NVMe drive on PCI")
+        return report or Off("no NVMe drive on PCI")
 
     def _state(self, drive: Controller) -> Observation | None:
         now = self._machine.clock.boottime()
@@ -186,8 +184,6 @@ SPEC = CheckSpec(
     cost="16 ms of CPU every 60 s for 8 drives, most of it a child that disk-space may share",
     blind_to="SATA and SAS drives; drives over a network; a drive that was gone before the agent "
     "first looked, without expected",
-    interval=60.0,
-    deadline=20.0,
     build=lambda sources, options: DiskNvme(
         sources.machine, sources.disk, sources.measurements, **options
     ),

@@ -94,8 +94,7 @@ class DiskReadonly:
             return [no_mount_table(NAME, error)]
         report = [self._verdict(mount) for mount in mounts]
         report += self._watch.missing(NAME, mounts)
-        gone = self._watch.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no disk is mounted")
+        return report or Off("no disk is mounted")
 
     def _verdict(self, mount: Mount) -> Observation:
         key = (mount.device, mount.point)
@@ -139,7 +138,7 @@ SPEC = CheckSpec(
     interval=15.0,
     deadline=5.0,
     build=lambda sources, options: DiskReadonly(
-        sources.machine, Watch(sources.machine, options), options["writable"]
+        sources.machine, Watch(sources.mounts, options), options["writable"]
     ),
     options=(
         *MOUNT_OPTIONS,

@@ -14,24 +14,17 @@ is as full on every other node, and whether it answers is disk-mounts's to judge
 """
 
 import asyncio
-import errno
 from dataclasses import replace
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, hung, no_mount_table, not_probed
+from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table, without_space
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
-from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Result, Space
+from nodeagent.sources.disk_probe import DiskProbe, Result, Space
 from nodeagent.sources.mountinfo import Mount
 
 NAME = "disk-space"
 _GIB = 1 << 30
-_REFUSALS = {
-    errno.EIO: (Status.FAILED, "io-error"),
-    errno.ESHUTDOWN: (Status.FAILED, "shut-down"),
-    errno.ENOTCONN: (Status.FAILED, "shut-down"),  # a FUSE filesystem whose server has died
-    errno.ESTALE: (Status.FAILED, "stale"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +92,6 @@ def _size(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def refused(mount: Mount, result: ProbeRefused) -> Observation:
-    """The verdict on a failing statvfs; unknown for an error that is no sign of a sick disk."""
-    status, reason = _REFUSALS.get(result.errno, (Status.UNKNOWN, "probe-failed"))
-    return Observation(NAME, mount.name, status, reason, str(result))
-
-
 class DiskSpace:
     """Remote filesystems have a child of their own: they hang together, apart from local disks."""
 
@@ -127,21 +114,12 @@ class DiskSpace:
         results = local | remote
         report = [of_mount(m, self._verdict(m, results[path])) for m, path in paths.items()]
         report += self._watch.missing(NAME, mounts)
-        gone = self._watch.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no disk is mounted")
+        return report or Off("no disk is mounted")
 
     def _verdict(self, mount: Mount, result: Result) -> Observation:
-        match result:
-            case Space():
-                return judge(mount, result, self._limits)
-            case Hung():
-                return hung(NAME, mount.name, result)
-            case ProbeRefused():
-                return refused(mount, result)
-            case NotProbed():
-                return not_probed(NAME, mount.name, result)
-            case _:
-                raise TypeError(f"no answer to a question about space: {result!r}")
+        if isinstance(result, Space):
+            return judge(mount, result, self._limits)
+        return without_space(NAME, mount.name, result)
 
 
 SPEC = CheckSpec(
@@ -151,11 +129,9 @@ SPEC = CheckSpec(
     cost="12 ms of CPU a minute, shared with disk-write; as much again for remote filesystems",
     blind_to="quotas; filesystems of containers and volumes of pods, local ones included; a "
     "tmpfs or a loop device unless named in mounts",
-    interval=60.0,
-    deadline=20.0,
     build=lambda sources, options: DiskSpace(
         sources.disk,
-        Watch(sources.machine, options),
+        Watch(sources.mounts, options),
         str(sources.machine.root),
         SpaceLimits(**{name: options[name] for name in SpaceLimits.__slots__}),
     ),

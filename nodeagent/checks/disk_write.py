@@ -118,8 +118,6 @@ SPEC = CheckSpec(
     source="4 KiB written, synced, read back and removed by a child process",
     cost="12 ms of CPU a minute, shared with disk-space, and one small sync",
     blind_to="disks without a directory in paths; damage to data that is already there",
-    interval=60.0,
-    deadline=20.0,
     build=lambda sources, options: DiskWrite(
         sources.disk, sources.machine, options["paths"], sources.measurements
     ),

@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources.dns import Reply, ask, nameservers, question
 from nodeagent.sources.host import HostRoots
@@ -68,7 +67,6 @@ class Dns:
         self._port = port
         self._servers: tuple[str, ...] = ()
         self._read_in = 0  # looks until resolv.conf is read again
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         unreadable = self._read_servers()
@@ -79,8 +77,7 @@ class Dns:
         ]
         if any(observation.status is Status.FAILED for observation in report):
             self._read_in = 0  # the site may have changed its servers
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no DNS server and no names")
+        return report or Off("no DNS server and no names")
 
     def _read_servers(self) -> list[Observation]:
         if self._read_in:
@@ -117,8 +114,6 @@ SPEC = CheckSpec(
     cost="0.2 ms of CPU every 60 s, and 20 ms for each name",
     blind_to="the cluster's DNS as pods see it; DNS over TCP; without names: a server that answers "
     "and resolves no name",
-    interval=60.0,
-    deadline=20.0,
     build=lambda sources, options: Dns(sources.machine, options["names"], slow=options["slow"]),
     options=(
         Option(

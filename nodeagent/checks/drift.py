@@ -8,7 +8,6 @@ The aggregator reports in the same name, with the group as the reason (degraded)
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources, node_facts
 
@@ -22,7 +21,6 @@ class Drift:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._gpus: dict[str, str] = {}
-        self._reported = ReportedComponents()
 
     async def run_check(self) -> Report:
         machine = self._sources.machine
@@ -41,7 +39,7 @@ class Drift:
             for group, facts in groups.items()
             if facts
         ]
-        return [*report, *self._reported.gone(NAME, report)] or Off("no fact can be read")
+        return report or Off("no fact can be read")
 
 
 SPEC = CheckSpec(

@@ -105,7 +105,6 @@ SPEC = CheckSpec(
     source="NVML, nvmlDeviceGetCurrentClocksEventReasons",
     cost=gpu_common.COST,
     blind_to="slowdowns shorter than the interval; whether the room or the fan is to blame",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuClocks(sources),
 )

@@ -3,11 +3,9 @@
 from collections.abc import Callable
 
 from nodeagent.checks.base import Kind, Off, Option, Report
-from nodeagent.model import Gone, Observation, Status
+from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, TroubleKind
-
-INTERVAL = 60.0
 
 #: Above the sample's own deadline, because its message says more about a hang than the scheduler's.
 DEADLINE = 15.0
@@ -148,14 +146,13 @@ class PerGpu:
         self._check = check
         self._sources = sources
         self._brief = brief
-        self._reported: frozenset[str] = frozenset()
         self._shown: set[str] = set()
         self._was_ill: set[str] = set()
 
     def observe(
         self, sample: GpuSample, verdict: Callable[[Gpu], Verdict], call: str = ""
-    ) -> list[Observation | Gone]:
-        """``verdict`` of each GPU that answered; unknown for every other; gone for the replaced.
+    ) -> list[Observation]:
+        """``verdict`` of each GPU that answered; unknown for every other.
 
         A GPU that does not support ``call`` while its siblings do is degraded.
         """
@@ -166,29 +163,26 @@ class PerGpu:
             for having in (lacks(sample, gpu, call) if call else 0,)
         }
         if self._brief and sample.trouble is not None:
-            silent = ["", *sorted(self._was_ill & self._reported)]
+            silent = ["", *sorted(self._was_ill)]
         else:
             silent = list(self._sources.gpus.remembered().values())
         for component in silent:
             known.setdefault(component, _silent(sample))
         return self.report(known)
 
-    def report(self, verdicts: dict[str, Verdict]) -> list[Observation | Gone]:
-        """``verdicts`` by component, and Gone for components that had one before and lost it."""
+    def report(self, verdicts: dict[str, Verdict]) -> list[Observation]:
+        """``verdicts`` by component."""
         if self._brief:
             verdicts = self._shorten(verdicts)
-        evidence: list[Observation | Gone] = [
+        return [
             Observation(self._check, component, status, reason, message)
             for component, (status, reason, message) in verdicts.items()
         ]
-        evidence += [Gone(self._check, name) for name in sorted(self._reported - verdicts.keys())]
-        self._reported = frozenset(verdicts)
-        return evidence
 
     def _shorten(self, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
         gpus = {name: verdict for name, verdict in verdicts.items() if name}
         well = {name: text for name, (status, _, text) in gpus.items() if status is Status.OK}
-        self._was_ill |= gpus.keys() - well.keys()
+        self._was_ill = self._was_ill & gpus.keys() | gpus.keys() - well.keys()
         told = {
             name: verdict
             for name, verdict in verdicts.items()

@@ -169,7 +169,6 @@ SPEC = CheckSpec(
     cost="no cost beside gpu-inventory; while NVML hangs 12 us for each thread of the machine",
     blind_to="a driver that hangs for one GPU alone, where NVML still answers; programs in another "
     "PID namespace, without hostPID; where a thread waits, without root",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuDriver(sources, **options),
     options=(

@@ -117,7 +117,6 @@ SPEC = CheckSpec(
     cost=gpu_common.COST,
     blind_to="GPUs without ECC; which job it hit; errors counted before the agent's first look "
     "are shown but not dated",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuEcc(sources),
 )

@@ -71,7 +71,6 @@ SPEC = CheckSpec(
     cost="no cost beside gpu-inventory; one call",
     blind_to="events from before the NVML worker started; the driver's words; with the check xid "
     "off it tells every Xid; comes one or two minutes late",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuEvents(sources),
 )

@@ -157,7 +157,6 @@ SPEC = CheckSpec(
     cost=gpu_common.COST_SELDOM,
     blind_to="GPUs before Hopper and those that are to have no fabric: off there; the switches "
     "themselves; the last minutes",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuFabric(sources, options["boot_grace"]),
     options=(

@@ -102,7 +102,6 @@ SPEC = CheckSpec(
     cost="0.1 ms of CPU every 60 s; while it does not run 12 us for each process",
     blind_to="a manager that runs and does not work (gpu-fabric, on Hopper and later); without "
     "expected: nodes whose NVSwitches are not on their own PCI bus",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: FabricManagerCheck(
         sources, options["boot_grace"], expected=options["expected"]

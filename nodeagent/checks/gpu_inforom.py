@@ -29,7 +29,6 @@ SPEC = CheckSpec(
     source="NVML, nvmlDeviceValidateInforom",
     cost="one call for each GPU at the start and once a day",
     blind_to="damage within the day, unless another call says so (gpu-inventory)",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: EachGpu("gpu-inforom", sources, "inforom", judge),
 )

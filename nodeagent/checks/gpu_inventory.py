@@ -7,7 +7,7 @@ NVML that does not answer is no evidence, and leaves its GPUs unknown.
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.checks.gpu_common import Verdict
-from nodeagent.model import Clearing, Gone, Status
+from nodeagent.model import Clearing, Status
 from nodeagent.sources import Sources, nvidia_driver
 from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, NvmlTrouble, TroubleKind
 
@@ -33,10 +33,8 @@ class GpuInventory(gpu_common.GpuCheck):
         replaced = self._learn(sample)
         verdicts = {"": self._node(sample)} | self._gpus(sample)
         verdicts = {name: self._marked(verdict) for name, verdict in verdicts.items()}
-        observed = self._per_gpu.report(verdicts)
-        gone = {each.component for each in observed if isinstance(each, Gone)}
-        missed = [Gone(SPEC.name, uuid) for uuid in replaced if uuid not in gone]
-        return [*(Clearing(uuid, how="replaced") for uuid in replaced), *missed, *observed]
+        clearings = [Clearing(uuid, how="replaced") for uuid in replaced]
+        return [*clearings, *self._per_gpu.report(verdicts)]
 
     def _marked(self, verdict: Verdict) -> Verdict:
         """A fault that is seen while a person works on the GPUs, or has just done so, is unknown.
@@ -223,7 +221,6 @@ SPEC = CheckSpec(
     source="NVML, sysfs (PCI), the GPUs of earlier looks, expect.gpus",
     cost=gpu_common.COST,
     blind_to="without expect.gpus: a GPU that was gone before the agent first looked",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuInventory(
         sources, options["boot_grace"], options["quiesce_grace"]

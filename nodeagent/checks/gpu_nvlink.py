@@ -138,7 +138,6 @@ SPEC = CheckSpec(
     cost="no cost beside gpu-inventory; some 20 calls for each GPU every 5 minutes",
     blind_to="which end of a link is sick; a link that was down before the agent started, where "
     "the other GPUs have no more; the last minutes",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuNvlink(
         sources, options["errors_per_hour"], options["bit_error_exponent"]

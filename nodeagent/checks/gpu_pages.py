@@ -44,7 +44,6 @@ SPEC = CheckSpec(
     cost=gpu_common.COST_SELDOM,
     blind_to="GPUs from Ampere on, which remap rows instead (gpu-rows): off there; the last "
     "minutes",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: EachGpu("gpu-pages", sources, "pages", judge),
 )

@@ -196,7 +196,6 @@ SPEC = CheckSpec(
     cost="0.1 ms of CPU every 60 s for a GPU",
     blind_to="without width: a link that was narrow before the agent started, where the other "
     "GPUs' are too; the speed of GPUs that are never at work",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuPcie(
         sources, options["width"], options["replays_per_minute"], status_of(options["siblings"])

@@ -94,7 +94,6 @@ SPEC = CheckSpec(
     source="NVML field 230 (GPU recovery action); the driver's loading, in the kernel log",
     cost=gpu_common.COST,
     blind_to="drivers before R565, which do not say it: off there; a reset done while no agent ran",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuRecovery(sources),
 )

@@ -39,7 +39,6 @@ SPEC = CheckSpec(
     source="NVML, nvmlDeviceGetRemappedRows, nvmlDeviceGetRowRemapperHistogram",
     cost=gpu_common.COST,
     blind_to="GPUs before Ampere, which retire pages instead (gpu-pages)",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: EachGpu("gpu-rows", sources, "rows", judge, brief=False),
 )

@@ -120,7 +120,6 @@ SPEC = CheckSpec(
     "nvmlDeviceGetMigMode, nvmlDeviceGetComputeMode, nvmlDeviceGetGridLicensableFeatures",
     cost=gpu_common.COST_SELDOM,
     blind_to="a setting that is wrong on all GPUs of the node",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuSettings(sources, status_of(options["siblings"])),
     options=(option("a GPU with a power limit or persistence mode"),),

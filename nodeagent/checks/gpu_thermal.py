@@ -68,7 +68,6 @@ SPEC = CheckSpec(
     "nvmlDeviceGetTemperatureThreshold; fields 82 (memory) and 186 (power)",
     cost="no cost beside gpu-inventory; two calls for each GPU, four every 5 minutes",
     blind_to="heat between two looks; a slowdown that NVML names no temperature for",
-    interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuThermal(sources, options["margin"]),
     options=(

@@ -23,7 +23,7 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
-from nodeagent.checks.disk_common import ReportedComponents, hung
+from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
@@ -139,7 +139,6 @@ class Infiniband:
         self._active: set[str] = set()
         self._rates: dict[str, float] = {}
         self._counters: dict[str, CounterIncreases] = {}
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         try:
@@ -151,10 +150,9 @@ class Infiniband:
             ports, [self._verdict(place, port) for place, port in ports.items()]
         )
         report += self._missing(places)
-        gone = self._spoken_of.gone(NAME, report)
-        for entry in gone:
-            self._forget(entry.component)
-        return [*report, *gone] if report or gone else Off("no InfiniBand or RoCE device")
+        for name in self._known.keys() - {verdict.component for verdict in report}:
+            self._forget(name)
+        return report or Off("no InfiniBand or RoCE device")
 
     def _watches(self, place: Place) -> bool:
         if self._devices:
@@ -275,7 +273,6 @@ SPEC = CheckSpec(
     blind_to="the fabric beyond the port; virtual functions; counters that have reached their end, "
     "as those of old adapters do at 65,535",
     interval=30.0,
-    deadline=20.0,
     build=lambda sources, options: Infiniband(
         sources.machine, sources.disk, options, sources.measurements
     ),

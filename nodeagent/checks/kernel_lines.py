@@ -173,7 +173,7 @@ class BuildLines:
     watches: bool = False
 
     def __call__(self, sources: Sources, options: Mapping[str, Any]) -> KernelLines:
-        watch = Watch(sources.machine, options) if self.watches else None
+        watch = Watch(sources.mounts, options) if self.watches else None
         return KernelLines(self.name, self.rows, NodePlaces(sources, watch))
 
 

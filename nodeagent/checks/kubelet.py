@@ -80,7 +80,6 @@ SPEC = CheckSpec(
     cost="1 ms of CPU every 60 s",
     blind_to="whether the API server hears of it (the Node's Ready condition tells); after a "
     "restart of the agent, without expected: a kubelet that was down before and left no socket",
-    interval=60.0,
     deadline=10.0,
     build=lambda sources, options: KubeletCheck(
         sources.machine, parse_url(options["url"]), expected=options["expected"]

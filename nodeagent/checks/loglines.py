@@ -6,8 +6,8 @@ from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.kmsg import SOURCE, Record
 
 LONGEST_MESSAGE = 512
-#: A detail is a name, a number or an address.
-LONGEST_DETAIL = 128
+#: A detail is a name, a number, an address, or a GPU's registers.
+LONGEST_DETAIL = 256
 
 
 def text(raw: bytes) -> str:

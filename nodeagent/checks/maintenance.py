@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.cloud_events import (
@@ -43,7 +42,6 @@ class Maintenance:
     def __init__(self, service: Service | None) -> None:
         self._service = service
         self._last: list[Observation] = []
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         if self._service is None:
@@ -53,7 +51,7 @@ class Maintenance:
         except ServiceError as error:
             unknown = Observation(NAME, "", Status.UNKNOWN, error.reason, str(error))
             return [unknown, *self._last[1:]]
-        return [*self._last, *self._spoken_of.gone(NAME, self._last)]
+        return self._last
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> Maintenance:

@@ -66,7 +66,6 @@ SPEC = CheckSpec(
     cost="0.2 ms of CPU every 60 s",
     blind_to="the limits of single pods and jobs; one NUMA node that is full beside empty ones; "
     "stalls where the kernel does not measure them",
-    interval=60.0,
     deadline=5.0,
     build=lambda sources, options: MemoryCheck(sources.machine, sources.measurements, options),
     options=(

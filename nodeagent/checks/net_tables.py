@@ -9,7 +9,6 @@ net.netfilter.nf_conntrack_max).
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
@@ -45,15 +44,13 @@ class NetTables:
         self._machine = machine
         self._limits = limits
         self._refused = CounterIncreases(_WINDOW)
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         tables = self._tables()
         now = self._machine.clock.boottime()
         refused = self._refused.add(now, {name: t.refused for name, t in tables.items()})
         report = [judge(n, table, refused[n], self._limits) for n, table in tables.items()]
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no table of the host's network")
+        return report or Off("no table of the host's network")
 
     def _tables(self) -> dict[str, NetTable]:
         found = {
@@ -71,7 +68,6 @@ SPEC = CheckSpec(
     cost="0.3 ms of CPU every 60 s",
     blind_to="which pod fills it; that permanent neighbours do not count against the limit; the "
     "connection tables of pods' own namespaces",
-    interval=60.0,
     deadline=5.0,
     build=lambda sources, options: NetTables(sources.machine, TableLimits(**options)),
     options=(

@@ -16,7 +16,7 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
-from nodeagent.checks.disk_common import ReportedComponents, hung
+from nodeagent.checks.disk_common import hung
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
@@ -126,7 +126,6 @@ class NicHealth:
         self._limits = NicLimits(**{name: options[name] for name in NicLimits.__slots__})
         self._ports: dict[str, _Port] = {}
         self._counters: dict[str, CounterIncreases] = {}
-        self._spoken_of = ReportedComponents()
         self._sibling_status = status_of(options["siblings"])
         self._kinds = PciKinds(machine)
         self._siblings = SiblingWatch()
@@ -139,11 +138,10 @@ class NicHealth:
         await self._ask_speeds([link for link in links if link.carrier])
         slower = self._slower(links)
         report = [self._verdict(link, slower.get(link.name, 0.0)) for link in links]
-        gone = self._spoken_of.gone(NAME, report)
-        for entry in gone:
-            self._ports.pop(entry.component, None)
-            self._counters.pop(entry.component, None)
-        return [*report, *gone] if report or gone else Off("no physical network interface")
+        there = {link.name for link in links}
+        self._ports = {name: port for name, port in self._ports.items() if name in there}
+        self._counters = {name: each for name, each in self._counters.items() if name in there}
+        return report or Off("no physical network interface")
 
     async def _ask_speeds(self, links: Sequence[Link]) -> None:
         """Ask the speeds of those that have a new link, once in a while, and while one hangs."""
@@ -220,8 +218,6 @@ SPEC = CheckSpec(
     cost="0.2 ms of CPU every 60 s for a port; 12 ms every 10 minutes, and after a new link",
     blind_to="packets that a switch drops; errors that the driver does not count; without speeds: "
     "a port that was slow before the agent started and has no two siblings",
-    interval=60.0,
-    deadline=20.0,
     build=lambda sources, options: NicHealth(sources.machine, sources.disk, options),
     options=(
         Option("interfaces", Kind.TEXTS, (), "the interfaces to watch; empty: every physical one"),

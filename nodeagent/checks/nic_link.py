@@ -15,7 +15,6 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
@@ -64,17 +63,15 @@ class NicLink:
         self._flaps: int = options["flaps"]
         self._losses: dict[str, CounterIncrease] = {}
         self._seen_up: set[str] = set()
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         try:
             report = self._named() if self._interfaces else self._physical()
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
-        gone = self._spoken_of.gone(NAME, report)
-        for entry in gone:
-            self._losses.pop(entry.component, None)
-        return [*report, *gone] if report or gone else Off("no physical network interface")
+        there = {verdict.component for verdict in report}
+        self._losses = {name: rise for name, rise in self._losses.items() if name in there}
+        return report or Off("no physical network interface")
 
     def _named(self) -> list[Observation]:
         return [self._look_at(name) for name in self._interfaces]

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 
 from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -99,7 +98,6 @@ class Optics:
         self._sources = sources
         #: Ports whose module has no readings, by the count of their carriers.
         self._without: dict[str, int | None] = {}
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         machine, put, report = self._sources.machine, self._sources.measurements.put, []
@@ -116,8 +114,7 @@ class Optics:
                     put(f"optics-{what}", name, value, at=at, model=part)
             elif isinstance(answer, Page | ProbeRefused):
                 self._without[name] = carriers[name]
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no transceiver with readings")
+        return report or Off("no transceiver with readings")
 
 
 SPEC = CheckSpec(
@@ -128,6 +125,5 @@ SPEC = CheckSpec(
     blind_to="transceivers of ports without a network interface; kernels before 5.13; an agent "
     "without CAP_NET_ADMIN",
     interval=120.0,
-    deadline=20.0,
     build=lambda sources, _: Optics(sources),
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.siblings import Levels, SiblingWatch, option, status_of
-from nodeagent.model import Gone, Observation, Status
+from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pci_kind import PciKinds, pci_address
 from nodeagent.sources.pcie_link import PcieLink, read_link
@@ -51,9 +51,8 @@ class PcieLinks:
         names = self._devices()
         links = {each: read_link(self._machine, each) for each in sorted(names)}
         links = {each: link for each, link in links.items() if link.width is not None}
-        gone = [Gone(NAME, each) for each in sorted(self._shown - links.keys())]
         self._shown &= links.keys()
-        if not links and not gone:
+        if not links:
             return Off("no network adapter or NVMe drive on PCIe")
         if self._status is Status.OK:
             return Off("off by configuration (siblings)")
@@ -82,7 +81,7 @@ class PcieLinks:
         ]
         self._shown |= bad
         text = f"{len(links) - len(bad)} of {len(links)} links are like those of their kind"
-        return [Observation(NAME, "", Status.OK, "", text), *worse, *well, *gone]
+        return [Observation(NAME, "", Status.OK, "", text), *worse, *well]
 
     def _devices(self) -> dict[str, set[str]]:
         """The names of each device's interfaces by its address, without virtual functions."""
@@ -114,7 +113,6 @@ SPEC = CheckSpec(
     cost="2 ms of CPU every 5 minutes for 20 devices",
     blind_to="devices without two siblings of their kind; kinds of which more than a third are bad",
     interval=300.0,
-    deadline=20.0,
     build=lambda sources, options: PcieLinks(
         sources.machine, status_of(options["siblings"]), options["exclude"]
     ),

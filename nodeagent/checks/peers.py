@@ -8,7 +8,6 @@ may drop echoes). The component is the peer's address.
 import asyncio
 
 from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources.gateway import echo
 from nodeagent.sources.host import HostRoots
@@ -37,14 +36,12 @@ class PeerCheck:
         self._machine = machine
         self._peers = peers
         self._answered: set[str] = set()
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         addresses = self._peers.addresses
         self._answered &= set(addresses)
         report = await asyncio.gather(*(self._ask(address) for address in addresses))
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("the aggregator names no peers")
+        return report or Off("the aggregator names no peers")
 
     async def _ask(self, address: str) -> Observation:
         seconds, trouble = None, ""

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.configfile.units import host_port, socket_path
 from nodeagent.model import Observation, Status
 from nodeagent.sources.pod_network import NoProber, ProberError, ProberReply, ask
@@ -43,7 +42,6 @@ class PodNetwork:
         self._targets = targets
         self._seen = False
         self._last: list[Observation] = []
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         try:
@@ -57,7 +55,7 @@ class PodNetwork:
             return self._unknown(error.reason, str(error))
         self._seen = True
         self._last = judge(answers)
-        return [*self._last, *self._spoken_of.gone(NAME, self._last)]
+        return self._last
 
     def _unknown(self, reason: str, message: str) -> list[Observation]:
         """A prober in trouble says nothing of the network, so its earlier results stay."""
@@ -86,8 +84,6 @@ SPEC = CheckSpec(
     cost="no cost without a prober; 1 ms of CPU every 60 s with one, which itself takes 12 ms for "
     "each name",
     blind_to="other pods' network policies: the prober is one pod with its own",
-    interval=60.0,
-    deadline=20.0,
     build=lambda sources, options: PodNetwork(
         sources.machine.host(options["socket"]), options["names"], options["targets"]
     ),

@@ -48,7 +48,6 @@ SPEC = CheckSpec(
     source="/proc/pressure/cpu and io",
     cost="0.2 ms of CPU every 60 s",
     blind_to="which tasks wait, and which cause the load; which disk",
-    interval=60.0,
     deadline=5.0,
     build=lambda sources, options: PressureCheck(sources.machine, options),
     options=(

@@ -77,8 +77,6 @@ SPEC = CheckSpec(
     blind_to="threads beside a process's first (the kernel's hung task lines tell of them); above "
     "500 processes a round takes several looks, at 10,000 twenty minutes; another PID namespace's "
     "processes, without hostPID",
-    interval=60.0,
-    deadline=20.0,
     build=lambda sources, options: ProcessesCheck(sources.machine, options),
     options=(
         Option("zombies", Kind.INTEGER, 500, "this many are degraded", _positive),

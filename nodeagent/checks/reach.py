@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.configfile.units import host_port
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
@@ -119,15 +118,13 @@ class Reach:
         self._answered: dict[str, str] = {}  # component -> the gateway that answered
         self._unanswered: dict[str, int] = {}  # component -> looks, while it never has
         self._trusted: dict[str, int] = {}  # component -> looks for which it need not be asked of
-        self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
         gateways, targets = await asyncio.gather(
             self._gateways(), asyncio.gather(*(self._target(t) for t in self._targets))
         )
         report = [*gateways, *targets]
-        gone = self._spoken_of.gone(NAME, report)
-        return [*report, *gone] if report or gone else Off("no gateway and no targets")
+        return report or Off("no gateway and no targets")
 
     async def _gateways(self) -> list[Observation]:
         try:
@@ -249,7 +246,6 @@ SPEC = CheckSpec(
     "for up to two minutes, the loss of one that drops echoes; faults of a TCP service after it "
     "took the connection; TLS",
     interval=30.0,
-    deadline=20.0,
     build=lambda sources, options: Reach(
         sources.machine,
         Resolver(sources.machine.clock),

@@ -97,7 +97,6 @@ SPEC = CheckSpec(
     cost="0.2 ms of CPU every 60 s in the first hour after a boot, no cost later",
     blind_to="a crash that left no record (power, a watchdog, no pstore and no kdump); the "
     "origin of an orderly reboot",
-    interval=60.0,
     deadline=10.0,
     build=lambda sources, options: RebootCheck(sources.machine, recent=options["recent"]),
     options=(Option("recent", Kind.DURATION, 3600.0, "how long after a boot it is told"),),

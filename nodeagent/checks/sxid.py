@@ -15,9 +15,10 @@ import re
 from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.loglines import sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.gpus import GpuMap, normalise
-from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
+from nodeagent.sources.kmsg import Record, is_packet_log
 
 NAME = "sxid"
 
@@ -50,8 +51,6 @@ _REPEATED_WITHIN = 5.0
 #: SXids that are remembered for the severity that follows: those of a burst on all switches.
 _MOST_REMEMBERED = 64
 
-_LONGEST_MESSAGE = 512
-
 
 class SxidCheck:
     """Reads records as they come. ``foreign`` and ``packets`` count the refused, as for Xid."""
@@ -69,17 +68,15 @@ class SxidCheck:
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The SXid of this record, if any. Raises no exception, whatever the record."""
-        text = record.text
-        if not text.startswith(_PREFIX):
-            return ()
-        line = _SXID.match(text)
+        raw = record.text
+        line = _SXID.match(raw)
         if line is None:
             return ()
-        rest = text[line.end() :]
+        rest = raw[line.end() :]
         stated = _SEVERITY.match(rest)
         if stated is None and _REPEAT.match(rest):
             return ()
-        address = self._own(text, line[1])
+        address = self._own(raw, line[1])
         if address is None:
             return ()
         number = int(line[2])  # printed with leading zeros
@@ -92,25 +89,18 @@ class SxidCheck:
             if severity != "unstated":
                 self._remember(address, number, record.at)
         return (
-            FaultSighting(
-                code=f"sxid:{number}:{severity}",
+            sighting(
+                record,
                 check=NAME,
-                component="",
-                message=(
-                    f"SXid {number} ({severity}) on NVSwitch {address}: "
-                    f"{rest.decode('ascii', 'backslashreplace').strip()}"
-                )[:_LONGEST_MESSAGE],
-                source=SOURCE,
-                source_seq=record.seq,
-                at=record.at,
+                code=f"sxid:{number}:{severity}",
+                message=f"SXid {number} ({severity}) on NVSwitch {address}: {text(rest)}",
                 cleared_by=ClearedBy.REBOOT if severity == "fatal" else ClearedBy.EXPIRY,
-                historical=record.historical,
                 details=_details(number, severity, address, rest),
             ),
         )
 
-    def _own(self, text: bytes, raw_address: bytes) -> str | None:
-        if is_packet_log(text):
+    def _own(self, line: bytes, raw_address: bytes) -> str | None:
+        if is_packet_log(line):
             self.packets += 1
             return None
         address = normalise(raw_address.decode("ascii"))

@@ -8,14 +8,15 @@ option gets a facility 0 record with his text in it, but only behind the kernel'
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.loglines import sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap, normalise
-from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
+from nodeagent.sources.kmsg import Record, is_packet_log
 
 NAME = "xid"
 OFF_BUS = "gpu-off-bus"
@@ -83,8 +84,6 @@ _NVLINK = re.compile(
 # On Xid 45, by newer drivers: which fault it follows from.
 _CAUSE = re.compile(rb"caused by previous Xid (\d{1,5})\b")
 
-_LONGEST_MESSAGE = 512
-
 
 class XidCheck:
     """Reads records as they come. The driver's log gets its loads and its messages of each GPU.
@@ -105,19 +104,19 @@ class XidCheck:
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The Xid of this record, if any. Raises no exception, whatever the record."""
-        text = record.text
-        if not text.startswith(_PREFIX):
+        raw = record.text
+        if not raw.startswith(_PREFIX):
             return ()
-        line = _XID.match(text)
+        line = _XID.match(raw)
         if line is not None:
             return self._xid(record, line)
-        lost = _OFF_BUS.match(text)
+        lost = _OFF_BUS.match(raw)
         if lost is not None:
             return self._off_bus(record, lost[1] or lost[2])
-        named = _GPU_AT.match(text)
+        named = _GPU_AT.match(raw)
         if named is not None:
             self._learn(named[1], named[2])
-        elif text.startswith(_LOADED) and not (record.historical or is_packet_log(text)):
+        elif raw.startswith(_LOADED) and not (record.historical or is_packet_log(raw)):
             self._log.loaded(record.at)
         return ()
 
@@ -145,38 +144,36 @@ class XidCheck:
         rest = record.text[line.end() :]
         details, cleared_by = _details(code, rest)
         if line[2]:
-            details["mig"] = _text(line[2])
-        return (
-            FaultSighting(
-                code=f"xid:{code}",
-                check=NAME,
-                component=self._gpus.component(address),
-                message=f"Xid {code} on {address}: {_text(rest)}"[:_LONGEST_MESSAGE],
-                source=SOURCE,
-                source_seq=record.seq,
-                at=record.at,
-                cleared_by=cleared_by,
-                historical=record.historical,
-                details={"pci": address, **details},
-            ),
-        )
+            details["mig"] = text(line[2])
+        message = f"Xid {code} on {address}: {text(rest)}"
+        return self._sighting(record, f"xid:{code}", address, message, cleared_by, details)
 
     def _off_bus(self, record: Record, raw_address: bytes) -> Sequence[FaultSighting]:
         address = None if self._is_packet(record.text) else self._own(raw_address)
         if address is None:
             return ()
+        message = f"GPU {address} has fallen off the bus, says the driver without an Xid"
+        details = {"text": text(record.text)}
+        return self._sighting(record, OFF_BUS, address, message, ClearedBy.REBOOT, details)
+
+    def _sighting(
+        self,
+        record: Record,
+        code: str,
+        address: str,
+        message: str,
+        cleared_by: ClearedBy,
+        details: Mapping[str, str],
+    ) -> Sequence[FaultSighting]:
         return (
-            FaultSighting(
-                code=OFF_BUS,
+            sighting(
+                record,
                 check=NAME,
+                code=code,
                 component=self._gpus.component(address),
-                message=f"GPU {address} has fallen off the bus, says the driver without an Xid",
-                source=SOURCE,
-                source_seq=record.seq,
-                at=record.at,
-                cleared_by=ClearedBy.REBOOT,
-                historical=record.historical,
-                details={"pci": address, "text": _text(record.text)[:_LONGEST_MESSAGE]},
+                message=message,
+                cleared_by=cleared_by,
+                details={"pci": address, **details},
             ),
         )
 
@@ -192,7 +189,7 @@ def _details(code: int, rest: bytes) -> tuple[dict[str, str], ClearedBy]:
     details = _process(rest)
     if code == xid_codes.RECOVERY_ACTION:
         changed = _VERDICT.search(rest)
-        word = xid_codes.verdict(int(changed[1], 16), _text(changed[2])) if changed else "unknown"
+        word = xid_codes.verdict(int(changed[1], 16), text(changed[2])) if changed else "unknown"
         details["verdict"] = word
         return details, xid_codes.cleared_by_verdict(word)
     if code in xid_codes.NVLINK5:
@@ -213,11 +210,11 @@ def _process(rest: bytes) -> dict[str, str]:
     details = {}
     pid = _PID.match(rest)
     if pid is not None:
-        details["pid"] = _text(pid[1] or pid[2] or b"")
+        details["pid"] = text(pid[1] or pid[2] or b"")
         rest = rest[pid.end() :]
     name = _PROCESS_NAME.match(rest)
     if name is not None:
-        details["name"] = _text(name[1] or name[2] or b"")
+        details["name"] = text(name[1] or name[2] or b"")
     return {key: value for key, value in details.items() if value and value != "<unknown>"}
 
 
@@ -234,9 +231,9 @@ def _nvlink5(rest: bytes) -> dict[str, str]:
     if not lines:
         return {}
     line = lines[-1]
-    registers = [_text(each) for each in _REGISTER.findall(line[5] or b"")][:12]
+    registers = [text(each) for each in _REGISTER.findall(line[5] or b"")][:12]
     details = {
-        "unit": _text(line[1]),
+        "unit": text(line[1]),
         "severity": "fatal" if line[2].lower() == b"fatal" else "non-fatal",
     }
     if line[4] is not None:
@@ -250,12 +247,7 @@ def _nvlink5(rest: bytes) -> dict[str, str]:
 
 
 def _registers(raw: bytes) -> str:
-    return " ".join(_text(raw).replace(",", " ").split())
-
-
-def _text(raw: bytes) -> str:
-    """The text for people, exactly as the kernel gave it, escapes included."""
-    return raw.decode("ascii", "backslashreplace").strip()
+    return " ".join(text(raw).replace(",", " ").split())
 
 
 SPEC = CheckSpec(

@@ -9,6 +9,7 @@ from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements
+from nodeagent.sources.mountinfo import MountTable
 from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.peers import Peers
@@ -27,6 +28,7 @@ class Sources:
     machine: HostRoots
     nvml: Nvml
     disk: DiskProbe
+    mounts: MountTable
     gpus: GpuMap
     driver: DriverVersion
     expected_gpus: int | None = None

@@ -172,16 +172,8 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
-class MigMode:
-    """Whether MIG is enabled, and whether it is to be after the next reset of the GPU."""
-
-    enabled: bool
-    pending: bool
-
-
-@dataclass(frozen=True, slots=True)
-class EccMode:
-    """The same of the memory's error correction."""
+class Mode:
+    """Whether a mode is enabled, and whether it is to be after the next reset of the GPU."""
 
     enabled: bool
     pending: bool
@@ -235,8 +227,8 @@ class Gpu:
     links: NvLinks | None = None
     fabric: Fabric | None = None
     inforom: int | None = None
-    mig: MigMode | None = None
-    ecc_mode: EccMode | None = None
+    mig: Mode | None = None
+    ecc_mode: Mode | None = None
     compute_mode: int | None = None
     licensed: bool | None = None
     vbios: str = ""
@@ -283,11 +275,18 @@ class GpuSample:
     cc_ready: bool | None = None
 
 
+#: Values that the worker's JSON has as they are.
+_AS_READ = (
+    *("recovery_action", "clocks", "sm_clock", "load", "replays", "inforom", "temperature"),
+    *("memory_temperature", "margin", "compute_mode", "licensed"),
+)
+
+
 def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
     """One GPU from the worker's JSON (``nvml_sampler`` writes it; both ship together)."""
     get = message.get
     ecc, rows, reserve, pages = get("ecc"), get("rows"), get("reserve"), get("pages")
-    links, fabric, mig, ecc_mode = get("links"), get("fabric"), get("mig"), get("ecc_mode")
+    links, fabric = get("links"), get("fabric")
     return Gpu(
         index=message["index"],
         uuid=message["uuid"],
@@ -297,31 +296,25 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
         rows=None
         if rows is None
         else RemappedRows(rows[0], rows[1], pending=bool(rows[2]), failure=bool(rows[3])),
-        recovery_action=get("recovery_action"),
-        clocks=get("clocks"),
-        sm_clock=get("sm_clock"),
-        load=get("load"),
-        replays=get("replays"),
         reserve=None if reserve is None else RowReserve(*reserve),
         pages=None if pages is None else RetiredPages(pages[0], pages[1], pages[2], bool(pages[3])),
         sram_threshold_exceeded=get("sram"),
         links=None if links is None else _links_from_wire(links),
         fabric=None if fabric is None else Fabric(**fabric),
-        inforom=get("inforom"),
-        temperature=get("temperature"),
-        memory_temperature=get("memory_temperature"),
-        margin=get("margin"),
         power=_watts(get("power")),
         limits=_limits_from_wire(get("limits")),
         c2c=tuple(map(bool, get("c2c") or ())),
-        mig=None if mig is None else MigMode(enabled=mig[0] == 1, pending=mig[1] == 1),
-        ecc_mode=None if ecc_mode is None else EccMode(ecc_mode[0] == 1, ecc_mode[1] == 1),
-        compute_mode=get("compute_mode"),
-        licensed=get("licensed"),
+        mig=_mode(get("mig")),
+        ecc_mode=_mode(get("ecc_mode")),
         vbios=(get("vbios") or "")[:64],
         pids=None if get("pids") is None else tuple(map(int, message["pids"])),
         errors=message["errors"],
+        **{name: get(name) for name in _AS_READ},
     )
+
+
+def _mode(modes: Sequence[int] | None) -> Mode | None:
+    return None if modes is None else Mode(modes[0] == 1, modes[1] == 1)
 
 
 def _limits_from_wire(limits: Sequence[int | None] | None) -> GpuLimits:

@@ -278,37 +278,41 @@ def find(mounts: Iterable[Mount], path: str) -> Mount | None:
 
 
 class MountTable:
-    """The table of this process, seen as the host's. Parsed again only when its text differs.
+    """The table of this process, seen as the host's: one for all checks.
 
-    ``named`` are mount points of the host at which any filesystem counts.
-
-    Reading it touches no device. Raises OSError when ``/proc`` is not there.
+    It is parsed again only when its text differs. Reading it touches no device.
     """
 
-    def __init__(self, machine: HostRoots, named: Iterable[str] = ()) -> None:
+    def __init__(self, machine: HostRoots) -> None:
         self._path = f"{machine.proc}/self/mountinfo"
         self._sys = machine.sys
         self._root = str(machine.root)
         self._below = "" if self._root == "/" else self._root
-        self._named = frozenset(_escaped(self._below + point.rstrip("/") or "/") for point in named)
         self._raw = b""
-        self._mounts: tuple[Mount, ...] = ()
+        self._mounts: dict[tuple[str, ...], tuple[Mount, ...]] = {}
 
-    def read(self) -> tuple[Mount, ...]:
+    def read(self, named: tuple[str, ...] = ()) -> tuple[Mount, ...]:
+        """The mounts, and those at the points ``named``, at which any filesystem counts.
+
+        The same object while the table stays the same. Raises OSError without ``/proc``.
+        """
         raw = read_whole(self._path)
         if raw != self._raw:
-            mounts = under(worth_parsing(raw, self._named), self._root)
-            self._mounts = tuple(each for each in mounts if not self._is_foreign(each))
-            self._raw = raw
-        return self._mounts
+            self._raw, self._mounts = raw, {}
+        if named not in self._mounts:
+            points = {_escaped(self._below + point.rstrip("/") or "/") for point in named}
+            mounts = under(worth_parsing(raw, points), self._root)
+            kept = (each for each in mounts if not self._is_foreign(each, points))
+            self._mounts[named] = tuple(kept)
+        return self._mounts[named]
 
-    def _is_foreign(self, mount: Mount) -> bool:
+    def _is_foreign(self, mount: Mount, named: Collection[bytes]) -> bool:
         """Whether its block device is a container's snapshot, or a partition of the vendor.
 
         LVM, dm-crypt and multipath give their devices a uuid. Runtimes make thin snapshots without
         one, on a pool that is a device of the same kind.
         """
-        if _escaped(self._below + mount.point) in self._named:
+        if _escaped(self._below + mount.point) in named:
             return False
         folder = self._sys / "dev/block" / mount.device
         if read_small(folder / "dm/uuid") == "":

@@ -1,16 +1,17 @@
 """Machines for the tests of checks: this one, and made-up ones from files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.clock import Clock, SystemClock
-from nodeagent.model import Gone, Observation, Status
+from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.mountinfo import MountTable
 from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 
@@ -31,6 +32,7 @@ def sources(machine: HostRoots, deadline: float = 10.0) -> Sources:
         machine=machine,
         nvml=Nvml(machine=machine),
         disk=DiskProbe(machine=machine, deadline=deadline),
+        mounts=MountTable(machine),
         gpus=GpuMap(machine),
         driver=DriverVersion(machine),
     )
@@ -60,8 +62,3 @@ def observations(report: Report) -> dict[str, Observation]:
 
 def verdicts(report: Report) -> dict[str, tuple[Status, str]]:
     return {name: (o.status, o.reason) for name, o in observations(report).items()}
-
-
-def gone(report: Report) -> Sequence[str]:
-    assert not isinstance(report, Off), report
-    return [entry.component for entry in report if isinstance(entry, Gone)]

@@ -24,7 +24,7 @@ from nodeagent.sources.block_devices import Stacks
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space, Written
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mdraid import Array
-from nodeagent.sources.mountinfo import Mount, parse
+from nodeagent.sources.mountinfo import Mount, MountTable, parse
 from nodeagent.sources.nvme import Controller, Health
 from tests.agent.kernel_log import HandClock, record
 from tests.agent.line_checks import faults, line_check
@@ -161,7 +161,9 @@ def test_only_what_fails_of_a_remote_filesystem_becomes_degraded() -> None:
     ):
         assert disk_space.judge(DISK, result, limits()).status is here
         assert disk_space.judge(HOME, result, limits()).status is there
-    unknown = disk_space.refused(HOME, ProbeRefused(errno.EACCES, "statvfs"))
+    unknown = disk_common.without_space(
+        "disk-space", HOME.name, ProbeRefused(errno.EACCES, "statvfs")
+    )
     assert disk_space.of_mount(HOME, unknown) == unknown
 
 
@@ -176,7 +178,7 @@ def test_only_what_fails_of_a_remote_filesystem_becomes_degraded() -> None:
     ],
 )
 def test_each_refusal_by_its_errno(number: int, verdict: tuple[Status, str]) -> None:
-    found = disk_space.refused(DISK, ProbeRefused(number, "statvfs"))
+    found = disk_common.without_space("disk-space", DISK.name, ProbeRefused(number, "statvfs"))
     assert (found.component, found.status, found.reason) == ("/data", *verdict)
     assert found.message == str(ProbeRefused(number, "statvfs"))
 
@@ -629,7 +631,7 @@ def test_a_storm_of_a_disk_s_lines_reads_the_mount_table_once_in_ten_seconds(
     clock = HandClock(1000.0)
     machine = made_up(tmp_path, clock)
     (tmp_path / "proc/self/mountinfo").write_text(f"1 0 8:1 / {tmp_path} rw - ext4 /dev/sda rw\n")
-    watched = disk_common.Watch(machine, options(SPECS["disk-io"]))
+    watched = disk_common.Watch(MountTable(machine), options(SPECS["disk-io"]))
     read, reads = watched.mounts, []
 
     def mounts() -> tuple[Mount, ...]:

@@ -248,7 +248,7 @@ def test_long_words_are_cut(check: XidCheck) -> None:
     found = one(check, f"NVRM: Xid (PCI:{GPU}): 13, {'x' * 2_000}")
     assert len(found.message) == 512
     lost = one(check, f"NVRM: GPU {GPU}: GPU has fallen off the bus{'x' * 2_000}")
-    assert len(lost.details["text"]) == 512
+    assert len(lost.details["text"]) == LONGEST_DETAIL
 
 
 # -- sxid -----------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_a_line_in_other_letters_than_the_kernel_s_is_none() -> None:
 
 def test_a_sighting_has_its_record_s_place_and_its_bounds() -> None:
     line = Record(0, 4, 9, 12.5, b" \xff" + b"w" * 600, historical=True)
-    found = sighting(line, check="own", code="own:x", details={"a": "y" * 200, "b": ""})
+    found = sighting(line, check="own", code="own:x", details={"a": "y" * 300, "b": ""})
     assert (found.source, found.source_seq, found.at) == (SOURCE, 9, 12.5)
     assert found.historical
     assert found.message == "\\xff" + "w" * (LONGEST_MESSAGE - 4)

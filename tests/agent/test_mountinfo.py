@@ -192,10 +192,11 @@ def test_at_a_named_point_any_filesystem_counts_that_is_there(
     first = f"1 0 8:1 / {root} rw - ext4 /dev/sda rw\n"
     (tmp_path / "proc/self/mountinfo").write_text(first + line)
     machine = HostRoots(clock=SystemClock(), root=Path(root), proc=tmp_path / "proc")
-    named = MountTable(machine, (point,)).read()
+    table = MountTable(machine)
+    named = table.read((point,))
     assert (point in _points(named)) is counts
-    assert _points(MountTable(machine, (point + "/", "/")).read()) == _points(named)
-    assert _points(MountTable(machine, ("/other",)).read()) == ["/"]
+    assert _points(table.read((point + "/", "/"))) == _points(named)
+    assert _points(table.read(("/other",))) == ["/"]
     assert [each.point for each in watched(named, named=(point,))] == _points(named)
 
 

@@ -15,7 +15,6 @@ from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, Traffic
 from tests.agent.machines import (
     built,
-    gone,
     made_up,
     observations,
     options,
@@ -182,7 +181,6 @@ async def test_ports_that_go_and_half_a_port(tmp_path: Path) -> None:
     (folder / "speed").write_text("\x00\xff")
     assert verdicts(await check.run_check()) == {"eth0": OK}
     folder.rename(tmp_path / "moved-into-a-pod")
-    assert gone(await check.run_check()) == ["eth0"]
     assert isinstance(await check.run_check(), Off)
 
 

@@ -43,7 +43,7 @@ class Hanging(Broken):
 
 
 def broken(name: str, interval: float) -> CheckSpec:
-    return CheckSpec(name, "s", "s", "c", "b", interval, interval, Broken)
+    return CheckSpec(name, "s", "s", "c", "b", Broken, interval, interval)
 
 
 async def check_once(file: Path, *, within: float = 10) -> Findings:
@@ -60,7 +60,7 @@ def with_broken_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_hangs_is_told_within_the_time_however_long_its_own_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs = CheckSpec("hangs", "s", "s", "c", "b", 3600.0, 3600.0, Hanging)
+    hangs = CheckSpec("hangs", "s", "s", "c", "b", Hanging, 3600.0, 3600.0)
     monkeypatch.setattr(registry, "SPECS", (hangs, *registry.SPECS))
     async with asyncio.timeout(PATIENCE):
         found = await check_once(configured(tmp_path), within=1)

@@ -33,7 +33,7 @@ RELEASE = 150
 OFTEN = "".join(
     f'[checks.{spec.name}]\ninterval = "3s"\n'
     for spec in registry.SPECS
-    if spec.interval == gpu_common.INTERVAL and spec.name.startswith("gpu-")
+    if spec.deadline == gpu_common.DEADLINE and spec.name.startswith("gpu-")
 )
 TWO = [gpu(0), gpu(1)]
 REPAIR: dict[str, Any] = {

@@ -14,7 +14,7 @@ from nodeagent.sources.gpu_sample import (
     Fabric,
     Gpu,
     GpuLimits,
-    MigMode,
+    Mode,
     RemappedRows,
     RowReserve,
 )
@@ -43,7 +43,7 @@ _H200 = Gpu(
     replays=0,
     reserve=RowReserve(3072, 0, 0, 0, 0),
     sram_threshold_exceeded=False,
-    mig=MigMode(enabled=False, pending=False),
+    mig=Mode(enabled=False, pending=False),
     temperature=37,
     memory_temperature=38,
     margin=50,
@@ -78,7 +78,7 @@ _GPU = dataclasses.replace(
     replays=3,
     reserve=RowReserve(3071, 1, 0, 0, 0),
     fabric=Fabric(3, 0, 0, 1, "0" * 32, 0),
-    mig=MigMode(enabled=False, pending=True),
+    mig=Mode(enabled=False, pending=True),
 )
 
 

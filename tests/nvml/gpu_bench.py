@@ -6,11 +6,12 @@ from typing import Any, Self, cast
 
 from nodeagent.checks.base import Check, CheckSpec, Off, Report
 from nodeagent.clock import SystemClock
-from nodeagent.model import Clearing, FaultSighting, Gone, Observation, Status
+from nodeagent.model import Clearing, FaultSighting, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.mountinfo import MountTable
 from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 from tests.nvml import FakeGpu, FakeGpus
@@ -56,6 +57,7 @@ class Bench:
             machine=self.machine,
             nvml=self.nvml,
             disk=DiskProbe(machine=self.machine),
+            mounts=MountTable(self.machine),
             gpus=GpuMap(self.machine, remembered or {}),
             driver=DriverVersion(self.machine),
             expected_gpus=expected,
@@ -100,7 +102,6 @@ class Seen:
         }
         self.faults = [each for each in report if isinstance(each, FaultSighting)]
         self.clearings = [each for each in report if isinstance(each, Clearing)]
-        self.gone = [each.component for each in report if isinstance(each, Gone)]
 
     def is_well(self, component: str) -> bool:
         """Whether the GPU is called ok, or is among those that the node's row calls well."""
