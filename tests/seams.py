@@ -44,10 +44,15 @@ def class_named(module: str, name: str) -> ast.ClassDef:
 
 
 def constructor_arguments(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """The name of each class with an `__init__`, and the number of its arguments after self."""
+    """The name of each class with a constructor, its own or by attrs, and the number of its
+    arguments after self.
+    """
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef):
             continue
+        if any(ast.unparse(one).startswith("define(") for one in node.decorator_list):
+            fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+            yield node.name, sum("init=False" not in ast.unparse(one) for one in fields)
         for method in node.body:
             if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                 given = method.args

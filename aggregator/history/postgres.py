@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 import sqlalchemy as sa
+from attrs import define, field
 from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -49,22 +50,16 @@ class Tables(NamedTuple):
 HISTORY = Tables("history", is_ready, prepare)
 
 
+@define(eq=False, slots=False)
 class Postgres:
     """An `Engine` for the database that ``url`` names."""
 
-    def __init__(
-        self,
-        url: URL,
-        credentials: DatabaseCredentials,
-        application: str,
-        tables: Tables = HISTORY,
-    ) -> None:
-        self._url = url
-        self._credentials = credentials
-        self._application = application
-        self._tables = tables
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._engine: AsyncEngine | None = None
+    _url: URL
+    _credentials: DatabaseCredentials
+    _application: str
+    _tables: Tables = HISTORY
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
+    _engine: AsyncEngine | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from attrs import define
 from pydantic_core import PydanticCustomError
 
 from aggregator.configfile.values import duration
@@ -217,24 +218,16 @@ def impossible(code: str, catalogue: Catalogue) -> str:
     return ""
 
 
+@define(eq=False, slots=False)
 class _Reader:
     """Reads one rule, collecting problems instead of stopping at the first."""
 
-    def __init__(
-        self,
-        document: Document,
-        path: Key,
-        entry: Any,
-        catalogue: Catalogue,
-        known: Mapping[str, Rule],
-        problems: list[ConfigProblem],
-    ) -> None:
-        self._document = document
-        self._path = path
-        self._entry = entry
-        self._catalogue = catalogue
-        self._known = known
-        self._problems = problems
+    _document: Document
+    _path: Key
+    _entry: Any
+    _catalogue: Catalogue
+    _known: Mapping[str, Rule]
+    _problems: list[ConfigProblem]
 
     def rule(self) -> Rule | None:
         entry = self._entry

@@ -7,6 +7,7 @@ Scripts can't read it, other sites can't send it, and it never leaves TLS where 
 from collections.abc import Callable
 
 from aiohttp import web
+from attrs import define
 
 from aggregator.access.gate import READ
 from aggregator.access.identity import AccessRefused, RequestFacts
@@ -29,21 +30,17 @@ _FORM = 32 * 1024
 Render = Callable[[int, str, str, str, bool, bool], web.Response]
 
 
+@define(eq=False, slots=False)
 class LogIn:
-    """The routes /login and /logout, and the answer to a browser that is not logged in."""
+    """The routes /login and /logout, and the answer to a browser that is not logged in.
 
-    def __init__(
-        self,
-        access: PageAccess,
-        guard: AccessGuard,
-        render: Render,
-        end_session: Callable[[web.Request, web.Response], None] = lambda *_: None,
-    ) -> None:
-        """``end_session`` ends a session by OpenID Connect, and forgets its cookie."""
-        self._access = access
-        self._guard = guard
-        self._render = render
-        self._end_session = end_session
+    ``end_session`` ends a session by OpenID Connect, and forgets its cookie.
+    """
+
+    _access: PageAccess
+    _guard: AccessGuard
+    _render: Render
+    _end_session: Callable[[web.Request, web.Response], None] = lambda *_: None
 
     async def form(self, request: web.Request) -> web.Response:
         """GET /login."""

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 
 import msgspec
+from attrs import define, field
 
 from aggregator.cluster.kubernetes.reflector import Watch
 from aggregator.cluster.port import ClusterError, ClusterEvent
@@ -23,22 +24,16 @@ log = logging.getLogger("sickbay.kubernetes")
 _BACKOFF = Backoff(first=5.0, most=5.0, spread=0.6)
 
 
+@define(eq=False, slots=False)
 class ConfigMapInformer:
     """``read`` makes the event of the object, or of its absence (None). ``what`` names it."""
 
-    def __init__(
-        self,
-        what: str,
-        watch: Watch,
-        read: Callable[[msgspec.Raw | None], ClusterEvent],
-        rng: random.Random,
-    ) -> None:
-        self._what = what
-        self._watch = watch
-        self._read = read
-        self._rng = rng
-        self._listed = False
-        self._trouble = ""
+    _what: str
+    _watch: Watch
+    _read: Callable[[msgspec.Raw | None], ClusterEvent]
+    _rng: random.Random
+    _listed: bool = field(default=False, init=False)
+    _trouble: str = field(default="", init=False)
 
     async def list(self, tell: Callable[[ClusterEvent], None]) -> None:
         """Report its present state. Raises ClusterError, except for its own errors alone."""

@@ -12,6 +12,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 
 import msgspec
+from attrs import define, field
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure
@@ -53,22 +54,15 @@ class LeaseObject(msgspec.Struct, frozen=True):
     spec: LeaseSpec | None = None
 
 
+@define(eq=False, slots=False)
 class KubeLease:
     """Implements `LeaseStore`. ``deadline``: seconds for one request. ``wall``: for people."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        namespace: str,
-        *,
-        deadline: float,
-        wall: Callable[[], float],
-    ) -> None:
-        self._transport = transport
-        self._namespace = namespace
-        self._deadline = deadline
-        self._wall = wall
-        self._acquired = ""  # when its holder took it, as the Lease has it
+    _transport: Transport
+    _namespace: str
+    _deadline: float = field(kw_only=True)
+    _wall: Callable[[], float] = field(kw_only=True)
+    _acquired: str = field(default="", init=False)  # when its holder took it, as the Lease has it
 
     async def read(self) -> Lease | None:
         """See the protocol."""

@@ -4,6 +4,8 @@ import contextlib
 import random
 from collections.abc import Callable, Collection, Mapping
 
+from attrs import define, field
+
 from aggregator.cluster.kubernetes import condition_writer, node_condition, node_tests, paths
 from aggregator.cluster.kubernetes.condition_lister import list_conditions
 from aggregator.cluster.kubernetes.errors import Failure
@@ -61,6 +63,7 @@ from aggregator.policy.slurm_reason import SLURM_TYPES
 _LIST_S = 60.0
 
 
+@define(eq=False, slots=False)
 class KubeNodes:
     """Implements `NodesAndPods`. ``silence``: seconds that a watch may stay silent. ``wall``: the
     time of conditions that change.
@@ -68,24 +71,13 @@ class KubeNodes:
 
     lists_all = True
 
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        installation: str,
-        marked_nodes: MarkedNodes,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        rng: random.Random,
-        silence: float,
-    ) -> None:
-        self._transport = transport
-        self._installation = installation
-        self._marked_nodes = marked_nodes
-        self._clock = clock
-        self._wall = wall
-        self._rng = rng
-        self._silence = silence
+    _transport: Transport
+    _installation: str = field(kw_only=True)
+    _marked_nodes: MarkedNodes = field(kw_only=True)
+    _clock: Callable[[], float] = field(kw_only=True)
+    _wall: Callable[[], float] = field(kw_only=True)
+    _rng: random.Random = field(kw_only=True)
+    _silence: float = field(kw_only=True)
 
     async def read_nodes(self) -> list[NodeMeta]:
         """From the server's cache, decoded as they come: 100,000 at once would stop the loop."""

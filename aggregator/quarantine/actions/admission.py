@@ -8,6 +8,8 @@ expects of the node instead (expected_nodes.py). See docs/fences.md.
 import logging
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Cluster, ClusterError, Conflict, Node, Phase, Quarantine
@@ -26,29 +28,16 @@ from aggregator.quarantine.state.node_pools import NodePools
 log = logging.getLogger("sickbay.quarantine")
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeAdmission:
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        acts: NodeActions,
-        holds: NodeHolds,
-        proposals: Proposals,
-        cordon: CordonActions,
-        record_writer: AdmissionRecordWriter,
-        pools: NodePools,
-        clocks: Clocks,
-    ) -> None:
-        self._cluster = cluster
-        self._acts = acts
-        self._holds = holds
-        self._proposals = proposals
-        self._cordon = cordon
-        self._marking = cordon.marking
-        self._expected = cordon.expected
-        self._record_writer = record_writer
-        self._pools = pools
-        self._clocks = clocks
+    _cluster: Cluster
+    _acts: NodeActions
+    _holds: NodeHolds
+    _proposals: Proposals
+    _cordon: CordonActions
+    _record_writer: AdmissionRecordWriter
+    _pools: NodePools
+    _clocks: Clocks
 
     async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Request admission and, when admitted, make the object and mark the node.
@@ -73,7 +62,7 @@ class NodeAdmission:
         words = node_state.cluster.overruled
         proposal, node = (
             self._proposals.propose(node_state, wanted),
-            self._expected.expect(node_state),
+            self._cordon.expected.expect(node_state),
         )
         listed = NodeRead.NONE if node is None else NodeRead.LISTED
         held = await self._record_writer.propose(replace(proposal, read=listed))
@@ -105,7 +94,9 @@ class NodeAdmission:
         """Begin what was just admitted, unless what it was decided on has changed meanwhile."""
         node_state.set_hold(None)
         entry = self._record_writer.record.entries.get(node_state.node)
-        if node is None or (node.unread is not None and self._expected.expect(node_state) is None):
+        if node is None or (
+            node.unread is not None and self._cordon.expected.expect(node_state) is None
+        ):
             node = await self._taken(node_state, await self._picture(node_state))
         if node is None:
             await self._record_writer.withdraw(entry)
@@ -140,7 +131,7 @@ class NodeAdmission:
         """The record allows it already: finish what was begun."""
         entry = self._record_writer.record.entries.get(node_state.node)
         words = node_state.cluster.overruled
-        node = self._expected.expect(node_state)
+        node = self._cordon.expected.expect(node_state)
         if node is None:
             node = await self._taken(node_state, await self._picture(node_state))
         if node is None:
@@ -191,7 +182,7 @@ class NodeAdmission:
         if moved or not node_state.bears_out(node):
             node = await self._cluster.read_node(node_state.node)
         node_state.take_node(node)
-        self._expected.learn(node, node_state)
+        self._cordon.expected.learn(node, node_state)
         return node
 
     async def _create_and_mark(
@@ -212,9 +203,9 @@ class NodeAdmission:
         node_state.own_quarantine_view().note_restored(quarantine.uid)
         node_state.wrote(quarantine)
         try:
-            patched = await self._marking.patch(node_state, quarantine, node)
+            patched = await self._cordon.marking.patch(node_state, quarantine, node)
         except Conflict as error:
-            self._expected.note_difference(node, error)
+            self._cordon.expected.note_difference(node, error)
             await self._begin_again(node_state, wanted, quarantine)
             return
         except ClusterError:
@@ -222,7 +213,7 @@ class NodeAdmission:
             raise
         self._report_admission(node_state, quarantine)
         node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
-        self._marking.report(node_state, quarantine, patched)
+        self._cordon.marking.report(node_state, quarantine, patched)
 
     def _report_admission(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Not before the node itself was seen: an admission may be withdrawn until then."""
@@ -244,7 +235,7 @@ class NodeAdmission:
         node = await self._cluster.read_node(node_state.node)
         quarantine = await self._acts.reread(node_state)
         node_state.take_node(node)
-        self._expected.learn(node, node_state)
+        self._cordon.expected.learn(node, node_state)
         if quarantine is None or quarantine.uid != begun.uid:
             return  # the next step sees it
         may_begin = (

@@ -9,6 +9,8 @@ that stands.
 import logging
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import APPLIED, is_marked
 from aggregator.cluster.port import (
@@ -50,27 +52,17 @@ _UNREADABLE = f"sickbay had marked the node, and its annotation {APPLIED} can't 
 _KEPT = "its node was marked, and the Quarantine was gone: made again, and the marks are kept"
 
 
+@define(eq=False, slots=False, kw_only=True)
 class MarkAdopter:
     """Makes the Quarantine of marks again, or undoes them; for one node at a time."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        record_writer: AdmissionRecordWriter,
-        acts: NodeActions,
-        release_actions: ReleaseActions,
-        clocks: Clocks,
-        policy: Policy,
-        pools: NodePools,
-    ) -> None:
-        self._cluster = cluster
-        self._record_writer = record_writer
-        self._acts = acts
-        self._release_actions = release_actions
-        self._clocks = clocks
-        self._policy = policy
-        self._pools = pools
+    _cluster: Cluster
+    _record_writer: AdmissionRecordWriter
+    _acts: NodeActions
+    _release_actions: ReleaseActions
+    _clocks: Clocks
+    _policy: Policy
+    _pools: NodePools
 
     async def adopt(self, node_state: NodeState) -> None:
         """Make the Quarantine again where the node's marks, or what is remembered, call for it.

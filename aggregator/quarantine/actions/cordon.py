@@ -8,6 +8,8 @@ decides again.
 
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
@@ -41,23 +43,15 @@ from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeMarker:
     """``off_load_balancers``: a node that is to be drained leaves those."""
 
-    def __init__(
-        self,
-        *,
-        acts: NodeActions,
-        clocks: Clocks,
-        pools: NodePools,
-        rules: MarkRules,
-        off_load_balancers: bool,
-    ) -> None:
-        self._acts = acts
-        self._clocks = clocks
-        self._pools = pools
-        self._rules = rules
-        self._off_load_balancers = off_load_balancers
+    _acts: NodeActions
+    _clocks: Clocks
+    _pools: NodePools
+    _rules: MarkRules
+    _off_load_balancers: bool
 
     async def mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         patched = await self.patch(node_state, quarantine, node)
@@ -98,29 +92,18 @@ class NodeMarker:
         )
 
 
+@define(eq=False, slots=False, kw_only=True)
 class CordonActions:
     """``expected``: what a quarantine that begins expects of its node."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        acts: NodeActions,
-        marking: NodeMarker,
-        objects: ObjectWrites,
-        expected: ExpectedNodes,
-        clocks: Clocks,
-        marks: MarkRules,
-        uncordon: UncordonRules,
-    ) -> None:
-        self._cluster = cluster
-        self._acts = acts
-        self.marking = marking
-        self._objects = objects
-        self.expected = expected
-        self._clocks = clocks
-        self._marks = marks
-        self._uncordon = uncordon
+    _cluster: Cluster
+    _acts: NodeActions
+    marking: NodeMarker
+    _objects: ObjectWrites
+    expected: ExpectedNodes
+    _clocks: Clocks
+    _marks: MarkRules
+    _uncordon: UncordonRules
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Quarantine
 from aggregator.events import EventKind
@@ -22,19 +24,12 @@ from aggregator.quarantine.state.registry import NodeRegistry
 NO_NODE = "the cluster has no node of this name"
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeHolds:
-    def __init__(
-        self,
-        *,
-        acts: NodeActions,
-        record_writer: AdmissionRecordWriter,
-        switch: StopSwitch,
-        clocks: Clocks,
-    ) -> None:
-        self._acts = acts
-        self._record_writer = record_writer
-        self._switch = switch
-        self._clocks = clocks
+    _acts: NodeActions
+    _record_writer: AdmissionRecordWriter
+    _switch: StopSwitch
+    _clocks: Clocks
 
     def is_nowhere(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether the cluster has no such node: it is held then, counts for no limit, and is looked
@@ -137,23 +132,14 @@ class NodeHolds:
             node_state.set_hold(None)
 
 
+@define(eq=False, slots=False, kw_only=True)
 class Proposals:
-    def __init__(
-        self,
-        *,
-        holds: NodeHolds,
-        record_writer: AdmissionRecordWriter,
-        causes: CommonCauseTracker,
-        evictions: EvictionMemory,
-        pools: NodePools,
-        registry: NodeRegistry,
-    ) -> None:
-        self._holds = holds
-        self._record_writer = record_writer
-        self._causes = causes
-        self._evictions = evictions
-        self._pools = pools
-        self._registry = registry
+    _holds: NodeHolds
+    _record_writer: AdmissionRecordWriter
+    _causes: CommonCauseTracker
+    _evictions: EvictionMemory
+    _pools: NodePools
+    _registry: NodeRegistry
 
     def wanted_now(self, node_state: NodeState) -> DesiredState | None:
         """The node's desired state. A shared cause turns no standing cordon into a drain."""

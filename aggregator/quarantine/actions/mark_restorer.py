@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster, MarksStatus, Node, Phase, Quarantine
 from aggregator.events import EventKind
@@ -21,16 +23,14 @@ from aggregator.quarantine.state.quarantine_view import MARKED
 _NONE = MarksStatus()
 
 
+@define(eq=False, slots=False, kw_only=True)
 class MarkRestorer:
     """Steps `ObjectStep.TELL_MARKS` and `MarkStep.RESTORE`, for one node at a time."""
 
-    def __init__(
-        self, *, cluster: Cluster, acts: NodeActions, clocks: Clocks, rules: RestoreRules
-    ) -> None:
-        self._cluster = cluster
-        self._acts = acts
-        self._clocks = clocks
-        self.rules = rules
+    _cluster: Cluster
+    _acts: NodeActions
+    _clocks: Clocks
+    rules: RestoreRules
 
     async def report(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status which marks are missing, or that all are there again."""

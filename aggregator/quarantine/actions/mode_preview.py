@@ -5,6 +5,8 @@ It asks the same function as a real proposal, against the present record, and ad
 
 from collections.abc import Iterable, Mapping
 
+from attrs import define
+
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.decide.admission import Held, Proposal
@@ -12,21 +14,14 @@ from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.registry import NodeRegistry
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ModePreview:
     """Common causes may explain only nodes whose state is known here."""
 
-    def __init__(
-        self,
-        *,
-        record_writer: AdmissionRecordWriter,
-        registry: NodeRegistry,
-        pools: NodePools,
-        causes: CommonCauseTracker,
-    ) -> None:
-        self._record_writer = record_writer
-        self._registry = registry
-        self._pools = pools
-        self._causes = causes
+    _record_writer: AdmissionRecordWriter
+    _registry: NodeRegistry
+    _pools: NodePools
+    _causes: CommonCauseTracker
 
     def holds(self, wanted: Iterable[tuple[str, str]]) -> Mapping[str, Held]:
         """By node, the hold of each that would be held; ``wanted`` are nodes and actions, in the

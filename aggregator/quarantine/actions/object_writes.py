@@ -3,6 +3,8 @@
 import logging
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     STILL_SCHEDULABLE,
@@ -30,19 +32,12 @@ from aggregator.quarantine.state.node import NodeState
 log = logging.getLogger("sickbay.quarantine")
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ObjectWrites:
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        acts: NodeActions,
-        record_writer: AdmissionRecordWriter,
-        clocks: Clocks,
-    ) -> None:
-        self._cluster = cluster
-        self._acts = acts
-        self._record_writer = record_writer
-        self._clocks = clocks
+    _cluster: Cluster
+    _acts: NodeActions
+    _record_writer: AdmissionRecordWriter
+    _clocks: Clocks
 
     async def enter(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Count a quarantine that the record does not have, such as one made by hand."""

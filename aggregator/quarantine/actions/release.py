@@ -9,6 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import APPLIED, RELEASED, is_marked
 from aggregator.cluster.port import (
@@ -68,29 +70,18 @@ class Undo:
     more: Mapping[str, str | None] | None = None
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ReleaseActions:
     """The steps back, for one node at a time; `NodeAdmission` has those forth."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        record_writer: AdmissionRecordWriter,
-        acts: NodeActions,
-        clocks: Clocks,
-        policy: Policy,
-        after_release: Callable[[NodeState, Quarantine], Awaitable[None]],
-        uncordon: UncordonRules,
-        marks: MarkRules,
-    ) -> None:
-        self._cluster = cluster
-        self._record_writer = record_writer
-        self._acts = acts
-        self._clocks = clocks
-        self._policy = policy
-        self._after_release = after_release
-        self._uncordon = uncordon
-        self._marks = marks
+    _cluster: Cluster
+    _record_writer: AdmissionRecordWriter
+    _acts: NodeActions
+    _clocks: Clocks
+    _policy: Policy
+    _after_release: Callable[[NodeState, Quarantine], Awaitable[None]]
+    _uncordon: UncordonRules
+    _marks: MarkRules
 
     async def release(self, node_state: NodeState, quarantine: Quarantine, step: NextStep) -> None:
         """Change the phase; the undo is the next step, of this replica or another.

@@ -6,6 +6,8 @@ No other part waits for it.
 import asyncio
 from collections.abc import Callable, Mapping
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.health.model import Component, Status
 from aggregator.policy.drift import CHECK, ComparedNode, Drift, DriftSearch, evidence, read_facts
@@ -17,21 +19,16 @@ EVERY = 600.0
 _SLICE = 100
 
 
+@define(eq=False, slots=False)
 class DriftWatch:
     """``record_evidence`` gives the controller evidence on a node, in our own name."""
 
-    def __init__(
-        self,
-        fleet: FleetState,
-        clocks: Clocks,
-        record_evidence: Callable[[str, Component], bool],
-    ) -> None:
-        self._fleet = fleet
-        self._clocks = clocks
-        self._record_evidence = record_evidence
-        self._search = DriftSearch()
-        #: Node and component of each drift that was reported.
-        self._reported: set[tuple[str, str]] = set()
+    _fleet: FleetState
+    _clocks: Clocks
+    _record_evidence: Callable[[str, Component], bool]
+    _search: DriftSearch = field(factory=DriftSearch, init=False)
+    #: Node and component of each drift that was reported.
+    _reported: set[tuple[str, str]] = field(factory=set, init=False)
 
     async def run(self) -> None:
         """Compare for ever."""

@@ -9,6 +9,8 @@ evaluated by its own rules. A restart forgets the evictions.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.pod_ends import PodEnd
 from aggregator.events import EventKind, EventSink, Transition
@@ -43,27 +45,19 @@ class Eviction:
     how: str
 
 
+@define(eq=False, slots=False)
 class EvictionMemory:
     """An event sink in front of ``sink``, which receives the evictions.
 
     ``fabrics_of`` gives the NVLink fabrics of a node, ``known`` the state of a node of ours.
     """
 
-    def __init__(
-        self,
-        sink: EventSink,
-        *,
-        policy: Policy,
-        fabrics_of: Callable[[str], frozenset[str]],
-        known: Callable[[str], NodeState | None],
-        clocks: Clocks,
-    ) -> None:
-        self._sink = sink
-        self._policy = policy
-        self._fabrics_of = fabrics_of
-        self._known = known
-        self._clocks = clocks
-        self._evictions: dict[str, list[Eviction]] = {}
+    _sink: EventSink
+    _policy: Policy = field(kw_only=True)
+    _fabrics_of: Callable[[str], frozenset[str]] = field(kw_only=True)
+    _known: Callable[[str], NodeState | None] = field(kw_only=True)
+    _clocks: Clocks = field(kw_only=True)
+    _evictions: dict[str, list[Eviction]] = field(factory=dict, init=False)
 
     def record_event(self, transition: Transition) -> None:
         """Remember evictions, and add the eviction to the incidents that followed one."""

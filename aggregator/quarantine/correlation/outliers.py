@@ -6,6 +6,8 @@ about. Too small a sample of a pool has no finding (docs/decisions/0016).
 
 from collections.abc import Callable
 
+from attrs import define, field
+
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
 from aggregator.policy.outliers.fleet import Outlier, OutlierChange
 from aggregator.policy.outliers.measures import CHECK, MEASURES
@@ -18,58 +20,51 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 
 
+@define(eq=False, slots=False, kw_only=True)
 class OutlierTracker:
     """Implements `MeasurementTracker`. ``say`` gives a node evidence in our own name."""
 
-    def __init__(
-        self,
-        *,
-        node_registry: NodeRegistry,
-        fleet: FleetState,
-        say: Callable[[str, Component], object],
-    ) -> None:
-        self._registry = node_registry
-        self._fleet = fleet
-        self._measured = fleet.measurements
-        self._say = say
-        #: The evidence that was given of each open finding, by node.
-        self._findings: dict[str, dict[MeasuredSeries, Component]] = {}
+    _registry: NodeRegistry = field(alias="node_registry")
+    _fleet: FleetState
+    _say: Callable[[str, Component], object]
+    #: The evidence that was given of each open finding, by node.
+    _findings: dict[str, dict[MeasuredSeries, Component]] = field(factory=dict, init=False)
 
     def on_connect(self, node: str) -> None:
         """A new stream of the node: its series are numbered anew."""
-        self._measured.begin(node)
+        self._fleet.measurements.begin(node)
 
     def on_measurements(self, node: str, told: Measurements, at: float) -> None:
         """Take the values, and judge the node by them. ``at`` is monotonic seconds."""
         if told.series and told.known == 0:
-            self._measured.begin(node)  # within a stream, after a resync
-        if self._measured.size(node) != told.known:
+            self._fleet.measurements.begin(node)  # within a stream, after a resync
+        if self._fleet.measurements.size(node) != told.known:
             return  # the node was forgotten within this stream: its next one begins anew
         pool = self._registry.pool_of(node)
-        self._measured.move(node, pool)
+        self._fleet.measurements.move(node, pool)
         changes: list[OutlierChange] = []
         if told.series:
-            self._measured.add_series(node, pool, told.series)
-            changes += self._measured.restore(
+            self._fleet.measurements.add_series(node, pool, told.series)
+            changes += self._fleet.measurements.restore(
                 node, findings_in_quarantine(self._fleet, node, CHECK), at
             )
-        self._measured.update(node, told.values, told.absent)
-        changes += self._measured.judge(node, at)
+        self._fleet.measurements.update(node, told.values, told.absent)
+        changes += self._fleet.measurements.judge(node, at)
         self._report(node, changes, at)
 
     def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
         """Positive signs that an agent has sent."""
         for sign in signs:
             if ends_component(sign):
-                self._report(node, self._measured.dismiss(node, sign.component), at)
+                self._report(node, self._fleet.measurements.dismiss(node, sign.component), at)
 
     def silent(self, node: str) -> None:
         """The node's agent has left: its last values are no measurements."""
-        self._measured.drop_values(node)
+        self._fleet.measurements.drop_values(node)
 
     def forget_node(self, node: str) -> None:
         """The node is gone, or another replica's."""
-        self._measured.forget(node)
+        self._fleet.measurements.forget(node)
         self._findings.pop(node, None)
 
     def _report(self, node: str, changes: list[OutlierChange], at: float) -> None:

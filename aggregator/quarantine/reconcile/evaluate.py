@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import STRENGTH, Action, Phase, Quarantine
 from aggregator.events import EventKind, EventSink, Transition
@@ -16,28 +18,18 @@ from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeEvaluator:
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        pools: NodePools,
-        acts: NodeActions,
-        event_sink: EventSink,
-        clocks: Clocks,
-        cause_tracker: CommonCauseTracker,
-        queue: WorkQueue,
-        silent_action: str = "observe",
-    ) -> None:
-        """``silent_action``: the action on a silent agent, if failing and its kubelet is ready."""
-        self._policy = policy
-        self._pools = pools
-        self._acts = acts
-        self._event_sink = event_sink
-        self._clocks = clocks
-        self._cause_tracker = cause_tracker
-        self._queue = queue
-        self._silent_action = silent_action
+    """``silent_action``: the action on a silent agent, if failing and its kubelet is ready."""
+
+    _policy: Policy
+    _pools: NodePools
+    _acts: NodeActions
+    _event_sink: EventSink
+    _clocks: Clocks
+    _cause_tracker: CommonCauseTracker
+    _queue: WorkQueue
+    _silent_action: str = "observe"
 
     def evaluate_node(self, node_state: NodeState, arrived: float | None = None) -> None:
         """Fold the node's state into its incidents; evaluate again when time requires it.

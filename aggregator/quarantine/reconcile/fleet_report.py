@@ -1,5 +1,7 @@
 """Shows the fleet's state: the record's entries, the pools' use, the quorum, common causes."""
 
+from attrs import define
+
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
@@ -9,25 +11,15 @@ from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.registry import NodeRegistry
 
 
+@define(eq=False, slots=False, kw_only=True)
 class FleetReport:
-    def __init__(
-        self,
-        *,
-        fleet: FleetState,
-        registry: NodeRegistry,
-        record_writer: AdmissionRecordWriter,
-        pools: NodePools,
-        causes: CommonCauseTracker,
-        network: NetworkTracker,
-        limits: Limits,
-    ) -> None:
-        self._fleet = fleet
-        self._registry = registry
-        self._record_writer = record_writer
-        self._pools = pools
-        self._causes = causes
-        self._network = network
-        self._limits = limits
+    _fleet: FleetState
+    _registry: NodeRegistry
+    _record_writer: AdmissionRecordWriter
+    _pools: NodePools
+    _causes: CommonCauseTracker
+    _network: NetworkTracker
+    _limits: Limits
 
     def update(self) -> None:
         """Once a round."""

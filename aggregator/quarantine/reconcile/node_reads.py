@@ -1,5 +1,7 @@
 """What goes before a node's plans, and what follows a step or the lack of one."""
 
+from attrs import define
+
 from aggregator.cluster.port import Cluster, Phase
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.holds import NodeHolds
@@ -13,15 +15,13 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ReadResults:
     """What a step's reads have shown counts also where the step failed in the end."""
 
-    def __init__(
-        self, *, pools: NodePools, missing_nodes: MissingNodes, agent_events: AgentEventHandler
-    ) -> None:
-        self._pools = pools
-        self._missing_nodes = missing_nodes
-        self._agent_events = agent_events
+    _pools: NodePools
+    _missing_nodes: MissingNodes
+    _agent_events: AgentEventHandler
 
     def known(self, node_state: NodeState) -> object:
         """The inputs of an evaluation besides evidence: people's requests, and the pool."""

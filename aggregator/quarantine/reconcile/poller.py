@@ -18,6 +18,8 @@ import logging
 import random
 from dataclasses import dataclass
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster, ClusterError, Node, Phase
 from aggregator.events import EventKind
@@ -64,27 +66,20 @@ class _Wait:
     reads: int = 0
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodePoller:
-    """Reads the nodes that are due, and has them evaluated. It never writes."""
+    """Reads the nodes that are due, and has them evaluated. It never writes.
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        node_registry: NodeRegistry,
-        acts: NodeActions,
-        clocks: Clocks,
-        queue: WorkQueue,
-        rng: random.Random,
-    ) -> None:
-        """A node whose read has found a change is added to the queue."""
-        self._cluster = cluster
-        self._registry = node_registry
-        self._acts = acts
-        self._clocks = clocks
-        self._queue = queue
-        self._rng = rng
-        self._waits: dict[str, _Wait] = {}
+    A node whose read has found a change is added to the queue.
+    """
+
+    _cluster: Cluster
+    _registry: NodeRegistry = field(alias="node_registry")
+    _acts: NodeActions
+    _clocks: Clocks
+    _queue: WorkQueue
+    _rng: random.Random
+    _waits: dict[str, _Wait] = field(factory=dict, init=False)
 
     async def run(self) -> None:
         """For ever."""

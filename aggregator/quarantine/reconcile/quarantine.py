@@ -2,6 +2,8 @@
 
 import enum
 
+from attrs import define
+
 from aggregator.cluster.port import Quarantine, QuarantineStatus
 from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.adoption import MarkAdopter
@@ -29,27 +31,17 @@ from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
 from aggregator.quarantine.state.race import Still
 
 
+@define(eq=False, slots=False, kw_only=True)
 class QuarantineReconciler:
     is_late = False
 
-    def __init__(
-        self,
-        *,
-        inputs: PlanInputs,
-        admission: NodeAdmission,
-        objects: ObjectWrites,
-        cordon: CordonActions,
-        holds: NodeHolds,
-        adopter: MarkAdopter,
-        restorer: MarkRestorer,
-    ) -> None:
-        self._inputs = inputs
-        self._admission = admission
-        self._objects = objects
-        self._cordon = cordon
-        self._holds = holds
-        self._adopter = adopter
-        self._restorer = restorer
+    _inputs: PlanInputs
+    _admission: NodeAdmission
+    _objects: ObjectWrites
+    _cordon: CordonActions
+    _holds: NodeHolds
+    _adopter: MarkAdopter
+    _restorer: MarkRestorer
 
     def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
         if quarantine is None:

@@ -1,5 +1,7 @@
 """The reconciler that ends quarantines: phase Releasing, undo, the object's end."""
 
+from attrs import define
+
 from aggregator.cluster.port import Quarantine
 from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.decide.plans.release import (
@@ -20,21 +22,14 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ReleaseReconciler:
     is_late = False
 
-    def __init__(
-        self,
-        *,
-        inputs: PlanInputs,
-        release_actions: ReleaseActions,
-        repairs: RepairRunner,
-        uncordon: UncordonRules,
-    ) -> None:
-        self._inputs = inputs
-        self._release_actions = release_actions
-        self._repairs = repairs
-        self._uncordon = uncordon
+    _inputs: PlanInputs
+    _release_actions: ReleaseActions
+    _repairs: RepairRunner
+    _uncordon: UncordonRules
 
     def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
         if quarantine is None:

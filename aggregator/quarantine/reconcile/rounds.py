@@ -3,6 +3,8 @@
 import asyncio
 import math
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
@@ -21,27 +23,16 @@ REFRESH = 180.0
 REFRESH_AGAIN = 60.0
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ControllerRounds:
-    def __init__(
-        self,
-        *,
-        registry: NodeRegistry,
-        queue: WorkQueue,
-        agent_events: AgentEventHandler,
-        cluster_events: ClusterEventHandler,
-        nodes: NodeRounds,
-        report: FleetReport,
-        out_of_service: OutOfService,
-        clocks: Clocks,
-    ) -> None:
-        self._registry = registry
-        self._queue = queue
-        self._agent_events = agent_events
-        self._cluster_events = cluster_events
-        self._nodes = nodes
-        self._report = report
-        self._out_of_service = out_of_service
-        self._clocks = clocks
+    _registry: NodeRegistry
+    _queue: WorkQueue
+    _agent_events: AgentEventHandler
+    _cluster_events: ClusterEventHandler
+    _nodes: NodeRounds
+    _report: FleetReport
+    _out_of_service: OutOfService
+    _clocks: Clocks
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from attrs import define, field
+
 from aggregator.health.components import Components
 from aggregator.health.model import Status
 from aggregator.quarantine.state.fleet import NodeSummary
@@ -51,6 +53,7 @@ def count_gpus(summary: NodeSummary) -> int:
     return sum(_by_checks(summary)) or _labelled(summary)
 
 
+@define(eq=False, slots=False)
 class OutOfService:
     """Counts the GPUs of our nodes in quarantine, times seconds, from one round to the next.
 
@@ -58,14 +61,9 @@ class OutOfService:
     time is right to one round.
     """
 
-    def __init__(
-        self,
-        node_states: Callable[[], Iterable[NodeState]],
-        stages: StageTimes,
-    ) -> None:
-        self._node_states = node_states
-        self._stages = stages
-        self._counted_at: float | None = None
+    _node_states: Callable[[], Iterable[NodeState]]
+    _stages: StageTimes
+    _counted_at: float | None = field(default=None, init=False)
 
     def go_round(self, now: float) -> None:
         """``now`` is monotonic seconds."""
