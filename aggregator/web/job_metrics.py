@@ -28,19 +28,18 @@ _OTHERS = ("other", "pod", "pod-group", "site")
 
 def job_metrics(stats: JobStats) -> Iterator[Metric]:
     names = (*(family.name for family in FAMILIES), *_OTHERS)
-    hit = counter(
-        "sickbay_jobs_hit", "Jobs with pods on a node at a fault, by family of jobs.", ["family"]
+    yield counter(
+        "sickbay_jobs_hit",
+        "Jobs with pods on a node at a fault, by family of jobs.",
+        ["family"],
+        {name: stats.hit.get(name, 0) for name in names},
     )
-    stopped = counter(
+    yield counter(
         "sickbay_jobs_stopped",
         "Jobs with evicted pods, each once for an incident, by family of jobs.",
         ["family"],
+        {name: stats.stopped.get(name, 0) for name in names},
     )
-    for name in names:
-        hit.add_metric([name], stats.hit.get(name, 0))
-        stopped.add_metric([name], stats.stopped.get(name, 0))
-    yield hit
-    yield stopped
     yield single_counter(
         "sickbay_jobs_unattributed", "Evicted pods whose job is not known.", stats.unattributed
     )

@@ -11,15 +11,29 @@ from prometheus_client.core import (
 
 from aggregator.runtime.histogram import Histogram
 
+#: The value of a family's one label, or those of its labels.
+Labels = str | tuple[str, ...]
+
+_FamilyT = TypeVar("_FamilyT", GaugeMetricFamily, CounterMetricFamily)
 _LabelsT = TypeVar("_LabelsT", bound=tuple[str, ...])
 
 
-def gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels)
+def gauge(
+    name: str, text: str, labels: list[str], values: Mapping[Labels, float]
+) -> GaugeMetricFamily:
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 
-def counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, labels=labels)
+def counter(
+    name: str, text: str, labels: list[str], values: Mapping[Labels, float]
+) -> CounterMetricFamily:
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: _FamilyT, values: Mapping[Labels, float]) -> _FamilyT:
+    for of, value in values.items():
+        family.add_metric([of] if isinstance(of, str) else of, value)
+    return family
 
 
 def single_gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -6,6 +6,7 @@ Cardinality is bounded: no label has a node's name. docs/metrics.md describes ea
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric
@@ -92,25 +93,19 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
     if scrape.stats.api is not None:
         yield from _api(scrape.stats.api)
     if scrape.stats.outbox is not None:
-        outbox = gauge(
+        yield gauge(
             "sickbay_alerts_waiting",
-            (
-                "Alerts that wait to be sent, by route. Replicas that share the outbox each "
-                "have the same number."
-            ),
+            "Alerts that wait to be sent, by route. Replicas that share the outbox each "
+            "have the same number.",
             ["route"],
+            dict(scrape.stats.outbox().items()),
         )
-        for route, depth in scrape.stats.outbox().items():
-            outbox.add_metric([route], depth)
-        yield outbox
         out = not scrape.stats.alert_trouble()
         yield from _routes(scrape.stats.alerts().routes)
         yield single_gauge(
             "sickbay_alerts_up",
-            (
-                "1 while alerts get out: 0 since the last attempt at a webhook failed, or while "
-                "they can't be stored."
-            ),
+            "1 while alerts get out: 0 since the last attempt at a webhook failed, or while "
+            "they can't be stored.",
             out,
         )
     if scrape.stats.jobs is not None:
@@ -120,14 +115,12 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
 
 
 def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
-    nodes = gauge(
+    yield gauge(
         "sickbay_nodes",
         "Nodes by standing: ok, unknown, silent, warning, held, quarantined.",
         ["standing"],
+        {standing.value: found.counts[standing] for standing in QuarantineSummary},
     )
-    for standing in QuarantineSummary:
-        nodes.add_metric([standing.value], found.counts[standing])
-    yield nodes
     yield single_gauge(
         "sickbay_agents_attached", "Agents with a stream that is up.", found.attached
     )
@@ -143,12 +136,12 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
     )
     yield single_gauge(
         "sickbay_nodes_exempt",
-        ("Nodes that people have exempted: sickbay shows them and takes no action on them."),
+        "Nodes that people have exempted: sickbay shows them and takes no action on them.",
         found.exempt,
     )
     yield single_gauge(
         "sickbay_node_conflicts",
-        ("Nodes that two live agents claim. sickbay takes no new action on them."),
+        "Nodes that two live agents claim. sickbay takes no new action on them.",
         found.conflicts,
     )
     yield single_gauge(
@@ -156,13 +149,13 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
     )
     yield single_gauge(
         "sickbay_view_up",
-        ("1 while the watches on the cluster are in sync. The aggregator does not act at 0."),
+        "1 while the watches on the cluster are in sync. The aggregator does not act at 0.",
         not found.view_lost,
     )
     doubted = bool(found.clock_doubt)
     yield single_gauge(
         "sickbay_clock_doubted",
-        ("1 while this replica does not trust its wall clock, and irreversible actions wait."),
+        "1 while this replica does not trust its wall clock, and irreversible actions wait.",
         doubted,
     )
     yield single_gauge(
@@ -170,66 +163,65 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
         "Nodes in the admission record, which the limits count.",
         found.record_entries,
     )
-    mode = gauge(
+    yield gauge(
         "sickbay_mode",
-        (
-            "1 for the mode of the file: observe, cordon or drain. It caps every action on "
-            "a node in no pool with another one."
-        ),
+        "1 for the mode of the file: observe, cordon or drain. It caps every action on "
+        "a node in no pool with another one.",
         ["mode"],
+        {action.value: found.mode == action.value for action in Action},
     )
-    for action in Action:
-        mode.add_metric([action.value], found.mode == action.value)
-    yield mode
-    used = gauge("sickbay_limit_used_nodes", "How much of a limit is used, in nodes.", ["limit"])
-    most = gauge("sickbay_limit_max_nodes", "The maximum of that limit, in nodes.", ["limit"])
-    for limit in found.limits:
-        if limit.used is not None and limit.most is not None:
-            used.add_metric([limit.name], limit.used)
-            most.add_metric([limit.name], limit.most)
-    yield used
-    yield most
+    limits = {
+        one.name: (one.used, one.most)
+        for one in found.limits
+        if one.used is not None and one.most is not None
+    }
+    yield gauge(
+        "sickbay_limit_used_nodes",
+        "How much of a limit is used, in nodes.",
+        ["limit"],
+        {name: used for name, (used, _) in limits.items()},
+    )
+    yield gauge(
+        "sickbay_limit_max_nodes",
+        "The maximum of that limit, in nodes.",
+        ["limit"],
+        {name: most for name, (_, most) in limits.items()},
+    )
     yield from pool_metrics(found.pools)
     yield single_gauge(
         "sickbay_cooling_down",
-        ("1 while sickbay admits no node, after the rate or a common cause has tripped."),
+        "1 while sickbay admits no node, after the rate or a common cause has tripped.",
         bool(found.cooling),
     )
-    causes = gauge(
+    explained = {
+        scope: [one.nodes for one in found.causes if one.scope == scope]
+        for scope in (*SCOPES, "network")
+    }
+    yield gauge(
         "sickbay_common_causes",
-        (
-            "Common causes that are open, by scope: check, target, place, version, agents, "
-            "network (causes that triangulation blames)."
-        ),
+        "Common causes that are open, by scope: check, target, place, version, agents, "
+        "network (causes that triangulation blames).",
         ["scope"],
+        {scope: len(nodes) for scope, nodes in explained.items()},
     )
-    shared = gauge("sickbay_common_cause_nodes", "Nodes that they explain.", ["scope"])
-    for scope in (*SCOPES, "network"):
-        mine = [one.nodes for one in found.causes if one.scope == scope]
-        causes.add_metric([scope], len(mine))
-        shared.add_metric([scope], sum(mine))
-    yield causes
-    yield shared
+    yield gauge(
+        "sickbay_common_cause_nodes",
+        "Nodes that they explain.",
+        ["scope"],
+        {scope: sum(nodes) for scope, nodes in explained.items()},
+    )
 
 
 def _work(found: FleetViewFindings) -> Iterator[Metric]:
-    incidents = gauge(
-        "sickbay_incidents",
-        ("Open incidents by kind (gpu, disk, network, node) and by the action that they require."),
-        ["kind", "action"],
-    )
     counted = Counter((one.kind, one.action) for one in found.incidents)
-    for kind in _KINDS:
-        for action in Action:
-            incidents.add_metric([kind, action.value], counted[kind, action.value])
-    yield incidents
-    drifted = gauge(
-        "sickbay_drifted_nodes",
-        (
-            "Nodes with an open incident of the check drift, by group of the fact that differs "
-            "(kernel, gpu, nic, nvme, sysctl)."
-        ),
-        ["group"],
+    yield gauge(
+        "sickbay_incidents",
+        "Open incidents by kind (gpu, disk, network, node) and by the action that they require.",
+        ["kind", "action"],
+        {
+            (kind, action.value): counted[kind, action.value]
+            for kind, action in product(_KINDS, Action)
+        },
     )
     differ = {
         (piece.code.removeprefix(f"{drift.CHECK}:"), one.node)
@@ -238,32 +230,34 @@ def _work(found: FleetViewFindings) -> Iterator[Metric]:
         if piece.code.startswith(f"{drift.CHECK}:")
     }
     nodes_by_group = Counter(group for group, _ in differ)
-    for group in drift.GROUPS:
-        drifted.add_metric([group], nodes_by_group[group])
-    yield drifted
-    quarantines = gauge("sickbay_quarantines", "Quarantines by phase.", ["phase"])
+    yield gauge(
+        "sickbay_drifted_nodes",
+        "Nodes with an open incident of the check drift, by group of the fact that differs "
+        "(kernel, gpu, nic, nvme, sysctl).",
+        ["group"],
+        {group: nodes_by_group[group] for group in drift.GROUPS},
+    )
     phases = Counter(one.phase for one in found.quarantines)
-    for phase in Phase:
-        quarantines.add_metric([phase.value], phases[phase.value])
-    yield quarantines
+    yield gauge(
+        "sickbay_quarantines",
+        "Quarantines by phase.",
+        ["phase"],
+        {phase.value: phases[phase.value] for phase in Phase},
+    )
     unmarked = sum(1 for one in found.quarantines if one.unmarked)
     text = (
         "Quarantines whose node lacks some of sickbay's marks: people or a tool removed "
         "or changed them, or its Node was created again and is not marked yet."
     )
     yield single_gauge("sickbay_quarantines_unmarked", text, unmarked)
-    holds = gauge(
-        "sickbay_holds",
-        (
-            "Nodes that policy wants in quarantine and that a limit, the stop switch or the "
-            "mode holds back."
-        ),
-        ["limit"],
-    )
     held = Counter(one.limit for one in found.holds)
-    for limit in sorted(NODE_HOLDS | held.keys()):
-        holds.add_metric([limit], held[limit])
-    yield holds
+    yield gauge(
+        "sickbay_holds",
+        "Nodes that policy wants in quarantine and that a limit, the stop switch or the "
+        "mode holds back.",
+        ["limit"],
+        {limit: held[limit] for limit in sorted(NODE_HOLDS | held.keys())},
+    )
     yield from _quarantines(found.quarantines)
 
 
@@ -292,30 +286,24 @@ def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
     blocked = sum(bool(one.blockers) for one in drains)
     yield single_gauge(
         "sickbay_quarantines_blocked",
-        (
-            "Quarantines in phase Draining with a pod that can't be evicted now, because of "
-            "a disruption budget for example."
-        ),
+        "Quarantines in phase Draining with a pod that can't be evicted now, because of "
+        "a disruption budget for example.",
         blocked,
     )
     pods = sum(one.pods_remaining or 0 for one in quarantines)
     yield single_gauge("sickbay_drain_pods_remaining", "Pods that drains still have to move.", pods)
-    oldest = gauge(
+    oldest = {
+        "created": [one.created_at for one in quarantines if one.created_at is not None],
+        "blocked": [each.since for one in drains for each in one.blockers if each.since],
+    }
+    yield gauge(
         "sickbay_quarantines_oldest_timestamp_seconds",
-        (
-            "Since when the oldest Quarantine stands (created), and the pod that has "
-            "blocked a drain for longest (blocked), in Unix time. A series is absent while "
-            "there is none."
-        ),
+        "Since when the oldest Quarantine stands (created), and the pod that has "
+        "blocked a drain for longest (blocked), in Unix time. A series is absent while "
+        "there is none.",
         ["what"],
+        {what: min(times).timestamp() for what, times in oldest.items() if times},
     )
-    for what, times in (
-        ("created", [one.created_at for one in quarantines if one.created_at is not None]),
-        ("blocked", [each.since for one in drains for each in one.blockers if each.since]),
-    ):
-        if times:
-            oldest.add_metric([what], min(times).timestamp())
-    yield oldest
 
 
 def _replica(scrape: ScrapeContent) -> Iterator[Metric]:
@@ -337,26 +325,20 @@ def _own(scrape: ScrapeContent) -> Iterator[Metric]:
         scrape.feed.streams,
     )
     yield from connection_metrics(scrape.connections, scrape.connections_ended)
-    transitions = counter(
+    yield counter(
         "sickbay_transitions",
-        (
-            "Events since the start, by kind (incident.opened, quarantine.admitted, ...). "
-            "Evictions have pod.evicted; pods found blocked have pod.blocked, once for each "
-            "time that they become so."
-        ),
+        "Events since the start, by kind (incident.opened, quarantine.admitted, ...). "
+        "Evictions have pod.evicted; pods found blocked have pod.blocked, once for each "
+        "time that they become so.",
         ["kind"],
+        {kind.value: scrape.feed.counts[kind] for kind in EventKind},
     )
-    for kind in EventKind:
-        transitions.add_metric([kind.value], scrape.feed.counts[kind])
-    yield transitions
-    requests = counter(
+    yield counter(
         "sickbay_web_requests",
-        ("Requests to the web listener. Requests without a route count as (none)."),
+        "Requests to the web listener. Requests without a route count as (none).",
         ["route", "code"],
+        {(route, str(code)): count for (route, code), count in sorted(scrape.requests.items())},
     )
-    for (route, code), count in sorted(scrape.requests.items()):
-        requests.add_metric([route, str(code)], count)
-    yield requests
     yield histogram(
         "sickbay_web_request_duration_seconds",
         "Answers of the web listener; event streams do not count.",
@@ -366,9 +348,7 @@ def _own(scrape: ScrapeContent) -> Iterator[Metric]:
 
 
 def build_metric(version: str) -> Metric:
-    build = gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
-    build.add_metric([version], 1)
-    return build
+    return gauge("sickbay_build_info", "1 for the version that runs.", ["version"], {version: 1})
 
 
 def ready_metric(*, ready: bool) -> Metric:
@@ -377,19 +357,15 @@ def ready_metric(*, ready: bool) -> Metric:
 
 def certificate_metric(ends: Mapping[str, float]) -> Metric:
     """``ends``: when each certificate ends, wall clock seconds, by its purpose."""
-    family = gauge(
+    return gauge(
         "sickbay_certificate_expires_timestamp_seconds",
-        (
-            "When a certificate of the listeners ends, in Unix time. serving: the one that "
-            "is served. authority: the CA that signed it, where replicas.ca_file names it or "
-            "the aggregator made it. client_authority: the last of "
-            "listen.tls.client_ca_file."
-        ),
+        "When a certificate of the listeners ends, in Unix time. serving: the one that "
+        "is served. authority: the CA that signed it, where replicas.ca_file names it or "
+        "the aggregator made it. client_authority: the last of "
+        "listen.tls.client_ca_file.",
         ["certificate"],
+        dict(sorted(ends.items())),
     )
-    for purpose, until in sorted(ends.items()):
-        family.add_metric([purpose], until)
-    return family
 
 
 def connection_metrics(count: int, ended: Mapping[str, int]) -> Iterator[Metric]:
@@ -398,34 +374,26 @@ def connection_metrics(count: int, ended: Mapping[str, int]) -> Iterator[Metric]
         "Connections to the web listener that are open, at most 1,024.",
         count,
     )
-    family = counter(
+    yield counter(
         "sickbay_web_connections_ended",
-        (
-            "Connections that a limit ended: evicted (the limit was reached, and the "
-            "connection had been idle for longest), overdue (no request within 10 s, no end "
-            "of an answer within 60 s), refused (the limit was reached, and every "
-            "connection was busy)."
-        ),
+        "Connections that a limit ended: evicted (the limit was reached, and the "
+        "connection had been idle for longest), overdue (no request within 10 s, no end "
+        "of an answer within 60 s), refused (the limit was reached, and every "
+        "connection was busy).",
         ["reason"],
+        {reason: ended.get(reason, 0) for reason in ("evicted", "overdue", "refused")},
     )
-    for reason in ("evicted", "overdue", "refused"):
-        family.add_metric([reason], ended.get(reason, 0))
-    yield family
 
 
 def _routes(routes: Sequence[RouteState]) -> Iterator[Metric]:
-    dead = gauge(
-        "sickbay_alerts_dead_letters", "Deliveries that were given up and are kept.", ["route"]
-    )
-    sent = counter("sickbay_alerts_delivered", "Alerts that receivers took.", ["route"])
-    failed = counter("sickbay_alerts_attempts_failed", "Attempts that failed.", ["route"])
-    gone = counter("sickbay_alerts_given_up", "Alerts that were given up.", ["route"])
-    for route in routes:
-        dead.add_metric([route.name], route.dead)
-        sent.add_metric([route.name], route.delivered)
-        failed.add_metric([route.name], route.failed_attempts)
-        gone.add_metric([route.name], route.given_up)
-    yield from (dead, sent, failed, gone)
+    for made, name, text, field in (
+        (gauge, "dead_letters", "Deliveries that were given up and are kept.", "dead"),
+        (counter, "delivered", "Alerts that receivers took.", "delivered"),
+        (counter, "attempts_failed", "Attempts that failed.", "failed_attempts"),
+        (counter, "given_up", "Alerts that were given up.", "given_up"),
+    ):
+        counts = {route.name: getattr(route, field) for route in routes}
+        yield made(f"sickbay_alerts_{name}", text, ["route"], counts)
     yield histogram(
         "sickbay_alerts_delivery_duration_seconds",
         "Attempts to deliver alerts to a route, failed ones included.",
@@ -441,67 +409,65 @@ def _history(stats: HistoryStats) -> Iterator[Metric]:
     yield single_gauge(
         "sickbay_history_queued_rows", "Transitions that wait to be recorded.", stats.depth
     )
-    written = counter("sickbay_history_rows_written", "Transitions that were recorded.", [])
-    written.add_metric([], stats.written)
-    yield written
-    lost = counter(
+    yield counter(
+        "sickbay_history_rows_written", "Transitions that were recorded.", [], {(): stats.written}
+    )
+    yield counter(
         "sickbay_history_rows_lost",
         "Rows that were lost: transition, or evidence (agents' reports).",
         ["what"],
+        {"transition": stats.lost, "evidence": stats.untold},
     )
-    lost.add_metric(["transition"], stats.lost)
-    lost.add_metric(["evidence"], stats.untold)
-    yield lost
 
 
 def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
     yield single_gauge("sickbay_ingest_streams", "Streams that are up.", stats.attached)
     yield single_gauge(
         "sickbay_ingest_streams_overdue",
-        ("Those of them whose credentials have expired while the cluster could not renew them."),
+        "Those of them whose credentials have expired while the cluster could not renew them.",
         stats.overdue,
     )
     yield single_counter("sickbay_ingest_streams_opened", "Streams that were opened.", stats.opened)
     for name, text, label, counts in (
         (
             "refused",
-            ("Streams that were refused: a wrong token, another node's name, a malformed message."),
+            "Streams that were refused: a wrong token, another node's name, a malformed message.",
             "reason",
             stats.refused,
         ),
         ("ended", "Attached streams that ended.", "reason", stats.ended),
     ):
-        family = counter(f"sickbay_ingest_streams_{name}", text, [label])
-        for value in sorted({*Refusal, *CloseReason} | counts.keys()):
-            family.add_metric([value], counts[value])
-        yield family
-    messages = counter("sickbay_ingest_messages", "Messages that were received.", ["kind"])
-    for kind, count in sorted(stats.messages.items()):
-        messages.add_metric([kind], count)
-    yield messages
+        yield counter(
+            f"sickbay_ingest_streams_{name}",
+            text,
+            [label],
+            {value: counts[value] for value in sorted({*Refusal, *CloseReason} | counts.keys())},
+        )
+    yield counter(
+        "sickbay_ingest_messages",
+        "Messages that were received.",
+        ["kind"],
+        dict(sorted(stats.messages.items())),
+    )
     yield single_counter(
         "sickbay_ingest_acks", "Acknowledgements: evidence that is safe.", stats.acks
     )
     yield single_counter(
         "sickbay_ingest_resyncs",
-        ("Snapshots that the aggregator requested because the two sides differed."),
+        "Snapshots that the aggregator requested because the two sides differed.",
         stats.resyncs,
     )
     yield single_counter(
         "sickbay_ingest_entries_dropped",
-        (
-            "Entries (components, faults, signs) that were dropped because they are outside "
-            "the bounds of the contract; all others of their message count. The log names "
-            "the node and the first entry."
-        ),
+        "Entries (components, faults, signs) that were dropped because they are outside "
+        "the bounds of the contract; all others of their message count. The log names "
+        "the node and the first entry.",
         stats.dropped,
     )
     yield single_counter(
         "sickbay_ingest_throttles",
-        (
-            "Times that a stream had to wait because it sent too much. The log names the "
-            "agent: an agent sends more than it may."
-        ),
+        "Times that a stream had to wait because it sent too much. The log names the "
+        "agent: an agent sends more than it may.",
         stats.throttled,
     )
     yield single_counter(
@@ -514,43 +480,38 @@ def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
     )
     yield single_counter(
         "sickbay_ingest_certificate_errors",
-        ("Rotated TLS certificates that could not be used; the old one stays in use."),
+        "Rotated TLS certificates that could not be used; the old one stays in use.",
         stats.certificate_troubles,
     )
 
 
 def _api(stats: ApiStats) -> Iterator[Metric]:
-    requests = counter(
+    yield counter(
         "sickbay_api_requests",
-        (
-            "Requests by method (WATCH for a watch), kind of object and HTTP status; code 0 "
-            "is no answer. Errors have code=~'0|5..'."
-        ),
+        "Requests by method (WATCH for a watch), kind of object and HTTP status; code 0 "
+        "is no answer. Errors have code=~'0|5..'.",
         ["method", "kind", "code"],
+        {
+            (method, kind, str(code)): count
+            for (method, kind, code), count in sorted(stats.answers.items())
+        },
     )
-    for (method, kind, code), count in sorted(stats.answers.items()):
-        requests.add_metric([method, kind, str(code)], count)
-    yield requests
     yield histogram(
         "sickbay_api_request_duration_seconds",
-        (
-            "Requests to the API server, from the sending to the whole answer; those "
-            "without an answer have the time that was waited. The wait for the own rate "
-            "limit and watches do not count. The local cluster has none."
-        ),
+        "Requests to the API server, from the sending to the whole answer; those "
+        "without an answer have the time that was waited. The wait for the own rate "
+        "limit and watches do not count. The local cluster has none.",
         ["method", "kind"],
         stats.durations,
     )
     yield single_counter(
         "sickbay_api_throttles",
-        (
-            "Answers 429 because the server is busy. Refusals by a disruption budget are "
-            "not counted here."
-        ),
+        "Answers 429 because the server is busy. Refusals by a disruption budget are "
+        "not counted here.",
         stats.throttled,
     )
     yield single_counter(
         "sickbay_api_evictions_blocked",
-        ("Evictions that a disruption budget refused (a 429 that is no sign of load)."),
+        "Evictions that a disruption budget refused (a 429 that is no sign of load).",
         stats.blocked,
     )
