@@ -87,12 +87,16 @@ class Subcommands:
         group: str,
         name: str,
         text: str,
+        command: Command | None = None,
         *,
         parents: Sequence[argparse.ArgumentParser] = (),
         examples: Sequence[str] = (),
         more: str = "",
     ) -> Parser:
-        """A command; ``more`` is said below ``text`` in its own help, and ``examples`` last."""
+        """A command, which ``command`` carries out; None: it has commands of its own.
+
+        ``more`` is said below ``text`` in its own help, and ``examples`` last.
+        """
         made: Parser = self._subparsers.add_parser(
             name,
             help=text,
@@ -100,6 +104,8 @@ class Subcommands:
             epilog=_examples(self.parser.prog, examples),
             parents=list(parents),
         )
+        if command is not None:
+            made.set_defaults(command=command)
         self.parser.commands[name] = made
         self.groups.setdefault(group, []).append((name, text))
         return made

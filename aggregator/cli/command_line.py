@@ -16,7 +16,6 @@ from aggregator.cli import (
     write_commands,
 )
 from aggregator.cli.arguments import (
-    Command,
     Parser,
     Subcommands,
     node_name,
@@ -63,15 +62,18 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
         _OTHER,
         "completion",
         "print the completion for a shell",
+        lambda options: print(script(options.shell), end=""),
         examples=["completion bash > /etc/bash_completion.d/sickbay"],
     )
     completion.add_argument("shell", choices=SHELLS)
-    _command(completion, lambda options: print(script(options.shell), end=""))
     version = commands.add(
-        _OTHER, "version", "print this program's version", examples=["version -o json"]
+        _OTHER,
+        "version",
+        "print this program's version",
+        _print_version,
+        examples=["version -o json"],
     )
     version.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    _command(version, _print_version)
     demo.add_to(commands, _OTHER)
     commands.describe(
         "The health of the fleet's nodes, and what is done about it.",
@@ -92,10 +94,6 @@ def _print_version(options: argparse.Namespace) -> None:
     print(json.dumps({"version": VERSION}) if options.output == "json" else f"sickbay {VERSION}")
 
 
-def _command(parser: Parser, command: Command) -> None:
-    parser.set_defaults(command=command)
-
-
 def _add_node(parser: Parser) -> None:
     parser.add_argument("name", type=node_name, metavar="NODE")
 
@@ -106,12 +104,12 @@ def _add_reason(parser: Parser) -> None:
 
 def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     listed = list_options()
-    status = commands.add(_FLEET, "status", "the fleet at a glance", parents=[read])
-    _command(status, read_commands.status)
+    commands.add(_FLEET, "status", "the fleet at a glance", read_commands.status, parents=[read])
     incidents = commands.add(
         _FLEET,
         "incidents",
         "the open incidents",
+        read_commands.incidents,
         parents=[read, listed],
         examples=[
             "incidents -l topology.kubernetes.io/zone=hall-2",
@@ -123,20 +121,26 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "--rule", default="", metavar="NAME", help="only those with evidence of this rule"
     )
     incidents.add_argument("--limit", type=positive, default=100, metavar="N")
-    _command(incidents, read_commands.incidents)
-    lemons = commands.add(
-        _FLEET, "lemons", "nodes that come back again and again", parents=[read, listed]
+    commands.add(
+        _FLEET,
+        "lemons",
+        "nodes that come back again and again",
+        read_commands.lemons,
+        parents=[read, listed],
     )
-    _command(lemons, read_commands.lemons)
     _add_jobs(commands, read)
-    replicas = commands.add(
-        _FLEET, "replicas", "the aggregator's replicas, and which don't answer", parents=[read]
+    commands.add(
+        _FLEET,
+        "replicas",
+        "the aggregator's replicas, and which don't answer",
+        read_commands.replicas,
+        parents=[read],
     )
-    _command(replicas, read_commands.replicas)
     history = commands.add(
         _FLEET,
         "history",
         "what happened",
+        read_commands.history,
         parents=[read],
         examples=["history --node gpu-0042", "history --since 8h --limit 500"],
     )
@@ -148,12 +152,14 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "--until", default="", metavar="TIME", help="only transitions up to then; as --since"
     )
     history.add_argument("--limit", type=positive, default=50, metavar="N")
-    _command(history, read_commands.history)
     watch = commands.add(
-        _FLEET, "watch", "transitions as they happen (Ctrl-C ends it)", parents=[read]
+        _FLEET,
+        "watch",
+        "transitions as they happen (Ctrl-C ends it)",
+        read_commands.watch,
+        parents=[read],
     )
     watch.add_argument("--node", default="", metavar="NAME", help="only about this node")
-    _command(watch, read_commands.watch)
 
 
 def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
@@ -161,21 +167,21 @@ def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         _FLEET,
         "jobs",
         "the jobs that faults hit, or the records of one",
+        jobs.jobs,
         parents=[read],
         examples=["jobs --since 7d", "jobs ml/jobset/llama-70b"],
     )
     hit.add_argument("name", nargs="?", default="", metavar="NAMESPACE/FAMILY/NAME")
-    _command(hit, jobs.jobs)
     report = commands.add(
         _FLEET,
         "report",
         "the GPU hours that faults cost, by job, team, code, node or pool",
+        jobs.report,
         parents=[read],
         examples=["report --since 30d --by team", "report --by code --csv > codes.csv"],
     )
     report.add_argument("--by", choices=jobs.GROUPS, default="job", help="default: %(default)s")
     report.add_argument("--csv", action="store_true", help="print the rows as CSV")
-    _command(report, jobs.report)
     for made in (hit, report):
         made.add_argument(
             "--since", default="", metavar="TIME", help="7d, or 2026-01-31T03:14:00Z (default: 30d)"
@@ -191,6 +197,7 @@ def _add_nodes(
         _NODES,
         "nodes",
         "every node, or those that stand so",
+        read_commands.nodes,
         parents=[read, listed],
         examples=[
             "nodes --standing held",
@@ -203,31 +210,32 @@ def _add_nodes(
     nodes.add_argument(
         "--untested", action="store_true", help="only new ones that still have their startup taint"
     )
-    _command(nodes, read_commands.nodes)
-    node = commands.add(_NODES, "node", "one node's details and its past", parents=[read])
+    node = commands.add(
+        _NODES, "node", "one node's details and its past", read_commands.node, parents=[read]
+    )
     node.add_argument("name", type=node_name, metavar="NAME")
-    _command(node, read_commands.node)
     explain = commands.add(
         _NODES,
         "explain",
         "why a node is in its state, what follows, and what to do",
+        read_commands.explain,
         parents=[read],
         examples=["explain gpu-0042"],
     )
     _add_node(explain)
-    _command(explain, read_commands.explain)
-    quarantines = commands.add(
+    commands.add(
         _NODES,
         "quarantines",
         "the quarantines under way",
+        read_commands.quarantines,
         parents=[read, listed],
         examples=["quarantines --sort-by .created_at -o wide", "quarantines -o name"],
     )
-    _command(quarantines, read_commands.quarantines)
     bundle = commands.add(
         _NODES,
         "bundle",
         "one archive with all that is known of a node, for a ticket or an RMA",
+        bundle_command.bundle,
         parents=[source],
         more="It has the node's state, evidence, history, kernel lines, versions and objects. "
         "Texts that look like secrets are left out.",
@@ -241,11 +249,11 @@ def _add_nodes(
         help="default: sickbay-NODE-TIME.tar.gz",
     )
     sentence_option(bundle)
-    _command(bundle, bundle_command.bundle)
     wait = commands.add(
         _NODES,
         "wait",
         "wait until a node is quarantined, drained or released",
+        read_commands.wait,
         parents=[read],
         more="The exit code is 1 where that is not reached in time, or can't be.",
         examples=["wait gpu-0042 --for drained --timeout 30m"],
@@ -255,7 +263,6 @@ def _add_nodes(
     wait.add_argument(
         "--timeout", type=duration, default="10m", metavar="TIME", help="default: %(default)s"
     )
-    _command(wait, read_commands.wait)
 
 
 def _add_bisect(commands: Subcommands) -> None:
@@ -263,6 +270,7 @@ def _add_bisect(commands: Subcommands) -> None:
         _NODES,
         "bisect",
         "find the nodes that make a group's test fail, by halves",
+        bisect.bisect,
         parents=[cluster_options()],
         more="It runs your test of several nodes (such as an all-reduce of NCCL) on parts of the "
         "group. Exit code of the test: 0 passed, 1 failed, any other: no verdict. Exit code of "
@@ -325,7 +333,6 @@ def _add_bisect(commands: Subcommands) -> None:
     local_option(made)
     sentence_option(made)
     made.set_defaults(dry_run=False)
-    _command(made, bisect.bisect)
 
 
 def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
@@ -333,20 +340,19 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         _ACT,
         "stop",
         "stop new quarantines and evictions, on all nodes",
+        write_commands.stop,
         parents=[act],
         examples=['stop "work on the fabric"', "resume"],
     )
     why = stop.add_mutually_exclusive_group(required=True)
     why.add_argument("text", nargs="?", metavar="REASON", help="why, for the next person on call")
     why.add_argument("--reason", help="the same as an option")
-    _command(stop, write_commands.stop)
-    _command(
-        commands.add(_ACT, "resume", "go on after a stop", parents=[act]), write_commands.resume
-    )
+    commands.add(_ACT, "resume", "go on after a stop", write_commands.resume, parents=[act])
     quarantine = commands.add(
         _ACT,
         "quarantine",
         "quarantine a node by hand",
+        write_commands.quarantine,
         parents=[act],
         more="A drain ends the work on the node, so that it asks for confirmation.",
         examples=[
@@ -361,11 +367,11 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     quarantine.add_argument(
         "-y", "--yes", action="store_true", help="a drain does not ask for confirmation"
     )
-    _command(quarantine, write_commands.quarantine)
     release = commands.add(
         _ACT,
         "release",
         "end a node's quarantine",
+        write_commands.release,
         parents=[act],
         more="An open order may still reach the node, so the release requires confirmation then.",
     )
@@ -373,7 +379,6 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     release.add_argument(
         "-y", "--yes", action="store_true", help="an open order does not ask for confirmation"
     )
-    _command(release, write_commands.release)
     for name, text, command in (
         ("unexempt", "have an exempt node judged as any other again", write_commands.unexempt),
         ("unpin", "let a pinned node go when it is well", write_commands.unpin),
@@ -383,13 +388,13 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
             write_commands.forget,
         ),
     ):
-        made = commands.add(_ACT, name, text, parents=[act])
+        made = commands.add(_ACT, name, text, command, parents=[act])
         _add_node(made)
-        _command(made, command)
     exempt = commands.add(
         _ACT,
         "exempt",
         "have a node left alone for a time",
+        write_commands.exempt,
         parents=[act],
         examples=['exempt gpu-0042 --for 8h --reason "firmware test"'],
     )
@@ -398,11 +403,15 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         "--for", dest="how_long", required=True, metavar="TIME", help="such as 30m, 8h or 7d"
     )
     _add_reason(exempt)
-    _command(exempt, write_commands.exempt)
-    pin = commands.add(_ACT, "pin", "keep a node's quarantine until it is unpinned", parents=[act])
+    pin = commands.add(
+        _ACT,
+        "pin",
+        "keep a node's quarantine until it is unpinned",
+        write_commands.pin,
+        parents=[act],
+    )
     _add_node(pin)
     _add_reason(pin)
-    _command(pin, write_commands.pin)
 
 
 def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
@@ -410,6 +419,7 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         _ACT,
         "repair",
         "show the repairs of a node in quarantine, begin one, or take it back",
+        repair.repair,
         parents=[read],
         more="With a node alone it prints the ladder, the attempts, and what holds the next one.",
         examples=["repair gpu-0042", "repair gpu-0042 reboot", "repair gpu-0042 --cancel"],
@@ -430,7 +440,6 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     local_option(made)
     dry_run_option(made)
     yes_option(made)
-    _command(made, repair.repair)
 
 
 def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
@@ -438,6 +447,7 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         _ACT,
         "test",
         "test a node in quarantine, a new one or one without work, or show its past tests",
+        active_test.test,
         parents=[read],
         more="The exit code is 0 where it passed, 1 where it failed, 3 without a verdict.",
         examples=["test gpu-0042", "test gpu-0042 --profile long", "test gpu-0042 --history"],
@@ -462,20 +472,23 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     local_option(made)
     dry_run_option(made)
     yes_option(made)
-    _command(made, active_test.test)
 
 
 def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     alert = commands.add(_OTHER, "alert", "where alerts go")
     about = Subcommands(alert)
-    listed = about.add(
-        "Alerts", "list", "routes, and deliveries that were given up", parents=[read]
+    about.add(
+        "Alerts",
+        "list",
+        "routes, and deliveries that were given up",
+        read_commands.alert_list,
+        parents=[read],
     )
-    _command(listed, read_commands.alert_list)
     test = about.add(
         "Alerts",
         "test",
         "send a test alert on a route, with the aggregator's configuration and secrets",
+        write_commands.alert_test,
     )
     test.add_argument("route", metavar="ROUTE")
     test.add_argument(
@@ -488,5 +501,4 @@ def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     sentence_option(test)
     # The test sends as the aggregator does, with the same libraries.
     test.set_defaults(extra="aggregator")
-    _command(test, write_commands.alert_test)
     about.describe("Where alerts go.", f"{alert.prog} COMMAND --help has the options.")

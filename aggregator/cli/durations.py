@@ -24,3 +24,16 @@ def require_time(text: str) -> None:
             f'"{text[:80]}" is no time; expected one such as 1h, 7d, 2026-01-31 or '
             "2026-01-31T03:14:00Z"
         ) from None
+
+
+def moment_of(text: str, now: dt.datetime) -> str:
+    """The time of an option as the API reads it; "1h" and the like are that long before now."""
+    seconds = read_duration(text, "smhd")
+    if seconds is None:
+        require_time(text)
+        return text
+    try:
+        moment = now - dt.timedelta(seconds=seconds)
+    except OverflowError:
+        raise UsageError(f'"{text}" is before all times; expected one such as 1h or 7d') from None
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from aggregator.cli.durations import read_duration, require_time
+from aggregator.cli.durations import moment_of
 from aggregator.cli.errors import UsageError
 from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.screen import Screen
@@ -63,7 +63,7 @@ def _cell(value: object) -> object:
 def _report(options: argparse.Namespace, *, by: str, job: str) -> Answer:
     now = dt.datetime.now(dt.UTC)
     times = {
-        name: _moment(getattr(options, name), now)
+        name: moment_of(getattr(options, name), now)
         for name in ("since", "until")
         if getattr(options, name)
     }
@@ -74,18 +74,6 @@ def _report(options: argparse.Namespace, *, by: str, job: str) -> Answer:
     if answer["cut"]:
         print("warning: only the newest 50,000 records are counted", file=sys.stderr)
     return answer
-
-
-def _moment(text: str, now: dt.datetime) -> str:
-    seconds = read_duration(text, "smhd")
-    if seconds is None:
-        require_time(text)
-        return text
-    try:
-        moment = now - dt.timedelta(seconds=seconds)
-    except OverflowError:
-        raise UsageError(f'"{text}" is before all times; expected one such as 7d') from None
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _jobs(answer: Answer, screen: Screen) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aggregator.cli import render, render_nodes
-from aggregator.cli.durations import read_duration, require_time
+from aggregator.cli.durations import moment_of
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer, sort_items
@@ -164,24 +164,11 @@ def history(options: argparse.Namespace) -> None:
         answer = source.get(
             "transitions",
             node=options.node,
-            since=_moment(options.since, now),
-            until=_moment(options.until, now),
+            since=moment_of(options.since, now),
+            until=moment_of(options.until, now),
             limit=options.limit,
         )
     print_answer(options, answer, render.history)
-
-
-def _moment(text: str, now: dt.datetime) -> str:
-    """The time of an option as the API reads it; "1h" and the like are that long before now."""
-    seconds = read_duration(text, "smhd")
-    if seconds is None:
-        require_time(text)
-        return text
-    try:
-        moment = now - dt.timedelta(seconds=seconds)
-    except OverflowError:
-        raise UsageError(f'"{text}" is before all times; expected one such as 1h or 7d') from None
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def watch(options: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.clock import Clocks
@@ -31,7 +31,6 @@ from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
 from aggregator.quarantine.correlation.trackers import FleetTrackers
-from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.agentless import AgentlessNodes
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.repair_plan import RepairPlan
@@ -74,7 +73,6 @@ from aggregator.quarantine.settings import Settings, group_labels, limits_for_pe
 from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.gpus import OutOfService
-from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -108,12 +106,7 @@ class _Base:
             lists_all=cluster.lists_all,
             now=clocks.now,
             agentless=AgentlessNodes(settings.silence.none_on),
-            others=OthersMarks(
-                settings.maintenance,
-                now=clocks.now,
-                earliest=clocks.earliest,
-                words=cluster.words,
-            ),
+            others=OthersMarks(settings.maintenance, clocks=clocks, words=cluster.words),
         )
         self.pools = pools = NodePools(Pools(settings.pools, settings.mode), registry, given.policy)
 
@@ -124,16 +117,15 @@ class _Base:
         self.node_events = NodeEventPublisher(
             given.event_sink,
             cluster=cluster,
-            fleet=fleet,
-            uid_of=registry.uid_of,
+            registry=registry,
             enabled=writes_events,
-            now=clocks.now,
+            clocks=clocks,
         )
         self.event_sink = self.evictions = EvictionMemory(
             self.node_events,
             policy=given.policy,
             fabrics_of=self._fabrics_of,
-            known=registry.known,
+            registry=registry,
             clocks=clocks,
         )
         self.causes: CommonCauseTracker = CommonCauseTracker(
@@ -145,7 +137,7 @@ class _Base:
             event_sink=self.event_sink,
             clocks=clocks,
         )
-        self.switch = StopSwitch(cluster, now=clocks.now, may_act=given.may_act)
+        self.switch = StopSwitch(cluster, clocks=clocks, may_act=given.may_act)
         self.record_writer = AdmissionRecordWriter(
             cluster,
             limits=settings.limits,
@@ -164,7 +156,7 @@ class _Base:
             clocks=clocks,
             labels=settings.common.domain_labels,
             evaluate=queue.evaluate,
-            quorum=lambda: quorum(settings.limits, registry.size()) is None,
+            limits=settings.limits,
         )
         self.own_evidence = OwnEvidence(registry, queue)
         say = self.own_evidence.record
@@ -178,11 +170,6 @@ class _Base:
 
     def _fabrics_of(self, node: str) -> frozenset[str]:
         return self.causes.fabrics_of(node)
-
-    def quarantined(self) -> Iterator[NodeState]:
-        """The nodes in quarantine."""
-        known = (self.registry.known(one.node) for one in self.registry.standing.quarantines())
-        return (node_state for node_state in known if node_state is not None)
 
 
 class _Acts:
@@ -486,7 +473,7 @@ def _parts(
             cluster_events=cluster_events,
             nodes=nodes,
             report=report,
-            out_of_service=OutOfService(base.quarantined, fleet.stages),
+            out_of_service=OutOfService(registry, fleet.stages),
             clocks=clocks,
         ),
         poller=NodePoller(

@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         from aggregator.ingest.tls import TlsError
         from aggregator.runtime import gc_tuning, logs
         from aggregator.tls.client_context import CaFileError
-        from aggregator.web.server import WebListenError
+        from aggregator.web.connections import WebListenError
 
     try:
         config.cluster.traits.check_start(config.cluster.settings, os.environ)

@@ -4,7 +4,6 @@ import http.server
 import json
 import threading
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 #: The largest request body that is read, in bytes. The aggregator sends a few KiB.
@@ -38,12 +37,7 @@ class AlertReceiver:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

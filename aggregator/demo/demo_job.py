@@ -6,7 +6,6 @@ import http.server
 import json
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 _STEP = 0.2
@@ -62,12 +61,7 @@ class DemoJob:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._server.shutdown()
         self._server.server_close()

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from aggregator.demo.process_guard import ProcessGuard
@@ -73,12 +72,7 @@ class ChildProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # a second Ctrl-C must not cut this short
             signal.signal(signal.Signals[name], signal.SIG_IGN)
         for _, process, _ in reversed(self._members):

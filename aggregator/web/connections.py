@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from aggregator.ingest.os_limits import WEB_CONNECTIONS
+from aggregator.ingest.os_limits import WEB_CONNECTIONS, why_not
 
 log = logging.getLogger("sickbay.web")
 
@@ -247,34 +247,35 @@ class LimitedSite(web.BaseSite):
         self,
         runner: web.AppRunner,
         table: ConnectionTable,
-        *,
-        host: str = "",
-        port: int = 0,
-        path: str = "",
+        address: str,
         ssl_context: tls.SSLContext | None = None,
     ) -> None:
-        """``path`` of a unix socket, or else ``host`` and ``port``."""
+        """``address``: ``host:port``, ``[v6]:port`` or ``unix:/path``."""
         super().__init__(runner, ssl_context=ssl_context)
         self._table = table
-        self._where = (host, port)
-        self._path = path
+        self._address = address
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def name(self) -> str:
-        return self._path or "{}:{}".format(*self._where)
+        return self._address
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
         await super().start()
         loop = asyncio.get_running_loop()
         # asyncio binds the addresses, and the sockets' duplicates are ours to accept from.
+        host, _, port = self._address.rpartition(":")
         server = await (
-            loop.create_unix_server(asyncio.Protocol, self._path, start_serving=False)
-            if self._path
+            loop.create_unix_server(
+                asyncio.Protocol, self._address.removeprefix("unix:"), start_serving=False
+            )
+            if self._address.startswith("unix:")
             else loop.create_server(
-                asyncio.Protocol, *self._where, start_serving=False, reuse_address=True
+                *(asyncio.Protocol, host.strip("[]"), int(port)),
+                start_serving=False,
+                reuse_address=True,
             )
         )
         self._server = server
@@ -350,3 +351,28 @@ class LimitedSite(web.BaseSite):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class WebListenError(Exception):
+    """The page's address can't be listened on; the text gives the reason and the next step."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f'can\'t listen on "{address}" (listen.web): {why_not(address)}')
+
+
+async def listen(
+    runner: web.AppRunner, table: ConnectionTable, address: str, ssl: tls.SSLContext | None
+) -> str:
+    """Listen on the address of a `LimitedSite`. Returns it with its port.
+
+    Raises WebListenError.
+    """
+    await runner.setup()
+    try:
+        await LimitedSite(runner, table, address, ssl).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise WebListenError(address) from error
+    if address.startswith("unix:"):
+        return address
+    return f"{address.rpartition(':')[0]}:{runner.addresses[0][1]}"

@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypedDict
 
 import aiohttp
 from aiohttp import web
@@ -26,11 +25,10 @@ from aggregator.leader.lease import Candidate
 from aggregator.tls.client_context import CaFileError, FollowedAuthorities
 from aggregator.web import forwarded_client
 from aggregator.web.access_guard import AccessGuard, PageAccess
-from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, LimitedSite
+from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
 from aggregator.web.event_broker import MOST_STREAMS
 from aggregator.web.gateway_metrics import GatewayScrape, gateway_registry
 from aggregator.web.response_headers import dress
-from aggregator.web.server import WebListenError
 
 log = logging.getLogger("sickbay.web")
 
@@ -90,14 +88,6 @@ class GatewayState:
     token_errors: tuple[type[Exception], ...] = ()
 
 
-class _Where(TypedDict, total=False):
-    """The address of a site."""
-
-    host: str
-    port: int
-    path: str
-
-
 class GatewayPage:
     """``authorities`` verify the controller's certificate. ``access`` guards this replica's own
     metrics. ``now`` is monotonic seconds.
@@ -136,19 +126,7 @@ class GatewayPage:
 
         Raises WebListenError.
         """
-        await self._runner.setup()
-        path = address.removeprefix("unix:")
-        host, _, port = address.rpartition(":")
-        where: _Where = {"path": path}
-        if path == address:
-            where = {"host": host.strip("[]"), "port": int(port)}
-        site = LimitedSite(self._runner, self._connections, ssl_context=ssl, **where)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise WebListenError(address) from error
-        return address if path != address else f"{host}:{self._runner.addresses[0][1]}"
+        return await listen(self._runner, self._connections, address, ssl)
 
     async def close(self) -> None:
         """End what is passed on, and stop listening."""

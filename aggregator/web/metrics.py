@@ -392,8 +392,12 @@ def _routes(routes: Sequence[RouteState]) -> Iterator[Metric]:
         (counter, "attempts_failed", "Attempts that failed.", "failed_attempts"),
         (counter, "given_up", "Alerts that were given up.", "given_up"),
     ):
-        counts = {route.name: getattr(route, field) for route in routes}
-        yield made(f"sickbay_alerts_{name}", text, ["route"], counts)
+        yield made(
+            f"sickbay_alerts_{name}",
+            text,
+            ["route"],
+            {route.name: getattr(route, field) for route in routes},
+        )
     yield histogram(
         "sickbay_alerts_delivery_duration_seconds",
         "Attempts to deliver alerts to a route, failed ones included.",

@@ -10,7 +10,6 @@ import ssl as tls
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import TypedDict
 
 import msgspec
 from aiohttp import web
@@ -19,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from aggregator.access.identity import AccessRefused
 from aggregator.clock import Clocks
 from aggregator.configfile.values import is_loopback
-from aggregator.ingest.os_limits import WEB_CONNECTIONS, why_not
+from aggregator.ingest.os_limits import WEB_CONNECTIONS
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.histogram import PAGE, Histogram
 from aggregator.web import models, openapi, sse
@@ -28,7 +27,7 @@ from aggregator.web.action_endpoints import ACCESS, ActionEndpoints, ActionSetup
 from aggregator.web.api import ENDPOINTS, Endpoint, NotThere, respond
 from aggregator.web.assets import Assets
 from aggregator.web.change_notifier import ChangeNotifier
-from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, LimitedSite
+from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
 from aggregator.web.event_broker import EventBroker, TooManyStreams
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.hosts import AllowedHosts, name_of
@@ -54,22 +53,7 @@ _STREAM = "/api/v1/stream"
 _GRACE = 2.0
 
 
-class _Where(TypedDict, total=False):
-    """The address of a site."""
-
-    host: str
-    port: int
-    path: str
-
-
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class WebListenError(Exception):
-    """The page's address can't be listened on; the text gives the reason and the next step."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(f'can\'t listen on "{address}" (listen.web): {why_not(address)}')
 
 
 class Web:
@@ -171,20 +155,9 @@ class Web:
 
         Raises WebListenError.
         """
-        await self._runner.setup()
-        path = address.removeprefix("unix:")
-        if ssl is None and path == address and is_loopback(address):
+        if ssl is None and not address.startswith("unix:") and is_loopback(address):
             self._allowed = self._names
-        host, _, port = address.rpartition(":")
-        where: _Where = {"path": path}
-        if path == address:
-            where = {"host": host.strip("[]"), "port": int(port)}
-        site = LimitedSite(self._runner, self._connections, ssl_context=ssl, **where)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise WebListenError(address) from error
+        bound = await listen(self._runner, self._connections, address, ssl)
         # Beside the rest: a history that hangs must not keep the aggregator from starting.
         for work, name in (
             (self._queries.prime(), "web past"),
@@ -192,10 +165,7 @@ class Web:
             (TrendRecorder(self._queries).run(), "web trend"),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
-        if path != address:
-            return address
-        bound = self._runner.addresses[0][1]
-        return f"{host}:{bound}"
+        return bound
 
     async def close(self) -> None:
         """End event streams and requests, then stop listening."""

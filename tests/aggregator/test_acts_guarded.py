@@ -25,6 +25,7 @@ import pytest
 import aggregator
 import aggregator.hooks
 import aggregator.repairers
+from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.local.settings import Commands
@@ -161,7 +162,8 @@ class World:
     async def start(self) -> None:
         await self.cluster.start()
         self.quarantine = await self.cluster.create_quarantine("n1", SPEC)
-        self._switch = StopSwitch(self.cluster, now=self._now, may_act=lambda: self._is_controller)
+        clocks = Clocks(self._now, time.time)
+        self._switch = StopSwitch(self.cluster, clocks=clocks, may_act=lambda: self._is_controller)
         read = quarantine_read(self.cluster, self.quarantine)
         fresh = FreshRead(read, now=self._now, began=self._now())
         inner = act_guard(

@@ -24,6 +24,7 @@ from aggregator.quarantine.correlation.network import (
     SILENT_FOR,
     NetworkTracker,
 )
+from aggregator.quarantine.decide.admission import FleetSize, Limits
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.replica import Notes, component, snapshot
@@ -73,6 +74,7 @@ class Desk:
         self.loop = loop
         self.fleet, self.notes = FleetState(), Notes()
         self.registry = NodeRegistry(self.fleet, "", now=loop.time)
+        self.registry.size = lambda: FleetSize(10, 10 if self.quorum else 0)  # type: ignore[method-assign]
         self.quorum = True
         self.judged: list[str] = []
         self.made: Any = NetworkTracker(
@@ -82,7 +84,7 @@ class Desk:
             clocks=Clocks(loop.time, lambda: 5000.0),
             labels=("rack",),
             evaluate=lambda node_state: self.judged.append(node_state.node),
-            quorum=lambda: self.quorum,
+            limits=Limits(),
         )
         self.graph = Graph()
         self._feed()

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     Action,
@@ -230,9 +231,13 @@ class Clock:
     def __call__(self) -> float:
         return self.time
 
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(self, self)
+
 
 def test_an_older_word_changes_nothing_and_after_a_gap_the_first_one_counts() -> None:
-    switch = StopSwitch(MemoryCluster(World()), now=Clock())
+    switch = StopSwitch(MemoryCluster(World()), clocks=Clock().clocks)
     switch.apply_seen(StopText("new", "20"))
     switch.apply_seen(StopText("", "10"))
     assert switch.reason == "new"
@@ -246,7 +251,7 @@ def test_an_older_word_changes_nothing_and_after_a_gap_the_first_one_counts() ->
 
 def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
     told: list[str] = []
-    switch = StopSwitch(MemoryCluster(World()), now=Clock())
+    switch = StopSwitch(MemoryCluster(World()), clocks=Clock().clocks)
     switch.on_change(lambda: told.append(switch.reason))
     switch.apply_seen(StopText("", "1"))  # resumed once, long ago
     assert told == []
@@ -271,7 +276,7 @@ async def test_one_read_serves_all_who_wait_and_is_good_for_half_a_second() -> N
     def count(call: str) -> None:
         calls[call] += 1
 
-    switch = StopSwitch(MemoryCluster(world, fails=count), now=clock)
+    switch = StopSwitch(MemoryCluster(world, fails=count), clocks=clock.clocks)
     await asyncio.gather(*(switch.check() for _ in range(50)))
     clock.time += FRESH
     await switch.check()
@@ -293,7 +298,7 @@ async def test_a_read_that_was_begun_too_early_for_an_act_is_not_taken_for_it() 
             await slow.wait()
             return found
 
-    switch = StopSwitch(Slow(world), now=clock)
+    switch = StopSwitch(Slow(world), clocks=clock.clocks)
     switch.begin_check()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -308,7 +313,7 @@ async def test_a_read_that_was_begun_too_early_for_an_act_is_not_taken_for_it() 
 
 async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     world, clock = World(), Clock()
-    switch = StopSwitch(MemoryCluster(world), now=clock)
+    switch = StopSwitch(MemoryCluster(world), clocks=clock.clocks)
     world.person_stops_unseen("drill")
     await switch.check_beside()  # by the events, which are late
     with pytest.raises(GuardRefused):  # the steps after an admission wait for the read
@@ -323,7 +328,9 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     resume(world)
     switch.apply_seen(world.stop)
     clock.time += REST + 1
-    broken = StopSwitch(MemoryCluster(world, fails=lambda _: Unreachable("away")), now=clock)
+    broken = StopSwitch(
+        MemoryCluster(world, fails=lambda _: Unreachable("away")), clocks=clock.clocks
+    )
     with pytest.raises(StopUnreadable):
         await broken.check()
     with pytest.raises(StopUnreadable):

@@ -36,5 +36,5 @@ def record_writer_of(
         causes=causes,
         pools=all_in_mode(Action.DRAIN),
         clocks=Clocks(wall, wall),
-        switch=StopSwitch(cluster, now=wall),
+        switch=StopSwitch(cluster, clocks=Clocks(wall, wall)),
     )

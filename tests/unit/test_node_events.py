@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     NodeEvent,
@@ -139,6 +140,10 @@ def test_a_repair_that_went_wrong_is_a_warning(
     assert repair(kind, outcome=outcome).warning is warning
 
 
+def _time() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Bench:
     """The publisher over a cluster that answers as told."""
 
@@ -148,14 +153,14 @@ class Bench:
         self.answers = list(answers)
         self.summaries: dict[str, Any] = {}
         self.quarantine(QUARANTINE)
-        fleet = SimpleNamespace(node_summaries=self.summaries, documentation_url=DOCUMENTATION)
+        fleet = SimpleNamespace(documentation_url=DOCUMENTATION)
+        known: Any = SimpleNamespace(known=self.summaries.get, uid_of=lambda _: "uid", fleet=fleet)
         self.publisher = NodeEventPublisher(
             SimpleNamespace(record_event=self.passed_on.append),
             cluster=self,  # type: ignore[arg-type]
-            fleet=fleet,  # type: ignore[arg-type]
-            uid_of=lambda _: "uid",
+            registry=known,
             enabled=lambda _: enabled,
-            now=lambda: asyncio.get_running_loop().time(),
+            clocks=Clocks(_time, _time),
         )
 
     def quarantine(self, found: Quarantine) -> None:

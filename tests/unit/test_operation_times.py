@@ -1,5 +1,8 @@
 """By which time the deadline of an operation counts: its writer's clock is never read here."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from aggregator.quarantine.state.operation_times import MOST_APART, OperationTimes
@@ -12,7 +15,10 @@ class Clock:
 
     def __init__(self, *, ahead: float) -> None:
         self.now, self.ahead = 1000.0, ahead
-        self.times = OperationTimes(lambda: self.now, lambda: BEGAN - 1000 + self.now + self.ahead)
+        clocks: Any = SimpleNamespace(
+            now=lambda: self.now, trusted_wall=lambda: BEGAN - 1000 + self.now + self.ahead
+        )
+        self.times = OperationTimes(clocks)
 
     def passed(self, operation: str = "a") -> float:
         return self.times.time_of(operation, BEGAN) - BEGAN

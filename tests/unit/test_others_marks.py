@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import Node, NodeMeta, Taint
 from aggregator.quarantine.decide.agentless import AgentlessNodes
 from aggregator.quarantine.decide.maintenance import (
@@ -39,8 +40,7 @@ class Clock:
     def marks(self, *marks: OthersMark, **rules: Any) -> OthersMarks:
         return OthersMarks(
             MaintenanceRules(marks, **rules),
-            now=lambda: self.seconds,
-            earliest=lambda: WALL + self.seconds,
+            clocks=Clocks(lambda: self.seconds, lambda: WALL + self.seconds),
         )
 
 

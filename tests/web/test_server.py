@@ -16,8 +16,8 @@ from aggregator.events import EventKind, Transition
 from aggregator.health.model import Component, Snapshot, Status
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.api import nearest
+from aggregator.web.connections import WebListenError
 from aggregator.web.event_broker import EventBroker
-from aggregator.web.server import WebListenError
 from tests.support.node_states import set_fields
 from tests.support.waiting import PATIENCE
 from tests.unit.test_page_delta import applied

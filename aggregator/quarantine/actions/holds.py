@@ -54,11 +54,13 @@ class NodeHolds:
         since = before.since if before is not None else self._clocks.wall()
         node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
         if before is None or before.limit != held.limit:
-            text = f"{wanted.spec.action} {held.text}"
-            details = {"limit": held.limit, "value": held.value}
-            if held.cause:
-                details["cause"] = held.cause
-            self._acts.emit_event(node_state, EventKind.HELD, text, details)
+            self._report(node_state, held, wanted.spec.action)
+
+    def _report(self, node_state: NodeState, held: Held, action: Action) -> None:
+        details = {"limit": held.limit, "value": held.value}
+        if held.cause:
+            details["cause"] = held.cause
+        self._acts.emit_event(node_state, EventKind.HELD, f"{action} {held.text}", details)
 
     async def leave_foreign(self, node_state: NodeState) -> None:
         """Another installation has the node in quarantine: we neither act on that nor undo it.
@@ -92,28 +94,21 @@ class NodeHolds:
         since = self._clocks.wall()
         node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since))
         if quarantine.status.phase not in MARKED:
-            text = f"{quarantine.spec.action} {held.text}"
-            details = {"limit": held.limit, "value": held.value}
-            self._acts.emit_event(node_state, EventKind.HELD, text, details)
+            self._report(node_state, held, quarantine.spec.action)
 
     def hold_unread(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report that part of its status, which a later version may have written, stops it."""
         known = node_state.decision.hold
         if known is not None and known.limit == UNREAD_STATUS:
             return
-        fields = ", ".join(sorted(quarantine.unread_fields))
-        text = (
+        held = Held(
+            UNREAD_STATUS,
+            ", ".join(sorted(quarantine.unread_fields)),
             "part of its Quarantine's status can't be read, and is left as it is: a later version "
-            f"may have written it ({quarantine.unread})"
+            f"may have written it ({quarantine.unread})",
         )
-        since = self._clocks.wall()
-        node_state.set_hold(NodeHold(UNREAD_STATUS, fields, text, since))
-        self._acts.emit_event(
-            node_state,
-            EventKind.HELD,
-            f"{quarantine.spec.action} held by {UNREAD_STATUS} = {fields}: {text}",
-            {"limit": UNREAD_STATUS, "value": fields},
-        )
+        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, self._clocks.wall()))
+        self._report(node_state, held, quarantine.spec.action)
 
     def unhold_resumed(self, node_state: NodeState) -> None:
         """The stop is over, or the status can be read: neither holds a standing quarantine."""

@@ -117,7 +117,7 @@ class AdmissionRecordWriter:
         self._pools = pools
         #: It must run evenly: a jump would let the record forget recent admissions.
         self._wall = clocks.trusted_wall
-        self.times = OperationTimes(clocks.now, clocks.trusted_wall)
+        self.times = OperationTimes(clocks)
         self.switch = switch
         self.standing = registry.standing
         self._stored: RecordText | None = None

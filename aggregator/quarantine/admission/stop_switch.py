@@ -8,6 +8,7 @@ and no reads while no request acts.
 import asyncio
 from collections.abc import Callable
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     ClusterError,
     GuardRefused,
@@ -31,7 +32,7 @@ class StopUnreadable(GuardUnreadable):
 
 
 class StopSwitch:
-    """``now`` is monotonic, in seconds; ``may_act``: whether we are the controller at this moment.
+    """``may_act``: whether we are the controller at this moment.
 
     A switch that was set stays set until a person turns it off explicitly: deleting or emptying its
     object does not turn it off.
@@ -41,11 +42,11 @@ class StopSwitch:
         self,
         cluster: SharedObjects,
         *,
-        now: Callable[[], float],
+        clocks: Clocks,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         self._cluster = cluster
-        self._now = now
+        self._now = clocks.now
         self.may_act = may_act
         self._listeners: list[Callable[[], None]] = []
         #: Why everything is stopped; empty: it is not.

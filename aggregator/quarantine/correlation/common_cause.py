@@ -100,7 +100,7 @@ class CommonCauseTracker:
         #: Nodes whose evidence may be their fabric's: that evidence, and when it was first seen to
         #: be all of it (monotonic).
         self._fabric_evidence: dict[str, tuple[frozenset[tuple[str, str]], float]] = {}
-        self._origins = RackOrigins(policy, admission.window, clocks.now)
+        self._origins = RackOrigins(policy, admission.window, clocks)
 
     def receive_symptoms(self, node_state: NodeState) -> None:
         """Count the node as it is now. Cheap for a healthy node."""

@@ -20,6 +20,7 @@ from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.fabric import may_be_of_fabric
 from aggregator.quarantine.decide.symptoms import actionable_evidence
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
 
 #: Faults come so long after the pod's grace at most (seconds).
 AFTER_GRACE = 60.0
@@ -49,13 +50,13 @@ class Eviction:
 class EvictionMemory:
     """An event sink in front of ``sink``, which receives the evictions.
 
-    ``fabrics_of`` gives the NVLink fabrics of a node, ``known`` the state of a node of ours.
+    ``fabrics_of`` gives the NVLink fabrics of a node.
     """
 
     _sink: EventSink
     _policy: Policy = field(kw_only=True)
     _fabrics_of: Callable[[str], frozenset[str]] = field(kw_only=True)
-    _known: Callable[[str], NodeState | None] = field(kw_only=True)
+    _registry: NodeRegistry = field(kw_only=True)
     _clocks: Clocks = field(kw_only=True)
     _evictions: dict[str, list[Eviction]] = field(factory=dict, init=False)
 
@@ -136,7 +137,7 @@ class EvictionMemory:
         )
 
     def _with_eviction(self, transition: Transition) -> Transition:
-        node_state = self._known(transition.node)
+        node_state = self._registry.known(transition.node)
         if node_state is None or not self._evictions:
             return transition
         incident = node_state.decision.incidents.get(transition.incident)

@@ -18,6 +18,7 @@ from aggregator.health.model import Component, Delta, Snapshot, Status
 from aggregator.policy.check_traits import NETWORK
 from aggregator.policy.network.triangulate import PEERS, Triangulation
 from aggregator.policy.network.verdict import CHECK, UNREACHABLE_SILENT, Finding, NetworkVerdict
+from aggregator.quarantine.decide.admission import Limits, quorum
 from aggregator.quarantine.decide.cause_search import LEAST
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
@@ -50,9 +51,8 @@ class NetworkTracker:
     """``labels`` are the node labels that name racks and switches; ``evaluate`` requests the
     evaluation of a node.
 
-    ``quorum`` tells whether enough of the
-    fleet has reported: until then the first agents, which are assigned each other, could blame any
-    node.
+    Until the quorum of ``limits`` has reported the first agents, which are assigned each other,
+    could blame any node.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NetworkTracker:
         clocks: Clocks,
         labels: Iterable[str],
         evaluate: Callable[[NodeState], None],
-        quorum: Callable[[], bool],
+        limits: Limits,
     ) -> None:
         self._registry = node_registry
         self._fleet = fleet
@@ -75,7 +75,7 @@ class NetworkTracker:
         self._network = Triangulation()
         #: Since when we may judge (monotonic).
         self._from = float("-inf")
-        self._quorum = quorum
+        self._limits = limits
         #: Whether the quorum was reached, and whether we waited for it.
         self._had_quorum = self._waited = False
         self._words: dict[str, _Word] = {}
@@ -222,7 +222,7 @@ class NetworkTracker:
 
     def _may_judge(self, now: float) -> bool:
         if not self._had_quorum:
-            if not self._quorum():
+            if quorum(self._limits, self._registry.size()) is not None:
                 self._waited = True
                 return False
             self._had_quorum = True

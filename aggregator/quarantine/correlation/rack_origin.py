@@ -6,10 +6,11 @@ over. Where the origin is unknown and more than two nodes were in the event, all
 restart forgets which nodes were followers of a cause that is over.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from aggregator.clock import Clocks
 from aggregator.health.model import Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
@@ -63,10 +64,10 @@ class _Follower:
 class RackOrigins:
     """``window``: signs that began within so many seconds of each other are of one event."""
 
-    def __init__(self, policy: Policy, window: float, now: Callable[[], float]) -> None:
+    def __init__(self, policy: Policy, window: float, clocks: Clocks) -> None:
         self._policy = policy
         self._window = window
-        self._now = now
+        self._now = clocks.now
         self._signs: dict[str, dict[tuple[str, str], FabricSign]] = {}
         #: The nodes with signs, by the id of the cause that their fabric would be.
         self._members: dict[str, set[str]] = {}

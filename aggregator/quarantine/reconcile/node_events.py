@@ -14,11 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodeEvent, SharedObjects, Unreachable
 from aggregator.documentation import address, of_hold
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.quarantine.decide.node_events import DRAINED, DRAINING, HELD, REASONS, event_of
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.quarantine")
@@ -44,8 +45,7 @@ _PAUSE = 5.0
 class NodeEventPublisher:
     """An event sink in front of ``sink``, and one task that writes.
 
-    ``uid_of`` gives a node's uid, or an empty text while the node is not known. No Event is written
-    about a node that is not ``enabled`` (mode observe).
+    No Event is written about a node that is not ``enabled`` (mode observe).
     """
 
     def __init__(
@@ -53,17 +53,15 @@ class NodeEventPublisher:
         sink: EventSink,
         *,
         cluster: SharedObjects,
-        fleet: FleetState,
-        uid_of: Callable[[str], str],
+        registry: NodeRegistry,
         enabled: Callable[[str], bool],
-        now: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self._sink = sink
         self._cluster = cluster
-        self._fleet = fleet
-        self._uid_of = uid_of
+        self._registry = registry
         self._enabled = enabled
-        self._now = now
+        self._now = clocks.now
         #: By quarantine (or name) and reason, the oldest first.
         self._waiting: OrderedDict[tuple[str, str], NodeEvent] = OrderedDict()
         #: Begins of drains by quarantine, and when each is due (monotonic), the oldest first.
@@ -74,13 +72,13 @@ class NodeEventPublisher:
 
     def record_event(self, transition: Transition) -> None:
         self._sink.record_event(transition)
-        summary = self._fleet.node_summaries.get(transition.node)
+        summary = self._registry.known(transition.node)
         quarantine = summary.quarantine if summary is not None else None
         if quarantine is not None and transition.kind in _OF_A_LONGER_DRAIN:
             self._tell_begin(quarantine.uid)
         if transition.kind not in REASONS or not self._enabled(transition.node):
             return
-        event = event_of(transition, self._uid_of(transition.node), quarantine)
+        event = event_of(transition, self._registry.uid_of(transition.node), quarantine)
         if event is None or event.name in self._known:
             return
         if event.reason == HELD:
@@ -112,7 +110,7 @@ class NodeEventPublisher:
             self._more.set()
 
     def _with_section(self, event: NodeEvent, limit: str) -> NodeEvent:
-        section = address(self._fleet.documentation_url, of_hold(limit))
+        section = address(self._registry.fleet.documentation_url, of_hold(limit))
         return replace(event, note=f"{truncate(event.note, _MOST_OF_HOLD)} ({section})")
 
     async def run(self) -> None:

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Node, NodeMeta, Quarantine
 from aggregator.cluster.words import KUBERNETES, ClusterWords
@@ -34,8 +35,8 @@ _Seen = dict[tuple[MarkKind, str, str], float]
 
 
 class OthersMarks:
-    """One for all nodes of a replica. ``now``: monotonic seconds; ``earliest``: the earliest wall
-    clock seconds that it may be, for marks with a time of their own. ``words``: the cluster's.
+    """One for all nodes of a replica. Marks with a time of their own are compared with the earliest
+    wall clock time that it may be. ``words``: the cluster's.
 
     The age of a mark without one counts from when this process first saw it: a restart begins anew.
     """
@@ -44,15 +45,15 @@ class OthersMarks:
         self,
         rules: MaintenanceRules | None = None,
         *,
-        now: Callable[[], float] = time.monotonic,
-        earliest: Callable[[], float] = time.time,
+        clocks: Clocks | None = None,
         words: ClusterWords = KUBERNETES,
     ) -> None:
         rules = rules or MaintenanceRules()
+        clocks = clocks or Clocks(time.monotonic, time.time)
         self._marks = rules.all_marks()
         self._acts = rules.on_stale == "act"
-        self._now = now
-        self._earliest = earliest
+        self._now = clocks.now
+        self._earliest = clocks.earliest
         self.words = words
         self._seen: dict[str, _Seen] = {}
         #: Keys of annotations that are marks: a patch without a read requires their absence.

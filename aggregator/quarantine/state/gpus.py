@@ -1,6 +1,5 @@
 """How many GPUs a node has, and how many of them are well, by the evidence of its agent."""
 
-from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ from attrs import define, field
 from aggregator.health.components import Components
 from aggregator.health.model import Status
 from aggregator.quarantine.state.fleet import NodeSummary
-from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.stage_times import StageTimes
 
 #: The check with a component for each GPU of the node, and the prefix of all that judge a GPU.
@@ -61,7 +60,7 @@ class OutOfService:
     time is right to one round.
     """
 
-    _node_states: Callable[[], Iterable[NodeState]]
+    _registry: NodeRegistry
     _stages: StageTimes
     _counted_at: float | None = field(default=None, init=False)
 
@@ -72,7 +71,7 @@ class OutOfService:
             return
         gpus = sum(
             count_gpus(node_state)
-            for node_state in self._node_states()
+            for node_state in self._registry.quarantined()
             if _is_out_of_service(node_state)
         )
         self._stages.note_out_of_service(gpus, now - before)

@@ -1,6 +1,6 @@
 """The time by which an operation's deadline counts, whichever replica's clock wrote it."""
 
-from collections.abc import Callable
+from aggregator.clock import Clocks
 
 #: Wall clocks of two replicas may be so far apart (seconds).
 MOST_APART = 86_400.0
@@ -10,23 +10,22 @@ _MOST = 10_000
 
 
 class OperationTimes:
-    """Remembers when this process first saw each operation, by its monotonic clock ``now``.
+    """Remembers when this process first saw each operation, by its monotonic clock.
 
-    ``earliest`` is the wall clock, which may be another one than the deadline's. It alone ends an
+    The wall clock may be another one than the deadline's. It alone ends an
     operation a day late: where process after process has not seen the whole of it.
     """
 
-    def __init__(self, now: Callable[[], float], earliest: Callable[[], float]) -> None:
-        self._now = now
-        self._earliest = earliest
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
         self._seen: dict[str, float] = {}
 
     def time_of(self, operation: str, began_at: float) -> float:
         """The least that the clock shows now that wrote ``began_at``."""
-        now = self._now()
+        now = self._clocks.now()
         seen = self._seen.get(operation)
         if seen is None:
             if len(self._seen) >= _MOST:
                 self._seen = {k: at for k, at in self._seen.items() if now - at < _KEPT}
             seen = self._seen[operation] = now
-        return max(began_at + now - seen, self._earliest() - MOST_APART)
+        return max(began_at + now - seen, self._clocks.trusted_wall() - MOST_APART)

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import NodeMeta, Quarantine, RepairStatus
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.agentless import AgentlessNodes
@@ -36,7 +37,7 @@ class NodeRegistry:
     ) -> None:
         self.fleet = fleet
         self.standing = QuarantineIndex()
-        self.others = others or OthersMarks(now=now)
+        self.others = others or OthersMarks(clocks=Clocks(now, time.time))
         self._agentless = agentless or AgentlessNodes()
         self._counted: list[NodeMeta] = []
         self._lists_all = lists_all
@@ -68,6 +69,11 @@ class NodeRegistry:
     def node_states(self) -> list[NodeState]:
         """A copy, as the caller's work may add nodes."""
         return list(self._node_states.values())
+
+    def quarantined(self) -> Iterator[NodeState]:
+        """The nodes in quarantine."""
+        known = (self._node_states.get(one.node) for one in self.standing.quarantines())
+        return (node_state for node_state in known if node_state is not None)
 
     async def by_slices(self) -> AsyncIterator[NodeState]:
         """All of them, one after the other. Other tasks run in between, and may forget nodes."""
