@@ -103,6 +103,7 @@ PARTS = (
             "reconcile/release.py",
             "reconcile/work_queue.py",
             "reconcile/worker.py",
+            "state/race.py",
         },
     ),
 )
