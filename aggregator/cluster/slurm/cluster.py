@@ -216,7 +216,8 @@ class SlurmCluster(LocalCluster):
             ours = OurDrain(
                 reason,
                 self._client.user,
-                before=found.reason,
+                # From Slurm 23.11 on the reason of a drain that has ended stays.
+                before=found.reason if found.is_down else "",
                 instance_id=found.instance_id,
                 slurm_user=self._slurm_user or "",
             )

@@ -231,7 +231,7 @@ class SlurmRest:
             return answer
         shown = said or content[:200].decode(errors="replace").strip() or "an empty answer"
         text = f"{method} {path}: {status} {shown}"
-        if NO_NODE in said:
+        if NO_NODE in said or said.startswith(_UNKNOWN_NODE):
             raise NotFound(text)
         if status in (401, 403) or any(part in shown for part in NO_RIGHT):
             raise Refused(f"{refusal(text, self.user)} ({self._about_token()})")
@@ -270,6 +270,8 @@ class SlurmRest:
         return f"{about}, which {over} at {write_time(ends)}"
 
 
+#: Slurm 24.11 answers a read of a node that it does not know with this error inside a 200.
+_UNKNOWN_NODE = "No error: Failure to query node "
 _EXPECTED = "expected the output of: scontrol token username=NAME lifespan=SECONDS"
 
 
