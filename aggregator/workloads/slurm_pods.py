@@ -15,11 +15,11 @@ from aggregator.quarantine.drain.pod_waits import DrainRound
 from aggregator.rfc3339 import write_time
 
 _OWNER = "NodeSet"
-_LABEL = "nodeset.slinky.slurm.net/pod-name"
+SLURMD = "nodeset.slinky.slurm.net/pod-name"
 _STATE = "SlurmNodeState"
-_AT_WORK = frozenset({f"{_STATE}Allocated", f"{_STATE}Mixed", f"{_STATE}Completing"})
-_DOWN = frozenset({f"{_STATE}Down", f"{_STATE}Error"})
-_DRAIN, _UNDRAIN = f"{_STATE}Drain", f"{_STATE}Undrain"
+AT_WORK = frozenset({f"{_STATE}Allocated", f"{_STATE}Mixed", f"{_STATE}Completing"})
+DOWN = frozenset({f"{_STATE}Down", f"{_STATE}Error"})
+DRAIN, UNDRAIN = f"{_STATE}Drain", f"{_STATE}Undrain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class SlurmPods:
 def why_it_waits(pod: Pod, moment: DrainMoment, jobs_for: float) -> str:
     """Why a pod of slurmd is not evicted yet; empty for other pods, and where Slurm is done."""
     until = moment.began + jobs_for
-    if pod.owner_kind != _OWNER or _LABEL not in pod.labels or moment.now >= until:
+    if pod.owner_kind != _OWNER or SLURMD not in pod.labels or moment.now >= until:
         return ""
     states = {one for one in pod.conditions if one.startswith(_STATE)}
-    work = sorted(states & _AT_WORK)
+    work = sorted(states & AT_WORK)
     if work:
         reason = f"Slurm lets its jobs end (pod condition {work[0]})"
-    elif states & _DOWN or (_DRAIN in states and _UNDRAIN not in states):
+    elif states & DOWN or (DRAIN in states and UNDRAIN not in states):
         return ""
     elif states:
-        reason = f"Slurm has not drained its node (no pod condition {_DRAIN})"
+        reason = f"Slurm has not drained its node (no pod condition {DRAIN})"
     else:
         reason = f"slurm-operator reports no state of its Slurm node (no pod condition {_STATE}*)"
     return f"{reason}; it is evicted at the latest at {write_time(until)}"

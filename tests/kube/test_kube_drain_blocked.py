@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import TAINT
 from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.drain import drainer as drain_module
-from aggregator.workloads.slurm_pods import SlurmPods
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
@@ -89,7 +87,7 @@ async def test_a_stateful_sets_pod_that_tolerates_every_taint_is_evicted_once_an
         status = await running.status(node)
         assert (status["phase"], status["podsRemaining"]) == ("Draining", 1)
         assert status["podsReadAt"] >= status["drainStartedAt"]
-        assert running.notes.kinds(node).count("pod.blocked") == 1
+        assert running.notes.kinds(node).count("work.blocked") == 1
     second = plane.call("GET", space.path("pods", "web-0"))["metadata"]["uid"]
     assert second != first
 
@@ -113,7 +111,7 @@ async def test_a_drain_that_another_process_takes_up_evicts_no_pod_that_came_bac
             lambda now: now >= reads + 4,
         )
         assert await asyncio.to_thread(accepted_evictions, plane, mark, space.namespace) == []
-        assert "pod.blocked" not in running.notes.kinds(node)
+        assert "work.blocked" not in running.notes.kinds(node)
         await running.release(node)
 
 
@@ -341,65 +339,3 @@ async def test_evictions_that_a_busy_server_puts_off_are_not_sent_after_a_releas
             accepted = await asyncio.to_thread(accepted_evictions, plane, mark, space.namespace)
             assert len(accepted) <= len(sent)
             assert len(accepted) < len(names)
-
-
-#: The definition of slurm-operator, as far as owners of pods need it.
-NODE_SETS = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: nodesets.slinky.slurm.net}
-spec:
-  group: slinky.slurm.net
-  scope: Namespaced
-  names: {kind: NodeSet, listKind: NodeSetList, plural: nodesets, singular: nodeset}
-  versions:
-  - name: v1beta1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"""
-NODE_SET = {"apiVersion": "slinky.slurm.net/v1beta1", "kind": "NodeSet", "spec": {}}
-
-
-async def test_a_pod_of_slurmd_leaves_once_slurm_has_drained_its_node_and_others_at_once(
-    kube: KubeCluster, cluster_space: Space, control_plane: ControlPlane
-) -> None:
-    """Its states are conditions of the pod, as slurm-operator writes them."""
-    space, [node] = cluster_space, cluster_space.create_nodes(1)
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    definition = f"{definitions}/{yaml.safe_load(NODE_SETS)['metadata']['name']}"
-    sets = f"/apis/slinky.slurm.net/v1beta1/namespaces/{space.namespace}/nodesets"
-    path = f"{space.path('pods', 'h100-0')}/status"
-
-    async def slurm_shows(*states: str) -> None:
-        conditions = [{"type": f"SlurmNodeState{one}", "status": "True"} for one in states]
-        body = {"status": {"conditions": conditions}}
-        await asyncio.to_thread(control_plane.call, "PATCH", path, body, MERGE_PATCH)
-
-    await asyncio.to_thread(control_plane.apply, NODE_SETS)
-    try:
-        await until_true(lambda: control_plane.request("GET", sets)[0] == 200)
-        made = control_plane.call("POST", sets, {**NODE_SET, "metadata": {"name": "h100"}})
-        owner = {key: NODE_SET[key] for key in ("apiVersion", "kind")} | {"controller": True}
-        slurmd = {
-            "name": "h100-0",
-            "labels": {"nodeset.slinky.slurm.net/pod-name": "h100-0"},
-            "ownerReferences": [owner | {"name": "h100", "uid": made["metadata"]["uid"]}],
-        }
-        spec = {"nodeName": node, "containers": [{"name": "slurmd", "image": "i"}]}
-        control_plane.call("POST", space.path("pods"), {"metadata": slurmd, "spec": spec})
-        await asyncio.to_thread(control_plane.wait_pod_running, space.namespace, "h100-0")
-        await pod(space, node, "other")
-        await slurm_shows("Mixed")
-        settings = replace(SETTINGS, waits=SlurmPods(86400.0))
-        async with aggregator(kube, space, settings) as running:
-            await running.quarantine_by_hand(node)
-            reason = await running.until_blocked(node, f"{space.namespace}/h100-0")
-            assert "Slurm lets its jobs end (pod condition SlurmNodeStateMixed)" in reason
-            await until(lambda: pods_left(space), lambda left: left == {"h100-0": False})
-            await slurm_shows("Idle", "Drain")
-            await running.until_phase(node, "Drained")
-            assert await pods_left(space) == {}
-            await running.release(node)
-    finally:
-        await asyncio.to_thread(control_plane.request, "DELETE", definition)
