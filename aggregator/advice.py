@@ -38,7 +38,7 @@ _CAUSES = {
     "place": _CAUSE + "Look at the switch, power and cooling of the place.",
     "version": _CAUSE + "Stop the rollout, or roll it back.",
     "agents": "Silence is no fault. Look at the aggregator, the network between, certificates, and "
-    "the agents' DaemonSet.",
+    "whether the agents run.",
     "network": "Mend what the nodes share: the rack's switch or gateway, the target, the link "
     "between two halves. docs/network.md says how it was told.",
 }
@@ -46,7 +46,7 @@ _POOL_FULL = (
     "This pool has lost as many nodes as its own limit allows. Repair or release some of them, or "
     "look for what they share."
 )
-#: In these texts {how} stands for the options.
+#: In these texts {how} stands for the options, {nodes} and {record} for words of the cluster.
 _SHARED = "Find the common cause with sickbay status, and mend what the nodes share."
 _RATE = "Many fell ill at once: find out what they share while no new quarantine is admitted."
 
@@ -56,8 +56,8 @@ HOLDS = {
     "limits.domain_percent": _SHARED,
     "limits.clique_label": _SHARED,
     "fabric": _SHARED,
-    "eviction": "Reset the node's GPUs: the processes of the evicted pods were killed with NVLink "
-    "channels open, and its evidence ends by a reset.",
+    "eviction": "Reset the node's GPUs: the processes that the drain ended had NVLink channels "
+    "open, and its evidence ends by a reset.",
     "fabric-follower": "Reset the node's GPUs: its links failed when the origin's did, and its "
     "evidence ends by that.",
     "limits.fabric_hold": "Wait: in seconds it is clear whether other nodes of its NVLink fabric "
@@ -66,20 +66,21 @@ HOLDS = {
     "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
     "limits.new_per_window": _RATE,
     "limits.new_per_window_percent": _RATE,
-    "record": "Wait 15 seconds: it is rebuilt by itself. If the hold returns, find the client that "
-    "writes ConfigMap sickbay-record.",
+    "record": "Wait 15 seconds: it is rebuilt by itself. If the hold returns, find the program "
+    "that writes to {record}.",
     "installation": "Look at the other installation of sickbay, which has this node in quarantine. "
     "Two that both act are seldom intended.",
     UNREAD_STATUS: "Run the version of sickbay that wrote the Quarantine on every replica. Before "
-    "a release read kubectl get quarantine NODE -o yaml: a repair may be under way.",
+    "a release read sickbay repair NODE: a repair may be under way.",
     "stop": "Find out why it was stopped. To go on: sickbay resume{how}",
-    "limits.quorum_percent": "Wait for the agents to report. If they don't, look at the DaemonSet "
-    "and the network before you trust any judgement.",
+    "limits.quorum_percent": "Wait for the agents to report. If they don't, see whether they run "
+    "(systemctl status sickbay-agent, of a service), and check the network, before you trust any "
+    "verdict.",
     "limits.concurrent": "Repair or release nodes in quarantine (sickbay quarantines). If many "
     "fall ill at once, suspect a common cause first; else raise limits.concurrent.",
     "limits.concurrent_percent": "Repair or release nodes in quarantine (sickbay quarantines). If "
     "many fall ill at once, suspect a common cause first.",
-    "no-node": "The agent speaks for a node that kubectl get nodes does not have: end it if the "
+    "no-node": "The agent speaks for a node that {nodes} does not have: end it if the "
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "
     "looked at again.",
@@ -143,7 +144,7 @@ def for_incident(
 
 
 def by_hand(node_summary: NodeSummary, mode: str, how: str) -> str:
-    """The command that quarantines a node regardless of the limits. Only mode drain evicts pods."""
+    """The command that quarantines a node regardless of the limits. Only mode drain drains."""
     action = "drain" if mode == "drain" else "cordon"
     found = sorted(node_summary.decision.incidents.values(), key=lambda one: one.since)
     reason = shell_quoted(found[0].summary if found else "")
@@ -154,14 +155,19 @@ def for_hold(
     node_summary: NodeSummary, hold: NodeHold, mode: str, how: str, words: ClusterWords
 ) -> str:
     """The step that lifts a hold. ``mode`` is the node's."""
-    said = words.holds.get(hold.limit) or HOLDS.get(hold.limit)
-    if said is None:
+    text = lift(hold.limit, how, words)
+    if not text:
         return f"Look at {hold.limit} in the aggregator's configuration."
-    text = said.format(how=how)
     passed = _PASSED_BY_HAND.get(hold.limit, "")
     if not passed or mode == "observe":
         return text
     return f"{text} {passed}: {by_hand(node_summary, mode, how)}"
+
+
+def lift(limit: str, how: str, words: ClusterWords) -> str:
+    """The step that lifts a hold of this name; empty: it has no step of its own."""
+    text = words.holds.get(limit) or HOLDS.get(limit, "")
+    return text.format(how=how, nodes=words.nodes, record=words.record)
 
 
 def for_cause(scope: str) -> str:

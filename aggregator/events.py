@@ -21,9 +21,9 @@ class EventKind(enum.StrEnum):
     MARKS_MISSING = "quarantine.marks_missing"  # the node lacks ours, and the quarantine stands
     MARKS_RESTORED = "quarantine.marks_restored"  # they are all there again
     DRAINING = "quarantine.draining"
-    EVICTED = "pod.evicted"
-    BLOCKED = "pod.blocked"
-    FORCED = "pod.forced"  # deleted past its budgets, as its namespace's policy allows
+    MOVED = "work.moved"  # a pod was evicted, or a drain command has succeeded
+    BLOCKED = "work.blocked"
+    FORCED = "work.forced"  # deleted past its budgets, as its namespace's policy allows
     JOB_HIT = "job.hit"  # a job has pods on a node with a new fault
     JOB_STOPPED = "job.stopped"  # the first of its pods was evicted: once for each incident
     OVERDUE = "quarantine.overdue"  # a drain has passed its deadline

@@ -273,7 +273,7 @@ def dedup_key(transition: Transition) -> str:
         EventKind.OVERRIDDEN,
         EventKind.INCIDENT_CHANGED,
         EventKind.AGENT_CONFLICT,
-        EventKind.EVICTED,
+        EventKind.MOVED,
     ):
         about.append(transition.summary)
     return _digest(*about)
@@ -305,7 +305,7 @@ class Resolution:
 
 
 _UNDONE = frozenset(
-    kind for kind in EventKind if kind.value.startswith(("quarantine.", "pod.", "job.", "repair."))
+    kind for kind in EventKind if kind.value.startswith(("quarantine.", "work.", "job.", "repair."))
 )
 
 

@@ -21,7 +21,7 @@ _HOLDS = {
 _DONE = frozenset({EventKind.RELEASED, EventKind.OVERRULED, EventKind.OVERRIDDEN})
 #: Characters.
 _LONGEST = 1_000
-_OF_QUARANTINE = ("quarantine.", "pod.", "repair.")
+_OF_QUARANTINE = ("quarantine.", "work.", "repair.")
 
 Advisor = Callable[[Alert], str]
 
@@ -52,8 +52,7 @@ class FleetAdvice:
             return advice.for_cause("network")
         for kind, hold in _HOLDS.items():
             if alert.kind == kind:
-                text = self._fleet.words.holds.get(hold) or advice.HOLDS[hold]
-                return text.format(how=self._fleet.how)
+                return advice.lift(hold, self._fleet.how, self._fleet.words)
         return ""
 
     def _for_node(self, alert: Alert) -> str:

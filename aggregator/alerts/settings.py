@@ -122,8 +122,8 @@ class Matchers(SectionDataclass):
 
     kinds: EventNames | None = None
     """Which transitions, such as ``incident.opened``. A route has by default those that are sent by
-    default (docs/reference/events.md), with ``owners`` ``job.stopped``, ``pod.blocked`` and
-    ``pod.forced``; a silence has every kind.
+    default (docs/reference/events.md), with ``owners`` ``job.stopped``, ``work.blocked`` and
+    ``work.forced``; a silence has every kind.
     """
     severity: Annotated[tuple[Severity, ...], Field(strict=False)] = ()
     """``critical``, ``warning``, ``info``; by default all."""

@@ -170,10 +170,13 @@ def _require_service(options: argparse.Namespace, known: Answer) -> None:
     if why:
         node, how = options.name, flags_of(options)
         reads = how if options.local is None else ""
+        new = (
+            " and is not known to have the startup taint of new nodes (repair.new_nodes; the "
+            "aggregator sees it within three minutes)"
+        )
         text = (
-            f"{node} is not in quarantine, and is not known to have the startup taint of new nodes "
-            f"(repair.new_nodes; the aggregator sees it within three minutes): sickbay node {node}"
-            f"{reads}. Of a node in service no test begins: {why}."
+            f"{node} is not in quarantine{',' + new if options.local is None else ''}: sickbay "
+            f"node {node}{reads}. Of a node in service no test begins: {why}."
         )
         if known.get("mode") != "observe":
             text += (

@@ -248,7 +248,7 @@ def _refuse_work(options: argparse.Namespace, nodes: list[str]) -> None:
     named = [f"{node} ({some_of(found[node], 1)})" for node in sorted(found)]
     raise UsageError(
         f"{counted(len(found), 'node')} of the group {'has' if len(found) == 1 else 'have'} work: "
-        f"{some_of(named, 3)}; expected nodes without pods, such as cordoned and drained ones, or "
+        f"{some_of(named, 3)}; expected nodes without work, such as drained ones, or "
         "--allow-work"
     )
 

@@ -311,9 +311,7 @@ def _add_bisect(commands: Subcommands) -> None:
         metavar="NODE,...",
         help="nodes that are good, of the group or not",
     )
-    made.add_argument(
-        "--allow-work", action="store_true", help="test nodes that have pods with work, too"
-    )
+    made.add_argument("--allow-work", action="store_true", help="test nodes with work, too")
     made.add_argument(
         "--parallel", type=positive, metavar="N", help="tests at the same time (default: 16)"
     )
@@ -339,7 +337,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     stop = commands.add(
         _ACT,
         "stop",
-        "stop new quarantines and evictions, on all nodes",
+        "stop new quarantines and drains, on all nodes",
         write_commands.stop,
         parents=[act],
         examples=['stop "work on the fabric"', "resume"],

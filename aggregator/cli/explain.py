@@ -27,8 +27,8 @@ _ENDS: Mapping[str, str] = {
     "": "its check is healthy again",
 }
 _SILENT = (
-    "Check the agent's service on the node (its pod, or systemctl status sickbay-agent), the node "
-    "itself, and the network from it to the aggregator."
+    "See whether the agent runs on the node (systemctl status sickbay-agent, of a service), and "
+    "check the node itself and the network from it to the aggregator."
 )
 _STANDINGS: Mapping[str, str] = {
     "ok": "No evidence speaks against the node.",

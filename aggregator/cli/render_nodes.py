@@ -6,7 +6,7 @@ from aggregator.cli import render
 from aggregator.cli.render import UNSEEN, Answer
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table
-from aggregator.cli.words import words_of
+from aggregator.cli.words import phase_of, words_of
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
 
@@ -76,7 +76,7 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
             (
                 one["node"],
                 one["action"],
-                one["phase"],
+                phase_of(one),
                 since,
                 pods,
                 one["requester"],
@@ -247,7 +247,7 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     if one is None:
         return
     reason = one["reason"]
-    yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(reason)}"
+    yield f"\nQUARANTINE ({one['action']}, {phase_of(one)}): {clean(reason)}"
     words, left = words_of(one), one["pods_remaining"]
     yield f"  asked for by {clean(one['requester'] or 'a person, by hand')}, " + (
         f"{words.many} not counted" if left is None else f"{words.count(left)} left"

@@ -16,6 +16,7 @@ from aggregator.cli.render_nodes import repairs
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import open_source
 from aggregator.cli.text_table import clean, printable
+from aggregator.cli.words import phase_of
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
 from aggregator.runtime.text import shell_quoted
@@ -47,6 +48,7 @@ def _show(options: argparse.Namespace) -> None:
     told = {
         "node": answer["node"],
         "phase": quarantine["phase"] if quarantine is not None else None,
+        "cluster": quarantine.get("cluster", "") if quarantine is not None else "",
         "reason": quarantine["reason"] if quarantine else "",
         "repair": repair_of(quarantine),
     }
@@ -64,7 +66,7 @@ def lines(told: Answer, screen: Screen) -> Iterator[str]:
     if told["phase"] is None:
         yield f"{clean(node)} is not in quarantine: only a node in quarantine is repaired."
         return
-    yield f"{clean(node)}: {clean(told['phase'])}: {clean(told['reason'])}"
+    yield f"{clean(node)}: {clean(phase_of(told))}: {clean(told['reason'])}"
     if found is None:
         yield "No repair was ever attempted, and repair.mode is off (docs/repair.md)."
         return
@@ -120,7 +122,7 @@ def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
     after = f"; {busy} is under way, and it follows the end of that" if busy else ""
     return (
         f"{node}: {what} is ordered once the node is drained and the limits of repairs have "
-        f"room{after}. Phase now: {quarantine['phase']}."
+        f"room{after}. Phase now: {phase_of(quarantine)}."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from aggregator.cli.durations import read_duration
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.text_table import clean
-from aggregator.cli.words import words_of
+from aggregator.cli.words import phase_of, words_of
 
 Quarantine = dict[str, Any]
 
@@ -90,4 +90,4 @@ def state(quarantine: Quarantine | None) -> str:
     blocked = "".join(
         f", blocked by {one['pod']}: {one['reason']}" for one in quarantine["blockers"][:1]
     )
-    return clean(f"{quarantine['phase']}{left}{blocked}")
+    return clean(f"{phase_of(quarantine)}{left}{blocked}")

@@ -12,9 +12,11 @@ class ClusterWords:
     """Sentences, some with fields in braces.
 
     ``one`` and ``many`` name the work that a drain waits for. ``marked`` begins the event of a
-    quarantine that is in force, ``in_force`` is its status then, and ``marks_title`` its name.
-    ``phases`` describe the phases of a quarantine, ``modes`` the modes cordon and drain.
-    ``holds`` and ``blocked`` are next steps that differ from those on Kubernetes.
+    quarantine that is in force, ``in_force`` is its status then, and ``moved`` the event of work
+    that has left. ``cordoned`` is the name of the phase Cordoned; ``phases`` describe the
+    phases of a quarantine, ``modes`` the modes cordon and drain. ``holds`` and ``blocked`` are
+    next steps that differ from those on Kubernetes. ``record`` has the record of
+    admission, and ``forget_note`` removes unreadable notes (``keys``).
     """
 
     kind: str
@@ -22,7 +24,8 @@ class ClusterWords:
     many: str
     marked: str
     in_force: str
-    marks_title: str
+    moved: str
+    cordoned: str
     phases: Mapping[str, str]
     modes: Mapping[str, str]
     stays: str
@@ -47,9 +50,15 @@ class ClusterWords:
     before_us: str
     release: str
     nodes: str
+    record: str
+    forget_note: str
     tool: str
     read_only: str
     holds: Mapping[str, str] = field(default_factory=dict)
+
+    def phase(self, name: str) -> str:
+        """The name of a phase for people."""
+        return self.cordoned if name == "Cordoned" else name
 
     def count(self, number: int) -> str:
         """So much work: "1 pod", "4 jobs"."""
@@ -67,7 +76,8 @@ KUBERNETES = ClusterWords(
     many="pods",
     marked="cordoned",
     in_force="{node} is tainted and unschedulable",
-    marks_title="Cordoned",
+    moved="evicted {one}",
+    cordoned="Cordoned",
     phases={
         **_PHASES,
         "Admitted": "The node gets its taint and its cordon next.",
@@ -102,17 +112,15 @@ KUBERNETES = ClusterWords(
     before_us="it was cordoned before, and stays so when sickbay lets go",
     release="sickbay release {node}, or kubectl delete quarantine {node}",
     nodes="kubectl get nodes",
+    record="ConfigMap sickbay-record",
+    forget_note="kubectl annotate node {node} {keys}",
     tool="kubectl",
     read_only="kubectl, or the command sickbay with your own kubeconfig",
 )
 
-#: Without Kubernetes there is no object, no taint and no DaemonSet.
-_WITHOUT = {
-    "record": "Wait 15 seconds: it is rebuilt by itself. If the hold returns, find the program "
-    "that writes to the aggregator's database.",
-    "limits.quorum_percent": "Wait for the agents to report. If they don't, check their service "
-    "(systemctl status sickbay-agent) and the network before you trust any verdict.",
-}
+#: Without Kubernetes the notes on a node are a row of the aggregator's own database.
+_RECORD = "the aggregator's database"
+_FORGET_NOTE = "sickbay release {node}, and then sickbay forget {node}, with --local"
 
 SLURM = ClusterWords(
     kind="slurm",
@@ -120,7 +128,8 @@ SLURM = ClusterWords(
     many="jobs",
     marked="DRAIN",
     in_force="{node} is in DRAIN",
-    marks_title="DRAIN set",
+    moved="{one} has ended",
+    cordoned="DRAIN set",
     phases={
         **_PHASES,
         "Admitted": "Slurm's node is set to DRAIN next.",
@@ -155,10 +164,11 @@ SLURM = ClusterWords(
     before_us="it was in DRAIN before, and stays so when sickbay lets go",
     release="sickbay release {node}",
     nodes="sinfo -N",
+    record=_RECORD,
+    forget_note=_FORGET_NOTE,
     tool="scontrol",
     read_only="scontrol, or the command sickbay with --local on the aggregator's machine",
     holds={
-        **_WITHOUT,
         "no-node": "The agent's node is none of Slurm's: sinfo -N lists their names. Set node in "
         "its agent.toml to the NodeName, map it (docs/slurm.md#names), or end the agent if the "
         "node was taken away. A name that several nodes have is left out; the log names it.",
@@ -169,9 +179,10 @@ LOCAL = ClusterWords(
     kind="local",
     one="drain command",
     many="drain commands",
-    marked="marked",
-    in_force="{node} is marked: the command cordon has run, if one is set",
-    marks_title="Marked",
+    marked="cordoned",
+    in_force="{node} is cordoned: the command cordon has run, if one is set",
+    moved="{one} has succeeded",
+    cordoned="Cordoned",
     phases={
         **_PHASES,
         "Admitted": "The command cordon runs next, if one is set.",
@@ -200,15 +211,16 @@ LOCAL = ClusterWords(
     "succeeds. Correct what its last output names.",
     drain_question="A drain runs the drain command of {node}. Go on?",
     stopped="No new quarantine, and no command cordon or drain; releases go on.",
-    taken_out="not marked any more at {at}",
-    recordoned="marked again",
+    taken_out="not cordoned any more at {at}",
+    recordoned="cordoned again",
     kept_away="the site's scheduler decides on new work",
-    before_us="it was marked before, and stays so when sickbay lets go",
+    before_us="it was cordoned before, and stays so when sickbay lets go",
     release="sickbay release {node}",
     nodes="sickbay nodes",
+    record=_RECORD,
+    forget_note=_FORGET_NOTE,
     tool="your scheduler's own tools",
     read_only="the command sickbay with --local on the aggregator's machine",
-    holds=_WITHOUT,
 )
 
 WORDS: Mapping[str, ClusterWords] = {one.kind: one for one in (KUBERNETES, SLURM, LOCAL)}

@@ -306,7 +306,7 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     whole = argparse.ArgumentParser(
         prog="sickbay-aggregator",
-        description="Judges what the agents report; taints and drains the nodes that are bad.",
+        description="Evaluates what the agents report; quarantines the nodes that are bad.",
         allow_abbrev=False,
     )
     whole.add_argument("--version", action="version", version=f"sickbay-aggregator {VERSION}")

@@ -125,7 +125,7 @@ class Story:
     def budget_holds(self, node: str, open_it: Callable[[], None]) -> None:
         headline(f"{node}: Xid 79, a GPU is off the bus; a disruption budget protects a pod")
         self.inject(node=node, fault="xid:79", gpu=0)
-        self._seen("pod.blocked", node)
+        self._seen("work.blocked", node)
         self.events.show_for(self.pace.between)
         note("   the budget is opened (kubectl delete poddisruptionbudget)")
         open_it()

@@ -50,7 +50,7 @@ _MOST_EVICTED = 512
 _MOST_FAILURES = 6
 _BACKOFF = Backoff(first=0.5, most=30.0)
 _MOST_WHY = 300
-_STOPS = frozenset({EventKind.EVICTED, EventKind.FORCED})
+_STOPS = frozenset({EventKind.MOVED, EventKind.FORCED})
 _FAULTS = frozenset({EventKind.INCIDENT_OPENED, EventKind.CORDONED})
 _OVER = frozenset({EventKind.RELEASED, EventKind.OVERRULED})
 

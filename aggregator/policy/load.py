@@ -418,7 +418,7 @@ class _Reader:
         if not rule.acts:
             return
         if rule.check == PRECURSOR and rule.action == "drain":
-            text = "would evict work that runs well; expected cordon or observe for a precursor"
+            text = "would end work that runs well; expected cordon or observe for a precursor"
             self._problem(("action",), text)
         if UNKNOWN in rule.classes:
             self._problem(("classes",), "would act on unknown codes; expected action: observe")

@@ -170,7 +170,9 @@ class FleetViewBuilder:
         self._exempt += node_summary.decision.exempt
         self._untested += bool(node_summary.cluster.untested)
         if node_summary.decision.requests:
-            self._requested.append(node_view.node_row(node_summary, moment, standing))
+            self._requested.append(
+                node_view.node_row(node_summary, moment, standing, self._fleet.words)
+            )
         if not node_summary.agent.speaks:
             if node_view.agent(node_summary) == "never":
                 self._never += 1
@@ -180,12 +182,16 @@ class FleetViewBuilder:
                     if node_summary.agent.last_heard is not None
                     else moment.now
                 )
-                self._silent.append((heard, node_view.node_row(node_summary, moment, standing)))
+                self._silent.append(
+                    (heard, node_view.node_row(node_summary, moment, standing, self._fleet.words))
+                )
         mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
-            self._incidents.extend(node_view.incidents(node_summary, moment, mode, self._fleet.how))
+            self._incidents.extend(
+                node_view.incidents(node_summary, moment, mode, self._fleet.how, self._fleet.words)
+            )
         elif standing in _UNWELL:
-            why = node_view.why(node_summary, standing)
+            why = node_view.why(node_summary, standing, self._fleet.words)
             since = _unwell_since(node_summary, standing, moment)
             self._unwell.append(UnwellNode(node_summary.node, why, since))
         if node_summary.quarantine is not None:

@@ -30,21 +30,21 @@ def job_metrics(stats: JobStats) -> Iterator[Metric]:
     names = (*(family.name for family in FAMILIES), *_OTHERS)
     yield counter(
         "sickbay_jobs_hit",
-        "Jobs with pods on a node at a fault, by family of jobs.",
+        "Jobs with work on a node at a fault, by family of jobs.",
         ["family"],
         {name: stats.hit.get(name, 0) for name in names},
     )
     yield counter(
         "sickbay_jobs_stopped",
-        "Jobs with evicted pods, each once for an incident, by family of jobs.",
+        "Jobs with work that a drain moved, each once for an incident, by family of jobs.",
         ["family"],
         {name: stats.stopped.get(name, 0) for name in names},
     )
     yield single_counter(
-        "sickbay_jobs_unattributed", "Evicted pods whose job is not known.", stats.unattributed
+        "sickbay_jobs_unattributed", "Work that a drain moved, of unknown jobs.", stats.unattributed
     )
     yield single_counter(
         "sickbay_jobs_failed_reads",
-        "Reads of a faulty node's pods that failed.",
+        "Reads of a faulty node's work that failed.",
         stats.failed_reads,
     )

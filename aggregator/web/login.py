@@ -89,7 +89,7 @@ class LogIn:
         path = safe_path(path if isinstance(path, str) else "")
         if not token or len(token) > LONGEST or not token.isascii() or not token.isprintable():
             error = "the token is too long for a cookie" if len(token) > LONGEST else "no token"
-            return self._respond(400, error, "Paste a token, such as one of kubectl.", path)
+            return self._respond(400, error, "Paste a token.", path)
         try:
             facts = facts_of(request)
             identity = await gate.require(RequestFacts(address=facts.address, token=token), READ)

@@ -286,19 +286,21 @@ def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
     blocked = sum(bool(one.blockers) for one in drains)
     yield single_gauge(
         "sickbay_quarantines_blocked",
-        "Quarantines in phase Draining with a pod that can't be evicted now, because of "
-        "a disruption budget for example.",
+        "Quarantines in phase Draining with work that does not leave now, because of a "
+        "disruption budget for example.",
         blocked,
     )
     pods = sum(one.pods_remaining or 0 for one in quarantines)
-    yield single_gauge("sickbay_drain_pods_remaining", "Pods that drains still have to move.", pods)
+    yield single_gauge(
+        "sickbay_drain_pods_remaining", "Work (pods, jobs) that drains still have to move.", pods
+    )
     oldest = {
         "created": [one.created_at for one in quarantines if one.created_at is not None],
         "blocked": [each.since for one in drains for each in one.blockers if each.since],
     }
     yield gauge(
         "sickbay_quarantines_oldest_timestamp_seconds",
-        "Since when the oldest Quarantine stands (created), and the pod that has "
+        "Since when the oldest Quarantine stands (created), and the work that has "
         "blocked a drain for longest (blocked), in Unix time. A series is absent while "
         "there is none.",
         ["what"],
@@ -328,8 +330,8 @@ def _own(scrape: ScrapeContent) -> Iterator[Metric]:
     yield counter(
         "sickbay_transitions",
         "Events since the start, by kind (incident.opened, quarantine.admitted, ...). "
-        "Evictions have pod.evicted; pods found blocked have pod.blocked, once for each "
-        "time that they become so.",
+        "Work that has left a node has work.moved; work that stays has work.blocked, once "
+        "for each time that it becomes so.",
         ["kind"],
         {kind.value: scrape.feed.counts[kind] for kind in EventKind},
     )

@@ -75,10 +75,12 @@ def agent(node_summary: NodeSummary) -> str:
     )
 
 
-def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
+def why(
+    node_summary: NodeSummary, standing: QuarantineSummary, words: ClusterWords = KUBERNETES
+) -> str:
     """The reason for the node's standing, in one line. Empty for a healthy node."""
     if node_summary.quarantine is not None:
-        return _why_quarantined(node_summary, node_summary.quarantine)
+        return _why_quarantined(node_summary, node_summary.quarantine, words)
     if node_summary.quarantine_view.unclaimed:
         return node_summary.quarantine_view.unclaimed
     if node_summary.cluster.marked:
@@ -122,7 +124,9 @@ def _others_at_work(node_summary: NodeSummary) -> str:
     )
 
 
-def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> str:
+def _why_quarantined(
+    node_summary: NodeSummary, quarantine: port.Quarantine, words: ClusterWords
+) -> str:
     held = node_summary.decision.hold
     holds = held is not None and held.limit in ("stop", UNREAD_STATUS)
     by = f", held by {held.limit}" if held is not None and holds else ""
@@ -137,7 +141,7 @@ def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> 
     lost = f" ({wrong})" if wrong else ""
     spec = quarantine.spec
     reason = name_gpus(brief(spec.reason), node_summary.agent.health)
-    return f"{quarantine.status.phase}{by}{lost}: {reason}"
+    return f"{words.phase(quarantine.status.phase)}{by}{lost}: {reason}"
 
 
 def _worst(node_summary: NodeSummary) -> str:
@@ -182,7 +186,10 @@ def lemon(one: Lemon) -> models.Lemon:
 
 
 def node_row(
-    node_summary: NodeSummary, moment: ViewMoment, standing: QuarantineSummary | None = None
+    node_summary: NodeSummary,
+    moment: ViewMoment,
+    standing: QuarantineSummary | None = None,
+    words: ClusterWords = KUBERNETES,
 ) -> models.NodeRow:
     """The node in one line."""
     standing = standing or node_summary.standing()
@@ -191,7 +198,7 @@ def node_row(
         standing=standing,
         agent=agent(node_summary),
         last_heard=moment.when_or_never(node_summary.agent.last_heard),
-        why=why(node_summary, standing),
+        why=why(node_summary, standing, words),
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
         untested=bool(node_summary.cluster.untested),
@@ -203,15 +210,27 @@ def _by_strength(incident: policy.Incident) -> tuple[int, float]:
 
 
 def incidents(
-    node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str
+    node_summary: NodeSummary,
+    moment: ViewMoment,
+    mode: str,
+    how: str,
+    words: ClusterWords = KUBERNETES,
 ) -> list[models.Incident]:
     """The node's open incidents, the strongest first. ``how``, here and below: as for `advice`."""
     ordered = sorted(node_summary.decision.incidents.values(), key=_by_strength)
-    return [_incident(node_summary, found, moment, mode, how) for found in ordered]
+    return [
+        _incident(node_summary, found, moment, mode, how, _doing(node_summary, found, words))
+        for found in ordered
+    ]
 
 
 def _incident(
-    node_summary: NodeSummary, incident: policy.Incident, moment: ViewMoment, mode: str, how: str
+    node_summary: NodeSummary,
+    incident: policy.Incident,
+    moment: ViewMoment,
+    mode: str,
+    how: str,
+    doing: str,
 ) -> models.Incident:
     recovering = incident.recovering_since
     return models.Incident(
@@ -224,7 +243,7 @@ def _incident(
         recovering_since=moment.when_or_never(recovering),
         closes_at=None if recovering is None else moment.when(recovering + incident.healthy_for),
         evidence=[_evidence(node_summary, item, moment) for item in incident.evidence],
-        doing=_doing(node_summary, incident),
+        doing=doing,
         advice=advice.for_incident(
             node_summary,
             [item.cleared_by or "" for item in incident.in_force],
@@ -235,14 +254,14 @@ def _incident(
     )
 
 
-def _doing(node_summary: NodeSummary, incident: policy.Incident) -> str:
+def _doing(node_summary: NodeSummary, incident: policy.Incident, words: ClusterWords) -> str:
     overruled = {word.key for word in node_summary.cluster.overruled}
     if incident.evidence and all(item.key in overruled for item in incident.evidence):
         return "overruled by a person"
     if incident.action == "observe":
         return "watched"
     if node_summary.quarantine is not None:
-        return f"in quarantine: {node_summary.quarantine.status.phase}"
+        return f"in quarantine: {words.phase(node_summary.quarantine.status.phase)}"
     if node_summary.decision.hold is not None:
         return f"held by {node_summary.decision.hold.limit}"
     if node_summary.decision.would and node_summary.decision.spared:
@@ -535,7 +554,7 @@ def node(
         node=node_summary.node,
         uid=meta.uid if meta else "",
         standing=standing,
-        why=why(node_summary, standing),
+        why=why(node_summary, standing, words),
         agent=agent(node_summary),
         last_heard=moment.when_or_never(node_summary.agent.last_heard),
         read_at=moment.when_or_never(node_summary.cluster.read_at),
@@ -546,7 +565,7 @@ def node(
         last_error=node_summary.work.last_error,
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
-        incidents=incidents(node_summary, moment, mode, how),
+        incidents=incidents(node_summary, moment, mode, how, words),
         quarantine=quarantine(node_summary, held, how, moment, repairs, words)
         if held is not None
         else None,
@@ -580,7 +599,9 @@ def node(
         timeline=[event(transition) for transition in timeline],
         timeline_trouble=timeline_trouble,
         outliers=list(outliers),
-        unreadable=list(unreadable_annotations(node_summary.node, meta.annotations, meta.uid))
+        unreadable=list(
+            unreadable_annotations(node_summary.node, meta.annotations, meta.uid, words)
+        )
         if meta
         else [],
     )

@@ -358,14 +358,12 @@ class Pages:
         """The form to log in; ``path`` is to be returned to. ``again``: ask once more at once.
         ``known``: the browser has a log-in.
         """
-        local = "--local" in self._queries.fleet.how
         text = self._jinja.get_template("login.html").render(
             error=error,
             hint=hint,
             path=path,
             again=again,
             known=known,
-            local=local,
             oidc=self._oidc,
             tokens=self._tokens,
         )

@@ -166,7 +166,7 @@ def _plain(
 
 
 _ALL = (
-    PersonAction("quarantine", "Cordon the node, or drain it.", _quarantine, _creates),
+    PersonAction("quarantine", "The action: cordon or drain.", _quarantine, _creates),
     PersonAction(
         "release",
         "Release the node from quarantine.",
@@ -193,7 +193,7 @@ _ALL = (
     ),
     PersonAction(
         "stop",
-        "No new quarantine and no eviction, on any node.",
+        "No new quarantine and no step of a drain, on any node.",
         lambda cluster, ask: cluster.stop(ask.reason),
         _switches,
         of_node=False,

@@ -71,7 +71,7 @@ def repair_metrics(
     )
     yield histogram(
         "sickbay_node_return_duration_seconds",
-        "From the taint to the release, of nodes that had a repair in that quarantine; "
+        "From the marks to the release, of nodes that had a repair in that quarantine; "
         "a ticket or a test is no such repair.",
         [],
         {(): stages.node_return},

@@ -20,29 +20,29 @@ def stage_metrics(stages: StageTimes) -> Iterator[Metric]:
     )
     yield histogram(
         "sickbay_ingest_to_decision_seconds",
-        "From the arrival of evidence to the decision that it asks for a cordon or a "
-        "drain. In mode observe too. A decision that a rule delays (for) does not "
-        "count, as its wait is configuration.",
+        "From the arrival of evidence to the decision that it needs a quarantine. In mode "
+        "observe too. A decision that a rule delays (for) does not count, as its wait is "
+        "configuration.",
         [],
         {(): stages.ingest_to_decision},
     )
     yield histogram(
         "sickbay_decision_to_taint_seconds",
-        "From that decision to the taint on the node. held is true where a limit or "
+        "From that decision to the marks on the node. held is true where a limit or "
         "another reason held the node in between.",
         ["held"],
         {(_boolean(held),): found for held, found in stages.decision_to_taint.items()},
     )
     yield histogram(
         "sickbay_taint_to_drained_seconds",
-        "From the taint to the end of the drain, also where another replica or an "
+        "From the marks to the end of the drain, also where another replica or an "
         "earlier process began it.",
         [],
         {(): stages.taint_to_drained},
     )
     yield histogram(
         "sickbay_quarantine_to_release_seconds",
-        "From the taint to the release.",
+        "From the marks to the release.",
         [],
         {(): stages.quarantine_to_release},
     )

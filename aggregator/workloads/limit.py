@@ -133,7 +133,7 @@ class WorkloadLimit:
         if subject not in self._reported and all(
             blocker.pod != pod for blocker in one.quarantine.status.blockers
         ):
-            text = f"{pod} is not evicted: {reason}"
+            text = one.acts.words.not_moved.format(one=pod, reason=reason)
             one.acts.emit_event(one.node_state, EventKind.BLOCKED, text, {"pod": pod})
         self._reported.add(subject)
 

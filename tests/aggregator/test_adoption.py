@@ -25,7 +25,6 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.actions.adoption import UNKNOWN
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import marked_by, read_overruled
-from aggregator.quarantine.decide.unreadable_annotations import UNRELEASED
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from tests.aggregator.test_interruption import (
     ILL,
@@ -224,22 +223,6 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     await until(lambda: not world.quarantines and not is_marked(world.nodes["n1"]))
     # The record of who had cordoned it is lost, so the cordon is left for a person.
     assert world.nodes["n1"].unschedulable
-    await replica.stop()
-
-
-@pytest.mark.parametrize("key", UNRELEASED)
-async def test_marks_next_to_those_of_an_unreleased_version_are_left(key: str) -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    uninstall(world)
-    world.person_annotates("n1", key, "{}")
-    before = world.nodes["n1"]
-    world.person_applies_definition()
-    replica = Replica(world, clock=clock)
-    await seen(replica)
-    replica.agent("n1", WELL)
-    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.is_queued)
-    assert (world.nodes["n1"], world.quarantines) == (before, {})
     await replica.stop()
 
 

@@ -160,15 +160,15 @@ def test_a_silence_holds_the_alerts_that_match_until_its_end() -> None:
     ends = {
         (node, kind): by.silence(alert(happened(node, kind), by), NOW)
         for node in ("gpu-1", "cpu-1")
-        for kind in (K.CORDONED, K.OVERDUE, K.EVICTED)
+        for kind in (K.CORDONED, K.OVERDUE, K.MOVED)
     }
     assert ends == {
         ("gpu-1", K.CORDONED): NOW + 900,
         ("gpu-1", K.OVERDUE): NOW + 100,
-        ("gpu-1", K.EVICTED): NOW + 100,
+        ("gpu-1", K.MOVED): NOW + 100,
         ("cpu-1", K.CORDONED): 0.0,
         ("cpu-1", K.OVERDUE): 0.0,
-        ("cpu-1", K.EVICTED): 0.0,
+        ("cpu-1", K.MOVED): 0.0,
     }
 
 
@@ -362,7 +362,7 @@ def test_a_route_to_owners_has_every_kind_about_a_pod_and_one_group_for_each_own
 
 def test_kinds_and_groups_of_an_owners_route_can_be_configured() -> None:
     by = owned(route(owners=("*",), kinds=(K.CORDONED,), group_by=("node",)))
-    assert not by.wants(K.EVICTED)
+    assert not by.wants(K.MOVED)
     assert by.targets(alert(happened("gpu-1"), by)) == []
     [target] = by.targets(alert(happened("gpu-1", pod="training/a"), by))
     assert target.group_by == ("node",)

@@ -70,7 +70,7 @@ def test_what_would_be_done_is_told_once_until_it_is_over() -> None:
 
 
 def test_evictions_and_what_has_no_incident_are_never_repeats() -> None:
-    past = [happened(at, kind=EventKind.EVICTED, text="pod x") for at in (1, 2)]
+    past = [happened(at, kind=EventKind.MOVED, text="pod x") for at in (1, 2)]
     past += [happened(at, kind=EventKind.INCIDENT_OPENED, text="x", incident="") for at in (3, 4)]
     assert times(without_repeats(past)) == [1, 2, 3, 4]
 

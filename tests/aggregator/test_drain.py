@@ -72,7 +72,7 @@ def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows
         replica = await begun(world, settings)
         await asyncio.sleep(HOUR + 60)
         assert world.forced == ["uid-a"]
-        assert replica.notes.kinds("n1").count("pod.forced") == 1
+        assert replica.notes.kinds("n1").count("work.forced") == 1
         world.kubelets_finish()
         await asyncio.sleep(3 * HOUR)
         assert world.forced == ["uid-a"]  # the other pod's namespace allows no force
@@ -114,7 +114,7 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
         notes = [*first.notes.transitions, *second.notes.transitions, *third.notes.transitions]
         kinds = [one.kind.value for one in notes]
         assert kinds.count("quarantine.overdue") == 1
-        assert kinds.count("pod.blocked") == 2  # each of the two, once
+        assert kinds.count("work.blocked") == 2  # each of the two, once
         [said] = [one.summary for one in notes if one.kind.value == "quarantine.overdue"]
         assert "jobs/a: the budget of jobs/j needs it" in said
         assert (world.forced, world.evicted) == ([], [])
@@ -166,7 +166,7 @@ def test_without_a_kubelet_a_long_grace_is_named_at_once_and_waited_for_5_minute
         await asyncio.sleep(HOUR)  # its pods are read again, and are no news
         (blocker,) = status(world).blockers
         assert "not waited for, 5m after that" in blocker.reason
-        assert "pod.blocked" not in replica.notes.kinds("n1")
+        assert "work.blocked" not in replica.notes.kinds("n1")
         await replica.stop()
 
     virtual_time.run(scenario())
@@ -198,7 +198,7 @@ def test_a_pod_that_is_kept_by_rule_is_named_and_told_once() -> None:
         again = await begun(world, SETTINGS)
         await asyncio.sleep(60)
         kinds = replica.notes.kinds("n1") + again.notes.kinds("n1")
-        assert kinds.count("pod.blocked") == 1
+        assert kinds.count("work.blocked") == 1
         await again.stop()
 
     virtual_time.run(scenario())

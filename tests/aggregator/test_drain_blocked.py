@@ -66,13 +66,13 @@ def test_a_pod_that_comes_back_to_its_node_is_named_and_not_evicted_without_end(
         await kubelets(world, 2 * HOUR)
         assert early < len(world.evicted) <= early + 6  # it is asked now and then
         notes = replica.notes.kinds("n1")
-        assert notes.count("pod.blocked") == 1
+        assert notes.count("work.blocked") == 1
         await replica.stop()
         before = len(world.evicted)
         replica = await begun(world, SETTINGS)
         await kubelets(world, 120)
         assert len(world.evicted) - before <= (0 if tolerations else 1)
-        assert "pod.blocked" not in replica.notes.kinds("n1")
+        assert "work.blocked" not in replica.notes.kinds("n1")
         world.come_back.clear()
         world.pods.clear()
         await drained(world, within=120)
@@ -154,7 +154,7 @@ def test_pods_that_come_after_the_drain_are_said_and_not_evicted() -> None:
         del world.pods["n1/late"]
         await until(lambda: status(world).pods_remaining == 0, within=700)
         assert status(world).blockers == ()
-        assert replica.notes.kinds("n1").count("pod.blocked") == 1
+        assert replica.notes.kinds("n1").count("work.blocked") == 1
         await replica.stop()
 
     virtual_time.run(scenario())
@@ -196,7 +196,7 @@ def test_a_webhook_that_fails_once_is_no_blocker() -> None:
         await asyncio.sleep(0.1)
         world.rejections.clear()
         await drained(world)
-        assert "pod.blocked" not in replica.notes.kinds("n1")
+        assert "work.blocked" not in replica.notes.kinds("n1")
         await replica.stop()
 
     virtual_time.run(scenario())

@@ -16,7 +16,7 @@ async def _drain(racks: Racks) -> None:
     racks.world.add_pod("n3", "rank-3", grace=GRACE)
     racks.show(3, xid(79, "GPU-3", racks.loop.time()))
     await asyncio.sleep(5)
-    assert [one.node for one in _of_kind(racks, EventKind.EVICTED)] == ["n3"]
+    assert [one.node for one in _of_kind(racks, EventKind.MOVED)] == ["n3"]
 
 
 def _of_kind(racks: Racks, kind: EventKind) -> list[Transition]:
@@ -38,7 +38,7 @@ def test_a_peers_fault_within_the_grace_and_a_minute_is_shown_with_the_eviction_
         hold = racks.replica.fleet.node_summaries["n5"].decision.hold
         assert hold is not None
         assert hold.limit == "eviction"
-        assert "was evicted from n3 of its fabric" in hold.reason
+        assert "was moved from n3 of its fabric" in hold.reason
         [opened] = [o for o in _of_kind(racks, EventKind.INCIDENT_OPENED) if o.node == "n5"]
         assert opened.details["eviction"] in opened.summary
         assert "rank-3" in opened.summary
@@ -123,7 +123,7 @@ def test_the_node_of_the_eviction_is_evaluated_by_its_own_rules() -> None:
         _peer_faults(racks, 3)
         await asyncio.sleep(30)
         assert racks.quarantined == {"n3"}
-        evicted = len(_of_kind(racks, EventKind.EVICTED))
+        evicted = len(_of_kind(racks, EventKind.MOVED))
         assert evicted == 1
         _peer_faults(racks, 3)
         await asyncio.sleep(30)

@@ -88,7 +88,7 @@ class Recorded:
 
     def evict(self, one: Pod, incident: str = "i1") -> None:
         details = {"pod": one.key} | evicted_details(one, ())
-        self.tell(EventKind.EVICTED, one.node, incident, **details)
+        self.tell(EventKind.MOVED, one.node, incident, **details)
 
     async def settle(self, node: str = "n1") -> list[Transition]:
         """The transitions of one round of the node."""
@@ -157,7 +157,7 @@ async def test_a_pod_that_is_gone_before_it_is_read_keeps_the_job_of_its_evictio
     found = hit_of(stop)
     assert found is not None
     assert (found.key, found.lost_gpus) == ("ml/jobset/llama", 8)
-    seen.tell(EventKind.EVICTED, pod="ml/other")
+    seen.tell(EventKind.MOVED, pod="ml/other")
     assert await seen.settle() == []
     assert seen.recorder.counts.unattributed == 1
     assert seen.recorder.counts.stopped == {"jobset": 1}

@@ -116,7 +116,7 @@ def test_what_is_watched_or_explained_or_our_own_word_is_no_deed() -> None:
         EventKind.INCIDENT_OPENED, "cordon", evidence="lemon:repeat-offender (lemon)"
     )
     assert list(lemon_events([ours])) == []
-    assert list(lemon_events([make_transition(EventKind.EVICTED)])) == []
+    assert list(lemon_events([make_transition(EventKind.MOVED)])) == []
 
 
 # -- the word of the aggregator about a node -------------------------------------------------------

@@ -155,7 +155,7 @@ async def test_a_drain_command_that_fails_is_a_blocker_that_people_see(
     site.breaks("drain")
     async with Aggregator(path, site, Turned()) as sickbay:
         sickbay.ill()
-        await until(lambda: "pod.blocked" in sickbay.notes.kinds("n1"))
+        await until(lambda: "work.blocked" in sickbay.notes.kinds("n1"))
         await until(
             lambda: (
                 (q := summary_in(sickbay.fleet, "n1").quarantine) is not None

@@ -215,7 +215,7 @@ async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantine
     world.budget_blocks.add(pod.uid)  # the drain is under way
     replica = Replica(world, clock=clock)
     replica.agent("n1", ILL, node_uid="uid-n1" if proves else "")
-    await until(lambda: "pod.blocked" in replica.notes.kinds("n1"))  # no eviction is in flight
+    await until(lambda: "work.blocked" in replica.notes.kinds("n1"))  # no eviction is in flight
     world.renew_node("n1", "boot-2")
     world.budget_blocks.clear()
     await until(lambda: not world.quarantines)

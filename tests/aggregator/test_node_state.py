@@ -444,9 +444,7 @@ def test_new_wishes_are_told_once_and_their_end_too() -> None:
     node_state.take_node(node(annotations={PIN: "mine"}))
     assert node_state.show_requests(1.0) == (), "something is still asked of it"
     node_state.take_node(node())
-    assert node_state.show_requests(1.0) == (
-        "no label or annotation asks anything special of it any more",
-    )
+    assert node_state.show_requests(1.0) == ("no request of a person is on it any more",)
     assert node_state.decision.requests == ()
 
 

@@ -104,7 +104,7 @@ def test_an_exemption_that_makes_no_sense_is_said_and_evicts_nobody(text: str) -
     ("text", "action", "reason"),
     [
         ("drain fan 3 is dead", Action.DRAIN, "fan 3 is dead"),
-        ("cordon", Action.CORDON, "forced by annotation, no reason given"),
+        ("cordon", Action.CORDON, "forced, no reason given"),
         ("observe it", None, ""),
         ("Drain x", None, ""),
         ("", None, ""),
@@ -169,7 +169,7 @@ def test_wishes_are_described_with_what_is_done_about_each() -> None:
     assert unclear == (
         (
             "sickbay.dev/exempt: 'yes please' makes no sense; expected \"until TIME REASON\", TIME "
-            "such as 2026-12-01T00:00:00Z; not exempt, but no pod is evicted"
+            "such as 2026-12-01T00:00:00Z; not exempt, and its work stays"
         ),
         (
             "sickbay.dev/force: 'stop' makes no sense; expected \"cordon REASON\" or "

@@ -114,7 +114,7 @@ _CHANGES: list[tuple[str, Change, str]] = [
         lambda one: one.change_node(unschedulable=False),
         "the node does not have all of our marks",
     ),
-    ("work", lambda one: one.site.world.add_pod("n1", "late"), "pods are still on the node"),
+    ("work", lambda one: one.site.world.add_pod("n1", "late"), "work is still on the node"),
     (
         "cancelled",
         lambda one: one.change_node(annotations={REQUEST: "cancel id-1"}),

@@ -147,7 +147,7 @@ async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
     await site.settles(lambda: site.quarantine().status.repair)
     repair = site.quarantine().status.repair
     assert repair is not None
-    assert "pods are still on the node: jobs/late" in repair.held
+    assert "work is still on the node: jobs/late" in repair.held
     assert site.repaired == []
     del site.world.pods[f"n1/{pod.name}"]
     await site.settles(site.is_released)
@@ -191,7 +191,7 @@ async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> No
     await site.settles(lambda: holds("concurrent"))
     site.world.add_pod(second, "late")
     site.shop._boot(first.node)
-    await site.settles(lambda: holds("pods are still on the node: jobs/late"))
+    await site.settles(lambda: holds("work is still on the node: jobs/late"))
     assert site.repaired == ["reboot"]
     site.check()
     await site.replica.stop()
@@ -576,7 +576,7 @@ async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> Non
     assert site.shop.done == []
     repair = site.quarantine().status.repair
     assert repair is not None
-    assert "pods are still on the node: jobs/late" in repair.held
+    assert "work is still on the node: jobs/late" in repair.held
     del site.world.pods[f"n1/{pod.name}"]
     await site.settles(site.is_released)
     assert len(site.shop.done) == 1

@@ -1,6 +1,5 @@
 """A fault, a real agent, the real aggregator and a real Slurm with a job: drained, and returned."""
 
-import re
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.controlplane.waiting import wait_until
 from tests.support.local_aggregator import LocalAggregator
 from tests.support.slurm import Slurm, needs_slurm
+from tests.support.words_of_kubernetes import found_in, shown
 
 pytestmark = [needs_slurm, pytest.mark.root]
 
@@ -46,26 +46,16 @@ def sickbay(*words: str) -> str:
     return done.stdout
 
 
-#: Words of Kubernetes, for people; the kinds of events and the phases are names of the API.
-KUBERNETES = re.compile(r"\b(pods?|kubectl|(un)?cordon(ed)?|evict\w*|taint\w*)\b", re.IGNORECASE)
-NAMES = re.compile(r"\b[a-z]+\.[a-z_]+\b|(?<=\S\s)Cordoned|evictions_at_once")
-
-
-def kubernetes_words(text: str) -> list[str]:
-    shown = NAMES.sub("", re.sub(r"(?s)<script.*?</script>|<[^>]*>", " ", text))
-    return [shown[max(0, one.start() - 60) : one.end() + 60] for one in KUBERNETES.finditer(shown)]
-
-
 def expect_slurms_words(aggregator: LocalAggregator) -> None:
     """The page and the commands speak of jobs and DRAIN, and of nothing of Kubernetes."""
     url = f"http://{aggregator.web}"
     for path in ("", "nodes/w1", "nodes", "jobs"):
         with urllib.request.urlopen(f"{url}/{path}", timeout=300) as answer:
             text = answer.read().decode()
-        assert kubernetes_words(text) == [], path
+        assert found_in(shown(text)) == [], path
         assert "DRAIN" in text or path in ("nodes", "jobs")
     for command in (["explain", "w1"], ["node", "w1"], ["quarantines"], ["history"], ["jobs"]):
-        assert kubernetes_words(sickbay(*command, "--url", url)) == [], command
+        assert found_in(sickbay(*command, "--url", url)) == [], command
 
 
 def test_a_fault_drains_the_node_its_job_ends_and_a_persons_release_returns_it(

@@ -58,5 +58,5 @@ def test_it_is_explained_while_no_aggregator_answers() -> None:
     meta = {"name": "n1", "uid": "u", "annotations": {FOLLOWED: "{"}}
     told = node_answer("n1", {"metadata": meta}, None, NOW.timestamp())
     [sentence, *_] = explanation(told, NOW).to_do
-    assert sentence.startswith("Annotation sickbay.dev/repair-followed can't be read: no request")
+    assert sentence.startswith("Note sickbay.dev/repair-followed can't be read: no request")
     assert COMMAND in sentence

@@ -364,14 +364,14 @@ async def test_each_webhook_hears_of_the_kinds_it_asked_for(
                 secret_file,
                 path="/some",
                 kinds=(
-                    EventKind.EVICTED,
+                    EventKind.MOVED,
                     EventKind.RELEASED,
                 ),
             ),
         )
         async with telling(tmp_path, *hooks) as alerts:
             alerts.record_event(happened("n1", EventKind.CORDONED))
-            alerts.record_event(happened("n2", EventKind.EVICTED, pod="jobs/a"))
+            alerts.record_event(happened("n2", EventKind.MOVED, pod="jobs/a"))
             alerts.record_event(happened("n3", EventKind.RELEASED))
             alerts.record_event(happened("n4", EventKind.INCIDENT_OPENED, action="observe"))
             alerts.record_event(happened("n5", EventKind.INCIDENT_OPENED, action="cordon"))

@@ -63,14 +63,14 @@ def test_a_third_node_at_once_is_held_and_alerted_also_by_the_next_controller() 
             [blocker] = world.quarantines[node].status.blockers
             assert "its gang lost 2 nodes within 10m" in blocker.reason
             assert "limits.per_workload is 2" in blocker.reason
-            assert replica.notes.kinds(node).count("pod.blocked") == 1
+            assert replica.notes.kinds(node).count("work.blocked") == 1
         world.kubelets_finish()
         await replica.stop()
         replica = started(world)
         await fall_ill(replica, *NODES)
         await asyncio.sleep(120)
         assert len(ranks(world)) == 2
-        assert all("pod.blocked" not in replica.notes.kinds(node) for node in held)
+        assert all("work.blocked" not in replica.notes.kinds(node) for node in held)
         await asyncio.sleep(WINDOW)  # the window is over: the next two
         await until(lambda: len(ranks(world)) == 4, within=120)
         await replica.stop()
@@ -156,7 +156,7 @@ def test_a_job_without_a_gang_counts_in_its_own_namespace() -> None:
         for node in held:
             [blocker] = world.quarantines[node].status.blockers
             assert "its job lost 2 nodes within 10m" in blocker.reason
-            assert replica.notes.kinds(node).count("pod.blocked") == 1
+            assert replica.notes.kinds(node).count("work.blocked") == 1
         await replica.stop()
 
     virtual_time.run(scenario())

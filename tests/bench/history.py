@@ -52,7 +52,7 @@ WANTED_MS = 50.0
 #: One incident: opened, admitted, cordoned, drained with four evictions, released, closed.
 _KINDS = (
     *(EventKind.INCIDENT_OPENED, EventKind.ADMITTED, EventKind.CORDONED, EventKind.DRAINING),
-    *(EventKind.EVICTED, EventKind.EVICTED, EventKind.EVICTED, EventKind.DRAINED),
+    *(EventKind.MOVED, EventKind.MOVED, EventKind.MOVED, EventKind.DRAINED),
     *(EventKind.RELEASED, EventKind.INCIDENT_CLOSED),
 )
 _SUMMARY = "GPU-5f3c has fallen off the bus (xid:79), the driver asks for a restart of the node"

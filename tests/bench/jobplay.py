@@ -218,7 +218,7 @@ async def play(world: World, nodes: int, days: float, emit: list[Transition]) ->
             gone = [pod for pod in job.pods(world.now) if pod.node == node]
             for pod in gone:
                 details = {"pod": pod.key} | evicted_details(pod, ())
-                await tell(EventKind.EVICTED, node, incident, **details)
+                await tell(EventKind.MOVED, node, incident, **details)
             _stop(world, job, node, fault_at)
         world.on[node] = []
         world.now += 1

@@ -62,7 +62,7 @@ def _run_story(story: Story, slurm: Slurm) -> None:
     story.inject(node=node, fault="xid:79", gpu=3)
     _seen(events, "quarantine.cordoned", node)
     note(f"   Slurm: {node} is {slurm.state(node)}, {slurm.shown(node)['Reason']}")
-    _seen(events, "pod.blocked", node)
+    _seen(events, "work.blocked", node)
     events.show_for(pace.between)
     other = slurm.submit("")
     headline(f"job {other} is submitted: it runs on {slurm.node_of(other)}, not on {node}")

@@ -353,7 +353,7 @@ async def test_each_shipped_example_saves_and_answers(
 
 
 def _is_evicted(one: Any) -> bool:
-    return bool(one.kind is EventKind.EVICTED)
+    return bool(one.kind is EventKind.MOVED)
 
 
 async def _jobs_go_on(space: Space) -> None:

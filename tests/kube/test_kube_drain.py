@@ -325,7 +325,7 @@ async def test_past_its_time_a_pod_is_deleted_where_its_namespace_allows_it_and_
             assert [one["pod"] for one in status["blockers"]] == [f"{other}/theirs"]
             assert await pods_left(space, other) == {"theirs": False}
             await running.release(node)
-        assert running.notes.kinds(node).count("pod.forced") == 2
+        assert running.notes.kinds(node).count("work.forced") == 2
         assert running.notes.kinds(node).count("quarantine.overdue") == 1
         deleted = [
             entry
@@ -432,7 +432,7 @@ async def test_a_gang_goes_together_and_a_dry_run_evicts_nobody(
         await running.until_phase(node, "Drained")
         assert await pods_left(space) == {}
         notes = running.notes.transitions
-        evicted = [one.details["pod"] for one in notes if one.kind is EventKind.EVICTED]
+        evicted = [one.details["pod"] for one in notes if one.kind is EventKind.MOVED]
         assert len(evicted) == len(set(evicted)) == 3
         await running.release(node)
 

@@ -53,9 +53,9 @@ async def test_of_many_drains_that_begin_together_the_first_evicts_soon_after_th
         began = time.monotonic()
         for node in nodes:
             running.falls_ill(node)
-        await until(notes.all_have(nodes, EventKind.EVICTED), "all evicted", within=240)
+        await until(notes.all_have(nodes, EventKind.MOVED), "all evicted", within=240)
     tainted = max(notes.at[node, EventKind.CORDONED] for node in nodes) - began
-    first, *_, last = sorted(notes.at[node, EventKind.EVICTED] - began for node in nodes)
+    first, *_, last = sorted(notes.at[node, EventKind.MOVED] - began for node in nodes)
     told = f"tainted {tainted:.2f} s, first eviction {first:.2f} s, last {last:.2f} s"
     print(told)
     assert first <= 1.6 * tainted, told

@@ -93,7 +93,7 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
         plane.create_pod(cluster_space.namespace, "came-at-once", node=node)
         await until(lambda: taints(bench, node))
         await until(lambda: bench.notes.kinds(node).count("quarantine.drained") == 2)
-        assert bench.notes.kinds(node).count("pod.evicted") == 1
+        assert bench.notes.kinds(node).count("work.moved") == 1
         assert pods_of(plane, cluster_space.namespace, node) == []
 
 

@@ -111,7 +111,7 @@ ABOUT = {
         K.OVERRIDDEN,
         K.INCIDENT_CHANGED,
         K.AGENT_CONFLICT,
-        K.EVICTED,
+        K.MOVED,
     },
 }
 
@@ -166,7 +166,7 @@ def test_what_comes_and_goes_ends_its_opposite() -> None:
         (K.AGENT_SILENT, {K.AGENT_BACK}, {K.AGENT_SILENT, K.SILENT_FAILING}),
         (K.ADMITTED, {K.HELD, K.SUPPRESSED, K.RELEASED, K.OVERRULED}, {K.CORDONED, K.ADMITTED}),
         (K.RELEASED, {K.CORDONED, K.DRAINED, K.BLOCKED}, {K.RELEASED, K.OVERRULED, K.LEMON}),
-        (K.OVERRULED, {K.CORDONED, K.DRAINED, K.EVICTED}, {K.RELEASED, K.OVERRULED, K.NODE_LOST}),
+        (K.OVERRULED, {K.CORDONED, K.DRAINED, K.MOVED}, {K.RELEASED, K.OVERRULED, K.NODE_LOST}),
     ],
 )
 def test_a_transition_ends_the_alerts_that_it_makes_untrue(
@@ -183,7 +183,7 @@ def test_the_end_of_an_incident_ends_all_of_its_own_alerts_and_most_kinds_end_no
     over = resolves(transition(K.INCIDENT_CLOSED))
     assert over is not None
     assert (over.node, over.incident, over.kinds) == ("n1", "i1", frozenset(K))
-    for kind in (K.INCIDENT_OPENED, K.CORDONED, K.HELD, K.LEMON, K.BLOCKED, K.EVICTED):
+    for kind in (K.INCIDENT_OPENED, K.CORDONED, K.HELD, K.LEMON, K.BLOCKED, K.MOVED):
         assert resolves(transition(kind)) is None
 
 

@@ -77,7 +77,7 @@ def test_in_mode_observe_the_remedy_comes_first_and_a_silent_agent_has_a_next_st
     one = answer("node-3") | {"mode": "observe"}
     assert explanation(one, NOW).to_do[0] == one["incidents"][0]["advice"]
     silent = explanation(one | {"standing": "silent"}, NOW).to_do
-    assert silent[0].startswith("Check the agent's service on the node")
+    assert silent[0].startswith("See whether the agent runs on the node")
 
 
 def test_a_failed_step_is_explained_with_its_error() -> None:

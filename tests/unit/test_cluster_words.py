@@ -1,16 +1,42 @@
 """The table of words: each kind's own, and nothing of Kubernetes in the others."""
 
-import re
+import ast
 import string
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from aggregator.cluster.port import Phase
 from aggregator.cluster.words import KUBERNETES, LOCAL, SLURM, WORDS, ClusterWords
+from tests.support.words_of_kubernetes import found_in
 
+ROOT = Path(__file__).parents[2]
 KINDS = pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-OF_KUBERNETES = r"\b(pods?|kubectl|(un)?cordon(ed)?|evict\w*|taint\w*|DaemonSet|ConfigMap)\b"
+#: Of modules that are about Kubernetes alone, by their paths' beginnings.
+ABOUT_KUBERNETES = (
+    *("cluster/kubernetes/", "cluster/quarantine_conditions", "workloads/", "repairers/", "demo/"),
+    *("ingest/", "access/", "jobs/families/", "jobs/gpu_report", "config/", "configfile/"),
+    *("cli/kube_", "cli/cluster_", "cli/tunnel", "cli/bundle", "quarantine/repair/node_test"),
+    *("quarantine/repair/operand_pause", "quarantine/reconcile/node_events"),
+    "composition/controller_parts",
+    *("quarantine/decide/new_nodes", "quarantine/decide/idle_nodes", "policy/label_selector"),
+    *("quarantine/decide/node_tests", "quarantine/decide/mark_rules"),
+    *("quarantine/decide/returned_pods", "cluster/words", "cluster/users", "cluster/local/"),
+)
+#: How many texts of each other part are about Kubernetes: its options, pods, objects and labels.
+TEXTS = {
+    "advice.py": 4,
+    "alerts": 1,
+    "cli": 27,
+    "cluster": 1,
+    "daemon_cli": 5,
+    "jobs": 2,
+    "quarantine": 15,
+    "web": 9,
+}
 
 
 def texts(words: ClusterWords) -> list[str]:
@@ -24,8 +50,45 @@ def texts(words: ClusterWords) -> list[str]:
 @pytest.mark.parametrize("words", [SLURM, LOCAL], ids=lambda one: one.kind)
 def test_another_cluster_has_no_word_of_kubernetes(words: ClusterWords) -> None:
     for text in texts(words):
-        without = text.replace("command cordon", "")  # a key of the configuration
-        assert not re.search(OF_KUBERNETES, without, re.IGNORECASE), text
+        assert found_in(text, cordons=words is LOCAL) == [], text
+
+
+def literals(module: Path) -> Iterator[str]:
+    """The texts in a module with a word of Kubernetes, without its docstrings and single words."""
+    tree = ast.parse(module.read_text())
+    skipped = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    in_sentence = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in skipped
+        ):
+            is_sentence = " " in node.value.strip() or id(node) in in_sentence
+            if is_sentence and found_in(node.value):
+                yield node.value
+
+
+def test_a_new_text_has_no_word_of_kubernetes_unless_it_is_about_kubernetes() -> None:
+    folder = ROOT / "aggregator"
+    counts = Counter[str]()
+    listed = []
+    for module in sorted(folder.rglob("*.py")):
+        name = module.relative_to(folder).as_posix()
+        if not name.startswith(ABOUT_KUBERNETES):
+            found = [f"{name}: {text[:80]}" for text in literals(module)]
+            counts[name.partition("/")[0]] += len(found)
+            listed += found
+    assert +counts == TEXTS, "\n".join(listed)
 
 
 @KINDS

@@ -216,7 +216,7 @@ UNTIL = 1_796_083_200.0
             UNTIL,
             (
                 "its exemption ended at 2026-12-01T00:00:00Z and is ignored",
-                "forced to cordon: forced by annotation, no reason given",
+                "forced to cordon: forced, no reason given",
             ),
         ),
         ({PIN: ""}, 0.0, ("pinned: no reason given",)),
@@ -247,7 +247,7 @@ def test_an_unclear_wish_takes_nothing_away() -> None:
     )
     first, second = describe(unclear, 0.0)
     assert first.startswith(f"{EXEMPT}: 'please' makes no sense; expected ")
-    assert first.endswith("; not exempt, but no pod is evicted")
+    assert first.endswith("; not exempt, and its work stays")
     assert second.startswith(f"{FORCE}: 'reboot it' makes no sense; expected ")
     assert second.endswith("; no action is taken")
     assert unclear.force_asked

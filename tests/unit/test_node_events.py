@@ -227,7 +227,7 @@ async def test_the_begin_of_a_drain_that_is_over_before_it_was_written_is_left_o
 @in_virtual_time
 async def test_the_begin_of_a_drain_that_waits_for_other_events_is_left_out_with_its_end() -> None:
     bench = Bench()
-    bench.record(EventKind.DRAINING, EventKind.EVICTED, EventKind.DRAINED)
+    bench.record(EventKind.DRAINING, EventKind.MOVED, EventKind.DRAINED)
     running = asyncio.create_task(bench.publisher.run())
     await asyncio.sleep(2 * DRAINING_AFTER)
     assert bench.reasons == ["Drained"]
@@ -237,7 +237,7 @@ async def test_the_begin_of_a_drain_that_waits_for_other_events_is_left_out_with
 @pytest.mark.parametrize(
     ("kind", "reasons"),
     [
-        (EventKind.EVICTED, ["Draining"]),
+        (EventKind.MOVED, ["Draining"]),
         (EventKind.FORCED, ["Draining"]),
         (EventKind.BLOCKED, ["Draining", "DrainBlocked"]),
         (EventKind.OVERDUE, ["Draining", "DrainOverdue"]),

@@ -274,8 +274,8 @@ def test_another_party_is_named_where_it_cordoned_the_node() -> None:
     assert foreign_hands(after(cordon_change(cordoned, QUARANTINE), cordoned), QUARANTINE) == before
     assert foreign_hands(cordoned, REMEMBERED) == ""
     assert foreign_hands(cordoned, QUARANTINE) == (
-        "its annotation sickbay.dev/applied is gone, so that it is not known whether it was "
-        "cordoned before; it stays cordoned when sickbay lets go"
+        "its sickbay.dev/applied is gone, so that it is not known whether it was closed to new "
+        "work before; it stays closed when sickbay lets go"
     )
     assert foreign_hands(replace(cordoned, uid="another"), QUARANTINE) == before
 

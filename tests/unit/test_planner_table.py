@@ -196,34 +196,34 @@ def test_marks_come_back_before_evictions_go_on(changes: dict[str, Any], do: Ste
 
 #: It is schedulable, and it is not yet time to cordon it again.
 LEFT: dict[str, Any] = {"schedulable": True, "recordon_at": 1_000.0, "status": {}}
-DUE = "it is cordoned again at 1970-01-01T00:16:40Z"
+DUE = "new work is kept off again at 1970-01-01T00:16:40Z"
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({}, DUE),
-        ({"stopped": True}, "it is not cordoned again while the stop switch is set"),
+        ({"stopped": True}, "it is left so while the stop switch is set"),
         (
             {"maintained": True},
-            "it is not cordoned again while another tool or person is at work on it",
+            "it is left so while another tool or person is at work on it",
         ),
         (
             {"exempt": True},
-            "it is not cordoned again while people want it left alone (sickbay.dev/exempt)",
+            "it is left so while people want it left alone (sickbay.dev/exempt)",
         ),
-        ({"mode": Action.OBSERVE}, "it is not cordoned again in mode observe"),
+        ({"mode": Action.OBSERVE}, "it is left so in mode observe"),
         ({"mode": Action.CORDON}, DUE),
         ({"maintained": True, "spec": BY_HAND, "wanted": None}, DUE),
         ({"exempt": True, "spec": BY_HAND, "wanted": None}, DUE),
         ({"mode": Action.OBSERVE, "spec": BY_HAND, "wanted": None}, DUE),
         (
             {"stopped": True, "spec": BY_HAND, "wanted": None},
-            "it is not cordoned again while the stop switch is set",
+            "it is left so while the stop switch is set",
         ),
         (
             {"stopped": True, "recordon": True},
-            "it is not cordoned again while the stop switch is set",
+            "it is left so while the stop switch is set",
         ),
     ],
 )

@@ -13,11 +13,10 @@ from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, writ
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST
-from aggregator.quarantine.decide.unreadable_annotations import UNRELEASED, unreadable_annotations
+from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 
 TEST = NodeTest(1, operation_of("u", "b", 1), "quick", RepairState.SUCCEEDED, "b")
-COMMAND = "kubectl annotate node n1"
-KEYS = (FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY, *UNRELEASED)
+KEYS = (FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY)
 
 
 def test_what_sickbay_and_people_write_is_readable() -> None:
@@ -40,7 +39,7 @@ def test_unreadable_memory_of_requests_names_both_annotations_to_remove() -> Non
     for text in ("{", "", '"r1"', "[1]", "[" * 100_000):
         [told] = unreadable_annotations("n1", {FOLLOWED: text, REQUEST: "reboot r1"}, "u")
         assert told == (
-            "annotation sickbay.dev/repair-followed can't be read: no request of "
+            "note sickbay.dev/repair-followed can't be read: no request of "
             "sickbay.dev/repair is followed, as one of before might be followed twice. To go on: "
             "kubectl annotate node n1 sickbay.dev/repair- sickbay.dev/repair-followed-, and ask "
             "again"
@@ -62,17 +61,10 @@ def test_unreadable_memory_of_requests_names_both_annotations_to_remove() -> Non
 )
 def test_each_other_one_names_its_effect_and_the_command(key: str, text: str, effect: str) -> None:
     [told] = unreadable_annotations("n1", {key: text}, "u")
-    assert told.startswith(f"annotation {key} can't be read: {effect}")
+    assert told.startswith(f"note {key} can't be read: {effect}")
     assert f"To go on: kubectl annotate node n1 {key}-" in told
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.text() | st.from_regex(r"[\[\]{}\",0-9]{0,20}")))
 def test_no_text_raises(annotations: dict[str, str]) -> None:
     assert len(unreadable_annotations("n1", annotations, "u")) <= len(annotations)
-
-
-@pytest.mark.parametrize("key", UNRELEASED)
-def test_one_of_an_unreleased_version_is_reported_with_the_way_to_start_afresh(key: str) -> None:
-    [told] = unreadable_annotations("n1", {key: "{}"}, "u")
-    assert f"annotation {key} is of an unreleased version of sickbay: it is left" in told
-    assert told.endswith(f"To start afresh, undo them by hand, and then: {COMMAND} {key}-")

@@ -178,7 +178,7 @@ async def test_quarantines_incidents_and_history(served: Served) -> None:
     past = await in_process("history", "--node", "node-2", "--limit", "3", "--url", served.url)
     lines = past.out.splitlines()
     assert len(lines) == 3
-    assert "pod.blocked" in lines[-1], "the latest comes last"
+    assert "work.blocked" in lines[-1], "the latest comes last"
 
 
 async def test_lemons_are_listed_with_what_they_did(served: Served) -> None:

@@ -15,7 +15,7 @@ from tests.web.support import NIGHT, Hands, big_fleet, pulse_alone, small_fleet
 
 
 def happened(number: int, node: str = "node-1") -> Transition:
-    return Transition(NIGHT + number, EventKind.EVICTED, node, f"{node}: evicted pod-{number}")
+    return Transition(NIGHT + number, EventKind.MOVED, node, f"{node}: evicted pod-{number}")
 
 
 def events(frames: bytes | None) -> list[tuple[str, dict[str, Any]]]:

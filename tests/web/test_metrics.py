@@ -105,7 +105,7 @@ async def test_the_numbers_are_the_fleets() -> None:
         served.api.answers["GET", "nodes", 503] = 2
         served.api.answers["GET", "nodes", 0] = 1
         served.api.throttled = 3
-        served.feed.record_event(Transition(NIGHT, EventKind.EVICTED, "node-2", "evicted"))
+        served.feed.record_event(Transition(NIGHT, EventKind.MOVED, "node-2", "evicted"))
         served.fleet.stop = "the network is being worked on"
         record_common_cause(served.fleet, hands.now)
         await served.text("/nodes/none", 404)
@@ -141,7 +141,7 @@ async def test_the_numbers_are_the_fleets() -> None:
     eviction = labels(method="POST", kind="pods/eviction", code="429")
     assert found["sickbay_api_requests_total", eviction] == 5
     assert found["sickbay_api_throttles_total", labels()] == 3
-    assert found["sickbay_transitions_total", labels(kind="pod.evicted")] == 1
+    assert found["sickbay_transitions_total", labels(kind="work.moved")] == 1
     assert found["sickbay_alerts_waiting", labels(route="0")] == 3
     assert found["sickbay_build_info", labels(version="0.1.0")] == 1
     missing = labels(route="/nodes/{name}", code="404")

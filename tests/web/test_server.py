@@ -500,7 +500,7 @@ async def test_transitions_can_be_asked_for_since_a_time(served: Served) -> None
 
 async def test_what_happened_is_read_backwards_page_by_page(served: Served) -> None:
     told = [
-        Transition(NIGHT - 500 - n / 8, EventKind.EVICTED, "node-2", f"pod {n}") for n in range(40)
+        Transition(NIGHT - 500 - n / 8, EventKind.MOVED, "node-2", f"pod {n}") for n in range(40)
     ]
     served.history.items += told
     query = f"/api/v1/transitions?node=node-2&since={NIGHT - 600}&limit=15"
@@ -713,7 +713,7 @@ async def test_a_reader_that_takes_nothing_holds_up_neither_others_nor_the_feed(
             await read_node(response, 1)
             for number in range(5000):
                 served.feed.record_event(
-                    Transition(NIGHT, EventKind.EVICTED, "node-2", f"{number} " * 200)
+                    Transition(NIGHT, EventKind.MOVED, "node-2", f"{number} " * 200)
                 )
                 if number % 100 == 0:
                     await asyncio.sleep(0)

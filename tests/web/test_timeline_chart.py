@@ -45,7 +45,7 @@ def test_every_kind_has_a_lane() -> None:
     assert set(lanes.values()) == {"evidence", "decision", "action"}
     assert lanes[EventKind.INCIDENT_OPENED] == lanes[EventKind.AGENT_SILENT] == "evidence"
     assert lanes[EventKind.HELD] == lanes[EventKind.ADMITTED] == "decision"
-    assert lanes[EventKind.CORDONED] == lanes[EventKind.EVICTED] == "action"
+    assert lanes[EventKind.CORDONED] == lanes[EventKind.MOVED] == "action"
     assert lane_of("of.a.newer.version") == "action"
 
 

@@ -545,4 +545,4 @@ def test_a_node_in_quarantine_that_is_left_schedulable_says_so_in_its_line() -> 
     node_summary.own_quarantine_view().quarantine = replace(node_summary.quarantine, status=status)
     (row,) = (one for one in view_of(fleet).quarantines if one.node == node_summary.node)
     assert "the node is schedulable" in node_view.why(node_summary, QuarantineSummary.QUARANTINED)
-    assert row.uncordoned.startswith("schedulable: it was uncordoned, and it is a test")
+    assert row.uncordoned.startswith("schedulable: it was opened to new work, and it is a test")

@@ -39,7 +39,6 @@ from aggregator.quarantine.decide.node_marks import (
 )
 from aggregator.quarantine.decide.operator_requests import FORCE
 from aggregator.quarantine.decide.repair import followed_change
-from aggregator.quarantine.decide.unreadable_annotations import UNRELEASED
 from aggregator.quarantine.state.fleet import UNCLAIMED
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
@@ -48,7 +47,7 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: The requester where the marks don't name one. Only a person can end such a Quarantine.
 UNKNOWN = "unknown"
-_UNREADABLE = f"sickbay had marked the node, and its annotation {APPLIED} can't be read"
+_UNREADABLE = f"sickbay had marked the node, and its {APPLIED} can't be read"
 _KEPT = "its node was marked, and the Quarantine was gone: made again, and the marks are kept"
 
 
@@ -110,8 +109,6 @@ class MarkAdopter:
             return remains
         if node is None or not marked:
             return None
-        if not node.annotations.keys().isdisjoint(UNRELEASED):
-            return None  # reported by `unreadable_annotations`, and left
         if marked_for(node.annotations) not in ("", self._cluster.installation):
             return None  # another installation's, which knows its state
         return spec_of_marks(node) or self._spec_of_entry(node_state)

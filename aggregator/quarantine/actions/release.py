@@ -250,7 +250,7 @@ class ReleaseActions:
             raise
         except ClusterError as error:  # an uninstall does not wait for it
             log.warning(
-                "annotation of a node not brought up to date",
+                "notes on a node not brought up to date",
                 extra={"node": node_state.node, "error": str(error)},
             )
         await self._drop(node_state, quarantine)

@@ -28,7 +28,7 @@ AFTER_GRACE = 60.0
 _MOST_GRACE = 3600.0
 #: Evictions of one fabric that are remembered, the latest ones.
 _MOST = 64
-_LEFT = frozenset({EventKind.EVICTED, EventKind.FORCED})
+_LEFT = frozenset({EventKind.MOVED, EventKind.FORCED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class EvictionMemory:
             at = self._clocks.now()
             until = at + min(_seconds(transition.details), _MOST_GRACE) + AFTER_GRACE
             pod = transition.details.get("pod", "")
-            self._note(Eviction(transition.node, pod, at, until, "evicted from"))
+            self._note(Eviction(transition.node, pod, at, until, "moved from"))
         elif transition.kind is EventKind.INCIDENT_OPENED:
             transition = self._with_eviction(transition)
         self._sink.record_event(transition)

@@ -307,8 +307,8 @@ def foreign_hands(
     if node.unschedulable and (applied is None or not applied.cordoned):
         if applied is None and quarantine is not None and _stands_on(node, quarantine):
             return (
-                f"its annotation {APPLIED} is gone, so that it is not known whether it was "
-                "cordoned before; it stays cordoned when sickbay lets go"
+                f"its {APPLIED} is gone, so that it is not known whether it was closed to new "
+                "work before; it stays closed when sickbay lets go"
             )
         return words.before_us
     return ""

@@ -137,7 +137,7 @@ def _fits(name: str, value: object) -> bool:
 
 
 def _unreadable(why: str) -> str:
-    return f"annotation {NODE_TEST} can't be read: {truncate(why, 120)}; remove it to go on"
+    return f"note {NODE_TEST} can't be read: {truncate(why, 120)}; remove it to go on"
 
 
 def write_test(test: NodeTest) -> str:

@@ -97,7 +97,7 @@ def describe(requests: OperatorRequests, wall: float) -> tuple[str, ...]:
     elif requests.exempt_until:
         said.append(f"its exemption ended at {write_time(requests.exempt_until)} and is ignored")
     if requests.exempt_unclear:
-        said.append(f"{EXEMPT}: {requests.exempt_unclear}; not exempt, but no pod is evicted")
+        said.append(f"{EXEMPT}: {requests.exempt_unclear}; not exempt, and its work stays")
     if requests.force is not None:
         said.append(f"forced to {requests.force}: {requests.force_reason}")
         if requests.exempt(wall):
@@ -135,7 +135,7 @@ def _force(text: str | None) -> tuple[Action | None, str, str]:
     word, _, reason = text.strip().partition(" ")
     if word not in (Action.CORDON, Action.DRAIN):
         return None, "", f"{_short(text)!r} makes no sense; {_FORCE_FORM}"
-    return Action(word), _short(reason) or "forced by annotation, no reason given", ""
+    return Action(word), _short(reason) or "forced, no reason given", ""
 
 
 def _short(text: str) -> str:

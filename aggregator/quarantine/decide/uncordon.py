@@ -28,7 +28,7 @@ UNCORDONED_BY = "sickbay.dev/uncordoned-by"
 
 #: A node is cordoned again so many times within `QUIET`; then the uncordons are only reported.
 MOST_RECORDONS = 5
-CORDONED_BY_OTHERS = "it was uncordoned, and cordoned again by somebody else"
+CORDONED_BY_OTHERS = "it was opened to new work, and closed again by somebody else"
 #: After so long without an uncordon the count begins anew (seconds).
 QUIET = 86400.0
 #: The wait before the second of them, and the factor to each further one (seconds).
@@ -135,7 +135,10 @@ def has_given_up(status: QuarantineStatus) -> bool:
 def describe_left(quarantine: Quarantine, why: str) -> str:
     """For people: the node is schedulable, ``why`` it is not cordoned again, and what to do."""
     name = quarantine.node
-    return f"{STILL_SCHEDULABLE}it was uncordoned, and {why}. To release it: sickbay release {name}"
+    return (
+        f"{STILL_SCHEDULABLE}it was opened to new work, and {why}. "
+        f"To release it: sickbay release {name}"
+    )
 
 
 def is_left_schedulable(status: QuarantineStatus) -> bool:

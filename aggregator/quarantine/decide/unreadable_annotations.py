@@ -1,4 +1,4 @@
-"""The annotations of a Node that sickbay reads and can't understand, for people. Pure.
+"""The annotations of a node that sickbay reads and can't understand, for people. Pure.
 
 Each of them counts as absent, or holds what depends on it, and no other surface would show why.
 """
@@ -6,6 +6,7 @@ Each of them counts as absent, or holds what depends on it, and no other surface
 from collections.abc import Mapping
 
 from aggregator.cluster.node_names import NODE_TEST, OVERRULED
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.policy.repairs import ATTEMPTS
 from aggregator.quarantine.decide.node_marks import is_readable_memory
 from aggregator.quarantine.decide.node_tests import NodeTestUnreadable, read_test
@@ -18,29 +19,22 @@ from aggregator.quarantine.decide.repair import (
     remembers_requests,
 )
 
-#: Keys that unreleased versions wrote: reported, and marks next to one are left as they are.
-UNRELEASED = ("sickbay.dev/did", "sickbay.dev/releases")
-_READ = frozenset({FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY, *UNRELEASED})
+_READ = frozenset({FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY})
 
 
-def unreadable_annotations(node: str, annotations: Mapping[str, str], uid: str) -> tuple[str, ...]:
+def unreadable_annotations(
+    node: str, annotations: Mapping[str, str], uid: str, words: ClusterWords = KUBERNETES
+) -> tuple[str, ...]:
     """A sentence for each, with what follows from it and the command that ends that. ``uid``: that
     of the Node.
     """
     if _READ.isdisjoint(annotations):
         return ()
-    unreadable = (
-        f"annotation {key} can't be read: {effect}. To go on: kubectl annotate node {node} {how}"
-        for key, effect, how in _unreadable(annotations, uid)
+    return tuple(
+        f"note {key} can't be read: {effect}. To go on: "
+        f"{words.forget_note.format(node=node, keys=keys)}"
+        for key, effect, keys in _unreadable(annotations, uid)
     )
-    unreleased = (
-        f"annotation {key} is of an unreleased version of sickbay: it is left, with all marks that "
-        f"have no Quarantine. To start afresh, undo them by hand, and then: kubectl annotate node "
-        f"{node} {key}-"
-        for key in UNRELEASED
-        if key in annotations
-    )
-    return (*unreadable, *unreleased)
 
 
 def _unreadable(annotations: Mapping[str, str], uid: str) -> list[tuple[str, str, str]]:

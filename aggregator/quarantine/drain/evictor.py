@@ -243,9 +243,8 @@ class Evictor:
             why = f": {quarantine.spec.reason}" if quarantine is not None else ""
             details = {"pod": pod.key, "grace": f"{pod.grace:g}"}
             details |= evicted_details(pod, self.rules.gang_keys)
-            self.acts.emit_event(
-                self.node_state, EventKind.EVICTED, f"evicted {pod.key}{why}", details
-            )
+            text = f"{self.cluster.words.moved.format(one=pod.key)}{why}"
+            self.acts.emit_event(self.node_state, EventKind.MOVED, text, details)
         return result
 
     async def _force(self, pod: Pod, guard: Guard, *, background: bool) -> EvictionResult:
@@ -476,7 +475,7 @@ class Evictor:
         place = slot_of(pod)
         known = {one.partition("/")[0] for one, why in self._reasons().items() if why == reason}
         if place not in self.memory.told and pod.namespace not in known:
-            text = f"{pod.key} is not evicted again at once: {reason}"
+            text = f"{pod.key} is back, and stays for now: {reason}"
             self.acts.emit_event(self.node_state, EventKind.BLOCKED, text, {"pod": pod.key})
         self.memory.told.add(place)
 

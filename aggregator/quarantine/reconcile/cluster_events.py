@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     WatchLost,
     WatchSynced,
 )
+from aggregator.cluster.words import ClusterWords
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
@@ -350,7 +351,7 @@ class ClusterEventHandler:
     def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
         view = node_state.cluster
         if self._queue.holds_lease():
-            _log_unreadable(meta, view.meta)
+            _log_unreadable(meta, view.meta, self._cluster.words)
         moved = self._pools.is_other_place(view.labels, meta.labels)
         is_older = view.read_at is not None and view.read_at > asked_at
         # A list of before our marks does not tell of them; what the watch shows since counts.
@@ -415,18 +416,20 @@ class ClusterEventHandler:
             self._queue.add(node_state)
 
 
-def _log_unreadable(meta: NodeMeta, before: NodeMeta | None) -> None:
+def _log_unreadable(meta: NodeMeta, before: NodeMeta | None, words: ClusterWords) -> None:
     """Say once of each annotation that it can't be read. ``before``: as the Node was last listed,
     None the first time.
     """
     if before is not None and before.annotations == meta.annotations:
         return
-    found = unreadable_annotations(meta.name, meta.annotations, meta.uid)
-    told = unreadable_annotations(meta.name, before.annotations, before.uid) if before else ()
+    found = unreadable_annotations(meta.name, meta.annotations, meta.uid, words)
+    told = (
+        unreadable_annotations(meta.name, before.annotations, before.uid, words) if before else ()
+    )
     for text in found:
         if text not in told:
             log.warning(
-                "an annotation of a node can't be read, and a person has to remove it",
+                "a note on a node can't be read, and a person has to remove it",
                 extra={
                     "event": "node.annotation_unreadable",
                     "node": meta.name,

@@ -31,7 +31,7 @@ MOST_WAITING = 1000
 DRAINING_AFTER = 10.0
 #: Transitions of a drain that is more than two reads: its begin is told at once.
 _OF_A_LONGER_DRAIN = frozenset(
-    {EventKind.EVICTED, EventKind.FORCED, EventKind.BLOCKED, EventKind.OVERDUE}
+    {EventKind.MOVED, EventKind.FORCED, EventKind.BLOCKED, EventKind.OVERDUE}
 )
 #: Names of written Events that are remembered: each is written once.
 _MOST_KNOWN = 4096

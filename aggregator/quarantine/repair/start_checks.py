@@ -21,8 +21,8 @@ from aggregator.runtime.text import some_of
 #: that nothing has changed.
 _JUST_EMPTY = 1.0
 _MOST_NAMED = 3
-#: How a text begins that is about pods in the way.
-_PODS_LEFT = "pods are still on the node: "
+#: How a text begins that is about work in the way.
+_WORK_LEFT = "work is still on the node: "
 
 
 class RepairStartChecks:
@@ -92,7 +92,7 @@ class RepairStartChecks:
             return ""
         going = (*left.evict, *left.force, *left.leaving, *left.returned)
         names = sorted({*(pod.key for pod in going), *(left.kept or ()), *(left.waiting or ())})
-        return f"{_PODS_LEFT}{some_of(names, _MOST_NAMED)}"
+        return f"{_WORK_LEFT}{some_of(names, _MOST_NAMED)}"
 
 
 def is_in_use(quarantine: Quarantine, step: NextRepair, why: str) -> bool:
@@ -102,4 +102,4 @@ def is_in_use(quarantine: Quarantine, step: NextRepair, why: str) -> bool:
     """
     cordon = quarantine.spec.action is Action.CORDON
     due = step.repair == TEST and not step.request
-    return due and cordon and why.startswith(_PODS_LEFT)
+    return due and cordon and why.startswith(_WORK_LEFT)

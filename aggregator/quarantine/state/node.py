@@ -181,7 +181,7 @@ class NodeState(NodeSummary):
         self.decision.take_requests(describe(requests, wall), exempt=requests.exempt(wall))
         new = tuple(one for one in self.decision.requests if one not in before)
         return new or (
-            ("no label or annotation asks anything special of it any more",)
+            ("no request of a person is on it any more",)
             * bool(before and not self.decision.requests)
         )
 

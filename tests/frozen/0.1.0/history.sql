@@ -37,9 +37,9 @@ INSERT INTO "transitions" VALUES(7,1800000007.0,'quarantine.cordoned','n1','inc-
 INSERT INTO "transitions" VALUES(8,1800000008.0,'quarantine.marks_missing','n1','inc-1','n1: quarantine.marks_missing at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(9,1800000009.0,'quarantine.marks_restored','n1','inc-1','n1: quarantine.marks_restored at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(10,1800000010.0,'quarantine.draining','n1','inc-1','n1: quarantine.draining at 1.8e+09','{"limit": "5%"}','replica-0');
-INSERT INTO "transitions" VALUES(11,1800000011.0,'pod.evicted','n1','inc-1','n1: pod.evicted at 1.8e+09','{"limit": "5%"}','replica-0');
-INSERT INTO "transitions" VALUES(12,1800000012.0,'pod.blocked','n1','inc-1','n1: pod.blocked at 1.8e+09','{"limit": "5%"}','replica-0');
-INSERT INTO "transitions" VALUES(13,1800000013.0,'pod.forced','n1','inc-1','n1: pod.forced at 1.8e+09','{"limit": "5%"}','replica-0');
+INSERT INTO "transitions" VALUES(11,1800000011.0,'work.moved','n1','inc-1','n1: work.moved at 1.8e+09','{"limit": "5%"}','replica-0');
+INSERT INTO "transitions" VALUES(12,1800000012.0,'work.blocked','n1','inc-1','n1: work.blocked at 1.8e+09','{"limit": "5%"}','replica-0');
+INSERT INTO "transitions" VALUES(13,1800000013.0,'work.forced','n1','inc-1','n1: work.forced at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(14,1800000014.0,'job.hit','n1','inc-1','n1: job.hit at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(15,1800000015.0,'job.stopped','n1','inc-1','n1: job.stopped at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(16,1800000016.0,'quarantine.overdue','n1','inc-1','n1: quarantine.overdue at 1.8e+09','{"limit": "5%"}','replica-0');
@@ -80,10 +80,10 @@ INSERT INTO "transitions" VALUES(50,1800000050.0,'network.blamed','n1','inc-1','
 INSERT INTO "transitions" VALUES(51,1800000051.0,'network.cleared','n1','inc-1','n1: network.cleared at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(52,1800000052.0,'network.node_lost','n1','inc-1','n1: network.node_lost at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(53,1800000053.0,'network.node_found','n1','inc-1','n1: network.node_found at 1.8e+09','{"limit": "5%"}','replica-0');
-CREATE INDEX transitions_incident_at ON transitions (incident, at);
-CREATE INDEX transitions_kind_at ON transitions (kind, at, node);
 CREATE INDEX transitions_at ON transitions (at, id);
+CREATE INDEX transitions_kind_at ON transitions (kind, at, node);
 CREATE INDEX transitions_node_at ON transitions (node, at, id);
-CREATE INDEX evidence_at ON evidence (at, id);
+CREATE INDEX transitions_incident_at ON transitions (incident, at);
 CREATE INDEX evidence_node_at ON evidence (node, at, id);
+CREATE INDEX evidence_at ON evidence (at, id);
 COMMIT;

@@ -98,15 +98,15 @@ def _keeps_it_schedulable(now: MarkView, quarantine: Quarantine) -> str:
     """Why an uncordoned node is not cordoned again now; empty: it is, or that is reported."""
     ours = quarantine.spec.requester == OURS
     if now.stopped:
-        return "it is not cordoned again while the stop switch is set"
+        return "it is left so while the stop switch is set"
     if ours and now.maintained:
-        return "it is not cordoned again while another tool or person is at work on it"
+        return "it is left so while another tool or person is at work on it"
     if ours and now.exempt:
-        return "it is not cordoned again while people want it left alone (sickbay.dev/exempt)"
+        return "it is left so while people want it left alone (sickbay.dev/exempt)"
     if ours and now.mode is Action.OBSERVE:
-        return "it is not cordoned again in mode observe"
+        return "it is left so in mode observe"
     if now.recordon or (
         has_given_up(quarantine.status) and not is_left_schedulable(quarantine.status)
     ):
         return ""
-    return f"it is cordoned again at {write_time(now.recordon_at)}"
+    return f"new work is kept off again at {write_time(now.recordon_at)}"

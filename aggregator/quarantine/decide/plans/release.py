@@ -14,7 +14,7 @@ from aggregator.quarantine.decide.plans.release_reasons import (
 from aggregator.quarantine.decide.plans.step import WAIT, NextStep
 
 RECOVERED = "recovered"
-UNCORDONED = "uncordoned by a person"
+UNCORDONED = "opened to new work by a person"
 
 
 class ReleaseStep(enum.StrEnum):
