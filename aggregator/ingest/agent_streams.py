@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.agent_exchange import Context
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import Authenticator, Caller
 from aggregator.ingest.interfaces import EvidenceSink
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
-from aggregator.ingest.stream import Context, Stream, StreamConfig
+from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import StreamTable
 
 #: Seconds between checks of time-dependent state (silence, expiry).
@@ -46,7 +47,6 @@ class AgentStreams:
         self.deleted_pods = deleted_pods or DeletedPods(now=rules.now)
         self.table = StreamTable(intake, stats, rules, probe_key=probe_key)
         rules.orders.connect(self.table)
-        self._sparingly = RateLimitedLog()
         self._ack_pacer = AckPacer()
 
     def stream(
@@ -62,7 +62,6 @@ class AgentStreams:
             intake=self.intake,
             streams=self.table,
             stats=self.stats,
-            sparingly=self._sparingly,
             ack_pacer=self._ack_pacer,
         )
 

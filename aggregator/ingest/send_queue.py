@@ -18,11 +18,11 @@ MAX_UNSAFE = 1_000
 SETTLE_WITHIN = 2.0
 
 
-class StreamHandle(Protocol):
-    """The stream, as its queue and its acknowledgements know it.
+class QueuedCall(Protocol):
+    """The call, as its queue knows it.
 
-    They hold the stream itself, and none of its methods: each held method is 64 bytes, of 10,000
-    streams.
+    The queue holds the call itself, and none of its methods: each held method is 64 bytes, of
+    10,000 calls.
     """
 
     def write(self, message: pb.AggregatorMessage) -> Awaitable[None]: ...
@@ -30,6 +30,10 @@ class StreamHandle(Protocol):
     def overflowed(self) -> None:
         """The agent reads too slowly."""
         ...
+
+
+class AckedStream(Protocol):
+    """The stream, as its acknowledgements know it."""
 
     def safe(self, seq: int) -> None:
         """All evidence up to this sequence number is safe."""
@@ -48,20 +52,20 @@ class SendQueue:
     all objects of thousands of agents.
     """
 
-    __slots__ = ("_ack", "_stream_handle", "_waiting", "_writer")
+    __slots__ = ("_ack", "_call", "_waiting", "_writer")
 
-    def __init__(self, stream_handle: StreamHandle) -> None:
-        self._stream_handle: StreamHandle | None = stream_handle  # unset once closed
+    def __init__(self, call: QueuedCall) -> None:
+        self._call: QueuedCall | None = call  # unset once closed
         # A tuple, and short: an empty deque is 760 bytes, a list 64, for each of 10,000 streams.
         self._waiting: tuple[pb.AggregatorMessage, ...] = ()
         self._ack: int | None = None
         self._writer: asyncio.Task[None] | None = None
 
     def put(self, message: pb.AggregatorMessage) -> None:
-        if self._stream_handle is None:
+        if self._call is None:
             return
         if len(self._waiting) >= LIMIT:
-            self._stream_handle.overflowed()
+            self._call.overflowed()
             return
         self._waiting = (*self._waiting, message)
         self._wake()
@@ -71,7 +75,7 @@ class SendQueue:
 
         It covers the acknowledgements that waited.
         """
-        if self._stream_handle is not None:
+        if self._call is not None:
             self._ack = seq
 
     def flush_ack(self) -> None:
@@ -86,7 +90,7 @@ class SendQueue:
 
     def close(self) -> None:
         """Begin no further write."""
-        self._stream_handle = None
+        self._call = None
         self._waiting = ()
         self._ack = None
 
@@ -106,7 +110,7 @@ class SendQueue:
 
     async def _drain(self) -> None:
         try:
-            while self._stream_handle is not None:
+            while self._call is not None:
                 if self._waiting:
                     message, *rest = self._waiting
                     self._waiting = tuple(rest)
@@ -114,7 +118,7 @@ class SendQueue:
                     message, self._ack = codec.ack(self._ack), None
                 else:
                     return
-                await self._stream_handle.write(message)
+                await self._call.write(message)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             # The stream ended during the write; its reader knows the reason.
             self.close()
@@ -130,8 +134,8 @@ class Acks:
 
     __slots__ = ("_pending", "_stream_handle")
 
-    def __init__(self, stream_handle: StreamHandle) -> None:
-        self._stream_handle: StreamHandle | None = stream_handle  # unset once closed
+    def __init__(self, stream_handle: AckedStream) -> None:
+        self._stream_handle: AckedStream | None = stream_handle  # unset once closed
         self._pending: tuple[tuple[int, asyncio.Future[None] | None], ...] = ()
 
     @property

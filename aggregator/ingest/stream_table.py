@@ -46,10 +46,11 @@ class StreamTable:
         self._stats = stats
         self._rules = rules
         self._by_node: dict[str, Stream] = {}
-        self._awaited = AwaitedHellos()
+        self.awaited = AwaitedHellos()
+        self.sparingly = RateLimitedLog()
         self._used = budgets()
         self._conflicts = DuplicateAgentDetector()
-        self._sparingly = RateLimitedLog(CONFLICT_EVERY)
+        self._conflicts_sparingly = RateLimitedLog(CONFLICT_EVERY)
         self._probe_rings = ProbeRings(probe_key)
         self._left: dict[str, float] = {}  # nodes without a stream, for `LINGER`
         self._to_name: list[Stream] = []
@@ -81,19 +82,13 @@ class StreamTable:
             detail = (
                 f"two live agents claim this node: {other}, and {stream.instance} at {stream.peer}"
             )
-            log_fields = self._sparingly("two agents", self._rules.now())
+            log_fields = self._conflicts_sparingly("two agents", self._rules.now())
             if log_fields is not None:
                 extra = {"node": stream.node, "who": detail, **log_fields}
                 log.error(
                     "two live agents claim one node", extra={"event": "stream.conflict", **extra}
                 )
             self._intake.on_conflict(stream.node, detail)
-
-    def await_hello(self, stream: Stream, node: str) -> None:
-        self._awaited.add(stream, node)
-
-    def forget_hello(self, stream: Stream, node: str) -> None:
-        self._awaited.remove(stream, node)
 
     def detach(self, stream: Stream) -> None:
         """The stream no longer reports for its node."""
@@ -183,5 +178,5 @@ class StreamTable:
 
     def close_all(self, reason: str) -> None:
         """End every stream: the aggregator stops."""
-        for stream in [*self._by_node.values(), *self._awaited]:
+        for stream in [*self._by_node.values(), *self.awaited]:
             stream.close(reason)

@@ -9,31 +9,20 @@ agent's next snapshot has all of it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from aggregator.ingest import codec
 from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.agent_exchange import AgentExchange, Calls, Code, Context
 from aggregator.ingest.agent_streams import AgentStreams
-from aggregator.ingest.awaited_hellos import AwaitedHellos
-from aggregator.ingest.close_reason import CloseReason, StreamClosed, gone, malformed, refused
-from aggregator.ingest.identity import (
-    AUTHORIZATION,
-    Authenticator,
-    CallCredentials,
-    Caller,
-    Identity,
-    IdentityError,
-    Refusal,
-)
-from aggregator.ingest.rate_limit import PER_STREAM, NodeBudget
-from aggregator.ingest.send_queue import SendQueue
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
-from aggregator.ingest.stream import ANSWER_WITHIN, HELLO_WITHIN, REFUSED_WITHIN, Context, Stream
+from aggregator.ingest.close_reason import CloseReason, StreamClosed, gone
+from aggregator.ingest.identity import AUTHORIZATION, Authenticator, Caller, IdentityError
+from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.stream import ANSWER_WITHIN, Stream
 from aggregator.relay.gateway_link import GatewayLink
 from aggregator.runtime.text import truncate
 from sickbay.v1 import relay_pb2
@@ -41,7 +30,6 @@ from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1.limits import MAX_NAME
 
 log = logging.getLogger(__name__)
-Code = grpc.StatusCode
 
 #: Seconds. One heartbeat in so long is forwarded although the controller has agreed to its digest:
 #: the controller may have forgotten the node since.
@@ -64,14 +52,12 @@ class GatewayRules:
     address: Callable[[], str]
 
 
-class CallTable(Protocol):
+class CallTable(Calls, Protocol):
     """The calls of all agents, as one call knows them."""
 
     #: The streams of this process, once it is the controller.
     streams: AgentStreams | None
-    awaited: AwaitedHellos
     ack_pacer: AckPacer
-    sparingly: RateLimitedLog
     #: Messages with evidence that were not forwarded.
     dropped: int
 
@@ -83,45 +69,26 @@ class CallTable(Protocol):
         """The call is over, or goes on elsewhere. Returns whether it was attached."""
         ...
 
-    def used(self, node: str) -> float:
-        """How much of the node's token bucket its earlier calls have used."""
-        ...
 
-    def keep_used(self, node: str, used: float) -> None: ...
-
-
-class AgentCall:
+class AgentCall(AgentExchange):
     """``serve`` returns how it ended, or the stream of this process that goes on in its place."""
 
+    _rules: GatewayRules
+    _calls: CallTable
     __slots__ = (
         "_agreed",
-        "_allowance",
         "_answers",
-        "_authenticator",
-        "_awaited",
-        "_caller",
         "_certificate",
-        "_context",
-        "_ending",
         "_forward_by",
-        "_gateway",
         "_hello",
-        "_identity",
         "_moves_to",
-        "_outbox",
         "_passes",
         "_requested",
-        "_rules",
-        "_stats",
-        "_stopping",
-        "_task",
         "_token",
         "_token_due",
         "_welcomed",
         "dropped",
-        "node",
         "number",
-        "peer",
         "relay",
     )
 
@@ -135,24 +102,12 @@ class AgentCall:
         rules: GatewayRules,
         stats: IngestStats,
     ) -> None:
+        super().__init__(context, caller, authenticator, gateway, rules, stats)
         self.number = number
-        self._context = context
-        self._caller = caller
-        self._gateway = gateway
-        self._authenticator = authenticator
-        self._rules = rules
-        self._stats = stats
-        self._task: asyncio.Task[None] | None = None
-        self._ending: StreamClosed | None = None
-        self._stopping = False
-        self._allowance = NodeBudget(rules.now())
-        self._outbox = SendQueue(self)
-        self._identity = Identity("")
         self._token = ""
         self._token_due = False  # renewed since the relay was given one
         self._certificate = b""
         self._hello = pb.AgentMessage()
-        self._awaited = ""  # the node that the credentials name, until the Hello
         self._welcomed = False
         self._answers = False  # its heartbeats are answered, by promise
         #: The relay on which its stream is open.
@@ -164,8 +119,6 @@ class AgentCall:
         self._moves_to: AgentStreams | None = None
         #: Evidence was not forwarded, and no snapshot has been since.
         self.dropped = False
-        self.node = ""
-        self.peer = context.peer()
 
     # -- the exchange -----------------------------------------------------------
 
@@ -177,8 +130,8 @@ class AgentCall:
         message: pb.AgentMessage | None
         try:
             await self._greet()
-            if self._gateway.streams is not None:
-                return await self._move(self._gateway.streams, ())
+            if self._calls.streams is not None:
+                return await self._move(self._calls.streams, ())
             while True:
                 message = await self._read()
                 if message is None:
@@ -187,104 +140,17 @@ class AgentCall:
                 if self._moves_to is not None and message.HasField("snapshot"):
                     return await self._move(self._moves_to, (message,))
                 await self._take(message)
-        except StreamClosed as reached:
-            # A new one, because a raised one holds the frames that it came through.
-            ending = StreamClosed(reached.why, reached.code, str(reached))
-        except DecodeError:
-            text = "a message that is no sickbay.v1.AgentMessage"
-            ending = StreamClosed(CloseReason.MALFORMED, Code.INVALID_ARGUMENT, text)
-        except asyncio.CancelledError:
-            if self._ending is None:
-                self._end(gone())
-                raise
-            self._stopping = False
-            ending = self._ending
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is reported
+            ending = self._ended_by(error)
         return await self._leave(ending)
 
-    async def _leave(self, ending: StreamClosed) -> StreamClosed:
-        assert self._task is not None
-        if self._stopping:
-            # Stopped in the very step in which it ended by itself: take the cancellation that is
-            # still to come, or it would hit the next await.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-        while self._task.cancelling():
-            self._task.uncancel()
-        self._end(ending)
-        await self._outbox.settled()
-        return self._ending or ending
-
     async def _greet(self) -> None:
-        caller = self._caller()
-        del self._caller  # asked once; it would be 250 bytes for each call
-        try:
-            credentials = await self._authenticate(caller)
-            self._await_hello(next(iter(credentials.nodes), ""))
-            self._hello = await self._first()
-            self.node = codec.node_of(self._hello.hello)
-            self._identity = credentials.claimed(self.node)
-        except codec.InvalidMessage as error:
-            raise malformed("hello", error) from None
-        except IdentityError as error:
-            raise refused(error) from None
+        caller, self._hello = await self._receive_hello()
         with contextlib.suppress(IdentityError):
             self._token = caller.bearer()
         self._certificate = b"".join(caller.certificate.get(_CERTIFICATE, ()))
-        self._await_hello("")
-        self._allowance.inherit(self._gateway.used(self.node) + PER_STREAM)
-        self._gateway.attach(self)
-
-    async def _authenticate(self, caller: Caller) -> CallCredentials:
-        """Before the Hello, as `Stream` does: see there."""
-        try:
-            return await self._authenticator.authenticate(caller)
-        except IdentityError as error:
-            if error.refusal is not Refusal.NO_CREDENTIALS:
-                with contextlib.suppress(TimeoutError, DecodeError):
-                    async with asyncio.timeout(REFUSED_WITHIN):
-                        await self._context.read()
-            raise
-
-    def _await_hello(self, node: str) -> None:
-        if self._awaited:
-            self._gateway.awaited.remove(self, self._awaited)
-        self._awaited = node
-        if node:
-            self._gateway.awaited.add(self, node)
-
-    async def _first(self) -> pb.AgentMessage:
-        try:
-            async with asyncio.timeout(HELLO_WITHIN):
-                message = await self._read()
-        except TimeoutError:
-            text = f"no Hello within {HELLO_WITHIN:g} s"
-            raise StreamClosed(CloseReason.NO_HELLO, Code.DEADLINE_EXCEEDED, text) from None
-        if message is None:
-            text = "closed before its Hello"
-            raise StreamClosed(CloseReason.NO_HELLO, Code.FAILED_PRECONDITION, text)
-        if not message.HasField("hello"):
-            text = f"{message.WhichOneof('body') or 'an empty message'} came where Hello must come"
-            raise StreamClosed(CloseReason.MALFORMED, Code.INVALID_ARGUMENT, text)
-        return message
-
-    async def _read(self) -> pb.AgentMessage | None:
-        """The next message, or None when the agent has closed its side; later if it sends too
-        much.
-        """
-        message = await self._context.read()
-        if not isinstance(message, pb.AgentMessage):
-            return None
-        wait = self._allowance.spend(message.ByteSize(), self._rules.now())
-        if wait > 0:
-            self._stats.throttled += 1
-            fields = self._log_fields("throttled")
-            if fields is not None:
-                log.warning(
-                    "an agent sends more than it may; it is read slowly",
-                    extra={"event": "relay.agent_throttled", **fields},
-                )
-            await asyncio.sleep(wait)
-        return message
+        self._calls.attach(self)
+        self._inherit_budget()
 
     async def _take(self, message: pb.AgentMessage) -> None:
         kind = message.WhichOneof("body") or "empty"
@@ -300,7 +166,8 @@ class AgentCall:
                 if kind == "snapshot" and self.relay is not None:
                     self._passes, self.dropped = True, False
             case "credentials":
-                await self._renew(message.credentials.token)
+                if await self._renew(message.credentials.token):
+                    self._token = message.credentials.token
                 self._token_due = not self._passes
             case "hello":
                 text = "a second Hello in one stream"
@@ -339,7 +206,7 @@ class AgentCall:
             self.relay.wait_for((self,))
         if kind in ("snapshot", "delta"):
             self.dropped = True
-            self._gateway.dropped += 1
+            self._calls.dropped += 1
         elif kind == "permission_request":
             self._refuse_permission(message.permission_request.operation_id)
 
@@ -350,16 +217,6 @@ class AgentCall:
         else:
             why = "the controller has no snapshot of this agent yet"
         self._outbox.put(codec.permission(truncate(operation, MAX_NAME), why))
-
-    async def _renew(self, token: str) -> None:
-        try:
-            self._identity = await self._authenticator.renew(self._identity, token)
-        except IdentityError as error:
-            if error.passing:
-                return
-            raise refused(error) from None
-        self._token = token
-        self._stats.renewed += 1
 
     # -- the relay's calls ------------------------------------------------------
 
@@ -383,7 +240,7 @@ class AgentCall:
         match message.WhichOneof("body"):
             case "ack":
                 self._outbox.defer_ack(message.ack.seq)
-                self._gateway.ack_pacer.schedule_ack(self._outbox)
+                self._calls.ack_pacer.schedule_ack(self._outbox)
                 return
             case "permission":
                 self._requested = ""
@@ -424,7 +281,7 @@ class AgentCall:
             )
 
     async def _move(self, streams: AgentStreams, first: tuple[pb.AgentMessage, ...]) -> Stream:
-        self._gateway.detach(self)
+        self._calls.detach(self)
         self._outbox.close()
         await self._outbox.settled()
         headers = {AUTHORIZATION: f"Bearer {self._token}"} if self._token else {}
@@ -434,64 +291,9 @@ class AgentCall:
         stream.welcomed = bool(first)
         return stream
 
-    # -- its end ----------------------------------------------------------------
-
-    def stop(self, ending: StreamClosed) -> None:
-        """End it from outside its own task."""
-        if self._ending is None and self._task is not None:
-            self._end(ending)
-            self._stopping = True
-            self._task.cancel()
-
-    def close(self, reason: str) -> None:
-        self.stop(StreamClosed(CloseReason.CLOSED, Code.UNAVAILABLE, reason))
-
-    def crowd_out(self, text: str) -> None:
-        """Too many of its node wait for their Hello, and it has waited longest."""
-        self.stop(StreamClosed(CloseReason.TOO_MANY, Code.RESOURCE_EXHAUSTED, text))
-
-    def supersede(self, by: str) -> None:
-        text = f"a newer stream of node {self.node!r} has taken over, from {by}"
-        self.stop(StreamClosed(CloseReason.SUPERSEDED, Code.ABORTED, text))
-
-    def _end(self, ending: StreamClosed) -> None:
-        if self._ending is not None:
-            return
-        self._ending = ending
-        self._outbox.close()
-        self._await_hello("")
-        if self._gateway.detach(self):
-            self._stats.ended[ending.why] += 1
-            self._gateway.keep_used(self.node, self._allowance.used(self._rules.now()))
-        else:
-            self._stats.refused[ending.why] += 1
-            if ending.why is not CloseReason.LEFT:
-                fields = self._log_fields("refused")
-                if fields is not None:
-                    log.warning(
-                        "stream refused",
-                        extra={"event": "relay.agent_refused", "detail": str(ending), **fields},
-                    )
-
-    def _log_fields(self, what: str) -> Mapping[str, object] | None:
-        """For a log line on this call; None: too many like it were written lately."""
-        fields = self._gateway.sparingly(f"{what}: {self.node}", self._rules.now())
-        return None if fields is None else {"node": self.node, "peer": self.peer, **fields}
-
-    # -- calls from its queue ---------------------------------------------------
-
-    def write(self, message: pb.AggregatorMessage) -> Awaitable[None]:
-        return self._context.write(message)
-
-    def overflowed(self) -> None:
-        text = "the agent does not read what it is sent"
-        self.stop(StreamClosed(CloseReason.SLOW_READER, Code.RESOURCE_EXHAUSTED, text))
-
-    def safe(self, seq: int) -> None:
-        """Never called: the controller acknowledges."""
-
-    def unsafe(self, error: BaseException) -> None:
-        """Never called: the controller acknowledges."""
+    def _detach(self, ending: StreamClosed) -> bool:
+        del ending
+        return self._calls.detach(self)
 
 
 class _Replayed:

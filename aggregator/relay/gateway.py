@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.agent_exchange import REFUSED_WITHIN
 from aggregator.ingest.agent_streams import PAUSE, SLICE, AgentStreams
 from aggregator.ingest.awaited_hellos import AwaitedHellos
 from aggregator.ingest.close_reason import CloseReason, StreamClosed
@@ -19,7 +20,7 @@ from aggregator.ingest.from_config import caller_of
 from aggregator.ingest.identity import Authenticator
 from aggregator.ingest.rate_limit import budgets
 from aggregator.ingest.stats import IngestStats, RateLimitedLog
-from aggregator.ingest.stream import REFUSED_WITHIN, Stream
+from aggregator.ingest.stream import Stream
 from aggregator.relay.agent_call import AgentCall, GatewayRules
 from aggregator.relay.gateway_link import GatewayLink
 from aggregator.relay.resync_pacer import ResyncPacer

@@ -12,7 +12,7 @@ from dataclasses import replace
 from aggregator.health.model import Component, Delta, Hello, Snapshot, Status
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import PEERS_EVERY, StreamTable
 from aggregator.quarantine.decide.admission import Limits
@@ -83,7 +83,6 @@ class Fleet:
             intake=self.replica.controller,
             streams=self.table,
             stats=self.stats,
-            sparingly=RateLimitedLog(),
             ack_pacer=AckPacer(),
         )
         self.tasks.append(asyncio.create_task(stream.serve()))

@@ -118,7 +118,6 @@ class Site:
             intake=self.replica.controller,
             streams=self.table,
             stats=self.stats,
-            sparingly=RateLimitedLog(),
             ack_pacer=AckPacer(),
         )
         task = asyncio.create_task(stream.serve())

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from aggregator.ingest import stream
+from aggregator.ingest import agent_exchange
 from aggregator.ingest.awaited_hellos import MOST_AWAITED
 from aggregator.ingest.identity import (
     Caller,
@@ -145,7 +145,9 @@ async def test_of_one_nodes_streams_without_a_hello_only_the_newest_few_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One token is good for any number of calls, and each may wait for a minute."""
-    monkeypatch.setattr(stream, "HELLO_WITHIN", PATIENCE)  # a busy machine takes a minute for all
+    monkeypatch.setattr(
+        agent_exchange, "HELLO_WITHIN", PATIENCE
+    )  # a busy machine takes a minute for all
     async with site(make_authenticator=tokens(tmp_path)) as running, AsyncExitStack() as stack:
         token = ISSUER.token("node-1")
         waiting: list[Agent] = []

@@ -10,7 +10,7 @@ import pytest
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.close_reason import StreamClosed
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import StreamTable
 from nodeagent.sources.measurements import Measured
@@ -114,7 +114,7 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bo
         cluster_away=lambda: False,
     )
     table = StreamTable(replica.controller, stats, rules)
-    rng, sparingly, ack_pacer = random.Random(3), RateLimitedLog(), AckPacer()
+    rng, ack_pacer = random.Random(3), AckPacer()
     tasks: list[asyncio.Task[StreamClosed]] = []
 
     async def attach(count: int) -> int:
@@ -132,7 +132,6 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bo
                 intake=replica.controller,
                 streams=table,
                 stats=stats,
-                sparingly=sparingly,
                 ack_pacer=ack_pacer,
             )
             tasks.append(asyncio.create_task(stream.serve()))

@@ -11,7 +11,7 @@ from aggregator.health.model import Hello
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
 from aggregator.ingest.probe_assignment import DEGREE, ProbeRings, address_of
-from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import LINGER, PEERS_EVERY, StreamTable
 from tests.support import evidence as said
@@ -167,7 +167,6 @@ class Bench:
             intake=self.intake,
             streams=self.table,
             stats=self.stats,
-            sparingly=RateLimitedLog(),
             ack_pacer=AckPacer(),
         )
         self.tasks.append(asyncio.create_task(stream.serve()))

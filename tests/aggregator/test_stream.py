@@ -551,7 +551,7 @@ async def test_stopping_sends_every_agent_elsewhere_at_once(plain: Site) -> None
 async def test_who_does_not_say_hello_or_send_a_snapshot_in_time_is_let_go(
     plain: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aggregator.ingest.stream.HELLO_WITHIN", 0.2)
+    monkeypatch.setattr("aggregator.ingest.agent_exchange.HELLO_WITHIN", 0.2)
     monkeypatch.setattr("aggregator.ingest.stream.SNAPSHOT_WITHIN", 0.2)
     async with plain.agent() as mute, plain.agent("node-2") as empty:
         await empty.hello()

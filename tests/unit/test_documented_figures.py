@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from aggregator.ingest import stream
+from aggregator.ingest import agent_exchange, stream
 from aggregator.ingest.close_reason import CloseReason
 from nodeagent.checks import registry
 from nodeagent.config import reload
@@ -20,7 +20,7 @@ def text(path: str) -> str:
 def test_the_aggregators_page_has_the_times_in_which_an_agent_must_introduce_itself() -> None:
     page = text("docs/aggregator.md")
     for reason, seconds in (
-        (CloseReason.NO_HELLO, stream.HELLO_WITHIN),
+        (CloseReason.NO_HELLO, agent_exchange.HELLO_WITHIN),
         (CloseReason.NO_SNAPSHOT, stream.SNAPSHOT_WITHIN),
     ):
         assert f"`{reason}` ({seconds:g} s)" in page
