@@ -131,6 +131,10 @@ class Election:
             return 0.0
         return self._seen_at - self._stands_since
 
+    def expires_at(self) -> float:
+        """When another's Lease may be taken, if it still stands then."""
+        return self._stands_since + self._times.lease_duration
+
     # -- what it writes ------------------------------------------------------------
 
     @property

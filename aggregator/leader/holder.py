@@ -19,6 +19,8 @@ log = logging.getLogger("sickbay.leader")
 _LONGEST_PAUSE = 60.0
 #: After a request that failed at once (seconds).
 _FAILURE_PAUSE = 1.0
+#: Another's Lease is read again so long after it has expired: not a rounding error too early.
+_JUST_AFTER = 0.01
 #: A write that another writer preceded is tried so often in one turn.
 _TRIES = 2
 #: A Lease that can't be read for so long tells nothing about others any more (seconds).
@@ -114,6 +116,8 @@ class LeaseHolder:
             next_at = began + (self._times.retry_period if failure is None else _FAILURE_PAUSE)
             if failure is not None and failure.retry_after is not None:
                 next_at = max(next_at, self._clock() + min(failure.retry_after, _LONGEST_PAUSE))
+            if began < (expired := self._election.expires_at() + _JUST_AFTER) < next_at:
+                next_at = expired
             await asyncio.sleep(max(0.0, next_at - self._clock()))
 
     async def release(self) -> None:

@@ -641,6 +641,25 @@ def test_a_process_that_finds_no_room_in_etcd_takes_no_other_for_dead() -> None:
         assert len(world.acting()) == 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_dead_controllers_lease_is_taken_when_it_expires_and_not_at_the_next_read(
+    seed: int,
+) -> None:
+    with contending("ab", seed) as world:
+        world.board.slow = 0.0
+        world.pass_time(10.0)
+        (first,) = world.acting()
+        (other,) = {"a", "b"} - {first}
+        world.kill(first)
+        world.pass_time(5.0)
+        ago = world.contenders[other].holder.renewal_seen_ago()
+        assert ago is not None
+        seen_at = world.work.now - ago
+        while not world.acting():
+            world.pass_time(STEP)
+        assert 15.0 <= world.work.now - seen_at < 15.4 + STEP
+
+
 def test_others_learn_who_holds_it_and_whether_it_renews() -> None:
     with contending("ab", 1) as world:
         world.pass_time(10.0)
