@@ -125,21 +125,6 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
     virtual_time.run(scenario())
 
 
-def test_a_pod_stuck_in_terminating_ends_no_drain_for_ever() -> None:
-    async def scenario() -> None:
-        now = asyncio.get_running_loop().time()
-        world = world_with("a", deleting=True, deletion_at=now + 30)
-        replica = await begun(world, rules(stuck_after=600))
-        await asyncio.sleep(500)
-        assert phase_of(world, "n1") is Phase.DRAINING
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=300)
-        assert "stuck in Terminating, and not waited for: jobs/a" in status(world).message
-        assert status(world).blockers[0].pod == "jobs/a"
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_without_a_kubelet_a_long_grace_is_named_at_once_and_waited_for_5_minutes(
     *, again: bool
@@ -184,22 +169,6 @@ def test_a_kubelet_that_goes_while_its_pod_ends_is_seen() -> None:
         await until(lambda: status(world).blockers, within=120)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=400)
         await replica.stop()
-
-    virtual_time.run(scenario())
-
-
-def test_a_pod_that_is_kept_by_rule_is_named_and_told_once() -> None:
-    async def scenario() -> None:
-        world = world_with("a", owner_kind="")
-        replica = await begun(world, SETTINGS)
-        await asyncio.sleep(60)
-        assert "no controller" in status(world).blockers[0].reason
-        await replica.stop()
-        again = await begun(world, SETTINGS)
-        await asyncio.sleep(60)
-        kinds = replica.notes.kinds("n1") + again.notes.kinds("n1")
-        assert kinds.count("work.blocked") == 1
-        await again.stop()
 
     virtual_time.run(scenario())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Guard, HookState, Phase
+from aggregator.cluster.port import Guard, HookState, Phase
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
@@ -111,21 +111,6 @@ def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> 
     virtual_time.run(scenario())
 
 
-def test_a_drain_goes_on_without_its_hook_where_that_is_configured() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        hook = PlayedHook(world, [LATER])
-        replica = await begun(world, hooked(hook, pre_evict_timeout=100, go_on=True))
-        await asyncio.sleep(90)
-        assert world.evicted == []
-        await drained(world)
-        assert status(world).pre_evict.state is HookState.GIVEN_UP
-        assert replica.notes.kinds("n1").count("quarantine.hook_failed") == 1
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
 def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
     async def scenario() -> None:
         world = world_with("a")
@@ -173,21 +158,6 @@ def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(answer: H
         await until(lambda: not world.quarantines, within=120)  # done, or given up
         failed = replica.notes.kinds("n1").count("quarantine.hook_failed")
         assert failed == (answer is FAILED)
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
-def test_what_was_never_drained_has_no_hook_after_its_release() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        hook = PlayedHook(world, [DONE])
-        settings = replace(SETTINGS, mode=Action.CORDON, hooks=HookRules(hook, post_release=hook))
-        replica = await begun(world, settings)
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        world.person_deletes("n1")
-        await until(lambda: not world.quarantines)
-        assert hook.asked == []
         await replica.stop()
 
     virtual_time.run(scenario())

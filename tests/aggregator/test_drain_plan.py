@@ -60,40 +60,6 @@ PROTECTED = DrainRules(protected_selector={"tier": "db"})
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
-@pytest.mark.parametrize(
-    ("changes", "rules", "heap"),
-    [
-        ({}, OFF, "evict"),
-        ({"phase": "Pending"}, OFF, "evict"),
-        ({"owner_kind": "DaemonSet"}, ON, ""),
-        ({"mirror": True, "owner_kind": "Node"}, ON, ""),
-        ({"empty_dirs": ("scratch",)}, OFF, "kept"),
-        ({"empty_dirs": ("scratch",)}, ON, "evict"),
-        ({"empty_dirs": ("scratch",), "phase": "Succeeded"}, OFF, ""),
-        ({"empty_dirs": ("scratch",), "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
-        ({"empty_dirs": ("scratch",), "annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
-        ({"owner_kind": "", "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "kept"),
-        ({"owner_kind": ""}, OFF, "kept"),
-        ({"owner_kind": ""}, ON, "evict"),
-        ({"owner_kind": "", "phase": "Failed"}, OFF, ""),
-        ({"labels": {"tier": "db"}}, PROTECTED, "kept"),
-        ({"labels": {"tier": "db"}, "phase": "Succeeded"}, PROTECTED, ""),
-        ({"labels": {"tier": "web"}}, PROTECTED, "evict"),
-        ({"annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
-        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, OFF, "kept"),
-        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, ON, "evict"),
-        ({"annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
-    ],
-)
-def test_each_kind_of_pod_goes_or_stays_as_kubectl_drain_has_it(
-    changes: dict[str, object], rules: DrainRules, heap: str
-) -> None:
-    pod = replace(POD, **changes)  # type: ignore[arg-type]  # a test's words
-    found = plan(pod, rules=rules)
-    assert where(found, pod) == heap
-    assert found.remaining == (heap != "")
-
-
 @given(
     volumes=st.sets(st.sampled_from("abcd")),
     released=st.sets(st.sampled_from("abcdx")),
@@ -127,7 +93,9 @@ def test_a_pod_is_protected_by_every_label_of_the_selector_and_not_by_one() -> N
     ("rules", "after", "heap"),
     [
         (rules_of(Leave.EVICT), 1, "evict"),
-        (rules_of(Leave.EVICT), 200 * HOUR, "evict"),  # without its policy no pod is forced
+        # Without its policy no pod is forced.
+        (rules_of(Leave.EVICT, force_after=0.0), 200 * HOUR, "evict"),
+        (rules_of(Leave.FORCE, force_after=0.0), 1, "force"),
         (rules_of(Leave.NEVER), 200 * HOUR, "kept"),
         (rules_of(Leave.WAIT, wait=2 * HOUR), 2 * HOUR - 1, "waiting"),
         (rules_of(Leave.WAIT, wait=2 * HOUR), 2 * HOUR, "evict"),
@@ -173,43 +141,6 @@ def test_the_first_namespace_that_matches_decides() -> None:
     )
     told = [rules.of(name).policy for name in ("slurm-login", "slurm-a", "web")]
     assert told == [Leave.NEVER, Leave.WAIT, Leave.FORCE]
-
-
-def test_a_pod_stuck_in_terminating_is_named_and_not_waited_for_after_its_time() -> None:
-    rules = DrainRules(stuck_after=600)
-    still = plan(TERMINATING, rules=rules, after=30 + 599)
-    assert (where(still, TERMINATING), still.remaining) == ("leaving", 1)
-    over = plan(TERMINATING, rules=rules, after=30 + 600)
-    assert (where(over, TERMINATING), over.remaining) == ("stuck", 0)
-    assert "stuck in Terminating for more than 10m" in over.named[TERMINATING.key]
-
-
-def gang(*names: str, **changes: object) -> list[Pod]:
-    label = {"scheduling.x-k8s.io/pod-group": "train"}
-    return [
-        replace(POD, name=name, uid=f"uid-{name}", labels=label, **changes)  # type: ignore[arg-type]  # a test's words
-        for name in names
-    ]
-
-
-def test_a_gang_goes_together_or_not_at_all() -> None:
-    a, b = gang("a", "b")
-    single = replace(POD, name="single", uid="uid-single")
-    assert {one.key for one in plan(a, b, single).evict} == {a.key, b.key, single.key}
-    stays = replace(b, empty_dirs=("scratch",))
-    found = plan(a, stays, single)
-    assert where(found, single) == "evict"
-    assert where(found, stays) == "kept"
-    assert where(found, a) == "waiting"
-    assert found.named[a.key].startswith("goes together with its gang: jobs/b has emptyDir")
-
-
-def test_who_has_ended_or_goes_already_holds_up_no_gang() -> None:
-    a, b = gang("a", "b")
-    stuck = replace(b, deleting=True, deletion_at=BEGAN)
-    assert where(plan(a, stuck, after=3 * HOUR), a) == "evict"
-    done = replace(b, phase="Succeeded", owner_kind="")
-    assert where(plan(a, done), a) == "evict"
 
 
 @given(

@@ -651,25 +651,6 @@ def test_a_hook_is_asked_again_ever_later_and_as_it_asks() -> None:
     on_hooked(test, pre_evict_timeout=10_000.0)
 
 
-def test_a_late_hook_is_told_of_once_and_holds_the_drain() -> None:
-    async def test(bench: Hooked) -> None:
-        bench.stands(made(Phase.DRAINING))
-        began = bench.loop.time()
-        bench.answers = [FAILED] * 12 + [DONE]
-        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
-        assert len(bench.kinds()) == 2
-        late, done = bench.notes.transitions
-        assert late.summary.endswith(
-            "drain.pre_evict was not done in 60 s; the drain waits: failed"
-        )
-        assert "drain.pre_evict is done" in done.summary
-        assert bench.loop.time() - began > 60
-        assert bench.hook.state is HookState.DONE
-        assert {limit for _, limit, _ in bench.asked} == {60.0}
-
-    on_hooked(test, pre_evict_timeout=60.0)
-
-
 @pytest.mark.parametrize("limit", [8.0, 13.0, 16.0, 19.0, 33.0])
 def test_a_late_hook_is_reported_with_the_first_answer_after_its_time(limit: float) -> None:
     async def test(bench: Hooked) -> None:
@@ -733,24 +714,6 @@ def test_a_drain_goes_on_without_a_hook_that_is_late_where_that_is_configured() 
         assert "was not done in 20 s, the drain goes on: not yet: 3 jobs run" in text
 
     on_hooked(test, pre_evict_timeout=20.0, go_on=True)
-
-
-def test_a_hook_ends_with_its_drain() -> None:
-    async def test(bench: Hooked) -> None:
-        bench.standing = False
-        bench.stands(made(Phase.DRAINING))
-        assert await bench.made.before_evictions(bench.node_state, bench.still) is False
-        assert bench.asked == []
-        bench.standing, bench.takes = True, 100.0
-        task = asyncio.create_task(bench.made.before_evictions(bench.node_state, bench.still))
-        await asyncio.sleep(1)
-        assert len(bench.asked) == 1
-        bench.standing = False
-        bench.node_state.work.queue()
-        assert await task is False
-        assert bench.hook.state is HookState.ASKING
-
-    on_hooked(test)
 
 
 @pytest.mark.parametrize(

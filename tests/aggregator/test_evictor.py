@@ -530,23 +530,6 @@ def test_progress_is_written_every_few_seconds_and_only_where_it_is_news() -> No
     on_bench(test)
 
 
-def test_a_drain_is_overdue_from_its_deadline_on_and_that_is_told_once() -> None:
-    async def test(bench: Bench) -> None:
-        writes: list[Any] = []
-        made, plan = drainer_of(bench, writes), DrainPlan(evict=(pod("a"),))
-        for now, overdue in ((1999.0, 0.0), (2000.0, 2000.0), (2100.0, 2000.0)):
-            bench.memory.written_at = float("-inf")
-            await made._progress(bench.node_state, read_of(plan, now), bench.evictor)
-            bench.node_state.own_quarantine_view().quarantine = replace(
-                quarantine(), status=writes[-1]
-            )
-            assert writes[-1].overdue_at == overdue
-            plan = DrainPlan(evict=(*plan.evict, pod(str(now))))
-        assert len(bench.told) == 1
-
-    on_bench(test)
-
-
 def test_an_error_of_a_request_is_raised_after_the_progress_is_written() -> None:
     async def test(bench: Bench) -> None:
         writes: list[Any] = []

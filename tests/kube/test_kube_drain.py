@@ -542,42 +542,6 @@ async def test_a_node_of_somebody_elses_is_left_alone_and_a_drain_is_told_off_th
         await running.release(gone)
 
 
-async def test_a_pod_made_anew_under_its_name_is_evicted_as_itself(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    space, [node] = cluster_space, cluster_space.create_nodes(1)
-    first = await pod(space, node, "web-0", labels={"app": "held"})
-    await budget(space, "held", "held")
-    # This pod stays for longer: without it the drain is over as soon as the first is gone.
-    await pod(space, node, "anchor", labels={"app": "anchor"})
-    await budget(space, "anchor", "anchor")
-    mark = space.plane.audit_mark()
-    async with aggregator(kube, space) as running:
-        await running.quarantine_by_hand(node)
-        await running.until_blocked(node, f"{space.namespace}/web-0")
-        await asyncio.to_thread(space.plane.request, "DELETE", space.path("pods", "web-0"))
-        await asyncio.to_thread(space.plane.wait_gone, space.path("pods", "web-0"), timeout_s=40)
-        # It may be evicted before it is seen to run.
-        second = await asyncio.to_thread(
-            space.plane.create_pod, space.namespace, "web-0", node=node, labels={"app": "free"}
-        )
-        assert second["metadata"]["uid"] != first["metadata"]["uid"]
-        await until(lambda: pods_left(space), lambda left: not left.keys() - {"anchor"})
-        path = f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets/anchor"
-        await asyncio.to_thread(space.plane.request, "DELETE", path)
-        await running.until_phase(node, "Drained")
-        await running.release(node)
-    accepted = [
-        entry
-        for entry in space.plane.audit_entries(mark)
-        if entry.get("objectRef", {}).get("subresource") == "eviction"
-        and entry["objectRef"]["namespace"] == space.namespace
-        and entry["objectRef"]["name"] == "web-0"
-        and entry["responseStatus"]["code"] == 201
-    ]
-    assert len(accepted) == 1
-
-
 def test_the_pods_grace_and_its_gang_are_read_from_its_spec() -> None:
     """Which of the two gangs' fields a server knows depends on its version."""
 
@@ -654,21 +618,3 @@ async def test_a_workload_gets_one_notice_and_its_answer_begins_the_eviction(
         and "sickbay" in entry.get("userAgent", "")
     ]
     assert notified == []
-
-
-async def test_where_no_right_is_bound_nobody_is_notified_and_nobody_waits(
-    cluster_space: Space, kube: KubeCluster
-) -> None:
-    space, [node] = cluster_space, cluster_space.create_nodes(1)
-    await pod(space, node, "a")
-    space.plane.apply(DEPLOY / "aggregator-rbac.yaml")
-    account: Path = space.plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
-    async with kube_cluster(account) as bound:
-        settings = with_notices(bound, 3600)
-        async with aggregator(kube, space, settings) as running:
-            await running.quarantine_by_hand(node)
-            await running.until_phase(node, "Drained")
-            [notice] = (await running.status(node))["notices"]
-            assert notice["state"] == "Over"
-            assert "has not bound the ClusterRole sickbay-aggregator-ask" in notice["message"]
-            await running.release(node)

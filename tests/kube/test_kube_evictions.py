@@ -80,17 +80,6 @@ async def test_a_budget_blocks_says_which_and_slows_nobody(
     assert kube.counters.blocked == 5
 
 
-async def test_two_budgets_on_one_pod_are_told_as_what_never_heals(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    run_pod(cluster_space, node, "a", labels={"app": "db"})
-    await protect(cluster_space, "db", "one", "two")
-    result = await kube.evict(await pod_of(kube, node, "a"))
-    assert result.outcome is Evicted.MISCONFIGURED
-    assert "more than one PodDisruptionBudget" in result.message
-
-
 async def test_a_repeated_eviction_of_a_terminating_pod_is_no_second_one(
     kube: KubeCluster, cluster_space: Space
 ) -> None:

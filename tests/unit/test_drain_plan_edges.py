@@ -99,6 +99,8 @@ PROTECTED = "protected by drain.protected_selector"
             PROTECTED,
         ),
         ({}, {"protected_selector": {}}, ""),
+        ({"empty_dirs": ("scratch",), "annotations": {SAFE_TO_EVICT: "true"}}, {}, ""),
+        ({"owner_kind": "", "annotations": {SAFE_TO_EVICT: "true"}}, {}, UNMANAGED),
     ],
 )
 def test_a_pod_is_kept_for_the_reason_that_names_its_setting(
@@ -128,26 +130,6 @@ def test_a_pod_that_may_complete_is_named_with_its_time_and_pattern() -> None:
     found = plan(POD, rules=rules)
     assert found.waiting == {"jobs/a": 'may complete, for 101s at most (drain.namespaces "j*")'}
     assert plan(POD, rules=ruled(Leave.WAIT, wait=100.0)).evict == (POD,)
-
-
-@pytest.mark.parametrize(
-    ("leave", "after", "deadline", "forced"),
-    [
-        (Leave.FORCE, 100.0, 5_000.0, True),
-        (Leave.FORCE, 101.0, 0.0, False),
-        (Leave.FORCE, 0.0, 5_000.0, True),
-        (Leave.FORCE, None, 1_100.0, True),
-        (Leave.FORCE, None, 1_101.0, False),
-        (Leave.EVICT, 0.0, 0.0, False),
-        (Leave.WAIT, 0.0, 0.0, False),
-    ],
-)
-def test_force_begins_at_its_time_or_at_the_deadline(
-    leave: Leave, after: float | None, deadline: float, *, forced: bool
-) -> None:
-    moment = replace(MOMENT, deadline=deadline)
-    found = plan_drain([POD], ruled(leave, force_after=after), moment)
-    assert (found.force, found.evict) == (((POD,), ()) if forced else ((), (POD,)))
 
 
 def test_a_pod_that_came_back_is_asked_again_and_never_forced() -> None:
@@ -214,4 +196,6 @@ def test_a_pod_that_came_back_or_is_stuck_holds_up_no_gang() -> None:
     back, goes = pod("b", **GANG), pod("a", **GANG)
     assert plan(back, goes, back={back.uid: "back"}).evict == (goes,)
     stuck = pod("s", deleting=True, deletion_at=1.0, **GANG)
-    assert plan(stuck, goes).evict == (goes,)
+    done = pod("d", phase="Succeeded", owner_kind="", **GANG)
+    assert plan(stuck, done, goes).evict == (goes,)
+    assert plan(goes, pod("too", **GANG)).evict == (goes, pod("too", **GANG))
