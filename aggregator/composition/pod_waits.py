@@ -10,11 +10,10 @@ from aggregator.hooks.factory import notice_hooks
 from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.jobs.identity import Markers
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.drain.pod_waits import PodWaits
+from aggregator.quarantine.drain.pod_waits import InTurn, PodWaits
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.workloads.eviction_requests import EvictionRequests
 from aggregator.workloads.gpu_scope import GpuScope
-from aggregator.workloads.in_turn import InTurn
 from aggregator.workloads.limit import WorkloadLimit
 from aggregator.workloads.notices import EvictionNotices, WebhookRoute
 from aggregator.workloads.slurm_pods import SlurmPods

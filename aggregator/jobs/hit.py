@@ -26,6 +26,8 @@ from aggregator.runtime.text import truncate
 _FINISHED = ("Succeeded", "Failed")
 #: Characters: some 20 GPUs with the names of their pods.
 _MOST_GPU_IDS = 1_000
+#: The fields of a record that a job has by the same name.
+_OF_THE_JOB = ("key", "kind", "name", "namespace", "family", "team", "queue", "progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +191,9 @@ def hit(
         node=node,
         incident=incident,
         stopped=stopped,
-        key=job.key,
-        kind=job.kind,
-        name=job.name,
-        namespace=job.namespace,
-        family=job.family,
-        team=job.team,
-        queue=job.queue,
+        **{name: getattr(job, name) for name in _OF_THE_JOB},
         gang=job.gang.name if job.gang else "",
         loss=job.loss.value,
-        progress=job.progress,
         pods_here=found.here.pods,
         gpus_here=found.here.gpus,
         gpu_ids=found.gpu_ids,

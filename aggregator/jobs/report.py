@@ -5,7 +5,7 @@ Every formula is in docs/jobs.md, and each of its inputs is a field of the repor
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.hit import Hit, hit_of
@@ -47,7 +47,7 @@ class Stop:
         return self.work + self.restart
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CostRow:
     """Sums for one job, team, code, node or pool. ``out_of_service``: GPU hours of its nodes in
     quarantine. ``ettr`` is that of a job, None for others.
@@ -88,17 +88,6 @@ class Report:
     goodput: float | None
     rows: tuple[CostRow, ...]
     stops: tuple[Stop, ...]
-
-
-@dataclass(slots=True)
-class _Sums:
-    hits: int = 0
-    stops: int = 0
-    work: float = 0.0
-    restart: float = 0.0
-    out: float = 0.0
-    repairs: list[float] = field(default_factory=list)
-    last: Hit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,45 +219,40 @@ def _rows(
     inputs: FleetInputs,
     per_node_day: float,
 ) -> tuple[CostRow, ...]:
-    sums: dict[str, _Sums] = defaultdict(_Sums)
+    sums: dict[str, CostRow] = {}
+    repairs: dict[str, list[float]] = defaultdict(list)
     codes: dict[str, str] = {}
+
+    def row_of(name: str) -> CostRow:
+        return sums.setdefault(name, CostRow(name))
+
     for one in hits:
         codes.setdefault(one.incident, one.code)
-        row = sums[_group(by, one)]
+        row = row_of(_group(by, one))
         row.hits += not one.stopped
         row.last = one
+        row.ettr = ettr(one, per_node_day) if by == "job" else None
     for stop in stops:
-        row = sums[_group(by, stop.hit)]
+        row = row_of(_group(by, stop.hit))
         row.stops += 1
-        row.work += stop.work
-        row.restart += stop.restart
-    if by in ("node", "pool", "code"):
-        for outage in outages:
-            names = {
-                "node": outage.node,
-                "pool": inputs.pool_of(outage.node),
-                "code": codes.get(outage.incident, "unknown"),
-            }
-            row = sums[names[by]]
-            row.out += outage.seconds * inputs.gpus_of(outage.node) / _HOUR
-            if outage.ended:
-                row.repairs.append(outage.whole)
-    made = [
-        CostRow(
-            name=name,
-            hits=row.hits,
-            stops=row.stops,
-            work_hours=row.work,
-            restart_hours=row.restart,
-            out_of_service_hours=row.out,
-            mttr=sum(row.repairs) / len(row.repairs) if row.repairs else None,
-            last=row.last,
-            ettr=ettr(row.last, per_node_day) if by == "job" and row.last else None,
-        )
-        for name, row in sums.items()
-    ]
+        row.work_hours += stop.work
+        row.restart_hours += stop.restart
+    for outage in outages if by in ("node", "pool", "code") else ():
+        names = {
+            "node": outage.node,
+            "pool": inputs.pool_of(outage.node),
+            "code": codes.get(outage.incident, "unknown"),
+        }
+        row = row_of(names[by])
+        row.out_of_service_hours += outage.seconds * inputs.gpus_of(outage.node) / _HOUR
+        if outage.ended:
+            repairs[row.name].append(outage.whole)
+    for name, some in repairs.items():
+        sums[name].mttr = sum(some) / len(some)
     return tuple(
-        sorted(made, key=lambda row: (-row.lost_hours - row.out_of_service_hours, row.name))
+        sorted(
+            sums.values(), key=lambda row: (-row.lost_hours - row.out_of_service_hours, row.name)
+        )
     )
 
 

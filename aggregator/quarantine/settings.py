@@ -18,7 +18,7 @@ from aggregator.quarantine.decide.node_events import EventRules
 from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.drain.hooks import HookRules
-from aggregator.quarantine.drain.pod_waits import NoWaits, PodWaits
+from aggregator.quarantine.drain.pod_waits import InTurn, PodWaits
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.rfc3339 import span
 
@@ -81,7 +81,7 @@ class Settings:
     drain: DrainRules = field(default_factory=DrainRules)
     silence: SilenceRules = field(default_factory=SilenceRules)
     hooks: HookRules = field(default_factory=HookRules)
-    waits: PodWaits = field(default_factory=NoWaits)
+    waits: PodWaits = field(default_factory=InTurn)
     uncordon: UncordonRules = field(default_factory=UncordonRules)
     marks: RestoreRules = field(default_factory=RestoreRules)
     maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.hit import Hit
@@ -11,6 +11,7 @@ from aggregator.jobs.report import GROUPS, KINDS, CostRow, FleetInputs, Report, 
 from aggregator.quarantine.state.gpus import GpuCounts, count_gpus
 from aggregator.web.cost_chart import days_of, groups_of
 from aggregator.web.job_models import JobRecord, JobReport, JobRow
+from aggregator.web.models import Shape
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.timefmt import bounded_time
@@ -22,6 +23,7 @@ _PATIENCE = 30.0
 #: From so many transitions on the oldest may be left out (`aggregator.history`).
 _MOST = 50_000
 _MOST_RECORDS = 1000
+_S = TypeVar("_S", bound=Shape)
 
 PARAMS = (
     Param("by", Form.CHOICE, "The key of the sums.", "job", choices=GROUPS),
@@ -95,20 +97,16 @@ def _made(
     made = make_report(past, inputs, since=since, until=until, by=by)
     hours = {(one.hit.key, one.hit.node, one.hit.at): one.hours for one in made.stops}
     rows = [one for one in made.rows if not job or one.name == job or by != "job"]
-    return JobReport(
+    return _filled(
+        JobReport,
+        made,
         since=bounded_time(since),
         until=bounded_time(until),
         by=by,
-        nodes=made.nodes,
-        gpus=made.gpus,
-        quarantines=made.quarantines,
-        per_node_day=round(made.per_node_day, 6),
-        mtbf=_rounded(made.mtbf),
-        mttr=_rounded(made.mttr),
-        lost_hours=round(made.work_hours + made.restart_hours, 3),
-        work_hours=round(made.work_hours, 3),
-        restart_hours=round(made.restart_hours, 3),
-        out_of_service_hours=round(made.out_of_service_hours, 3),
+        per_node_day=_rounded(made.per_node_day, 6),
+        mtbf=_rounded(made.mtbf, 1),
+        mttr=_rounded(made.mttr, 1),
+        lost_hours=_rounded(made.work_hours + made.restart_hours),
         goodput=_rounded(made.goodput, 6),
         stops=len(made.stops),
         stops_by_source=_sources(made),
@@ -136,49 +134,29 @@ def _sources(made: Report) -> dict[str, int]:
 
 
 def _row(one: CostRow, hours: Mapping[tuple[str, str, float], float]) -> JobRow:
-    by_job = one.ettr is not None
-    return JobRow(
-        name=one.name,
-        hits=one.hits,
-        stops=one.stops,
-        lost_hours=round(one.lost_hours, 3),
-        work_hours=round(one.work_hours, 3),
-        restart_hours=round(one.restart_hours, 3),
-        out_of_service_hours=round(one.out_of_service_hours, 3),
-        mttr=_rounded(one.mttr),
-        ettr=_rounded(one.ettr, 6),
-        last=_record(one.last, hours) if by_job and one.last is not None else None,
-    )
+    last = _record(one.last, hours) if one.ettr is not None and one.last is not None else None
+    mttr, ettr = _rounded(one.mttr, 1), _rounded(one.ettr, 6)
+    return _filled(JobRow, one, mttr=mttr, ettr=ettr, last=last)
 
 
 def _record(one: Hit, hours: Mapping[tuple[str, str, float], float]) -> JobRecord:
-    return JobRecord(
+    lost = hours.get((one.key, one.node, one.at), 0.0) if one.stopped else 0.0
+    return _filled(
+        JobRecord,
+        one,
         at=bounded_time(one.at),
-        node=one.node,
-        incident=one.incident,
         job=one.key,
-        kind=one.kind,
-        name=one.name,
-        namespace=one.namespace,
-        team=one.team,
-        queue=one.queue,
-        code=one.code,
-        pool=one.pool,
-        stopped=one.stopped,
-        loss=one.loss,
-        pods_here=one.pods_here,
-        gpus_here=one.gpus_here,
-        gpu_ids=one.gpu_ids,
-        pods=one.pods,
-        gpus=one.gpus,
-        lost_gpus=one.lost_gpus,
         checkpoint_age=one.age,
         checkpoint_source=one.age_source,
-        restart=one.restart,
-        restart_source=one.restart_source,
-        lost_hours=round(hours.get((one.key, one.node, one.at), 0.0), 3) if one.stopped else 0.0,
+        lost_hours=_rounded(lost),
     )
 
 
-def _rounded(value: float | None, digits: int = 1) -> float | None:
-    return None if value is None else round(value, digits)
+def _filled(kind: type[_S], source: object, **more: Any) -> _S:
+    """The fields of ``source`` by their names, and ``more``."""
+    names = [name for name in kind.__struct_fields__ if name not in more]
+    return kind(**{name: _rounded(getattr(source, name)) for name in names}, **more)
+
+
+def _rounded(value: Any, digits: int = 3) -> Any:
+    return round(value, digits) if isinstance(value, float) else value

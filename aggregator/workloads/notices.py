@@ -7,7 +7,7 @@ workload's answer, with its pods, or at its deadline, which no workload can move
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aggregator.clock import Clocks
@@ -333,7 +333,10 @@ class EvictionNotices:
             guard=one.acts.guard(one.node_state, against=over),
             lasts=lasts,
         )
-        task = asyncio.create_task(following)
+        self._start(following)
+
+    def _start(self, call: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
@@ -345,9 +348,7 @@ class EvictionNotices:
             if not route.takes.takes(pod.namespace, pod.labels):
                 continue
             delivery.reached = True
-            task = asyncio.create_task(self._call(one, route.hook, workload, notice, delivery))
-            self._calls.add(task)
-            task.add_done_callback(self._calls.discard)
+            self._start(self._call(one, route.hook, workload, notice, delivery))
 
     async def _call(
         self,

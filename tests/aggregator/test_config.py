@@ -15,7 +15,7 @@ from aggregator.events import EventKind
 from aggregator.policy.defaults import read_policy
 from aggregator.quarantine.decide.drain_plan import DrainMoment, plan_drain
 from aggregator.quarantine.decide.shares import allowance
-from aggregator.quarantine.drain.pod_waits import NoWaits
+from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.repair.protocol import RepairSettings
 from tests.aggregator.config_files import EMPTY, LOCAL, ONE, problems, written
 from tests.support.pipes import pipe_with
@@ -23,7 +23,7 @@ from tests.support.pipes import pipe_with
 
 def test_a_file_that_asks_for_nothing_gets_the_careful_choice_of_each_thing(tmp_path: Path) -> None:
     """The effect of each default; a test below compares the numbers with the reference."""
-    settings = _settings(load(written(tmp_path, LOCAL)), RepairSettings(), NoWaits())
+    settings = _settings(load(written(tmp_path, LOCAL)), RepairSettings(), InTurn())
     assert not [action for action in Action if action.strength < settings.mode.strength]
     limits = settings.limits
     for nodes in (1, 3, 16, 100, 10_000):
@@ -62,7 +62,7 @@ def test_each_limit_that_a_file_sets_is_the_one_that_is_kept_to(tmp_path: Path) 
   common_cause_nodes: 47
   domain_percent: 53%
 """
-    settings = _settings(load(written(tmp_path, LOCAL + text)), RepairSettings(), NoWaits())
+    settings = _settings(load(written(tmp_path, LOCAL + text)), RepairSettings(), InTurn())
     limits, common = settings.limits, settings.common
     assert (limits.concurrent, limits.concurrent_percent) == (7, 11)
     assert (limits.pool_label, limits.pool_percent) == ("example.com/pool", 13)
@@ -78,7 +78,7 @@ def test_each_limit_that_a_file_sets_is_the_one_that_is_kept_to(tmp_path: Path) 
 def test_the_controller_gets_the_sections_themselves(tmp_path: Path) -> None:
     """A copy, field by field, forgets the field that is added next."""
     config = load(written(tmp_path, LOCAL))
-    settings = _settings(config, RepairSettings(), NoWaits())
+    settings = _settings(config, RepairSettings(), InTurn())
     assert settings.limits is config.limits
     assert settings.common is config.limits
     assert settings.drain is config.drain

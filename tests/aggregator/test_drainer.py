@@ -27,7 +27,7 @@ from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, cordon_change
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.drain.drainer import NODE_EVERY, STATUS_EVERY, Drainer
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
-from aggregator.quarantine.drain.pod_waits import NoWaits
+from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.state.drain_memory import DrainMemory
 from tests.aggregator.test_node_actions import Bench, made
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -63,7 +63,7 @@ class Drain(Bench):
             rules=DrainRules(deadline=600.0, off_load_balancers=off_balancers),
             hook_runner=SimpleNamespace(),  # type: ignore[arg-type]
             lanes=SimpleNamespace(),  # type: ignore[arg-type]
-            waits=NoWaits(),
+            waits=InTurn(),
             rng=Most(),
         )
         self.memory = DrainMemory("q")

@@ -50,7 +50,7 @@ from aggregator.quarantine.drain.evictor import (
     EvictionLanes,
     Evictor,
 )
-from aggregator.quarantine.drain.pod_waits import NoWaits
+from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
 from tests.support.node_states import state_of
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -498,7 +498,7 @@ def drainer_of(bench: Bench, writes: list[Any]) -> Any:
         rules=DrainRules(deadline=600.0, off_load_balancers=False),
         hook_runner=None,  # type: ignore[arg-type]
         lanes=bench.evictor.lanes,
-        waits=NoWaits(),
+        waits=InTurn(),
         rng=random.Random(1),
     )
     return made

@@ -9,8 +9,8 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Guard, GuardRefused
 from aggregator.jobs.settings import AskRules, NoticeWebhook
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
+from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.workloads.eviction_requests import EvictionRequests
-from aggregator.workloads.in_turn import InTurn
 from aggregator.workloads.notices import EvictionNotices, WebhookRoute
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import SETTINGS, Replica

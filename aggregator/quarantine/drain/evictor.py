@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
@@ -53,6 +53,7 @@ _WENT = (Evicted.ACCEPTED, Evicted.GONE)
 #: Refusals of admission, by which nobody's budget is spent.
 _BY_ADMISSION = (Evicted.REJECTED, Evicted.FAILING)
 _KEY = "drain.gang_request_after"
+_T = TypeVar("_T")
 
 
 class _Request(Protocol):
@@ -116,7 +117,7 @@ class Evictor:
                 memory.blocked.pop(pod.uid, None)  # a blocked eviction must not delay this
             if memory.due_at((pod,)) <= now:
                 asking.append(self._request(pod, self._force))
-        return await _any_went(asking)
+        return any(await _all_of(asking))
 
     def next_due(self, plan: DrainPlan) -> float:
         """When the next request is due (monotonic seconds); infinite without one."""
@@ -172,9 +173,9 @@ class Evictor:
                 here = [pod for pod in here if pod not in first]
                 others = [pod for pod in others if pod not in first]
         # Pods elsewhere first: as long as one is left here, a crash forgets none of them.
-        gone = await _any_went([self._request(pod, self._evict) for pod in others])
-        went = await _any_went([self._request(pod, self._evict) for pod in here])
-        return went or gone or bool(first)
+        gone = await _all_of([self._request(pod, self._evict) for pod in others])
+        went = await _all_of([self._request(pod, self._evict) for pod in here])
+        return any((*gone, *went, *first))
 
     # -- one request -------------------------------------------------------------------
 
@@ -238,29 +239,29 @@ class Evictor:
     async def _evict(self, pod: Pod, guard: Guard, *, background: bool) -> EvictionResult:
         result = await self.cluster.evict(pod, background=background, guard=guard)
         if result.outcome is Evicted.ACCEPTED:
-            self.memory.evicted[slot_of(pod)] += 1
             quarantine = self.node_state.quarantine
             why = f": {quarantine.spec.reason}" if quarantine is not None else ""
-            details = {"pod": pod.key, "grace": f"{pod.grace:g}"}
-            details |= evicted_details(pod, self.rules.gang_keys)
             text = f"{self.cluster.words.moved.format(one=pod.key)}{why}"
-            self.acts.emit_event(self.node_state, EventKind.MOVED, text, details)
+            self._note_gone(pod, EventKind.MOVED, text, {"grace": f"{pod.grace:g}"})
         return result
 
     async def _force(self, pod: Pod, guard: Guard, *, background: bool) -> EvictionResult:
         grace = max(1, round(pod.grace))
         result = await self.cluster.delete_pod(pod, grace=grace, background=background, guard=guard)
         if result.outcome is Evicted.ACCEPTED:
-            self.memory.evicted[slot_of(pod)] += 1
             rule = self.rules.of(pod.namespace, pod.labels)
             text = (
                 f"{pod.key} did not leave in its time and is deleted with a grace of {grace} s, "
                 f"as {rule} allows"
             )
-            details = {"pod": pod.key, "uid": pod.uid, "grace": str(grace)}
-            details |= evicted_details(pod, self.rules.gang_keys)
-            self.acts.emit_event(self.node_state, EventKind.FORCED, text, details)
+            details = {"uid": pod.uid, "grace": str(grace)}
+            self._note_gone(pod, EventKind.FORCED, text, details)
         return result
+
+    def _note_gone(self, pod: Pod, kind: EventKind, text: str, more: dict[str, str]) -> None:
+        self.memory.evicted[slot_of(pod)] += 1
+        details = {"pod": pod.key, **more, **evicted_details(pod, self.rules.gang_keys)}
+        self.acts.emit_event(self.node_state, kind, text, details)
 
     # -- gangs -------------------------------------------------------------------------
 
@@ -322,12 +323,7 @@ class Evictor:
 
         Raises the first error.
         """
-        outcomes = await asyncio.gather(
-            *(self._request(pod, self._evict) for pod in first), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        outcomes = await _all_of([self._request(pod, self._evict) for pod in first])
         blocked = self.memory.blocked
         refused = [
             pod
@@ -368,16 +364,9 @@ class Evictor:
                     pod, dry_run=True, background=background, guard=Guard(check)
                 )
 
-        results = await asyncio.gather(*(may_go(pod) for pod in pods), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        results = await _all_of([may_go(pod) for pod in pods])
         found = zip(pods, results, strict=True)
-        return {
-            pod.uid: result
-            for pod, result in found
-            if not isinstance(result, BaseException) and result.outcome not in _WENT
-        }
+        return {pod.uid: result for pod, result in found if result.outcome not in _WENT}
 
     async def _spared(self, others: Sequence[Pod]) -> str:
         """Which of them is on a node that is to be left alone, and why; empty if no pod is.
@@ -509,10 +498,10 @@ def _reason(result: EvictionResult) -> str:
     return result.message
 
 
-async def _any_went(asking: Sequence[Awaitable[bool]]) -> bool:
-    """Whether any of them returns True. All end before the first error is raised."""
-    outcomes = await asyncio.gather(*asking, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return any(outcome is True for outcome in outcomes)
+async def _all_of(asking: Sequence[Awaitable[_T]]) -> list[_T]:
+    """Their results. All end before the first error is raised."""
+    results = await asyncio.gather(*asking, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

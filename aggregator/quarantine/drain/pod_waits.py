@@ -12,7 +12,6 @@ from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still
-from aggregator.runtime.interning import EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,26 @@ class PodWaits(Protocol):
         ...
 
 
-class NoWaits:
-    """The rules of the drain alone."""
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Several features in turn: each receives only the pods that would go by now. Without any, the
+    drain's own rules alone decide.
+    """
+
+    parts: Sequence[PodWaits] = ()
 
     async def reasons(self, one: DrainRound) -> Mapping[str, str]:
-        del one
-        return EMPTY
+        found: dict[str, str] = {}
+        for part in self.parts:
+            rest = _without(one, found)
+            if rest.plan.evict or rest.plan.force:
+                found |= await part.reasons(rest)
+        return found
+
+
+def _without(one: DrainRound, waiting: Mapping[str, str]) -> DrainRound:
+    def going(pods: Sequence[Pod]) -> tuple[Pod, ...]:
+        return tuple(pod for pod in pods if pod.uid not in waiting)
+
+    plan = replace(one.plan, evict=going(one.plan.evict), force=going(one.plan.force))
+    return replace(one, plan=plan)
