@@ -220,37 +220,28 @@ def details_of(one: Hit) -> dict[str, str]:
     return {name: _text(values[name]) for name in _KINDS}
 
 
-def from_details(
-    details: Mapping[str, str], *, at: float, node: str, incident: str, stopped: bool
-) -> Hit | None:
-    """The record, or None where details are missing or are no numbers."""
-    try:
-        values: dict[str, Any] = {
-            name: _value(kind, details[name]) for name, kind in _KINDS.items()
-        }
-    except (KeyError, ValueError):
-        return None
-    return Hit(at=at, node=node, incident=incident, stopped=stopped, **values)
-
-
 def hit_of(one: Transition) -> Hit | None:
-    """The record that the transition is, or None for any other transition."""
+    """The record that the transition is, or None for any other transition, and where details are
+    missing or are no numbers.
+    """
     if one.kind not in (EventKind.JOB_HIT, EventKind.JOB_STOPPED):
         return None
+    try:
+        values = {name: _value(kind, one.details[name]) for name, kind in _KINDS.items()}
+    except (KeyError, ValueError):
+        return None
     stopped = one.kind is EventKind.JOB_STOPPED
-    return from_details(
-        one.details, at=one.at, node=one.node, incident=one.incident, stopped=stopped
-    )
+    return Hit(at=one.at, node=one.node, incident=one.incident, stopped=stopped, **values)
 
 
 def _text(value: str | float | bool) -> str:  # noqa: FBT001 - any value of a field
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def _value(kind: Any, text: str) -> str | int | float | bool:
+def _value(kind: Any, text: str) -> Any:
     if kind is bool:
         return text == "True"
-    found: str | int | float = kind(text)
+    found = kind(text)
     if isinstance(found, float) and not 0.0 <= found < 1e10:
         raise ValueError(text)
     return found

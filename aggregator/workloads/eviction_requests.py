@@ -211,24 +211,21 @@ class EvictionRequests:
         try:
             async with known.lock:
                 await self._withdraw(ident, known)
-        except NotFound:  # no such kind
-            known.absent, known.closed = True, closed
+        except NotFound:
+            pass  # no such kind
         except GuardRefused:
             return  # it is followed, here or by another controller
         except ClusterError as error:
             known.failures += 1
             known.retry_at = self.clocks.now() + _RETRY.longest(known.failures)
             if known.failures == 1:
+                why = f"{known.workload}: {error}"
                 log.warning(
                     "an EvictionRequest was not withdrawn",
-                    extra={
-                        "event": "notice.not_withdrawn",
-                        "workload": known.workload,
-                        "error": str(error),
-                    },
+                    extra={"event": "notice.not_withdrawn", "error": why},
                 )
-        else:
-            known.absent, known.closed, known.failures = True, closed, 0
+            return
+        known.absent, known.closed, known.failures = True, closed, 0
 
     async def _withdraw(self, ident: str, known: _Known) -> None:
         """To delete it is to withdraw it: no limit and no stop switch prevents that. One of another
@@ -259,12 +256,8 @@ def name_of(ident: str) -> str:
 
 def request_of(pod: Pod, ident: str, quarantine: Quarantine) -> dict[str, Any]:
     """The object. Its owner is the Quarantine, with which it goes."""
-    owner = {
-        "apiVersion": QUARANTINE.api_version,
-        "kind": QUARANTINE.kind,
-        "name": quarantine.node,
-        "uid": quarantine.uid,
-    }
+    owner = {"apiVersion": QUARANTINE.api_version, "kind": QUARANTINE.kind}
+    owner |= {"name": quarantine.node, "uid": quarantine.uid}
     return {
         "apiVersion": KIND.api_version,
         "kind": KIND.kind,

@@ -14,9 +14,8 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import EvictedWorkload, Pod, Quarantine
 from aggregator.events import EventKind
 from aggregator.jobs.family import Loss
-from aggregator.jobs.gangs import Gang
 from aggregator.jobs.identity import Markers, job_of
-from aggregator.jobs.notice import Workload
+from aggregator.jobs.notice import Workload, workloads_of
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.drain.pod_waits import DrainRound
 from aggregator.rfc3339 import span
@@ -144,18 +143,15 @@ def counted_workloads(pods: Iterable[Pod], markers: Markers) -> dict[str, Worklo
     A marker counts within the pod's namespace alone, so no pod uses up the limit of another team's
     job.
     """
-    gangs: dict[str, list[Pod]] = {}
+    pods = list(pods)
+    found = workloads_of(pods, (*markers.jobs, *markers.gangs))
     jobs: dict[str, list[Pod]] = {}
-    found: dict[str, Gang] = {}
     for pod in pods:
         job = job_of(pod, markers)
-        if job.gang is not None:
-            key = f"{job.gang} {job.gang.key}"
-            gangs.setdefault(key, []).append(pod)
-            found[key] = job.gang
-        elif job.progress and job.loss is not Loss.NOTHING and job.family not in _NO_JOB:
+        counts = job.progress and job.loss is not Loss.NOTHING and job.family not in _NO_JOB
+        if job.gang is None and counts:
             jobs.setdefault(f"{job.namespace}/{job.name} {job.family}", []).append(pod)
-    made = {key: Workload(key, found[key], tuple(some)) for key, some in gangs.items()}
+    made = {key: workload for key, workload in found.items() if workload.gang is not None}
     return made | {key: Workload(key, None, tuple(some)) for key, some in jobs.items()}
 
 

@@ -172,18 +172,7 @@ class EvictionNotices:
         """Note them in the Quarantine first, so that each is sent once."""
         async with self._beginning:
             now = self._clocks.latest()
-            made = {
-                each.key: self._shared(each, now)
-                or EvictionNotice(
-                    each.key,
-                    ident_of(one.quarantine.uid, each.key),
-                    NoticeState.SENT,
-                    sent_at=round(now, 3),
-                    deadline_at=round(now + self._rules.within, 3),
-                    eviction_request=self._is_requested(each),
-                )
-                for each in workloads
-            }
+            made = {each.key: self._first(one, each, now) for each in workloads}
             known = {notice.workload: notice for notice in one.quarantine.status.notices}
             await one.write_status(notices=tuple((known | made).values()))
             self._forget_over(now)
@@ -208,30 +197,29 @@ class EvictionNotices:
             return self._deadlines.get(key, 0.0)
         return self._deadlines.setdefault(key, notice.deadline_at)
 
-    def _shared(self, workload: Workload, now: float) -> EvictionNotice | None:
-        """The workload's open notice by another drain: of its gang, or by a Quarantine before this
-        one, whichever controller sent it.
+    def _first(self, one: DrainRound, workload: Workload, now: float) -> EvictionNotice:
+        """A notice of its own, unless the workload has an open one by another drain: of its gang,
+        or by a Quarantine before this one, whichever controller sent it.
         """
-        latest = now + self._rules.within
-        known = self._open.get(workload.key)
+        ident, latest = ident_of(one.quarantine.uid, workload.key), now + self._rules.within
+        deadline, known = latest, self._open.get(workload.key)
         if known is not None and now < known.deadline_at:
-            return replace(known, deadline_at=min(known.deadline_at, latest))
-        for pod in workload.pods:
-            seen = read_notice(pod)
-            if seen is not None and now < seen.deadline <= latest:
-                return EvictionNotice(
-                    workload.key,
-                    seen.ident,
-                    NoticeState.SENT,
-                    sent_at=round(now, 3),
-                    deadline_at=round(seen.deadline, 3),
-                    eviction_request=self._is_requested(workload),
-                )
-        return None
-
-    def _is_requested(self, workload: Workload) -> bool:
+            ident, deadline = known.ident, min(known.deadline_at, latest)
+        else:
+            seen = filter(None, map(read_notice, workload.pods))
+            found = next((notice for notice in seen if now < notice.deadline <= latest), None)
+            if found is not None:
+                ident, deadline = found.ident, found.deadline
         of_gang = workload.gang is not None
-        return self._requests is not None and may_be_requested(workload.pods, of_gang=of_gang)
+        return EvictionNotice(
+            workload.key,
+            ident,
+            NoticeState.SENT,
+            sent_at=round(now, 3),
+            deadline_at=round(deadline, 3),
+            eviction_request=self._requests is not None
+            and may_be_requested(workload.pods, of_gang=of_gang),
+        )
 
     # -- its delivery -------------------------------------------------------------------
 

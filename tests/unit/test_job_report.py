@@ -18,7 +18,7 @@ from aggregator.jobs.checkpoint import (
     RESTART_TIME,
     costs_of,
 )
-from aggregator.jobs.hit import Hit, details_of, from_details, jobs_on, on_node, summary
+from aggregator.jobs.hit import Hit, details_of, hit_of, jobs_on, on_node, summary
 from aggregator.jobs.identity import SHIPPED
 from aggregator.jobs.report import GROUPS, FleetInputs, ettr, hits_of, make_report
 from aggregator.jobs.settings import JobRules
@@ -126,11 +126,9 @@ def report(*past: Transition, by: str = "job", days: float = 30.0) -> Any:
 
 def test_a_record_survives_its_details() -> None:
     one = record()
-    back = from_details(details_of(one), at=one.at, node="gpu-0", incident="i1", stopped=True)
-    assert back == one
-    assert from_details({}, at=1.0, node="n", incident="", stopped=True) is None
-    bad = details_of(one) | {"age": "nan"}
-    assert from_details(bad, at=1.0, node="n", incident="", stopped=True) is None
+    assert hit_of(transition_of(one)) == one
+    for bad in ({}, details_of(one) | {"age": "nan"}):
+        assert hit_of(replace(transition_of(one), details=bad)) is None
 
 
 def test_a_stop_costs_the_gangs_work_and_restart_and_the_node_its_time() -> None:
