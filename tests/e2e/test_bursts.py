@@ -152,13 +152,13 @@ def until_named(stack: Stack, node: str, code: str) -> None:
 
 
 #: One round each, and each is a drain of its own.
-FATAL = (46, 48, 62, 64, 79, 95, 110, 119, 120, 136)
+FATAL = (46, 64, 79, 119, 136)
 
 
 def test_kill_9_of_the_agent_loses_no_fault(
     cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Between the kernel's line and the ack, at ten moments from at once to 45 ms after the line.
+    """Between the kernel's line and the ack, at five moments from at once to 40 ms after the line.
 
     The kernel log is a file of real records, which can be read again, as the ring can.
     """
@@ -170,7 +170,7 @@ def test_kill_9_of_the_agent_loses_no_fault(
         agent = stack.agent(node, replayable=True)
         for at, code in enumerate(FATAL):
             agent.xid(code)
-            time.sleep(at * 0.005 * rng.random())
+            time.sleep(at * 0.01 * rng.random())
             agent.kill()
             agent.start()
             until_named(stack, node, f"xid:{code}")

@@ -1,7 +1,10 @@
 """The plans of all reconcilers as one function, in their order, over one flat situation."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from aggregator.cluster.port import Action, Quarantine, RepairAttempt, RepairState, RepairStatus
@@ -102,20 +105,30 @@ class Situation:
     repair_due: bool = False
     untested: bool = False
 
+    @property
+    def due(self) -> bool:
+        return self.repair_due
+
+    @property
+    def release_waits(self) -> bool:
+        return self.release_held and self.look_later
+
+
+@cache
+def _values_of(view: Any) -> Callable[[Situation], tuple[Any, ...]]:
+    """Reads the fields of a view: their names take longer to list than most plans to make."""
+    return attrgetter(*(one.name for one in fields(view)))
+
 
 def next_step(now: Situation) -> NextStep:
     """The first step of the first reconciler that has one."""
-    given: dict[str, Any] = {one.name: getattr(now, one.name) for one in fields(now)}
-    given |= {
-        "quarantine": _with_attempt(now),
-        "due": now.repair_due,
-        "release_waits": now.release_held and now.look_later,
-    }
+    quarantine = _with_attempt(now)
+    if quarantine is not now.quarantine:
+        now = replace(now, quarantine=quarantine)
 
     def view(made: Any) -> Any:
-        return made(**{one.name: given[one.name] for one in fields(made)})
+        return made(*_values_of(made)(now))
 
-    quarantine = given["quarantine"]
     found: steps.NextStep | None = plan_release(view(ReleaseView))
     found = found or plan_open_operation(view(OperationView))
     if quarantine is None:

@@ -182,7 +182,9 @@ async def test_every_page_works_in_light_and_dark(browser: Browser, scheme: str)
             one = await tab(browser, served.url + path, scheme=scheme)
             await one.screenshot(f"{name}-{scheme}")
             assert await contrast(one.page) == []
-            found = await Axe().run(one.page)
+            # The pages differ in their colours alone, and axe takes half of this test.
+            rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
+            found = await Axe().run(one.page, options=rules)
             assert found.violations_count == 0, found.generate_report()
             assert one.complaints == []
 

@@ -83,7 +83,9 @@ class _Part:
         self.minutes = array("q", [self.minutes[at] for at in kept])
 
     def expire(self, now: int) -> None:
-        self.remove(range(now - 10**9, now - statistic.LONGEST))
+        first = now - statistic.LONGEST
+        if min(self.minutes, default=first) < first:
+            self.remove(range(now - 10**9, first))
 
 
 class _Kind:
