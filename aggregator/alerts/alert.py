@@ -244,25 +244,20 @@ def ended(alert: Alert, by: "Resolution") -> Alert:
     )
 
 
-def dedup_key(transition: Transition) -> str:
-    """The subject of the transition: two of one key are the same alert, unless the first has
-    ended.
-    """
-    kind = transition.kind
-    about = [kind.value, transition.node, transition.incident]
-    if kind in (EventKind.BLOCKED, EventKind.FORCED):
-        about.append(transition.details.get("pod", ""))
-    elif kind is EventKind.JOB_STOPPED:
-        about.append(transition.details.get("key", ""))
-    elif kind is EventKind.HELD:
-        about.append(transition.details.get("limit", ""))
-    elif kind is EventKind.NEW_NODE_HELD:
-        about.append(transition.details.get("operation", ""))
-    elif kind is EventKind.EVIDENCE_LOST:
-        about.append(transition.details.get("source", ""))  # the agent chooses the words
-    elif kind in (EventKind.HOOK, EventKind.HOOK_FAILED):
-        about.append(transition.details.get("hook", ""))
-    elif kind in (
+#: The detail that tells alerts of one kind about one node apart: texts of others may change.
+_SUBJECT = {
+    EventKind.BLOCKED: "pod",
+    EventKind.FORCED: "pod",
+    EventKind.JOB_STOPPED: "key",
+    EventKind.HELD: "limit",
+    EventKind.NEW_NODE_HELD: "operation",
+    EventKind.EVIDENCE_LOST: "source",
+    EventKind.HOOK: "hook",
+    EventKind.HOOK_FAILED: "hook",
+}
+#: The kinds of which the summary does.
+_BY_SUMMARY = frozenset(
+    {
         EventKind.REQUESTED,
         EventKind.RELEASE_HELD,
         EventKind.REPAIR_SUPPRESSED,
@@ -274,7 +269,19 @@ def dedup_key(transition: Transition) -> str:
         EventKind.INCIDENT_CHANGED,
         EventKind.AGENT_CONFLICT,
         EventKind.MOVED,
-    ):
+    }
+)
+
+
+def dedup_key(transition: Transition) -> str:
+    """The subject of the transition: two of one key are the same alert, unless the first has
+    ended.
+    """
+    kind = transition.kind
+    about = [kind.value, transition.node, transition.incident]
+    if kind in _SUBJECT:
+        about.append(transition.details.get(_SUBJECT[kind], ""))
+    elif kind in _BY_SUMMARY:
         about.append(transition.summary)
     return _digest(*about)
 

@@ -4,7 +4,7 @@ import datetime as dt
 import difflib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -175,15 +175,10 @@ async def _alerts(
 ) -> models.AlertList:
     found = queries.alerts()
     return models.AlertList(
-        items=[
-            models.AlertRoute(
-                **{key: getattr(route, key) for key in models.AlertRoute.__struct_fields__}
-            )
-            for route in found.routes
-        ],
+        items=[models.shape_of(models.AlertRoute, route) for route in found.routes],
         total=len(found.routes),
         dead_letters=[
-            models.DeadLetter(**asdict(one) | {"at": dt.datetime.fromtimestamp(one.at, dt.UTC)})
+            models.shape_of(models.DeadLetter, one, at=dt.datetime.fromtimestamp(one.at, dt.UTC))
             for one in found.dead
         ],
     )

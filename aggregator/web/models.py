@@ -6,7 +6,7 @@ shows it escapes it.
 """
 
 import datetime as dt
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,19 @@ Time = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all: immutable, named fields, all present in JSON."""
+
+
+ShapeT = TypeVar("ShapeT", bound=Shape)
+
+
+def shape_of(kind: type[ShapeT], source: object, **others: Any) -> ShapeT:
+    """The model with what the source has by the names of its fields, and with ``others``."""
+    same = {
+        name: getattr(source, name)
+        for name in kind.__struct_fields__
+        if name not in others and hasattr(source, name)
+    }
+    return kind(**same, **others)
 
 
 class LimitUse(Shape, frozen=True, kw_only=True):

@@ -174,14 +174,9 @@ def worst_since(node_summary: NodeSummary, moment: ViewMoment) -> dt.datetime | 
 
 def lemon(one: Lemon) -> models.Lemon:
     """A repeat offender."""
-    return models.Lemon(
-        node=one.node,
-        quarantines=one.quarantines,
-        codes=list(one.codes),
-        days=one.days,
-        returns=one.returns,
-        last=dt.datetime.fromtimestamp(one.last, dt.UTC),
-        strikes=list(one.strikes),
+    last = dt.datetime.fromtimestamp(one.last, dt.UTC)
+    return models.shape_of(
+        models.Lemon, one, codes=list(one.codes), last=last, strikes=list(one.strikes)
     )
 
 
@@ -233,11 +228,9 @@ def _incident(
     doing: str,
 ) -> models.Incident:
     recovering = incident.recovering_since
-    return models.Incident(
-        id=incident.id,
-        node=incident.node,
-        kind=incident.kind,
-        action=incident.action,
+    return models.shape_of(
+        models.Incident,
+        incident,
         summary=name_gpus(incident.summary, node_summary.agent.health),
         since=moment.when(incident.since),
         recovering_since=moment.when_or_never(recovering),
@@ -278,17 +271,12 @@ def _doing(node_summary: NodeSummary, incident: policy.Incident, words: ClusterW
 def _evidence(
     node_summary: NodeSummary, item: policy.Evidence, moment: ViewMoment
 ) -> models.Evidence:
-    return models.Evidence(
+    return models.shape_of(
+        models.Evidence,
+        item,
         device=_device(node_summary, item.code, item.component),
-        code=item.code,
-        component=item.component,
-        rule=item.rule,
-        action=item.action,
-        message=item.message,
         since=moment.when(item.since),
         cleared_by=item.cleared_by or "",
-        over=item.over,
-        lost=item.lost,
     )
 
 
@@ -332,7 +320,7 @@ def quarantine(
         if status.pods_remaining is None
         else max(node_summary.quarantine_view.most_pods, status.pods_remaining),
         blockers=[
-            models.Blocker(pod=blocker.pod, reason=blocker.reason, since=wall_time(blocker.since))
+            models.shape_of(models.Blocker, blocker, since=wall_time(blocker.since))
             for blocker in status.blockers
         ],
         released_because=status.released_because,
@@ -385,15 +373,12 @@ def _device(node_summary: NodeSummary, code: str, component: str) -> str:
 
 def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> models.Evidence:
     """As it stands in the object, which keeps no times, because another process can't use them."""
-    return models.Evidence(
+    return models.shape_of(
+        models.Evidence,
+        item,
         device=_device(node_summary, item.code, item.component),
-        code=item.code,
-        component=item.component,
-        rule=item.rule,
         action="",
-        message=item.message,
         since=None,
-        cleared_by=item.cleared_by,
         over=item.cleared,
         lost=False,
     )
@@ -440,14 +425,9 @@ def hold(
 def causes(found: Iterable[CommonCause], moment: ViewMoment) -> tuple[models.CommonCause, ...]:
     """Open common causes, the one with most nodes first."""
     return tuple(
-        models.CommonCause(
-            id=one.id,
-            scope=one.scope,
-            limit=one.limit,
-            value=one.value,
-            reason=one.reason,
-            nodes=one.nodes,
-            total=one.total,
+        models.shape_of(
+            models.CommonCause,
+            one,
             sample=list(one.sample),
             since=moment.when(one.since),
             advice=advice.for_cause(one.scope),
@@ -495,12 +475,10 @@ def components(
 ) -> list[models.Component]:
     """The worst first."""
     return [
-        models.Component(
-            check=component.check,
-            component=component.component,
+        models.shape_of(
+            models.Component,
+            component,
             status=component.status.name.lower(),
-            reason=component.reason,
-            message=component.message,
             since=moment.when(component.since),
             device=gpu_name(health, component.component),
         )
@@ -513,18 +491,12 @@ def faults(
 ) -> list[models.Fault]:
     """Those of this boot first, the newest first."""
     return [
-        models.Fault(
-            code=fault.code,
-            check=fault.check,
-            component=fault.component,
-            message=fault.message,
-            boot_id=fault.boot_id,
+        models.shape_of(
+            models.Fault,
+            fault,
             first_at=moment.when(fault.first_at),
             last_at=moment.when(fault.last_at),
-            count=fault.count,
             cleared_by=fault.cleared_by.value,
-            historical=fault.historical,
-            missing=fault.missing,
             details=dict(fault.details),
             device=gpu_name(health, fault.component, fault.details),
         )

@@ -26,25 +26,19 @@ def outliers(
 
 def _outlier(one: Outlier, moment: ViewMoment) -> models.Outlier:
     measure = MEASURES[one.series.measure]
-    return models.Outlier(
+    return models.shape_of(
+        models.Outlier,
+        one,
         measure=measure.name,
         what=measure.what,
         component=one.series.component,
         model=one.series.model,
-        pool=one.pool,
         unit=measure.unit,
         low=measure.low,
-        value=one.value,
-        median=one.median,
-        mad=one.mad,
-        limit=one.limit,
         values=one.of,
-        nodes=one.nodes,
         since=moment.when(one.since),
         points=[
-            models.OutlierPoint(
-                at=moment.when(point.at), value=point.value, median=point.median, mad=point.mad
-            )
+            models.shape_of(models.OutlierPoint, point, at=moment.when(point.at))
             for point in one.points
         ],
     )

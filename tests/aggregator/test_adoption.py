@@ -272,7 +272,7 @@ async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_m
     listeners, world.listeners = world.listeners, []  # the watch is late
     uid = world.quarantines["n1"].uid
     world.person_removes_by_force("n1")
-    await replica.controller.parts.worker._reads.reread(node_state)
+    await replica.controller.parts.worker._reads.acts.reread(node_state)
     replica.controller.parts.queue.add(node_state)
     await until(lambda: node_state.work.task is not None and node_state.work.task.done())
     assert "n1" not in world.quarantines, "it was made again from its entry"

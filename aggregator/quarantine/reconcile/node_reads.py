@@ -39,28 +39,17 @@ class ReadResults:
             node_state.work.request_evaluation()
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeReads:
     """Requested reads, another installation's objects, marks without one: before any plan."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        acts: NodeActions,
-        holds: NodeHolds,
-        release_actions: ReleaseActions,
-        adopter: MarkAdopter,
-        drain: Drainer,
-        results: ReadResults,
-    ) -> None:
-        self._cluster = cluster
-        self._acts = acts
-        self._holds = holds
-        self._release_actions = release_actions
-        self._adopter = adopter
-        self._drain = drain
-        self.results = results
-        self.reread = acts.reread
+    _cluster: Cluster
+    acts: NodeActions
+    _holds: NodeHolds
+    _release_actions: ReleaseActions
+    _adopter: MarkAdopter
+    _drain: Drainer
+    results: ReadResults
 
     async def begin(self, node_state: NodeState) -> bool | None:
         """What comes before the plans. Returns None where nothing does; True: no step is left."""
@@ -70,7 +59,7 @@ class NodeReads:
             return True
         self._drain.report_phase(node_state)
         if node_state.work.needs_read:
-            await self._acts.look_at_node(node_state)
+            await self.acts.look_at_node(node_state)
             await self._drain.explain(node_state)
             return False
         if node_state.work.begin_pods():

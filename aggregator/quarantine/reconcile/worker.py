@@ -10,6 +10,8 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     ClusterError,
@@ -41,30 +43,21 @@ _RELEASE_WAIT = 5.0
 _SAID_FROM = 2
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeWorker:
     """The worker of the queue: runs the reconcilers, in their order, for one node at a time."""
 
-    def __init__(
-        self,
-        *,
-        reconcilers: Sequence[Reconciler],
-        reads: NodeReads,
-        new_marks: NewMarksWriter,
-        inputs: PlanInputs,
-        evaluator: NodeEvaluator,
-        queue: WorkQueue,
-        clocks: Clocks,
-        rng: random.Random,
-    ) -> None:
-        self._reconcilers = tuple(reconcilers)
-        self._reads = reads
-        self._new_marks = new_marks
-        self._inputs = inputs
-        self._evaluator = evaluator
-        self._queue = queue
-        self._clocks = clocks
-        self._rng = rng
-        queue.deliver_to(self)
+    _reconcilers: Sequence[Reconciler]
+    _reads: NodeReads
+    _new_marks: NewMarksWriter
+    _inputs: PlanInputs
+    _evaluator: NodeEvaluator
+    _queue: WorkQueue
+    _clocks: Clocks
+    _rng: random.Random
+
+    def __attrs_post_init__(self) -> None:
+        self._queue.deliver_to(self)
 
     def start(self, node_state: NodeState) -> None:
         """Reconcile the node, unless a task does so already."""
@@ -149,7 +142,7 @@ class NodeWorker:
         await self._back_off(node_state, pause, at_least or 0.0)
         if reread:
             try:
-                await self._reads.reread(node_state)
+                await self._reads.acts.reread(node_state)
             except ClusterError as again:
                 node_state.work.set_error(str(again))
         node_state.work.queue()
