@@ -19,6 +19,7 @@ from aggregator.quarantine.actions.holds import NodeHolds, Proposals
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.mode_preview import ModePreview
 from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.node_reports import NodeReports
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -137,6 +138,7 @@ class _Base:
             event_sink=self.event_sink,
             clocks=clocks,
         )
+        self.reports = NodeReports(event_sink=self.event_sink, clocks=clocks, stages=fleet.stages)
         self.switch = StopSwitch(cluster, clocks=clocks, may_act=given.may_act)
         self.record_writer = AdmissionRecordWriter(
             cluster,
@@ -313,7 +315,7 @@ def build_controller(
     agent_events = AgentEventHandler(
         node_registry=base.registry,
         queue=base.queue,
-        acts=acts.acts,
+        reports=base.reports,
         policy=policy,
         clocks=clocks,
         silent_after=settings.silence.silent_after,
@@ -392,8 +394,7 @@ def _worker(
         evaluator=NodeEvaluator(
             policy=given.policy,
             pools=base.pools,
-            acts=acts.acts,
-            event_sink=base.event_sink,
+            reports=base.reports,
             clocks=given.clocks,
             cause_tracker=base.causes,
             queue=base.queue,
@@ -479,7 +480,7 @@ def _parts(
         poller=NodePoller(
             cluster=cluster,
             node_registry=registry,
-            acts=acts.acts,
+            reports=base.reports,
             clocks=clocks,
             queue=queue,
             rng=given.rng,

@@ -62,7 +62,7 @@ class Bench:
             add_for_read=note("add_for_read"),
             evaluate=note("evaluate"),
         )
-        acts: Any = SimpleNamespace(
+        reports: Any = SimpleNamespace(
             emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}"),
             stages=StageTimes(),
         )
@@ -76,7 +76,7 @@ class Bench:
         self.made: Any = AgentEventHandler(
             node_registry=self.node_registry,
             queue=queue,
-            acts=acts,
+            reports=reports,
             policy=POLICY,
             clocks=Clocks(loop.time, loop.time),
             silent_after=SILENT_AFTER,

@@ -13,8 +13,10 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
 )
+from aggregator.events import EventKind
 from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Evidence, Incident
+from aggregator.quarantine.actions.node_reports import NodeReports
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
@@ -44,17 +46,24 @@ class Bench:
             fabric_hold_ends=lambda _: self.fabric_hold_ends,
             find_causes=self._count,
         )
-        acts: Any = SimpleNamespace(
-            stages=StageTimes(),
-            emit_event=lambda _, kind, text: self.acted.append(f"{kind.value}: {text}"),
-        )
+        clocks = Clocks(loop.time, loop.time)
+        told = NodeReports(event_sink=self.notes, clocks=clocks, stages=StageTimes())
+
+        def emit_event(
+            node_state: NodeState, kind: EventKind, text: str, *more: Any, incident: str = ""
+        ) -> None:
+            if incident:
+                told.emit_event(node_state, kind, text, *more, incident=incident)
+            else:
+                self.acted.append(f"{kind.value}: {text}")
+
+        reports: Any = SimpleNamespace(stages=told.stages, emit_event=emit_event)
         queue: Any = SimpleNamespace(evaluate=self._evaluate)
         self.made: Any = NodeEvaluator(
             policy=POLICY,
             pools=all_in_mode(mode),
-            acts=acts,
-            event_sink=self.notes,
-            clocks=Clocks(loop.time, loop.time),
+            reports=reports,
+            clocks=clocks,
             cause_tracker=tracker,
             queue=queue,
         )

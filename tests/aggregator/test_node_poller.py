@@ -88,7 +88,7 @@ class Bench:
         self.poller = NodePoller(
             cluster=cast(Any, self),
             node_registry=self.node_registry,
-            acts=cast(Any, self),
+            reports=cast(Any, self),
             clocks=Clocks(self.now, self.now),
             queue=cast(
                 Any,

@@ -6,7 +6,6 @@ more: none of them may fail for an annotation.
 """
 
 import logging
-from collections.abc import Mapping
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
@@ -19,10 +18,11 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineStatus,
 )
-from aggregator.events import EventKind, EventSink, Transition
+from aggregator.events import EventSink
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.announcer import Announcer
+from aggregator.quarantine.actions.node_reports import NodeReports
 from aggregator.quarantine.decide.mark_rules import without_notices
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
@@ -92,7 +92,7 @@ class MarkWriter:
             log.info("admission takes annotations for other tools again")
 
 
-class NodeActions:
+class NodeActions(NodeReports):
     """For one node at a time; the controller runs many nodes at once."""
 
     def __init__(
@@ -106,9 +106,8 @@ class NodeActions:
         policy: Policy,
         stages: StageTimes,
     ) -> None:
+        super().__init__(event_sink=event_sink, clocks=clocks, stages=stages)
         self.cluster = cluster
-        self._event_sink = event_sink
-        self._clocks = clocks
         self._policy = policy
         self.words = cluster.words
         self._guards = guards
@@ -118,7 +117,6 @@ class NodeActions:
         self.fresh_quarantine = guards.fresh_quarantine
         self.announcer = announcer
         self.mark_writer = MarkWriter(cluster, clocks)
-        self.stages = stages
 
     async def look_at_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""
@@ -146,26 +144,3 @@ class NodeActions:
         written = await self.cluster.write_quarantine_status(quarantine, status)
         node_state.wrote(written)
         return written
-
-    def emit_event(
-        self,
-        node_state: NodeState,
-        kind: EventKind,
-        summary: str,
-        details: Mapping[str, str] | None = None,
-    ) -> None:
-        """Emit an event about the node."""
-        quarantine = node_state.quarantine
-        incident = quarantine.spec.incident if quarantine is not None else ""
-        if not incident and node_state.decision.wanted is not None:
-            incident = node_state.decision.wanted.spec.incident
-        self._event_sink.record_event(
-            Transition(
-                at=self._clocks.wall(),
-                kind=kind,
-                node=node_state.node,
-                summary=f"{node_state.node}: {summary}",
-                incident=incident,
-                details=dict(details or {}),
-            )
-        )

@@ -9,7 +9,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.node_reports import NodeReports
 from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.release_checks import standing_of_gpus
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
@@ -37,7 +37,7 @@ class AgentEventHandler:
         *,
         node_registry: NodeRegistry,
         queue: WorkQueue,
-        acts: NodeActions,
+        reports: NodeReports,
         policy: Policy,
         clocks: Clocks,
         silent_after: float,
@@ -46,7 +46,7 @@ class AgentEventHandler:
     ) -> None:
         self._registry = node_registry
         self._queue = queue
-        self._acts = acts
+        self._reports = reports
         self._policy = policy
         self._clocks = clocks
         self._silent_after = silent_after
@@ -104,7 +104,7 @@ class AgentEventHandler:
             signs = bool(evidence.cleared or evidence.gone)
         else:
             health.delta(evidence)
-            self._acts.stages.note_faults(evidence.faults, at)
+            self._reports.stages.note_faults(evidence.faults, at)
             signs = bool(evidence.cleared or evidence.gone)
         unread = node_state.cluster.unread
         node_read = self._queue.view and node_state.cluster.meta is not None and not unread
@@ -115,7 +115,7 @@ class AgentEventHandler:
             node_state.work.request_read()
         for lost in self._losses.due(node, evidence.lost, at) if evidence.lost else ():
             text = f"evidence lost ({lost.source}): {lost.message}"
-            self._acts.emit_event(
+            self._reports.emit_event(
                 node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
             )
         self._network_tracker.on_evidence(node, evidence)
@@ -141,7 +141,7 @@ class AgentEventHandler:
     def _note_back(self, node_state: NodeState) -> None:
         """Its agent's snapshot was accepted."""
         if node_state.agent.accept_snapshot():
-            self._acts.emit_event(node_state, EventKind.AGENT_BACK, "its agent is back")
+            self._reports.emit_event(node_state, EventKind.AGENT_BACK, "its agent is back")
 
     def _record_evidence(
         self, node_state: NodeState, evidence: Snapshot | Delta, at: float
@@ -218,7 +218,7 @@ class AgentEventHandler:
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node_state.node)
         self._measurements.forget_node(node_state.node)
-        self._acts.emit_event(node_state, EventKind.AGENT_CONFLICT, f"{text}: not heard")
+        self._reports.emit_event(node_state, EventKind.AGENT_CONFLICT, f"{text}: not heard")
         line = self._lines.pop(node_state.node, None)
         self._hellos.pop(node_state.node, None)
         if line is not None:
@@ -234,7 +234,7 @@ class AgentEventHandler:
             return  # it was forgotten meanwhile
         node_state = self._registry.node_state(node)
         if detail and not node_state.agent.conflict:
-            self._acts.emit_event(node_state, EventKind.AGENT_CONFLICT, detail)
+            self._reports.emit_event(node_state, EventKind.AGENT_CONFLICT, detail)
         node_state.agent.set_conflict(detail)
         if not detail and node in self._unrecorded:
             if node in self._lines:
@@ -256,7 +256,7 @@ class AgentEventHandler:
                 text = f"its agent is not understood ({agent.refused})"
             elif agent.attached:
                 text = "its agent is attached, but has sent no snapshot"
-            self._acts.emit_event(
+            self._reports.emit_event(
                 node_state,
                 EventKind.AGENT_SILENT,
                 f"{text}; failing checks stay in force",

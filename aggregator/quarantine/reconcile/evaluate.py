@@ -7,10 +7,10 @@ from attrs import define
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import STRENGTH, Action, Phase, Quarantine
-from aggregator.events import EventKind, EventSink, Transition
+from aggregator.events import EventKind
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.node_reports import NodeReports
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
@@ -24,8 +24,7 @@ class NodeEvaluator:
 
     _policy: Policy
     _pools: NodePools
-    _acts: NodeActions
-    _event_sink: EventSink
+    _reports: NodeReports
     _clocks: Clocks
     _cause_tracker: CommonCauseTracker
     _queue: WorkQueue
@@ -42,7 +41,7 @@ class NodeEvaluator:
         now = self._clocks.now()
         wall = self._clocks.earliest()
         for said in node_state.show_requests(wall):
-            self._acts.emit_event(node_state, EventKind.REQUESTED, said)
+            self._reports.emit_event(node_state, EventKind.REQUESTED, said)
         mode = min(
             self._pools.mode_of(node_state.node),
             node_state.cluster.operator_requests.cap(wall),
@@ -53,7 +52,7 @@ class NodeEvaluator:
         if any(one.action != "observe" for one in closed) and not node_state.acting:
             node_state.note_recovery()
         wanted = node_state.decision.wanted
-        self._acts.stages.note_decision(
+        self._reports.stages.note_decision(
             node_state.node,
             self._clocks.now(),
             acts=wanted is not None and wanted.in_force is not Action.OBSERVE,
@@ -114,24 +113,16 @@ class NodeEvaluator:
             if kind is EventKind.INCIDENT_OPENED
             else ""
         )
-        self._event_sink.record_event(
-            Transition(
-                at=self._clocks.wall(),
-                kind=kind,
-                node=node_state.node,
-                summary=f"{node_state.node}: {text}",
-                incident=incident.id,
-                details={
-                    "kind": incident.kind,
-                    "action": incident.action,
-                    **({"cause": cause} if cause else {}),
-                    "evidence": "; ".join(
-                        f"{item.code} {item.component} ({item.rule})".replace("  ", " ")
-                        for item in incident.evidence[:8]
-                    ),
-                },
-            )
-        )
+        details = {
+            "kind": incident.kind,
+            "action": incident.action,
+            **({"cause": cause} if cause else {}),
+            "evidence": "; ".join(
+                f"{item.code} {item.component} ({item.rule})".replace("  ", " ")
+                for item in incident.evidence[:8]
+            ),
+        }
+        self._reports.emit_event(node_state, kind, text, details, incident=incident.id)
 
     def _tell_would(self, node_state: NodeState, wall: float) -> None:
         wanted = node_state.decision.wanted
@@ -147,7 +138,7 @@ class NodeEvaluator:
         if would and would != node_state.decision.would:
             why = spared or self._pools.describe_mode(node_state.node)
             text = f"{why} keeps us from this: {would}"
-            self._acts.emit_event(node_state, EventKind.SUPPRESSED, text)
+            self._reports.emit_event(node_state, EventKind.SUPPRESSED, text)
         node_state.decision.set_prevented(would, spared)
         standing = node_state.quarantine
         if standing is not None and standing.unread:

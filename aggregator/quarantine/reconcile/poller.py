@@ -24,7 +24,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster, ClusterError, Node, Phase
 from aggregator.events import EventKind
 from aggregator.policy.silent_agent import worst_failing
-from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.node_reports import NodeReports
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.uncordon import Uncordoned
@@ -75,7 +75,7 @@ class NodePoller:
 
     _cluster: Cluster
     _registry: NodeRegistry = field(alias="node_registry")
-    _acts: NodeActions
+    _reports: NodeReports
     _clocks: Clocks
     _queue: WorkQueue
     _rng: random.Random
@@ -207,7 +207,7 @@ class NodePoller:
             return
         node_state.agent.note_failing(last, self._clocks.now())
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
-        self._acts.emit_event(node_state, EventKind.SILENT_FAILING, text)
+        self._reports.emit_event(node_state, EventKind.SILENT_FAILING, text)
         self._queue.evaluate(node_state)
 
 

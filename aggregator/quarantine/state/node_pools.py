@@ -30,7 +30,7 @@ class NodePools:
 
     def knows(self, node: str) -> bool:
         """Whether the node's pool is known, or there are none."""
-        return not self.pools or bool(self.name_of(node))
+        return not self.pools.pools or bool(self.name_of(node))
 
     def mode_of(self, node: str) -> Action:
         """The mode that caps what is done to the node."""
@@ -39,7 +39,7 @@ class NodePools:
     def describe_mode(self, node: str) -> str:
         """The mode that caps what is done to the node, and the pool that has it, for people."""
         name = self.name_of(node)
-        if not self.pools:
+        if not self.pools.pools:
             return f"mode {self.mode_of(node)}"
         return f"mode {self.mode_of(node)} of pool {name}"
 
@@ -64,7 +64,7 @@ class NodePools:
     @property
     def _matters(self) -> bool:
         """Whether anything depends on labels."""
-        return bool(self.pools) or self._policy is not None
+        return bool(self.pools.pools) or self._policy is not None
 
     def _place(self, labels: Mapping[str, str] | None) -> tuple[str, int]:
         selection = selection_of(self._policy, labels) if self._policy is not None else 0
@@ -72,7 +72,7 @@ class NodePools:
 
     def facts(self, nodes: Iterable[str]) -> PoolFacts:
         """The facts for admission; ``nodes`` are those in quarantine, with an entry or without."""
-        if not self.pools:
+        if not self.pools.pools:
             return NO_POOLS
         present = {node: self.name_of(node) for node in nodes}
         return PoolFacts(self.pools.limits, self.sizes(), present)
