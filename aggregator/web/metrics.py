@@ -388,18 +388,30 @@ def connection_metrics(count: int, ended: Mapping[str, int]) -> Iterator[Metric]
 
 
 def _routes(routes: Sequence[RouteState]) -> Iterator[Metric]:
-    for made, name, text, field in (
-        (gauge, "dead_letters", "Deliveries that were given up and are kept.", "dead"),
-        (counter, "delivered", "Alerts that receivers took.", "delivered"),
-        (counter, "attempts_failed", "Attempts that failed.", "failed_attempts"),
-        (counter, "given_up", "Alerts that were given up.", "given_up"),
-    ):
-        yield made(
-            f"sickbay_alerts_{name}",
-            text,
-            ["route"],
-            {route.name: getattr(route, field) for route in routes},
-        )
+    yield gauge(
+        "sickbay_alerts_dead_letters",
+        "Deliveries that were given up and are kept.",
+        ["route"],
+        {route.name: route.dead for route in routes},
+    )
+    yield counter(
+        "sickbay_alerts_delivered",
+        "Alerts that receivers took.",
+        ["route"],
+        {route.name: route.delivered for route in routes},
+    )
+    yield counter(
+        "sickbay_alerts_attempts_failed",
+        "Attempts that failed.",
+        ["route"],
+        {route.name: route.failed_attempts for route in routes},
+    )
+    yield counter(
+        "sickbay_alerts_given_up",
+        "Alerts that were given up.",
+        ["route"],
+        {route.name: route.given_up for route in routes},
+    )
     yield histogram(
         "sickbay_alerts_delivery_duration_seconds",
         "Attempts to deliver alerts to a route, failed ones included.",
