@@ -9,6 +9,7 @@ import pytest
 from nodeagent.terminal.kmsg_file import decode_file, table
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+ENTRY = {"MESSAGE": XID, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}
 OOM = "Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB"
 
 
@@ -33,6 +34,9 @@ def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
         ("node17 | ", "node17"),
         ("node17\t", "node17"),
         ("node[17-18]: ", "node[17-18]"),
+        (" 7: ", "7"),
+        ("logs/node17:31:", "logs/node17"),
+        ('2026-04-22T21:23:52Z {host="node17", transport="kernel"} ', ""),
     ],
 )
 @pytest.mark.parametrize(
@@ -69,6 +73,17 @@ def test_the_machines_of_a_paste_are_told_apart(tmp_path: Path) -> None:
         "".join(f"[{n}] 21:23:52 [SUCCESS] node1{n}\n[  1.5] {XID}\n" for n in (7, 8)),
         f"node17 dmesg [  1.5] {XID}\nnode18 dmesg [  1.5] {XID}\n",
         "".join(f"{'-' * 16}\n{n}\n{'-' * 16}\n[  1.5] {XID}\n" for n in ("node17", "node18")),
+        "".join(f"{n}: {json.dumps(ENTRY)}\n" for n in ("node17", "node18")),
+        *(
+            "TASK [dmesg] ***\n" + "".join(form.format(n) for n in ("node17", "node18"))
+            for form in (
+                f'ok: [{{}}] => {{{{\n  "o.stdout_lines": [\n    "[  1.5] {XID}"\n  ]\n}}}}\n',
+                f'changed: [{{}}] => {{{{"rc": 0, "stdout": "x\\n[  1.5] {XID}"}}}}\n',
+                f'ok: [{{}} -> localhost] => {{{{\n    "msg": "[  1.5] {XID}"\n}}}}\n',
+                f"ok: [{{}}] => \n  msg: |-\n    [  1.5] {XID}\n",
+                f"ok: [{{}}] => \n  out.stdout_lines:\n  - '[  1.5] {XID}'\n",
+            )
+        ),
     ],
 )
 def test_the_lines_below_the_name_of_a_machine_are_its_own(tmp_path: Path, text: str) -> None:
@@ -118,12 +133,23 @@ def test_lines_of_programs_in_these_forms_are_not(tmp_path: Path, line: str) -> 
     assert codes(tmp_path, f"Apr 22 21:23:52 gpu-7 kernel: Linux version 6.1.0\n{line}\n") == []
 
 
-ENTRY = {"MESSAGE": XID, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}
+def loki(line: str) -> dict[str, Any]:
+    stream = {"stream": {"hostname": "node17"}, "values": [["1", line, {}], ["2", "usb 1-1"]]}
+    return {"status": "success", "data": {"resultType": "streams", "result": [stream]}}
 
 
 @pytest.mark.parametrize(
     "value",
     [
+        loki(XID),
+        loki(f"[   81.042000] {XID}"),
+        loki(json.dumps(ENTRY)),
+        loki(json.dumps({"log": f"[   81.042000] {XID}\n", "stream": "stdout"})),
+        {"events": [{"timestamp": 1, "message": json.dumps(ENTRY)}]},
+        {"results": [[{"field": "@timestamp", "value": "t"}, {"field": "@message", "value": XID}]]},
+        {"_msg": XID, "_TRANSPORT": "kernel"},
+        {"preview": False, "result": {"_raw": f"Apr 22 21:23:52 gpu-7 kernel: {XID}"}},
+        {"plays": [{"tasks": [{"hosts": {"node17": {"stdout_lines": [f"[  1.5] {XID}"]}}}]}]},
         {"jsonPayload": ENTRY, "logName": "projects/p/logs/node-journal"},
         [{"jsonPayload": ENTRY, "resource": {"labels": {"node_name": "n1"}}}],
         {"entries": [{"jsonPayload": ENTRY}, {"jsonPayload": {**ENTRY, "MESSAGE": "usb 1-1"}}]},
@@ -148,6 +174,19 @@ def test_a_program_s_entry_in_a_cloud_s_json_is_not_the_kernel_s(
 ) -> None:
     inner = {key: text for key, text in ENTRY.items() if key != "_TRANSPORT"} | writer
     assert codes(tmp_path, json.dumps({"jsonPayload": inner})) == []
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        {"_TRANSPORT": "stdout", "MESSAGE": json.dumps(ENTRY)},
+        {"_TRANSPORT": "stdout", "message": json.dumps(ENTRY)},
+        {"appname": "app", "message": json.dumps(ENTRY)},
+        {"log": json.dumps({"message": XID, "SYSLOG_IDENTIFIER": "app"})},
+    ],
+)
+def test_json_that_a_program_has_written_is_its_own(tmp_path: Path, outer: dict[str, str]) -> None:
+    assert codes(tmp_path, json.dumps(outer)) == []
 
 
 @pytest.mark.parametrize("field", [{"Facility": "user"}, {"ProcessName": "app"}])

@@ -27,15 +27,20 @@ def read_entries(file: IO[bytes]) -> Iterator[Entry]:
     head = next(lines, None)
     if head is None:
         return
-    every = chain([head], lines)
-    if journal_fields.is_json(head[1]):
-        yield from _json_entries(journal_fields.json_values(every))
-    elif journal_fields.is_verbose(head[1]):
-        yield from journal_fields.verbose_entries(every)
-    else:
-        hosts = Hosts()
-        for entry in text_entries(hosts.without(every)):
-            yield replace(entry, node=hosts.of(entry.number))
+    hosts = Hosts()
+    if journal_fields.is_verbose(head[1]):
+        yield from journal_fields.verbose_entries(chain([head], lines))
+        return
+    for entry in _entries(hosts.without(chain([head], lines))):
+        yield replace(entry, node=hosts.of(entry.number))
+
+
+def _entries(lines: Iterator[tuple[int, bytes]]) -> Iterator[Entry]:
+    head = next(lines, None)
+    every = chain([head] if head else [], lines)
+    if head is not None and journal_fields.is_json(head[1]):
+        return _json_entries(journal_fields.json_values(every))
+    return text_entries(every)
 
 
 def _json_entries(values: Iterator[tuple[int, Any]]) -> Iterator[Entry]:

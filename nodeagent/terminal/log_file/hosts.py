@@ -1,11 +1,14 @@
 r"""The name of a machine before each line, as tools write it that read the logs of many.
 
-- ``node17: [  123.4] text``: pdsh, clush, ``parallel --tag``;
+- ``node17: [  123.4] text``: pdsh, clush, ``parallel --tag``; `` 3: text``: ``srun --label``;
+- ``logs/node17:31:text``: ``grep -n``;
+- ``2026-04-22T21:23:52Z {host="node17"} text``: logcli;
 - ``[pod/NAME/CONTAINER] text``: ``kubectl logs --prefix``; ``NAME CONTAINER text``: stern;
 - ``[node17] text``; ``2026-04-22T21:23:52.1Z stdout F text``, a container's log that has no name;
 - ``node17 | text``: docker compose and its like;
 - ``node17 | CHANGED | rc=0 >>`` before the lines of a machine: ansible; ``[1] 21:23:52 [SUCCESS]
   node17``: pssh; ``node17:`` before indented lines: salt;
+- ``ok: [node17] => {...}``: ansible-playbook, in JSON or YAML;
 - the name between two lines of hyphens: dshbak, ``clush -b``.
 """
 
@@ -13,6 +16,8 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
+from nodeagent.terminal.log_file.ansible import TASK, of_yaml, result_lines
+from nodeagent.terminal.log_file.journal_fields import is_json
 from nodeagent.terminal.log_file.prefix import Writer, parse_line
 
 #: Lines from which the form is recognised.
@@ -25,6 +30,9 @@ _PREFIXES = (
     re.compile(rb"\[([A-Za-z][\w.-]{0,252})\] "),
     re.compile(rb"()\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] "),
     re.compile(rb"(?!kernel:)([A-Za-z0-9][\w.-]{0,252}(?:\[[\d,-]{1,100}\][\w.-]{0,60})?)[:>] ?"),
+    re.compile(rb" {0,6}(\d{1,6}|srun|slurmstepd): ?"),
+    re.compile(rb"([\w./-]{1,252}):\d{1,9}:"),
+    re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) ()\{[^{}]{0,2000}\} "),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) *\| ?"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252})\t"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) [A-Za-z0-9][\w.-]{0,252} (?=\[ *\d{1,10}\.\d)"),
@@ -34,6 +42,8 @@ _SECTION = re.compile(
     rb"([A-Za-z0-9][\w.-]{0,252}) \| [A-Z]{4,20}!?(?: \| rc=-?\d{1,5})? (?:>>|=>)"
     rb"|\[\d{1,6}\] \d\d:\d\d:\d\d \[[A-Z]{4,10}\] ([A-Za-z0-9][\w.-]{0,252})$"
 )
+#: A label of Loki's that journald's own field gives.
+_OF_KERNEL = b'transport="kernel"'
 _HYPHENS = re.compile(rb"-{8,80}")
 
 Numbered = tuple[int, bytes]
@@ -68,10 +78,21 @@ class Hosts:
 
     def _of_sections(self, lines: Iterator[Numbered]) -> Iterator[Numbered]:
         node = held = b""
-        indent = False
-        for number, text in lines:
+        indent = is_yaml = False
+        for number, line in lines:
+            is_yaml = is_yaml and line.startswith(b" ")
+            text = of_yaml(line) if is_yaml else line
+            task = TASK.match(text)
             section = _SECTION.match(text)
-            if section is not None:
+            if task is not None:
+                node, is_yaml = task[1], not task[2]
+                self._remember(number, node)
+                for each in () if is_yaml else result_lines(task[2], lines):
+                    yield number, each
+            elif is_yaml:
+                self._remember(number, node)
+                yield number, text
+            elif section is not None:
                 node = section[1] or section[2]
             elif _BELOW.fullmatch(text) and text != b"kernel:":
                 node, indent = text[:-1], True
@@ -98,7 +119,8 @@ def _prefix_of(sample: list[bytes]) -> re.Pattern[bytes] | None:
         rests = [line[each.end() :] for line, each in zip(sample, named, strict=True) if each]
         if len(rests) < len(sample) or not sample:
             continue
-        kernels = [parse_line(rest).writer is Writer.KERNEL for rest in rests]
+        kernels = [is_json(rest) or parse_line(rest).writer is Writer.KERNEL for rest in rests]
+        kernels += [_OF_KERNEL in each[0] for each in named if each]
         whole = any(parse_line(line).writer is Writer.KERNEL for line in sample)
         if any(kernels) and not whole:
             return prefix

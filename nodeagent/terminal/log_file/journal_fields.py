@@ -6,6 +6,7 @@ journald's own, so that ``_TRANSPORT=kernel`` can't be claimed by a program
 newline in a record must not look like the start of another record.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import IO, Any
 
 from nodeagent.terminal.log_file.entry import Entry, kernel_entry
 from nodeagent.terminal.log_file.lines import LONGEST_LINE
+from nodeagent.terminal.log_file.wrapped import is_of_program
 
 #: Bytes of one JSON object; longer ones are not decoded.
 _LONGEST_OBJECT = 1 << 20
@@ -32,13 +34,14 @@ _VERBOSE_FIELD = re.compile(rb"    ([A-Z_][A-Z0-9_]{0,63})=(.*)")
 #: Fields that make a value an entry: of journald, dmesg, a container's log, a shipper, a store.
 _TEXTS = frozenset(
     {_MESSAGE, "msg", "log", "message", "line", "textPayload", "@message", "SyslogMessage"}
+    | {"_msg", "_raw"}
 )
 #: The nesting of a cloud's answer around an entry.
-_DEEPEST = 6
+_DEEPEST = 10
 _STRING = re.compile(rb'"(?:\\.|[^"\\])*"')
 #: What is before the first entry of an object that has a list of them.
 _OPENING = re.compile(
-    rb'\{(?: "\w{1,40}": ?(?:"[^"]{0,200}"|\d{1,20}),){0,20}(?: "\w{1,40}": ?[\[{]){0,5}'
+    rb'\{(?: "\w{1,40}": ?(?:(?:"[^"]{0,200}"|\d{1,20}|true|false|null),|[\[{])| [\[{]){0,30}'
 )
 _OUTSIDE_ASCII = re.compile(rb"[^ -\[\]-~]")
 
@@ -125,10 +128,14 @@ def records_in(
 ) -> Iterator[Any]:
     """The entries in a value: itself, or those that a cloud's or a store's answer has within it.
 
-    Fields beside an inner entry count as its own, unless it has them.
+    Fields beside an inner entry count as its own, unless it has them. A text may be JSON itself, as
+    shippers write it.
     """
+    rows = _rows(value)
     if depth > _DEEPEST:
         yield value
+    elif rows is not None:
+        yield from records_in(rows, around, depth + 1)
     elif isinstance(value, list):
         for each in value:
             yield from records_in(each, around, depth + 1)
@@ -143,9 +150,48 @@ def records_in(
         ]
         yield from found or [value]
     elif isinstance(value, dict):
-        yield {**(around or {}), **value}
+        name, inner = _json_within(value)
+        if inner is None:
+            yield {**(around or {}), **value}
+        else:
+            outer = {key: each for key, each in value.items() if key != name}
+            yield from records_in(inner, {**(around or {}), **outer}, depth + 1)
     elif not around:
         yield value
+
+
+def _rows(value: Any) -> Any:
+    """The entries of a value that has them as a table; None for any other value.
+
+    Loki has pairs of time and line, CloudWatch Insights the fields of an entry, Ansible lines.
+    """
+    if not isinstance(value, dict):
+        return None
+    if value.keys() == {"field", "value"}:
+        return {value["field"]: value["value"]} if value["field"] == "@message" else []
+    stream, values = value.get("stream"), value.get("values")
+    if isinstance(stream, dict) and isinstance(values, list):
+        pairs = [each for each in values if isinstance(each, list) and len(each) > 1]
+        return [{**stream, "line": each[1]} for each in pairs]
+    for name, lines in value.items():
+        if name.rpartition(".")[2] == "stdout_lines" and isinstance(lines, list):
+            return [{"log": each} for each in lines]
+    return None
+
+
+def _json_within(entry: Mapping[str, Any]) -> tuple[str, Any]:
+    """The field of an entry whose text is JSON, and its value; ("", None) where none is.
+
+    journald names the writer of an entry, and what a program wrote there is its own claim.
+    """
+    if "_TRANSPORT" in entry or is_of_program(entry):
+        return "", None
+    for name in _TEXTS.intersection(entry):
+        text = entry[name]
+        if isinstance(text, str) and text.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                return name, json.loads(text)
+    return "", None
 
 
 def json_entries(values: Iterable[tuple[int, Any]]) -> Iterator[Entry]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nodeagent.terminal.log_file.entry import Entry
 
-_TEXTS = ("log", "message", "line", "textPayload", "@message", "SyslogMessage")
+_TEXTS = (*("log", "message", "line", "textPayload", "@message", "SyslogMessage", "_msg", "_raw"),)
 #: Fields that name the writer; a value that is not the kernel's name is another program.
 _WRITERS = (
     *("_transport", "syslog_identifier", "appname", "app_name", "program", "ident"),
@@ -38,7 +38,7 @@ def unwrapped(values: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, bytes] |
         if text is None:
             shown = value if isinstance(value, bytes) else json.dumps(value).encode()
             yield Entry(number, shown, known=False)
-        elif _is_of_program(value):
+        elif is_of_program(value):
             yield Entry(number, text)
         elif text:
             yield number, text
@@ -53,7 +53,8 @@ def _text(value: Mapping[str, Any]) -> bytes | None:
     return None
 
 
-def _is_of_program(value: Mapping[str, Any]) -> bool:
+def is_of_program(value: Mapping[str, Any]) -> bool:
+    """Whether the fields beside the text name a writer that is not the kernel."""
     fields = {name.lower(): found for name, found in value.items()}
     if any(str(fields.get(name, 0)) not in ("0", "kern") for name in _FACILITIES):
         return True
