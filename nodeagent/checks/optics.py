@@ -48,7 +48,7 @@ class Module:
 
 
 def parse(memory: bytes) -> Module | None:
-    """None for a module without readings, such as a copper cable, or with all lasers off. Pure."""
+    """A copper cable, or a module with all lasers off, has no readings and gives None. Pure."""
     layout = _LAYOUTS.get(memory[0]) if memory else None
     if layout is None or len(memory) < layout[0]:
         return None

@@ -39,7 +39,7 @@ _TEXTS = frozenset(
 #: The nesting of a cloud's answer around an entry.
 _DEEPEST = 10
 _STRING = re.compile(rb'"(?:\\.|[^"\\])*"')
-#: What is before the first entry of an object that has a list of them.
+#: The text before the first entry of an object that has a list of them.
 _OPENING = re.compile(
     rb'\{(?: "\w{1,40}": ?(?:(?:"[^"]{0,200}"|\d{1,20}|true|false|null),|[\[{])| [\[{]){0,30}'
 )
@@ -161,7 +161,7 @@ def records_in(
 
 
 def _rows(value: Any) -> Any:
-    """The entries of a value that has them as a table; None for any other value.
+    """The entries of a value that has them as a table; any other value gives None.
 
     Loki has pairs of time and line, CloudWatch Insights the fields of an entry, Ansible lines.
     """

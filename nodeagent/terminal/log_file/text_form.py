@@ -28,7 +28,7 @@ _CONTINUED = (
 
 
 def text_entries(lines: Iterable[tuple[int, bytes] | Entry]) -> Iterator[Entry]:
-    """Each entry with the number of its first line; what is an entry already stays as it is.
+    """Each entry with the number of its first line; an entry among them stays as it is.
 
     Tools print a record of several lines either indented or as several entries. The driver's record
     of three lines, which reports a GPU that has left the bus, is joined again as the kernel had it.
