@@ -6,6 +6,7 @@ Ctrl-C leaves nothing behind.
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from aggregator.cli.demo import node_count
 from aggregator.demo import command
@@ -33,9 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
     parser.add_argument("--once", action="store_true", help="end after the story")
     parser.add_argument("--slurm", action="store_true", help="4 nodes of a real Slurm")
-    parser.add_argument(
-        "--nodes", type=node_count, default=40, metavar="N", help="simulated nodes (40)"
-    )
+    count = partial(node_count, least=20)
+    parser.add_argument("--nodes", type=count, default=40, metavar="N", help="simulated nodes (40)")
     return parser
 
 

@@ -142,7 +142,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
     )
 
 
-@pytest.mark.parametrize("nodes", [20, 200])
+@pytest.mark.parametrize("nodes", [10, 200])
 def test_the_demo_ends_well_with_a_small_and_a_large_fleet(begin: Begin, nodes: int) -> None:
     demo = begin(nodes=nodes)
     assert demo.process.wait(300) == 0, demo.said()
