@@ -27,6 +27,23 @@ OK, FAILED, USAGE = 0, 1, 2
 PROGRAMS = ("agent", "aggregator")
 #: What is published: x86-64, and ARM for Grace. The kernel's names of their machines.
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+#: ``e_machine`` of a program's ELF header.
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+#: Run in an image with folders: the machines of the programs and libraries below, each with a file.
+ELF_SCAN = """
+import os, sys
+found = {}
+for top in sys.argv[1:]:
+    for folder, _, names in os.walk(top):
+        for path in (os.path.join(folder, name) for name in names):
+            if os.path.isfile(path) and not os.path.islink(path):
+                with open(path, "rb") as file:
+                    head = file.read(20)
+                if head[:4] == b"\\x7fELF":
+                    found.setdefault(int.from_bytes(head[18:20], "little"), path)
+for machine, path in found.items():
+    print(machine, path)
+"""
 PLATFORMS = tuple(_MACHINES)
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
 #: The bill of materials in each image.
@@ -169,9 +186,30 @@ def measure(image: str) -> Built:
 
 def bill(image: str) -> str:
     """The bill of materials that is in the image."""
+    return _run_in(image, "cat", BILL) + "\n"
+
+
+def check_machine(image: str, platform: str) -> None:
+    """Raise ImageError where a program in the image is of another machine than the platform's: a
+    base that is named by the digest of one architecture has that one, whatever is asked for.
+    """
+    wanted = ELF_MACHINES[_MACHINES.get(platform, os.uname().machine)]
+    lines = _run_in(image, "python", "-c", ELF_SCAN, "/usr", "/opt").splitlines()
+    found = {int(line.split()[0]): line.split(maxsplit=1)[1] for line in lines}
+    if wrong := [path for machine, path in found.items() if machine != wanted]:
+        raise ImageError(
+            f"{image}: {wrong[0]} is no program of {platform or 'this machine'}; expected a base "
+            "whose digest is of that platform, or of a list of platforms"
+        )
+    if not found:
+        raise ImageError(f"{image}: no program was found in /usr or /opt")
+
+
+def _run_in(image: str, *command: str) -> str:
+    """The output of a command in the image, as root."""
     container = run(["buildah", "from", "--pull-never", image])
     try:
-        return run(["buildah", "run", container, "--", "cat", BILL]) + "\n"
+        return run(["buildah", "run", "--user=0", container, "--", *command])
     finally:
         run(["buildah", "rm", container])
 
@@ -219,6 +257,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         for program in PROGRAMS:
             print(f"images: building {plan.image(program)} on {base}", flush=True)
             run(plan.build(program))
+            check_machine(plan.image(program), plan.platform)
             image = built[program] = measure(plan.image(program))
             unpacked, packed = image.unpacked / 2**20, image.packed / 2**20
             if options.bills is not None:

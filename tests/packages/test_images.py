@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ ROOT = tree.ROOT
 #: Read by `make bench-install`.
 FIGURES = ROOT / "build" / "bench" / "images.json"
 NETWORK = Path("/etc/ssl/certs")
+#: The published platform that is not this machine's.
+FOREIGN = "linux/arm64" if os.uname().machine == "x86_64" else "linux/amd64"
+AGENT = "/opt/sickbay/bin/sickbay-agent"
 
 pytestmark = [
     pytest.mark.root,
@@ -112,12 +116,16 @@ def test_the_bill_of_materials_lists_what_is_installed_and_is_valid(
     image: Image = request.getfixturevalue(program)
     path = image.root / "opt/sickbay/share/sickbay/sbom.cdx.json"
     listed = {one["name"] for one in json.loads(path.read_text("utf-8"))["components"]}
-    [site] = (image.root / "opt/sickbay/lib").glob("python*/site-packages")
-    names = {
-        folder.name.split("-")[0].lower().replace("_", "-") for folder in site.glob("*.dist-info")
-    }
+    names = {package.split("-")[0].lower().replace("_", "-") for package in _packages(image)}
     assert listed == names - {"sickbay"}
     environment.validate_bill(path)
+
+
+def _packages(image: Image) -> set[str]:
+    """What is installed in it, with versions: NAME-VERSION.dist-info."""
+    return {
+        path.name for path in image.root.glob("opt/sickbay/lib/python*/site-packages/*.dist-info")
+    }
 
 
 def test_the_agents_image_checks_the_machine(agent: Image, tmp_path: Path) -> None:
@@ -169,6 +177,38 @@ def test_the_images_hold_neither_pip_nor_the_other_program(agent: Image, aggrega
         assert not list(image.root.glob("opt/sickbay/lib/python*/site-packages/pip"))
         assert not list(image.root.glob(f"opt/sickbay/lib/python*/site-packages/{other}"))
         assert not list(image.root.glob("usr/lib/python3/dist-packages/pip"))
+
+
+@pytest.mark.parametrize("program", images.PROGRAMS)
+def test_each_program_in_an_image_is_of_its_platform_alone(
+    built: dict[str, images.Built], program: str
+) -> None:
+    images.check_machine(built[program].name, "")
+    with pytest.raises(images.ImageError, match=f"is no program of {FOREIGN}"):
+        images.check_machine(built[program].name, FOREIGN)
+
+
+def test_the_agents_image_of_the_other_architecture_has_the_same_packages_and_runs(
+    plan: images.Plan, agent: Image
+) -> None:
+    try:
+        images.check_emulation(FOREIGN)
+    except images.ImageError as error:
+        pytest.skip(str(error))
+    base, builder = debian_base.make(
+        images.run, plan.epoch, debian_base.SUITE, FOREIGN.partition("/")[2]
+    )
+    foreign = replace(plan, platform=FOREIGN, base=base, builder=builder)
+    images.run(foreign.build("agent"))
+    name = foreign.image("agent")
+    images.check_machine(name, FOREIGN)
+    with Image(name) as image:
+        for key in ("Entrypoint", "Cmd", "Env"):
+            assert image.config[key] == agent.config[key]
+        assert image.config["Labels"].keys() == agent.config["Labels"].keys()
+        assert _packages(image) == _packages(agent)
+    ran = output("buildah", "run", output("buildah", "from", name), "--", AGENT, "--version")
+    assert ran == f"sickbay-agent {tree.version()}"
 
 
 def test_the_figures_are_written_for_the_benchmarks(built: dict[str, images.Built]) -> None:

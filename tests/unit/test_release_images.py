@@ -2,6 +2,9 @@
 
 import argparse
 import os
+import subprocess
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,3 +112,32 @@ def test_a_platform_that_this_machine_cannot_run_is_refused_with_the_remedy(
 def test_an_unknown_platform_is_refused_by_name() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected linux/amd64 or linux/arm64"):
         images.platform_of("linux/riscv64")
+
+
+@pytest.mark.parametrize(
+    ("printed", "refusal"),
+    [
+        ("183 /usr/bin/python3.13\n", ""),
+        ("62 /usr/bin/true\n183 /opt/x.so\n", "x: /usr/bin/true is no program of linux/arm64"),
+        ("", "x: no program was found"),
+    ],
+)
+def test_an_image_with_a_program_of_another_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, printed: str, refusal: str
+) -> None:
+    monkeypatch.setattr(images, "_run_in", lambda *_: printed)
+    with pytest.raises(images.ImageError, match=refusal) if refusal else nullcontext():
+        images.check_machine("x", "linux/arm64")
+
+
+def test_the_machines_of_a_root_are_read_from_its_files(tmp_path: Path) -> None:
+    for name, machine in (("one", 62), ("two.so", 183), ("three", 183)):
+        head = b"\x7fELF\x02\x01\x01".ljust(18, b"\0") + machine.to_bytes(2, "little")
+        (tmp_path / name).write_bytes(head)
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "link").symlink_to("gone")
+    command = [sys.executable, "-c", images.ELF_SCAN, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = dict(line.split(maxsplit=1) for line in ran.stdout.splitlines())
+    assert found.keys() == {"62", "183"}
+    assert found["62"] == str(tmp_path / "one")
