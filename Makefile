@@ -197,7 +197,7 @@ format: env ## Let ruff format and fix the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 # -- what is published --------------------------------------------------------
-# Only the tests of these judge it, so no other target's environment has it.
+# Only the tests of these need it, so no other target's environment has it.
 $(PACKAGING)/.synced: requirements/packaging.txt | $(UV)
 	@test -x $(PACKAGING)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(PACKAGING)
 	@$(UV) pip sync --quiet --python $(PACKAGING)/bin/python --require-hashes requirements/packaging.txt

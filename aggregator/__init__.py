@@ -1,1 +1,1 @@
-"""The aggregator: judges what agents report; taints, drains and releases nodes."""
+"""The aggregator: evaluates what agents report; taints, drains and releases nodes."""

@@ -19,7 +19,7 @@ from aggregator.rfc3339 import span
 BOUND = 60.0
 #: A clock that has moved is believed again when it has run evenly for so long (seconds).
 EVEN_FOR = 600.0
-_LOOK_EVERY = 1.0
+_POLL_EVERY = 1.0
 
 log = logging.getLogger("sickbay.clock")
 
@@ -85,7 +85,7 @@ class Clocks:
 
 async def watch(
     doubt: Callable[[], str],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
@@ -100,8 +100,8 @@ async def watch(
         elif said and not found:
             log.info("the wall clock is believed again", extra={"event": "clock.trusted"})
         said = found
-        tell(found)
-        await sleep(_LOOK_EVERY)
+        report(found)
+        await sleep(_POLL_EVERY)
 
 
 def _length(seconds: float) -> str:

@@ -62,7 +62,7 @@ def _report(later: Transition, missed: int) -> Transition:
         kind=EventKind.EVIDENCE_LOST,
         node=later.node,
         summary=f"{later.node}: {missed} transitions were not recorded, because its agent causes "
-        f"more than {RATE:g} a second; its reports are judged all the same",
+        f"more than {RATE:g} a second; its reports are evaluated all the same",
         details={"source": "aggregator", "count": str(missed)},
     )
 

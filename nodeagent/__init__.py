@@ -1,1 +1,1 @@
-"""The agent: gathers evidence on its node and judges nothing."""
+"""The agent: gathers evidence on its node and evaluates nothing."""

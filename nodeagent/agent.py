@@ -130,7 +130,7 @@ class Agent:
         if self._repairs is not None:
             parts.append(asyncio.create_task(self._repairs.run(), name="repairs"))
         if self._reloader is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._reloader.look_now)
+            loop.add_signal_handler(signal.SIGHUP, self._reloader.run_now)
             parts.append(asyncio.create_task(self._reloader.run(), name="configuration"))
         try:
             # Unless it was ordered to stop, a part that ends has a bug: end, to be started anew.
@@ -391,7 +391,7 @@ class Agent:
             gone = [Gone(name, component) for component in self._recorder.latch.known(name)]
             self._recorder.record_observations(gone)
         else:
-            self._recorder.record_observations(report, look_of=name if whole else "")
+            self._recorder.record_observations(report, run_of=name if whole else "")
 
     async def _housekeeping(self) -> None:
         while True:

@@ -55,7 +55,7 @@ class EvidenceRecorder:
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._worth_a_copy = False
-        self._said_problem: str | None = None
+        self._logged_problem: str | None = None
         self._copy_problem = ""
 
     @property
@@ -67,9 +67,9 @@ class EvidenceRecorder:
         """Why the state could not be saved; empty when it was."""
         return self._store.problem
 
-    def record_observations(self, batch: Batch, *, look_of: str = "") -> None:
-        """Evidence from a check; ``look_of`` names it when this is all that it has to say."""
-        changed = self.latch.apply(batch, self._clock.boottime(), look_of=look_of)
+    def record_observations(self, batch: Batch, *, run_of: str = "") -> None:
+        """Evidence from a check; ``run_of`` names it when this is all that it has to say."""
+        changed = self.latch.apply(batch, self._clock.boottime(), run_of=run_of)
         self._changed(changed=changed)
 
     def take_log(self, evidence: Sequence[Evidence], cursor: Cursor | None) -> None:
@@ -190,7 +190,7 @@ class EvidenceRecorder:
             if self._copy_problem:
                 log.warning("%s", self._copy_problem)
         problem = self._store.problem
-        if problem == self._said_problem:
+        if problem == self._logged_problem:
             return
         if problem:
             log.error(
@@ -198,7 +198,7 @@ class EvidenceRecorder:
                 problem,
                 extra={"event": "state.not_saved"},
             )
-        self._said_problem = problem
+        self._logged_problem = problem
         status, reason = (Status.DEGRADED, "not-saved") if problem else (Status.OK, "")
         self.latch.apply([Observation(CHECK, "", status, reason, problem)], self._clock.boottime())
         self._wake()

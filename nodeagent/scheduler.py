@@ -28,7 +28,7 @@ CHECK_ERROR = "check-error"
 #: agent need not.
 JITTER = 0.1
 #: The first look comes within so many seconds of the start.
-FIRST_LOOK = 3.0
+FIRST_RUN = 3.0
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Beat:
 
     @classmethod
     def first(cls, interval: float, now: float, share: float) -> "_Beat":
-        at = now + share * min(interval, FIRST_LOOK)
+        at = now + share * min(interval, FIRST_RUN)
         return cls(at, at)
 
     @classmethod
@@ -103,7 +103,7 @@ class Scheduler:
         self._deliver = deliver
         self._known = known
         self._stuck = stuck
-        self._looks: set[asyncio.Task[None]] = set()
+        self._runs: set[asyncio.Task[None]] = set()
         self._beats: dict[float, _Beat] = {}  # by the interval of the checks that run in it
         self._new: list[Scheduled] = []  # that have not looked
         self._early = False
@@ -166,7 +166,7 @@ class Scheduler:
 
     def cancel(self) -> None:
         """Abandon the looks that are still under way, because the agent ends."""
-        for task in self._looks:
+        for task in self._runs:
             task.cancel()
 
     def _run_what_is_due(self, now: float) -> float | None:
@@ -200,10 +200,10 @@ class Scheduler:
 
         def ended(task: "asyncio.Task[None]") -> None:
             late.cancel()
-            self._looks.discard(task)
+            self._runs.discard(task)
 
         check.running = task
-        self._looks.add(task)
+        self._runs.add(task)
         task.add_done_callback(ended)
         return task
 

@@ -142,12 +142,12 @@ def _words(*words: str) -> str:
     return shlex.join(words)
 
 
-def obstacles(target: Target, tree: Path, ask_git: Callable[..., str] = git) -> list[str]:
+def obstacles(target: Target, tree: Path, run_git: Callable[..., str] = git) -> list[str]:
     """Why this tree can't be released now; empty when it can."""
     found = [str(problem) for problem in version_check.problems(tree, target.version)]
-    if ask_git("status", "--porcelain"):
+    if run_git("status", "--porcelain"):
         found.append("git: the tree has changes; expected a commit")
-    if ask_git("tag", "--list", f"v{target.version}"):
+    if run_git("tag", "--list", f"v{target.version}"):
         found.append(f"git: there is a tag v{target.version} already; expected a new version")
     return found
 
@@ -156,7 +156,7 @@ def main(
     arguments: Sequence[str],
     *,
     tree: Path = ROOT,
-    ask_git: Callable[..., str] = git,
+    run_git: Callable[..., str] = git,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
     """Print, check and run the release; returns the exit code."""
@@ -172,7 +172,7 @@ def main(
         files=options.files or "",
     )
     try:
-        found = obstacles(target, tree, ask_git)
+        found = obstacles(target, tree, run_git)
     except TreeError as error:
         found = [str(error)]
     for text in found:

@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     # A machine that is busy with something else is slow, and that is no failure of an example.
     slow = [HealthCheck.too_slow]
-    # A change is judged by the same examples wherever it is tested; `make fuzz` searches for new.
+    # A change meets the same examples wherever it is tested; `make fuzz` searches for new.
     settings.register_profile(
         "same", deadline=None, suppress_health_check=slow, derandomize=True, database=None
     )

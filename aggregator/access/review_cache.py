@@ -25,7 +25,7 @@ class ReviewCache(Generic[T]):
         self._lasts = lasts
         self._most = most
         self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
-        self._asking: dict[Hashable, asyncio.Task[T]] = {}
+        self._pending: dict[Hashable, asyncio.Task[T]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -33,28 +33,28 @@ class ReviewCache(Generic[T]):
     def known(self, key: Hashable) -> bool:
         """Whether there is an answer that counts, or one on its way."""
         found = self._known.get(key)
-        return key in self._asking or (found is not None and self._now() < found[0])
+        return key in self._pending or (found is not None and self._now() < found[0])
 
-    async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The remembered answer, or that of ``ask``, whose error is raised and not remembered."""
+    async def get(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
+        """The remembered answer, or that of ``review``, whose error is raised, not kept."""
         found = self._known.get(key)
         if found is not None and self._now() < found[0]:
             return found[1]
-        task = self._asking.get(key)
+        task = self._pending.get(key)
         if task is None:
-            task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
+            task = self._pending[key] = asyncio.create_task(self._review(key, review))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         # Shield: a client that goes must not end the review for the others that wait for it.
         return await asyncio.shield(task)
 
-    async def _ask(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _review(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
         try:
             began = self._now()
-            answer = await ask()
+            answer = await review()
             self._known[key] = (began + self._lasts(answer), answer)
             self._known.move_to_end(key)
             while len(self._known) > self._most:
                 self._known.popitem(last=False)
             return answer
         finally:
-            del self._asking[key]
+            del self._pending[key]

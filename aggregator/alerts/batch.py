@@ -85,7 +85,7 @@ class Batch:
         self._decisions: dict[str, NodeDecision] = {}
 
     def take(self, item: Item) -> None:
-        told_of = self._end(item.ends) if item.ends is not None else set()
+        reported_of = self._end(item.ends) if item.ends is not None else set()
         if item.free:
             self._free.add(item.free)
         if item.decision is not None:
@@ -106,7 +106,7 @@ class Batch:
         if item.hold is not None and alert.state is not AlertState.FIRING:
             return  # a moment that nobody asked to learn of
         for route in item.routes:
-            if route in told_of and alert.severity == "info":
+            if route in reported_of and alert.severity == "info":
                 continue  # the end of the alerts before it says the same
             grp = item.groups.get(route, "")
             self._queue.append(pending_row(route, grp, alert, self._now, alert.id, item.hold))

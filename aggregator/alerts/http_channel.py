@@ -75,7 +75,7 @@ async def post(
 ) -> WebhookResponse:
     """The receiver's answer. Raises SecretError, and the errors of aiohttp.
 
-    ``documented``: judged by its status alone, as docs/alerts.md has it for the generic webhook.
+    ``documented``: evaluated by its status alone, as docs/alerts.md has it for the generic webhook.
     ``secrets`` are those of the body: as the URL and the token, they are hidden in the answer.
     """
     sent = {"Content-Type": "application/json", "User-Agent": "sickbay-aggregator", **headers}

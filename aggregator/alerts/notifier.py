@@ -54,7 +54,7 @@ DEFAULT_RETRY = Retry()
 _BACKOFF = Backoff(first=0.4, most=15.0)
 _CLOSE_WITHIN = 5.0
 #: Seconds between two looks at the outbox while nothing waits.
-_LOOK_EVERY = 30.0
+_POLL_EVERY = 30.0
 _MOST_DEAD_SHOWN = 50
 _MOST_SUMMARIES = 3
 #: Seconds for which another replica, of another configuration, may yet send alerts on its routes.
@@ -339,7 +339,7 @@ class Notifier:
         """Wait until there is a transition to store; counts undelivered alerts now and then."""
         self._some.clear()  # nothing is queued: no await lies between that read and this line
         try:
-            async with asyncio.timeout(1.0 if any(self._depths.values()) else _LOOK_EVERY):
+            async with asyncio.timeout(1.0 if any(self._depths.values()) else _POLL_EVERY):
                 await self._some.wait()
         except TimeoutError:
             await self._read_outbox_state()

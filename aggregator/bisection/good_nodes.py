@@ -45,7 +45,7 @@ class GoodNodes:
         """Nodes of groups that passed, the doubted ones too."""
         return frozenset(self._first)
 
-    def beside(self, node: str, avoid: Iterable[str]) -> list[str]:
+    def with_partner(self, node: str, avoid: Iterable[str]) -> list[str]:
         """Those for a test beside the node, best first: of its own domain, because a fault between
         domains is not the node's; not of the group that one in ``avoid`` is from, because a bad
         node that passes now and then makes all of its group look good.

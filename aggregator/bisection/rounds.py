@@ -26,7 +26,7 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class WithPartner:
     """Ask for the test of a node and a good node that is not in ``avoid``; answered with `Ended`,
     with None where there is no such node.
     """
@@ -43,7 +43,7 @@ class Fork:
     tasks: Sequence["Task[Any]"]
 
 
-Task = Generator[Together | Beside | Fork, Any, T]
+Task = Generator[Together | WithPartner | Fork, Any, T]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class _Job:
 @dataclass(slots=True, eq=False)
 class _Waiting:
     job: _Job
-    ask: Together | Beside
+    step: Together | WithPartner
     attempt: int = 1
     #: Good nodes beside which the test had no verdict: others go first.
     last: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Rounds:
         found = {
             node
             for one in self._waiting
-            for node in (one.ask.nodes if isinstance(one.ask, Together) else (one.ask.node,))
+            for node in (one.step.nodes if isinstance(one.step, Together) else (one.step.node,))
         }
         return tuple(node for node in self._order if node in found)
 
@@ -126,19 +126,19 @@ class Rounds:
         """Send the answer to the task, and go on until it waits for a test or for other tasks."""
         while True:
             try:
-                ask = job.task.send(answer)
+                step = job.task.send(answer)
             except StopIteration as end:
                 self._deliver(job, end.value)
                 return
-            if isinstance(ask, Fork):
-                children = [_Job(task, job, place) for place, task in enumerate(ask.tasks)]
+            if isinstance(step, Fork):
+                children = [_Job(task, job, place) for place, task in enumerate(step.tasks)]
                 job.results, job.missing = [None] * len(children), len(children)
                 for child in children:
                     self._advance(child, None)
                 return
-            known = self._known(ask)
+            known = self._known(step)
             if known is None:
-                self._waiting.append(_Waiting(job, ask))
+                self._waiting.append(_Waiting(job, step))
                 return
             answer = known
 
@@ -152,13 +152,13 @@ class Rounds:
         if not parent.missing:
             self._advance(parent, parent.results)
 
-    def _known(self, ask: Together | Beside) -> Ended | None:
+    def _known(self, step: Together | WithPartner) -> Ended | None:
         """The answer that an earlier test has given."""
-        if isinstance(ask, Together):
-            return None if ask.fresh else self.seen(ask.nodes)
-        for partner in self._partners.get(ask.node, ()):
-            if partner not in ask.avoid and self._good.has(partner):
-                return self.seen((ask.node, partner))
+        if isinstance(step, Together):
+            return None if step.fresh else self.seen(step.nodes)
+        for partner in self._partners.get(step.node, ()):
+            if partner not in step.avoid and self._good.has(partner):
+                return self.seen((step.node, partner))
         return None
 
     # -- a round -----------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Rounds:
         while changed:
             changed = False
             for one in list(self._waiting):
-                known = self._known(one.ask)
+                known = self._known(one.step)
                 if known is not None:
                     self._waiting.remove(one)
                     self._advance(one.job, known)
@@ -204,17 +204,17 @@ class Rounds:
             nodes = self._nodes_of(one, busy)
             if nodes and busy.isdisjoint(nodes):
                 busy.update(nodes)
-                self._add(nodes, one.ask.why, one)
+                self._add(nodes, one.step.why, one)
 
     def _nodes_of(self, one: _Waiting, busy: set[str]) -> Group:
         """The nodes of the test; empty where no good node is free."""
-        ask = one.ask
-        if isinstance(ask, Together):
-            return ask.nodes
-        free = [node for node in self._good.beside(ask.node, ask.avoid) if node not in busy]
+        step = one.step
+        if isinstance(step, Together):
+            return step.nodes
+        free = [node for node in self._good.with_partner(step.node, step.avoid) if node not in busy]
         others = [node for node in free if node not in one.last]
         partner = next(iter(others or free), None)
-        return (ask.node, partner) if partner is not None else ()
+        return (step.node, partner) if partner is not None else ()
 
     def _add(self, nodes: Group, why: str, one: _Waiting | None) -> None:
         self.tests += 1
@@ -226,7 +226,7 @@ class Rounds:
         round pairs those that wait in another way (a tournament's rounds).
         """
         stuck = sorted(
-            {one.ask.node for one in self._waiting if isinstance(one.ask, Beside)},
+            {one.step.node for one in self._waiting if isinstance(one.step, WithPartner)},
             key=self._order.__getitem__,
         )
         places: list[str | None] = [*stuck, *([None] if len(stuck) % 2 else [])]
@@ -270,18 +270,18 @@ class Rounds:
                     self._partners.setdefault(other, []).append(one)
             if outcome is GroupOutcome.PASSED:
                 self._good.passed(test)
-        for test, asked in done.items():
-            if asked is None:
+        for test, steps in done.items():
+            if steps is None:
                 continue
             if (
                 outcomes[test] is GroupOutcome.INCONCLUSIVE
-                and asked.attempt < self._limits.attempts
+                and steps.attempt < self._limits.attempts
             ):
-                asked.attempt += 1
-                asked.last = (*asked.last, *test.nodes[1:])
-                self._waiting.append(asked)
+                steps.attempt += 1
+                steps.last = (*steps.last, *test.nodes[1:])
+                self._waiting.append(steps)
             else:
-                self._advance(asked.job, Ended(test, outcomes[test]))
+                self._advance(steps.job, Ended(test, outcomes[test]))
 
 
 def again(test: GroupTest, why: str) -> Together:

@@ -25,7 +25,7 @@ from aggregator.bisection.model import (
     Unsettled,
     names,
 )
-from aggregator.bisection.rounds import Beside, Fork, Rounds, Task, Together, again
+from aggregator.bisection.rounds import Fork, Rounds, Task, Together, WithPartner, again
 
 _PASSED, _FAILED, _INCONCLUSIVE = (
     GroupOutcome.PASSED,
@@ -160,7 +160,7 @@ class Bisection:
         for _ in range(_CONFIRMATIONS):
             failures: list[Ended] = []
             while len(failures) < self._limits.confirmations:
-                ended: Ended | None = yield Beside(node, "beside a good node", used)
+                ended: Ended | None = yield WithPartner(node, "beside a good node", used)
                 if ended is None or ended.outcome is _INCONCLUSIVE:
                     return self._no_verdict(node, failures, ended)
                 if ended.outcome is _PASSED:
@@ -179,19 +179,19 @@ class Bisection:
 
     def _check(self, node: str, failures: list[Ended]) -> Task[GroupOutcome | None]:
         """Have the good nodes of a confirmation pass together. None: they are not good."""
-        beside = tuple(one for ended in failures for one in _partners(ended, node))
+        with_partner = tuple(one for ended in failures for one in _partners(ended, node))
         control: Ended | None = None
-        if len(beside) > 1:
-            control = yield Together(beside, f"good nodes beside which {node} failed")
+        if len(with_partner) > 1:
+            control = yield Together(with_partner, f"good nodes beside which {node} failed")
             if control.outcome is _INCONCLUSIVE:
-                why = f"it failed beside {names(beside)}, and the test of these has no verdict"
+                why = f"it failed beside {names(with_partner)}, and their own test has no verdict"
                 self._leave_open((node,), why)
                 return _FAILED
             if control.outcome is _FAILED:
-                self._note_declared(beside, control)
-                for one in beside:
+                self._note_declared(with_partner, control)
+                for one in with_partner:
                     self._good.doubt(one)
-                yield Fork([self._confirm(one) for one in beside if not self._is_named(one)])
+                yield Fork([self._confirm(one) for one in with_partner if not self._is_named(one)])
                 return None
         if not self._is_named(node):
             self._suspects.append(Suspect(node, (*failures, *([control] if control else []))))
@@ -233,11 +233,11 @@ class Bisection:
         """Both groups pass and fail together: find the parts that do."""
         if len(first) == len(second) == 1:
             repeated: Ended = yield again(failed.test, "each passed beside other nodes")
-            self._judge_repeated(first, second, failed, repeated)
+            self._evaluate_repeated(first, second, failed, repeated)
             return
         parts = self._parts(first, second)
         why = f"parts of the groups of test {failed.test.number}"
-        tests: list[Ended] = yield Fork([_ask(Together((*a, *b), why)) for a, b in parts])
+        tests: list[Ended] = yield Fork([_step(Together((*a, *b), why)) for a, b in parts])
         failing = [
             (a, b, ended)
             for (a, b), ended in zip(parts, tests, strict=True)
@@ -245,7 +245,7 @@ class Bisection:
         ]
         if not failing:
             repeated = yield again(failed.test, "none of its parts failed")
-            self._judge_repeated(first, second, failed, repeated)
+            self._evaluate_repeated(first, second, failed, repeated)
         elif len(failing) == len(parts):
             yield from self._compare(first, second, failed)
         else:
@@ -276,7 +276,7 @@ class Bisection:
             return
         why = "a group beside good nodes of elsewhere"
         one, other = yield Fork(
-            (_ask(Together((*first, *mine), why)), _ask(Together((*second, *yours), why)))
+            (_step(Together((*first, *mine), why)), _step(Together((*second, *yours), why)))
         )
         faulty: Group = ()
         if (one.outcome, other.outcome) == (_FAILED, _PASSED):
@@ -285,7 +285,9 @@ class Bisection:
             faulty = second
         self._add_interaction(first, second, (failed, one, other), faulty)
 
-    def _judge_repeated(self, first: Group, second: Group, failed: Ended, repeated: Ended) -> None:
+    def _evaluate_repeated(
+        self, first: Group, second: Group, failed: Ended, repeated: Ended
+    ) -> None:
         if repeated.outcome is _FAILED:
             self._add_interaction(first, second, (failed, repeated))
             return
@@ -339,6 +341,6 @@ def _partners(ended: Ended, node: str) -> tuple[str, ...]:
     return tuple(one for one in ended.test.nodes if one != node)
 
 
-def _ask(question: Together) -> Task[Ended]:
+def _step(question: Together) -> Task[Ended]:
     ended: Ended = yield question
     return ended

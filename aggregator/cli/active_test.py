@@ -65,7 +65,7 @@ def test(options: argparse.Namespace) -> None:
         print_answer(options, told, history_lines, kind=_KIND)
         return
     try:
-        _ask(options)
+        _confirm(options)
     except BrokenPipeError:
         if options.dry_run or not options.wait:
             raise
@@ -92,12 +92,12 @@ def _about_a_new_test(options: argparse.Namespace) -> dict[str, bool]:
     }
 
 
-def _ask(options: argparse.Namespace) -> None:
+def _confirm(options: argparse.Namespace) -> None:
     if options.timeout is not None and (options.dry_run or not options.wait):
         given = "--dry-run" if options.dry_run else "--no-wait"
         raise UsageError(f"--timeout is about the wait for the verdict, and {given} does not wait")
-    asks = not (options.yes or options.dry_run)
-    if asks:
+    confirms = not (options.yes or options.dry_run)
+    if confirms:
         require_terminal("a test")
     what = f"{TEST}:{options.profile}" if options.profile else TEST
     with open_source(options) as source:
@@ -115,7 +115,7 @@ def _ask(options: argparse.Namespace) -> None:
         uid = known["quarantine"].get("uid", "") if in_quarantine else NO_QUARANTINE
         change_of, ident = change(options, what, uid)
         with open_actions(options) as actions:
-            if asks:
+            if confirms:
                 confirm(told)
             else:
                 print(printable(told), file=sys.stderr)

@@ -359,7 +359,7 @@ def result_lines(findings: Findings, path: Path, how: str) -> Iterator[str]:
     yield ""
     yield from map(clean, _headline(findings))
     for suspect in findings.suspects:
-        yield clean(f"SUSPECT {suspect.node}: it failed beside {_beside(suspect)}")
+        yield clean(f"SUSPECT {suspect.node}: it failed beside {_partners(suspect)}")
         yield from (f"  {clean(_test_line(one.test, one.outcome))}" for one in suspect.tests)
         yield f"  {printable(quarantine_command(suspect, how))}"
     for one in findings.interactions:
@@ -383,7 +383,7 @@ def _headline(findings: Findings) -> Iterator[str]:
         yield f"{suspects}, {counted(len(findings.interactions), 'pair')} of groups."
 
 
-def _beside(suspect: Suspect) -> str:
+def _partners(suspect: Suspect) -> str:
     good = {node for one in suspect.tests for node in one.test.nodes} - {suspect.node}
     passed = ", which pass together" if len(good) > 1 else ""
     return f"{names(sorted(good))}{passed}"
@@ -413,7 +413,7 @@ def _rest(findings: Findings) -> str:
 
 
 def _reason(suspect: Suspect) -> str:
-    return f"fabric bisection: its test failed beside {_beside(suspect)}"
+    return f"fabric bisection: its test failed beside {_partners(suspect)}"
 
 
 def quarantine_command(suspect: Suspect, how: str) -> str:

@@ -378,7 +378,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         "-y", "--yes", action="store_true", help="an open order does not ask for confirmation"
     )
     for name, text, command in (
-        ("unexempt", "have an exempt node judged as any other again", write_commands.unexempt),
+        ("unexempt", "have an exempt node evaluated as any other again", write_commands.unexempt),
         ("unpin", "let a pinned node go when it is well", write_commands.unpin),
         (
             "forget",

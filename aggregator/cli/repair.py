@@ -35,7 +35,7 @@ def repair(options: argparse.Namespace) -> None:
     if options.output.name not in {"table", "json"}:
         name = options.output.name
         raise UsageError(f"-o {name}: a request has no such form; expected table or json")
-    _ask(options, CANCEL_REPAIR if options.cancel else options.kind)
+    _confirm(options, CANCEL_REPAIR if options.cancel else options.kind)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -76,16 +76,16 @@ def lines(told: Answer, screen: Screen) -> Iterator[str]:
 # -- a request -------------------------------------------------------------------------
 
 
-def _ask(options: argparse.Namespace, what: str) -> None:
-    asks = not (options.yes or options.dry_run)
-    if asks:
+def _confirm(options: argparse.Namespace, what: str) -> None:
+    confirms = not (options.yes or options.dry_run)
+    if confirms:
         require_terminal("a repair" if what != CANCEL_REPAIR else "the end of a repair")
     with open_source(options) as source:
         known = node_answer(source, options.name)
     told = effect(options, known, what)
     request, _ = change(options, what, known["quarantine"].get("uid", ""))
     with open_actions(options) as actions:
-        if asks:
+        if confirms:
             confirm(told)
         else:
             print(printable(told), file=sys.stderr)

@@ -49,7 +49,7 @@ def reached(goal: str, quarantine: Quarantine | None, *, was_there: bool) -> boo
 
 def wait_for(
     goal: str,
-    look: Callable[[], Quarantine | None],
+    read: Callable[[], Quarantine | None],
     *,
     timeout: float,
     clock: Callable[[], float] = time.monotonic,
@@ -65,7 +65,7 @@ def wait_for(
     trouble = ""
     while True:
         try:
-            last = look()
+            last = read()
             seen, trouble = True, ""
         except CommandFailed as error:
             if not seen:

@@ -128,15 +128,15 @@ def quarantine(options: argparse.Namespace) -> None:
     who = _readable(options.requester) or this_user()
     action = Action(options.action)
     spec = manual_quarantine(action, _reason(options), who)
-    asks = action is Action.DRAIN and not (options.yes or options.dry_run)
-    if asks:
+    confirms = action is Action.DRAIN and not (options.yes or options.dry_run)
+    if confirms:
         require_terminal("a drain")
     with open_actions(options) as actions:
         if action is Action.DRAIN:
             warning = drain_warning(mode_of(options, options.name))
             preview = "" if options.yes else actions.drain_preview(options.name)
             shown = "\n".join(filter(None, (preview, warning)))
-            if asks:
+            if confirms:
                 confirm(f"{shown}\nIts reason: {spec.reason}")
             elif shown:
                 print(printable(shown), file=sys.stderr)

@@ -164,7 +164,7 @@ class _Base:
         say = self.own_evidence.record
         measurements = MeasurementTrackers(
             (
-                OutlierTracker(node_registry=registry, fleet=fleet, say=say),
+                OutlierTracker(node_registry=registry, fleet=fleet, emit=say),
                 PrecursorTracker(fleet, say),
             )
         )
@@ -450,7 +450,7 @@ def _parts(
         may_act=may_act,
         view=view,
         event_sink=base.event_sink,
-        say=base.own_evidence.record,
+        emit=base.own_evidence.record,
     )
     report = FleetReport(
         fleet=fleet,

@@ -43,7 +43,7 @@ class EventBus:
         self._limit = EventLimit()
         self._most_bytes = most_bytes
         #: Each with the moment at which it came, by the loop's clock.
-        self._untold: deque[tuple[float, Transition]] = deque()
+        self._undelivered: deque[tuple[float, Transition]] = deque()
         self._bytes = 0
         #: Transitions that were not delivered: there was no room, and agents had caused them.
         self.lost = 0
@@ -55,14 +55,14 @@ class EventBus:
             if self._bytes + size > self._most_bytes and one.kind in BY_AGENTS:
                 self._lose()
                 continue
-            if not self._untold:
-                loop.call_later(_TOLD_AFTER, self._tell_some)
+            if not self._undelivered:
+                loop.call_later(_TOLD_AFTER, self._deliver_some)
             self._bytes += size
-            self._untold.append((loop.time(), one))
+            self._undelivered.append((loop.time(), one))
 
     def flush(self) -> None:
-        while self._untold:
-            self._tell_next()
+        while self._undelivered:
+            self._deliver_next()
 
     def _lose(self) -> None:
         if not self.lost:
@@ -72,26 +72,28 @@ class EventBus:
             )
         self.lost += 1
 
-    def _tell_next(self) -> None:
-        _, transition = self._untold.popleft()
+    def _deliver_next(self) -> None:
+        _, transition = self._undelivered.popleft()
         self._bytes -= size_of(transition)
         self.notify_sinks(transition)
 
-    def _tell_some(self) -> None:
+    def _deliver_some(self) -> None:
         """Deliver the events that are due, and look again while any are left."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        quiet = bool(self._untold) and now - self._untold[-1][0] >= _TOLD_AFTER
+        quiet = bool(self._undelivered) and now - self._undelivered[-1][0] >= _TOLD_AFTER
         try:
             for _ in range(_TOLD_AT_ONCE):
-                if not self._untold or not (quiet or now - self._untold[0][0] >= _TOLD_WITHIN):
+                if not self._undelivered or not (
+                    quiet or now - self._undelivered[0][0] >= _TOLD_WITHIN
+                ):
                     break
-                self._tell_next()
+                self._deliver_next()
         finally:
-            if self._untold:
-                due = self._untold[0][0] + _TOLD_WITHIN
-                calm = self._untold[-1][0] + _TOLD_AFTER
-                loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._tell_some)
+            if self._undelivered:
+                due = self._undelivered[0][0] + _TOLD_WITHIN
+                calm = self._undelivered[-1][0] + _TOLD_AFTER
+                loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._deliver_some)
 
     def notify_sinks(self, transition: Transition) -> None:
         summary = self._for_people(transition.node, transition.summary)

@@ -199,7 +199,7 @@ def _explain(options: argparse.Namespace) -> int:
     from aggregator.policy.node_rules import policy_for
     from aggregator.policy.rules import CONDITION_CHECK
 
-    asked = Question(
+    question = Question(
         code=options.fault or "",
         check=CONDITION_CHECK if options.condition else options.check or "",
         status=options.status,
@@ -213,8 +213,12 @@ def _explain(options: argparse.Namespace) -> int:
     )
     policy = read_policy(options.policy)
     where = _place(options)
-    answer = explain(policy_for(policy, dict(options.label)) if options.label else policy, asked)
-    slip = lint_question(policy, asked.check, asked.status, asked.reason) if asked.check else ""
+    answer = explain(policy_for(policy, dict(options.label)) if options.label else policy, question)
+    slip = (
+        lint_question(policy, question.check, question.status, question.reason)
+        if question.check
+        else ""
+    )
     if slip:
         print(f"warning: {slip}", file=sys.stderr)
     if options.output == "json":

@@ -243,7 +243,7 @@ def _text(
     if by_pool:
         yield "by pool, as its mode would have capped it, by the labels of now:"
     yield from (one.line() for one in by_pool)
-    yield "Judgement alone is replayed: no limits, no mode, no person's word."
+    yield "Evaluation alone is replayed: no limits, no mode, no person's word."
 
 
 def _date(at: float) -> str:

@@ -123,10 +123,10 @@ class NodeHealth:
 
     def snapshot(self, told: Snapshot) -> None:
         """The agent's whole state. A fault that it no longer has is missing, not over."""
-        looked_at = self.components
+        polled_at = self.components
         self.components = Components((*told.components, *self.own.values()))
         if self._continuous and not told.partial:
-            self._remember_cleared(dict.fromkeys(set(looked_at).difference(self.components), GONE))
+            self._remember_cleared(dict.fromkeys(set(polled_at).difference(self.components), GONE))
         self._remember_cleared(dict.fromkeys(told.gone, GONE))
         self._forget_cleared(self.components)  # gone once, and there again
         self._clear(told.cleared)

@@ -1,1 +1,1 @@
-"""The transitions of the fleet, kept in a database. Losing it loses history, never a judgement."""
+"""The transitions of the fleet, kept in a database. Its loss costs no evaluation."""

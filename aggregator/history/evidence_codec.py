@@ -24,7 +24,7 @@ _MOST_DETAILS = 16
 
 
 def of_hello(hello: Hello) -> dict[str, Any]:
-    """The fields of a greeting that a judgement depends on."""
+    """The fields of a greeting that an evaluation depends on."""
     driver = hello.traits.get("driver", "")
     return {"boot": hello.boot_id, "epoch": hello.spool_epoch, "driver": driver}
 
@@ -35,7 +35,7 @@ def to_hello(node: str, body: Mapping[str, Any]) -> Hello:
     return Hello(node, body["boot"], body["epoch"], "", 0, "", traits=traits)
 
 
-def of_told(
+def of_change(
     components: Sequence[Component],
     faults: Sequence[Fault],
     cleared: Sequence[Cleared],
@@ -56,13 +56,13 @@ def of_told(
 
 
 def to_snapshot(body: Mapping[str, Any], at: float) -> Snapshot:
-    """The snapshot that `of_told` kept, as if it came at ``at`` (monotonic seconds)."""
+    """The snapshot that `of_change` kept, as if it came at ``at`` (monotonic seconds)."""
     delta = to_delta(body, at)
     return Snapshot(delta.components, delta.faults, delta.cleared, gone=delta.gone)
 
 
 def to_delta(body: Mapping[str, Any], at: float) -> Delta:
-    """Raises `KeyError`, `TypeError` or `ValueError` for a body that `of_told` never wrote."""
+    """Raises `KeyError`, `TypeError` or `ValueError` for a body that `of_change` never wrote."""
     return Delta(
         components=tuple(_to_component(one, at) for one in body.get("components", ())),
         faults=tuple(_to_fault(one, at) for one in body.get("faults", ())),

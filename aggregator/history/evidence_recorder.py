@@ -1,7 +1,7 @@
-"""Records the agents' evidence, as far as it can change a judgement: for `policy replay`.
+"""Records the agents' evidence, as far as it can change an evaluation: for `policy replay`.
 
 One row for each change, none for a component that is and stays healthy. It makes no decision and is
-called after the judgement: its rows wait in the history's own bounded queue.
+called after the evaluation: its rows wait in the history's own bounded queue.
 
 The first message of a node that this process receives is its *base*: components that it does not
 name were healthy. From then on a row holds the changes since the row before.
@@ -76,10 +76,10 @@ class EvidenceRecorder:
         if known is None:
             return
         components = [one for one in told.components if _is_news(one, known)][:_MOST]
-        faults = [one for one in told.faults if _is_told_anew(one, known, at)][:_MOST]
+        faults = [one for one in told.faults if _is_new(one, known, at)][:_MOST]
         # Of a snapshot's losses only those recorded as failing: no others can matter.
         gone = told.gone if isinstance(told, Delta) else _known_ill(told.gone, known)
-        body = evidence_codec.of_told(components, faults, told.cleared[:_MOST], gone[:_MOST], at)
+        body = evidence_codec.of_change(components, faults, told.cleared[:_MOST], gone[:_MOST], at)
         kind = CHANGE if known.told else BASE
         if body or known.mute:
             self._put(node, kind, body)
@@ -120,7 +120,7 @@ def _is_news(one: Component, known: _Node) -> bool:
     return before != (one.status, one.reason) or one.since >= known.at
 
 
-def _is_told_anew(one: Fault, known: _Node, at: float) -> bool:
+def _is_new(one: Fault, known: _Node, at: float) -> bool:
     recorded = known.faults.get(one.key)
     if recorded is None:
         return True

@@ -27,7 +27,7 @@ class ExportFile:
         self.last = 0.0
         self._places: list[_Place] = []
         with self._opened() as opened:
-            self._look_through(opened, node)
+            self._scan(opened, node)
         self._places.sort()
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
@@ -39,7 +39,7 @@ class ExportFile:
                 assert row is not None  # an empty line has no entry
                 yield row
 
-    def _look_through(self, opened: BinaryIO, node: str) -> None:
+    def _scan(self, opened: BinaryIO, node: str) -> None:
         begin = number = 0
         while line := opened.readline(MOST):
             number += 1

@@ -1,6 +1,6 @@
 """Keeps transitions: a bounded queue in memory, and one task that writes it in batches.
 
-Losing history loses no judgement, so a caller here never waits and never fails. Lost rows are
+Losing history loses no evaluation, so a caller here never waits and never fails. Lost rows are
 counted and reported.
 """
 
@@ -97,7 +97,7 @@ class History:
         self._most = most_waiting
         self._numbers = IdGenerator(rng.getrandbits(22))
         self._queue, self._told = RowQueue(), RowQueue()
-        self._told_budgets = Budgets(burst=TOLD_BURST, rate=TOLD_RATE)
+        self._reported_budgets = Budgets(burst=TOLD_BURST, rate=TOLD_RATE)
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._write_thread = WorkerThread("history-writer")
@@ -129,7 +129,7 @@ class History:
         self.untold += len(self._told)
         self._queue.clear()
         self._told.clear()
-        self._say_losses()
+        self._log_losses()
         closing = (close(self._write_thread, self._database), self._reader.close())
         if any(await asyncio.gather(*closing, return_exceptions=True)):
             extra = {"at": self._database.name}
@@ -147,12 +147,12 @@ class History:
     def record(self, node: str, kind: str, body: Mapping[str, Any]) -> None:
         """Queue an agent's evidence. Never blocks and never raises."""
         size = size_of(body)
-        spared = size <= _SMALL and not self._told_budgets.used(node, self._clocks.now())
+        spared = size <= _SMALL and not self._reported_budgets.used(node, self._clocks.now())
         if (
             self._closing
             or len(self._told) >= MOST_TOLD
             or self._told.bytes + size > MOST_BYTES
-            or not (spared or self._told_budgets.spend(node, size, self._clocks.now()))
+            or not (spared or self._reported_budgets.spend(node, size, self._clocks.now()))
         ):
             self.untold += 1
             return
@@ -200,7 +200,7 @@ class History:
         if math.isnan(since) or (before is not None and math.isnan(before.at)):
             raise ValueError("since or until is not a number")
         database = self._reader.database
-        return await self._reader.ask(database.page, node, since, min(limit, MOST_READ), before)
+        return await self._reader.run(database.page, node, since, min(limit, MOST_READ), before)
 
     async def node_transitions(
         self,
@@ -215,13 +215,13 @@ class History:
 
         The newest ``rows`` of each, newest first. Raises `OSError` as `recent` does.
         """
-        ask, database = self._reader.ask, self._reader.database
-        busiest = await ask(database.busiest, [kind.value for kind in acted], since, nodes)
+        run, database = self._reader.run, self._reader.database
+        busiest = await run(database.busiest, [kind.value for kind in acted], since, nodes)
         wanted = [kind.value for kind in kinds]
         found: dict[str, list[Transition]] = {}
         for start in range(0, len(busiest), _NODES_AT_A_TIME):
             few = busiest[start : start + _NODES_AT_A_TIME]
-            found |= await ask(database.node_transitions, few, wanted, since, rows)
+            found |= await run(database.node_transitions, few, wanted, since, rows)
         return found
 
     async def of_kinds(
@@ -233,12 +233,12 @@ class History:
         """
         names = [kind.value for kind in kinds]
         database = self._reader.database
-        return await self._reader.ask(database.of_kinds, names, since, until, MOST_OF_KINDS)
+        return await self._reader.run(database.of_kinds, names, since, until, MOST_OF_KINDS)
 
     async def of_incident(self, incident: str, limit: int = 200) -> list[Transition]:
         """The newest transitions of this incident, newest first. Raises `OSError` as `recent`."""
         database = self._reader.database
-        return await self._reader.ask(database.of_incident, incident, min(limit, MOST_READ))
+        return await self._reader.run(database.of_incident, incident, min(limit, MOST_READ))
 
     # -- writing -------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class History:
                 if self._queue:
                     await self._linger(await self._write_batch())
                 elif self._told:
-                    await self._linger(await self._write_told())
+                    await self._linger(await self._write_reported())
                 elif self._clocks.now() >= retention_due and not self._closing:
                     retention_due = await self._retain()
                 else:
@@ -273,10 +273,10 @@ class History:
         self._queue.drop(len(batch))
         self.written += len(batch)
         self._well()
-        self._say_losses()
+        self._log_losses()
         return len(batch)
 
-    async def _write_told(self) -> int:
+    async def _write_reported(self) -> int:
         """A transition that comes meanwhile is written before the next batch."""
         batch = self._told.oldest(BATCH)
         await self._in_thread(self._database.write, batch, evidence)
@@ -370,7 +370,7 @@ class History:
     def _losses(self) -> str:
         return f" ({self.lost} transitions lost)" if self.lost else ""
 
-    def _say_losses(self) -> None:
+    def _log_losses(self) -> None:
         if self.lost > self._reported:
             lost = self.lost - self._reported
             log.error(

@@ -17,8 +17,8 @@ from aggregator.policy.lemons import (
     Lemon,
     LemonEvent,
     LemonThresholds,
+    evaluate_past,
     evidence,
-    judge_past,
 )
 from aggregator.quarantine.state.fleet import FleetState
 
@@ -26,7 +26,7 @@ log = logging.getLogger("sickbay.lemons")
 
 #: Seconds.
 FIRST_AFTER = 60.0
-LOOK_EVERY = 3600.0
+POLL_EVERY = 3600.0
 REPORT_EVERY = 60.0
 #: The same lemon is reported again after so long.
 TOLD_EVERY = 7 * 86400.0
@@ -87,7 +87,7 @@ class LemonDetector:
         self._record_evidence = record_evidence
         self._since: dict[str, float] = {}
         self._said: set[str] = set()
-        self._looked = False
+        self._checked = False
         self._nodes_with_transitions: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class LemonDetector:
         while True:
             if self._clocks.now() >= due:
                 await self.check_events()
-                due = self._clocks.now() + LOOK_EVERY
+                due = self._clocks.now() + POLL_EVERY
             self.report_lemons()
             await asyncio.sleep(REPORT_EVERY)
 
@@ -116,7 +116,7 @@ class LemonDetector:
             return
         self._fleet.lemons_trouble = ""
         found = (
-            judge_past(node, lemon_events(past), self._bounds, now)
+            evaluate_past(node, lemon_events(past), self._bounds, now)
             for node, past in transitions.items()
         )
         lemons = sorted(
@@ -124,7 +124,7 @@ class LemonDetector:
             key=lambda lemon: (-len(lemon.strikes), -lemon.quarantines, lemon.node),
         )
         self._fleet.lemons = tuple(lemons)
-        self._looked = True
+        self._checked = True
         self._nodes_with_transitions = frozenset(transitions)
         for lemon in lemons:
             self.log_verdict(lemon, transitions[lemon.node], now)
@@ -133,7 +133,7 @@ class LemonDetector:
         """Give every lemon's node its evidence, and take it back where the node is none any
         more.
         """
-        if not self._looked:
+        if not self._checked:
             return
         lemons = {lemon.node: lemon for lemon in self._fleet.lemons}
         for node, lemon in lemons.items():

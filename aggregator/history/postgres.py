@@ -1,8 +1,8 @@
 """PostgreSQL through asyncpg and SQLAlchemy's async engine, on an event loop of its own.
 
-That loop runs in the history's threads, a call at a time, and never beside the one that judges: a
+That loop runs in the history's threads, a call at a time, and never in the one that evaluates: a
 server that hangs, a name that does not resolve or a batch that takes long to encode delays no
-judgement. docs/decisions/0008-history-in-postgresql.md has the figures.
+evaluation. docs/decisions/0008-history-in-postgresql.md has the figures.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Postgres:
         try:
             if self._engine is None:
                 self._open(seconds)
-            return self._run(self._asked(work), seconds)
+            return self._run(self._query(work), seconds)
         except TimeoutError as error:
             self.close()
             raise HistoryError(f"{self.name}: no answer in {seconds:g} s") from error
@@ -106,14 +106,14 @@ class Postgres:
     def _open(self, seconds: float) -> None:
         self._loop = self._loop or _OwnLoop()
         self._engine = self._made()
-        if not self._run(self._asked(lambda one: self._tables.is_ready(one, self.name)), seconds):
-            self._run(self._asked(self._migrate), _MIGRATION)
+        if not self._run(self._query(lambda one: self._tables.is_ready(one, self.name)), seconds):
+            self._run(self._query(self._migrate), _MIGRATION)
 
     def _migrate(self, connection: sa.Connection) -> None:
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         self._tables.prepare(connection, self.name)
 
-    async def _asked(self, work: Callable[[sa.Connection], T]) -> T:
+    async def _query(self, work: Callable[[sa.Connection], T]) -> T:
         assert self._engine is not None
         async with self._engine.begin() as connection:
             return await connection.run_sync(work)

@@ -28,7 +28,7 @@ class Reader:
         self._waiting = 0
         self._began: float | None = None
 
-    async def ask(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of ``function`` (of the database). Raises `HistoryError`."""
         began = self._began
         if began is not None and self._now() - began > SLOW:

@@ -51,7 +51,7 @@ class Sqlite:
     ) -> T:
         try:
             found = _in_transaction(self._open(), work, write=write)
-            if self._settled and self._beside("-wal").exists():
+            if self._settled and self._sibling("-wal").exists():
                 raise HistoryError(f"{self.name} was written to while it was read; try again")
         # ValueError: a row that holds no JSON.
         except (sa.exc.SQLAlchemyError, OSError, ValueError) as error:
@@ -105,7 +105,7 @@ class Sqlite:
         is consistent.
         """
         os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))  # raises why not
-        log, shared = self._beside("-wal"), self._beside("-shm")
+        log, shared = self._sibling("-wal"), self._sibling("-shm")
         known = log.exists() and shared.exists()
         if not known and log.exists() and log.stat().st_size:
             raise HistoryError(
@@ -124,7 +124,7 @@ class Sqlite:
                 f"it is read; here nothing can be written: copy it {_COPY}"
             )
 
-    def _beside(self, end: str) -> Path:
+    def _sibling(self, end: str) -> Path:
         return self._path.with_name(self._path.name + end)
 
     def _identity(self) -> tuple[int, int] | None:

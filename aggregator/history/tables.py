@@ -43,7 +43,7 @@ transitions = sa.Table(
     sa.Index("transitions_incident_at", "incident", "at"),
 )
 
-#: The agents' evidence, as far as it can change a judgement. docs/policy.md, "Replay".
+#: The agents' evidence, as far as it can change an evaluation. docs/policy.md, "Replay".
 evidence = sa.Table(
     "evidence",
     metadata,

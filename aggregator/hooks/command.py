@@ -19,7 +19,7 @@ class CommandHook:
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         try:
             key = f"drain.{values['hook']}.command"
             finished = await finish_command(

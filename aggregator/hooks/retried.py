@@ -27,12 +27,12 @@ class RetriedHook:
     hook: Hook
     rng: random.Random
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + limit
         for calls in range(1, MOST_CALLS + 1):
             left = ends_at - loop.time()
-            answer = await self.hook.ask(values, limit=max(left, 1.0), guard=guard)
+            answer = await self.hook.call(values, limit=max(left, 1.0), guard=guard)
             delay = min(answer.retry_after or 0.0, _MOST_DELAY)
             pause = max(_BACKOFF.pause(calls, self.rng), delay)
             over = calls == MOST_CALLS or loop.time() + pause >= ends_at

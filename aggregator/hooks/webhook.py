@@ -35,7 +35,7 @@ class WebhookHook:
         self._secret_file = secret_file
         self._wall = wall
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         timeout = aiohttp.ClientTimeout(total=min(limit, _ATTEMPT))
         told = {name: truncate(text, _LONGEST) for name, text in values.items()}
         content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **told}).encode()
@@ -51,7 +51,7 @@ class WebhookHook:
                 self._url, check=guard, timeout=timeout, data=content, headers=proof
             ) as response:
                 said = await response.content.read(_MOST_ANSWER)
-            return _judge(response.status, said, response.headers, now)
+            return _answer_of(response.status, said, response.headers, now)
         except SecretError as error:
             return HookAnswer(HookResult.FAILED, str(error))
         except ClusterError as error:
@@ -64,7 +64,7 @@ class WebhookHook:
             thread.stop()
 
 
-def _judge(status: int, said: bytes, given: Mapping[str, str], now: float) -> HookAnswer:
+def _answer_of(status: int, said: bytes, given: Mapping[str, str], now: float) -> HookAnswer:
     text = said.decode(errors="replace").strip()
     again = retry_after(given.get("Retry-After", ""), now)
     if status == 200:

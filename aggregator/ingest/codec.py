@@ -3,7 +3,7 @@
 A message that can't be evidence is refused with the field that is wrong, never repaired: a guess
 about a failing node has no value. Where the caller collects dropped entries (`Dropped`) a
 single entry is refused, and all others of the message count: one text too long must not make a node
-invisible. Three things are fixed because they carry no judgement: text for people that is too long
+invisible. Three things are fixed because they carry no evaluation: text for people that is too long
 is cut, of too long a history the latest counts, and a fault whose last occurrence claims to be
 before its first (clocks of two cores differ) counts from the earlier age.
 """

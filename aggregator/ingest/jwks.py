@@ -87,8 +87,8 @@ class JwksCache:
         self._cache = cache
         self._now = now
         self._set: KeySet | None = None
-        self._asking: asyncio.Task[None] | None = None
-        self._asked_at: float | None = None  # when the last request began
+        self._fetching: asyncio.Task[None] | None = None
+        self._fetched_at: float | None = None  # when the last request began
         self._fresh_at: float | None = None  # when the API server last answered
         self._failures = 0
         #: Why the last request failed; empty after one that succeeded. For the page and /readyz.
@@ -118,11 +118,11 @@ class JwksCache:
         """The key ``kid``, or `IdentityError`: bad, or for now unavailable."""
         found = self._known(kid)
         if found is not None:
-            if self._stale() and self._may_ask():
-                self._ask()  # in the background: the present keys are enough for this caller
+            if self._stale() and self._may_fetch():
+                self._start_fetch()  # not awaited: the present keys are enough for this caller
             return found
-        if self._asking is not None or self._may_ask():
-            await asyncio.shield(self._ask())
+        if self._fetching is not None or self._may_fetch():
+            await asyncio.shield(self._start_fetch())
             found = self._known(kid)
             if found is not None:
                 return found
@@ -137,21 +137,21 @@ class JwksCache:
     def _stale(self) -> bool:
         return self._fresh_at is None or self._now() - self._fresh_at > MAX_AGE
 
-    def _may_ask(self) -> bool:
-        if self._asked_at is None:
+    def _may_fetch(self) -> bool:
+        if self._fetched_at is None:
             return True
         wait = _BACKOFF.longest(self._failures + 1)
-        return self._now() - self._asked_at >= wait
+        return self._now() - self._fetched_at >= wait
 
-    def _ask(self) -> asyncio.Task[None]:
-        if self._asking is None:
-            self._asked_at = self._now()
-            self._asking = asyncio.get_running_loop().create_task(self._refresh())
-            self._asking.add_done_callback(self._asked)
-        return self._asking
+    def _start_fetch(self) -> asyncio.Task[None]:
+        if self._fetching is None:
+            self._fetched_at = self._now()
+            self._fetching = asyncio.get_running_loop().create_task(self._refresh())
+            self._fetching.add_done_callback(self._on_fetched)
+        return self._fetching
 
-    def _asked(self, task: asyncio.Task[None]) -> None:
-        self._asking = None
+    def _on_fetched(self, task: asyncio.Task[None]) -> None:
+        self._fetching = None
         if not task.cancelled() and task.exception() is not None:
             log.error("asking for the cluster's keys failed", exc_info=task.exception())
 

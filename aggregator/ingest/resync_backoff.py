@@ -14,14 +14,14 @@ _LONG_AGO = float("-inf")  # one object, not one for each stream
 class ResyncBackoff:
     """Times are monotonic seconds."""
 
-    __slots__ = ("_asked", "_not_before", "_reason")
+    __slots__ = ("_not_before", "_reason", "_requests")
 
     def __init__(self) -> None:
         self._reason = ""
         self._not_before = _LONG_AGO
-        self._asked = 0
+        self._requests = 0
 
-    def ask(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
         """A snapshot is wanted, as soon as the next request is allowed."""
         self._reason = reason
 
@@ -35,8 +35,8 @@ class ResyncBackoff:
         if not self._reason or now < self._not_before:
             return ""
         reason, self._reason = self._reason, ""
-        self._asked += 1
-        self._not_before = now + BACKOFF.longest(self._asked)
+        self._requests += 1
+        self._not_before = now + BACKOFF.longest(self._requests)
         return reason
 
     def answered(self) -> None:
@@ -45,4 +45,4 @@ class ResyncBackoff:
 
     def agreed(self) -> None:
         """The digests agree: the next difference is new."""
-        self._asked = 0
+        self._requests = 0

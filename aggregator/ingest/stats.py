@@ -30,13 +30,13 @@ class IngestStats:
 
 
 #: Messages that `RateLimitedLog` remembers: some of them name a node.
-MOST_SAID = 1_000
+MOST_LOGGED = 1_000
 
 
 class RateLimitedLog:
     """Logs the same message at most once in ``interval`` seconds: 10,000 agents may fail alike.
 
-    Of more than `MOST_SAID` messages it forgets the one that was logged first.
+    Of more than `MOST_LOGGED` messages it forgets the one that was logged first.
     """
 
     def __init__(self, interval: float = 10.0) -> None:
@@ -52,7 +52,7 @@ class RateLimitedLog:
             self._said[what] = (at, suppressed + 1)
             return None
         self._said.pop(what, None)
-        while len(self._said) >= MOST_SAID:
+        while len(self._said) >= MOST_LOGGED:
             del self._said[next(iter(self._said))]
         self._said[what] = (now, 0)
         return {"unsaid": suppressed} if suppressed else {}

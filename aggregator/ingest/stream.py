@@ -189,7 +189,7 @@ class Stream(AgentExchange):
             self._named, self._answers = None, self._rules.among_others()
         else:
             self._welcome(self._calls.peers(self))
-        self._say_dropped(0, dropped)
+        self._log_dropped(0, dropped)
 
     def _welcome(self, peers: Sequence[str]) -> None:
         self._named = tuple(peers)
@@ -256,7 +256,7 @@ class Stream(AgentExchange):
         evidence, dropped = await self._understood(message)
         started = self._rules.now()
         if dropped.entries:
-            self._say_dropped(message.seq, dropped)
+            self._log_dropped(message.seq, dropped)
             text = f"{dropped.entries} entries were not taken: {dropped.reason}"
             evidence = replace(evidence, lost=(*evidence.lost, Lost(US, dropped.entries, text)))
         self._partial = bool(dropped.entries) or (
@@ -296,7 +296,7 @@ class Stream(AgentExchange):
             if large:
                 await asyncio.sleep(0)
 
-    def _say_dropped(self, seq: int, dropped: codec.Dropped) -> None:
+    def _log_dropped(self, seq: int, dropped: codec.Dropped) -> None:
         """Tell the agent and our log, once in a while, because an old agent goes on sending the
         entry.
         """
@@ -365,7 +365,7 @@ class Stream(AgentExchange):
 
     def resync(self, reason: str) -> None:
         """Ask for a snapshot, now or as soon as the next request is allowed."""
-        self._resyncs.ask(reason)
+        self._resyncs.request(reason)
         self.due_at = _NOW
         self._resync_if_due(self._rules.now())
 

@@ -21,7 +21,7 @@ from aggregator.tls.certificate import Validity, signers_of
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 1.0
+POLL_EVERY = 1.0
 
 
 class TlsError(Exception):
@@ -51,7 +51,7 @@ class CertificateFiles:
         self._now = now
         self._wall = wall
         self._lock = threading.Lock()  # handshakes call from grpc's threads
-        self._looked_at = float("-inf")
+        self._read_at = float("-inf")
         self._seen: tuple[tuple[int, int, int], ...] = ()
         self._complaint = ""
         self._verified_by = verified_by
@@ -125,9 +125,9 @@ class CertificateFiles:
 
     def read_if_changed(self) -> None:
         now = self._now()
-        if now - self._looked_at < LOOK_EVERY:
+        if now - self._read_at < POLL_EVERY:
             return
-        self._looked_at = now
+        self._read_at = now
         try:
             signature = self._signature()
             if signature == self._seen:

@@ -84,7 +84,9 @@ class Election:
         self._times = times
         self._lease: Lease | None = None  # as it was last read or written
         self._seen_at: float | None = None  # when the last read was answered
-        self._stands_since = 0.0  # when the Lease was first seen as it is, in a view without a gap
+        self._unrenewed_since = (
+            0.0  # when the Lease was first seen as it is, in a view without a gap
+        )
         self._changed_at: float | None = None  # when another's renewal was last seen
         self._renewed = float("-inf")  # when our last renewal was sent
         self._held = False  # the Lease was ours at our last word of it
@@ -129,11 +131,11 @@ class Election:
         lease = self._lease
         if self._held or lease is None or lease.holder is None or self._seen_at is None:
             return 0.0
-        return self._seen_at - self._stands_since
+        return self._seen_at - self._unrenewed_since
 
     def expires_at(self) -> float:
         """When another's Lease may be taken, if it still stands then."""
-        return self._stands_since + self._times.lease_duration
+        return self._unrenewed_since + self._times.lease_duration
 
     # -- what it writes ------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Election:
         if lease is None:
             # Known before: it stands still. Never seen: there was no holder.
             if gap:
-                self._stands_since = answered
+                self._unrenewed_since = answered
             if self._may_take(answered):
                 self._lease = None
             return
@@ -199,11 +201,11 @@ class Election:
             self._earlier = lease.version if lease.holder.name == self._me.name else None
         before, self._lease = self._lease, lease
         if before is None or before.version != lease.version:
-            self._stands_since = answered
+            self._unrenewed_since = answered
             if before is not None:
                 self._changed_at = answered
         elif gap:
-            self._stands_since = answered
+            self._unrenewed_since = answered
 
     def _read_as_holder(self, lease: Lease | None) -> None:
         """After a conflict. Our own write that came late is no other's."""
@@ -223,7 +225,7 @@ class Election:
         lease = self._lease
         if lease is None or lease.holder is None or lease.version == self._earlier:
             return True
-        return now - self._stands_since >= self._times.lease_duration
+        return now - self._unrenewed_since >= self._times.lease_duration
 
     def _is_ours(self, holder: Candidate) -> bool:
         return (holder.name, holder.epoch) == (self._me.name, self._me.epoch)

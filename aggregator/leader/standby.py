@@ -9,7 +9,7 @@ from typing import Protocol
 
 #: A Lease that is renewed stands still for up to 4 s; with two lost requests, for 8 s (seconds).
 STILL_FOR = 6.0
-LOOK_EVERY = 0.5
+POLL_EVERY = 0.5
 
 
 class ReadAhead(Protocol):
@@ -43,7 +43,7 @@ class Standby:
     async def run(self) -> None:
         """Until cancelled, when the Lease is ours."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
             if self._lease.still_for() >= STILL_FOR:
                 self._ahead.begin()
             elif not self._lease.holds:

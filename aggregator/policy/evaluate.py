@@ -46,13 +46,13 @@ from aggregator.runtime.interning import EMPTY
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """``incidents`` are open, by id. ``look_again``: when time alone may change the result
+    """``incidents`` are open, by id. ``evaluate_again``: when time alone may change the result
     (monotonic).
     """
 
     incidents: Mapping[str, Incident]
     closed: tuple[Incident, ...]
-    look_again: float | None
+    evaluate_again: float | None
 
 
 #: Pieces of evidence of one incident. Evidence that is over makes room for evidence in force.
@@ -88,9 +88,7 @@ def evaluate(
         return _ALL_WELL  # nearly every node at nearly every message
     rules = {**policy.by_name, SILENT_RULE: _SILENT}
     known = _known(before)
-    begun = [
-        match for match in found if match.due <= now and (speaking or _stands_alone(match, known))
-    ]
+    begun = [match for match in found if match.due <= now and (speaking or _is_alone(match, known))]
     due = _strongest(begun)
     after: dict[str, Incident] = {}
     closed: list[Incident] = []
@@ -132,7 +130,7 @@ def _known(before: Mapping[str, Incident]) -> Mapping[tuple[str, str], int]:
     return found
 
 
-def _stands_alone(match: Match, known: Mapping[tuple[str, str], int]) -> bool:
+def _is_alone(match: Match, known: Mapping[tuple[str, str], int]) -> bool:
     """Whether evidence counts although the agent is silent.
 
     A check that had failed for a moment when its agent fell silent (the machine reboots, say) has

@@ -51,35 +51,35 @@ class Explanation:
     row: str = ""
 
 
-def explain(policy: Policy, asked: Question) -> Explanation:
+def explain(policy: Policy, question: Question) -> Explanation:
     """Ask the rules themselves, for a node that has this evidence and no other."""
-    met = _met(policy, asked)
+    met = _met(policy, question)
     decides = max(met, key=lambda rule: ACTIONS.index(rule.action), default=None)
     others = [(rule, "") for rule in met if rule is not decides]
     for rule in policy.rules:
-        wants = _wants(rule, asked)
+        wants = _wants(rule, question)
         alone = replace(rule, with_faults=())
         eased = replace(policy, rules=(alone,))
-        if rule not in met and _met(eased, _obliging(rule, asked), rule):
+        if rule not in met and _met(eased, _obliging(rule, question), rule):
             others.append((rule, wants))
     return Explanation(
-        _evidence(policy, asked),
-        *_catalogued(policy, asked),
+        _evidence(policy, question),
+        *_catalogued(policy, question),
         decides,
         tuple(others),
-        _published(policy, asked),
-        _row(policy, asked),
+        _published(policy, question),
+        _row(policy, question),
     )
 
 
-def _met(policy: Policy, asked: Question, obliged: Rule | None = None) -> list[Rule]:
-    health = NodeHealth(replace(_HELLO, traits=_traits(asked)))
+def _met(policy: Policy, question: Question, obliged: Rule | None = None) -> list[Rule]:
+    health = NodeHealth(replace(_HELLO, traits=_traits(question)))
     components: list[Component] = []
     faults: list[Fault] = []
-    if asked.check:
-        components.append(_flapped(asked))
+    if question.check:
+        components.append(_flapped(question))
     else:
-        faults.append(_latched(policy, asked, obliged))
+        faults.append(_latched(policy, question, obliged))
     if obliged is not None and obliged.confirmed_by:
         components.append(_level(obliged.confirmed_by, "", "failed"))
     health.snapshot(Snapshot(tuple(components), tuple(faults)))
@@ -87,15 +87,15 @@ def _met(policy: Policy, asked: Question, obliged: Rule | None = None) -> list[R
     return list(met.values())
 
 
-def _traits(asked: Question) -> Mapping[str, str]:
-    return {"driver": asked.driver} if asked.driver else {}
+def _traits(question: Question) -> Mapping[str, str]:
+    return {"driver": question.driver} if question.driver else {}
 
 
-def _flapped(asked: Question) -> Component:
+def _flapped(question: Question) -> Component:
     """A component that fails or is degraded now; failed as often as was asked, a second apart."""
-    turns = (Status.OK, Status.FAILED) * asked.flaps
+    turns = (Status.OK, Status.FAILED) * question.flaps
     past = tuple((_NOW - ago, turn) for ago, turn in enumerate(turns[::-1]))[::-1]
-    now = _level(asked.check, asked.component, asked.reason, _STATUSES[asked.status])
+    now = _level(question.check, question.component, question.reason, _STATUSES[question.status])
     return replace(now, recent=past)
 
 
@@ -103,50 +103,50 @@ def _level(check: str, component: str, reason: str, status: Status = Status.FAIL
     return Component(check, component, status, reason, "", _NOW)
 
 
-def _latched(policy: Policy, asked: Question, obliged: Rule | None = None) -> Fault:
+def _latched(policy: Policy, question: Question, obliged: Rule | None = None) -> Fault:
     apart = obliged.apart if obliged is not None else _JOBS_APART
-    jobs = [-apart * ago for ago in range(asked.jobs)]
+    jobs = [-apart * ago for ago in range(question.jobs)]
     lasts = obliged.lasts if obliged is not None else 0.0
     jobs += [-_NEXT_LINE * ago for ago in range(1, math.ceil(lasts / _NEXT_LINE) + 1)]
-    more = [-ONE_OCCURRENCE * ago for ago in range(1, asked.count - asked.jobs + 1)]
+    more = [-ONE_OCCURRENCE * ago for ago in range(1, question.count - question.jobs + 1)]
     fault = replace(
         _FAULT,
-        code=asked.code,
-        component=asked.component,
-        count=max(asked.count, asked.jobs),
+        code=question.code,
+        component=question.component,
+        count=max(question.count, question.jobs),
         occurrences=tuple(sorted({*jobs, *more})),
-        details=asked.details or {},
+        details=question.details or {},
     )
-    return replace(fault, cleared_by=policy.catalogue.clears(fault, _traits(asked)))
+    return replace(fault, cleared_by=policy.catalogue.clears(fault, _traits(question)))
 
 
-def _obliging(rule: Rule, asked: Question) -> Question:
+def _obliging(rule: Rule, question: Question) -> Question:
     """The same evidence with the further conditions of the rule."""
     details = {name: next(iter(values), "") for name, values in rule.details.items()}
     return replace(
-        asked,
-        count=max(asked.count, rule.min_count),
-        jobs=max(asked.jobs, rule.min_jobs),
-        flaps=max(asked.flaps, rule.flaps),
-        details={**details, **(asked.details or {})},
-        status=asked.status if rule.status == "degraded" else "failed",
-        reason=asked.reason or next(iter(rule.reasons), ""),
+        question,
+        count=max(question.count, rule.min_count),
+        jobs=max(question.jobs, rule.min_jobs),
+        flaps=max(question.flaps, rule.flaps),
+        details={**details, **(question.details or {})},
+        status=question.status if rule.status == "degraded" else "failed",
+        reason=question.reason or next(iter(rule.reasons), ""),
     )
 
 
-def _wants(rule: Rule, asked: Question) -> str:
-    given = asked.details or {}
+def _wants(rule: Rule, question: Question) -> str:
+    given = question.details or {}
     wants = []
-    if not asked.check and rule.min_count > asked.count:
+    if not question.check and rule.min_count > question.count:
         wants.append(f"seen {rule.min_count} times within {in_words(rule.within)}")
-    if not asked.check and rule.lasts:
+    if not question.check and rule.lasts:
         wants.append(f"it goes on for {in_words(rule.lasts)} without a pause of a minute")
-    if not asked.check and rule.min_jobs > asked.jobs:
+    if not question.check and rule.min_jobs > question.jobs:
         wants.append(
             f"seen on it alone over {rule.min_jobs} jobs within {in_words(rule.within)} "
             f"({in_words(rule.apart)} or more apart)"
         )
-    if rule.flaps > asked.flaps:
+    if rule.flaps > question.flaps:
         wants.append(f"it begins to fail {rule.flaps} times within {in_words(rule.within)}")
     for name, values in rule.details.items():
         if given.get(name, "") not in values:
@@ -155,47 +155,49 @@ def _wants(rule: Rule, asked: Question) -> str:
         wants.append(f"{' or '.join(rule.with_faults)} came with it")
     if rule.confirmed_by:
         wants.append(f"check {rule.confirmed_by} has failed too")
-    if asked.check and asked.status == "degraded" and rule.status == "failed":
+    if question.check and question.status == "degraded" and rule.status == "failed":
         wants.append("it fails")
-    if asked.check and not asked.reason and rule.reasons:
+    if question.check and not question.reason and rule.reasons:
         wants.append(f"its reason is {' or '.join(rule.reasons)}")
     return ", and ".join(wants)
 
 
-def _evidence(policy: Policy, asked: Question) -> str:
-    if asked.check:
-        of_type = f" on {asked.component}" if asked.check == CONDITION_CHECK else ""
-        return f"{asked.check}:{asked.reason or asked.status}{of_type}"
-    return policy.catalogue.describe(asked.code)
+def _evidence(policy: Policy, question: Question) -> str:
+    if question.check:
+        of_type = f" on {question.component}" if question.check == CONDITION_CHECK else ""
+        return f"{question.check}:{question.reason or question.status}{of_type}"
+    return policy.catalogue.describe(question.code)
 
 
-def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
+def _catalogued(policy: Policy, question: Question) -> tuple[str, str]:
     """Its meaning, and the sign that ends it."""
-    if asked.check == CONDITION_CHECK:
-        means = f"the node condition {asked.component} is unhealthy, by the program that writes it"
+    if question.check == CONDITION_CHECK:
+        means = (
+            f"the node condition {question.component} is unhealthy, by the program that writes it"
+        )
         return f"{means}; it is read only where a rule names it", "the opposite status, renewed"
-    if asked.check:
-        now = "is degraded" if asked.status == "degraded" else "has failed"
-        return f"check {asked.check} {now}", "the check is well again"
-    name = policy.catalogue.class_of(_latched(policy, asked), _traits(asked))
+    if question.check:
+        now = "is degraded" if question.status == "degraded" else "has failed"
+        return f"check {question.check} {now}", "the check is well again"
+    name = policy.catalogue.class_of(_latched(policy, question), _traits(question))
     if name == UNKNOWN:
-        return f"unknown: {_why_unknown(policy, asked)}", "as its agent reports"
+        return f"unknown: {_why_unknown(policy, question)}", "as its agent reports"
     found = policy.catalogue.classes[name]
     return f"{name}: {found.means}", _ENDS[found.clears]
 
 
-def _why_unknown(policy: Policy, asked: Question) -> str:
-    published = policy.catalogue.published.get(asked.code)
+def _why_unknown(policy: Policy, question: Question) -> str:
+    published = policy.catalogue.published.get(question.code)
     if published is None:
-        near = [code for code in policy.catalogue.codes if code.endswith(f":{asked.code}")]
+        near = [code for code in policy.catalogue.codes if code.endswith(f":{question.code}")]
         meant = f" (did you mean {near[0]}?)" if near else ""
         return f"a code that the catalogue does not have{meant}"
     marked = " and marks it unused" if published.unused else ""
     return f"NVIDIA names the code{marked}, and no class here has it"
 
 
-def _published(policy: Policy, asked: Question) -> str:
-    found = policy.catalogue.published.get(asked.code)
+def _published(policy: Policy, question: Question) -> str:
+    found = policy.catalogue.published.get(question.code)
     if found is None:
         return ""
     on = f", on {', '.join(name.upper() for name in found.on)}" if found.on else ""
@@ -205,13 +207,13 @@ def _published(policy: Policy, asked: Question) -> str:
     return f"{found.mnemonic}{on}{first}{f', then {found.then}' * bool(found.then)}"
 
 
-def _row(policy: Policy, asked: Question) -> str:
-    if asked.code == nvlink4.CODE:
-        bits = policy.catalogue.nvlink4.decode(asked.code, asked.details or {})
+def _row(policy: Policy, question: Question) -> str:
+    if question.code == nvlink4.CODE:
+        bits = policy.catalogue.nvlink4.decode(question.code, question.details or {})
         return "; ".join(f"register {one.register}: {one.means}" for one in bits)
-    if policy.catalogue.classify(asked.code) != "nvlink5":
+    if policy.catalogue.classify(question.code) != "nvlink5":
         return ""
-    row = policy.catalogue.decode(_latched(policy, asked), _traits(asked))
+    row = policy.catalogue.decode(_latched(policy, question), _traits(question))
     if row is not None:
         return f"{row.unit}, {row.severity}: {row.action}; then {row.then}"
     return (

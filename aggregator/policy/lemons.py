@@ -76,7 +76,7 @@ class Lemon:
         return "again and again within four weeks: " + ", ".join(self.strikes)
 
 
-def judge_past(
+def evaluate_past(
     node: str, deeds: Iterable[LemonEvent], bounds: LemonThresholds, now: float
 ) -> Lemon | None:
     """The node as a lemon, or None if it is not one. ``now`` is in wall clock seconds."""

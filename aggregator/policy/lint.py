@@ -311,12 +311,12 @@ def _covers(wide: Rule, narrow: Rule) -> bool:
             name in narrow.details and set(narrow.details[name]) <= set(values)
             for name, values in wide.details.items()
         )
-        and (wide.min_jobs == 0 or _looks_back_as_far(wide, narrow, "min_jobs"))
-        and (wide.flaps == 0 or _looks_back_as_far(wide, narrow, "flaps"))
+        and (wide.min_jobs == 0 or _has_same_window(wide, narrow, "min_jobs"))
+        and (wide.flaps == 0 or _has_same_window(wide, narrow, "flaps"))
     )
 
 
-def _looks_back_as_far(wide: Rule, narrow: Rule, count: str) -> bool:
+def _has_same_window(wide: Rule, narrow: Rule, count: str) -> bool:
     return (
         getattr(wide, count) <= getattr(narrow, count)
         and wide.within >= narrow.within

@@ -252,7 +252,7 @@ class _Reader:
             else:
                 values[field] = self._own_value(str(key), value)
         base = self._known.get(entry["name"])
-        self._judge_condition(entry, base)
+        self._check_condition(entry, base)
         if len(self._problems) > before:
             return None
         if "condition" in values:
@@ -271,8 +271,8 @@ class _Reader:
             rule = Rule(**values)
         else:
             rule = replace(base, **values)
-        self._judge_repair(entry, rule)
-        self._judge(rule)
+        self._check_repair(entry, rule)
+        self._check(rule)
         return rule if len(self._problems) == before else None
 
     def _own_value(self, key: str, value: Any) -> Any:
@@ -318,7 +318,7 @@ class _Reader:
                     return ""
                 return value
 
-    def _judge_condition(self, entry: Mapping[str, Any], base: Rule | None) -> None:
+    def _check_condition(self, entry: Mapping[str, Any], base: Rule | None) -> None:
         """The keys of a rule about a node condition, as they stand in the file."""
         kind = entry.get("condition", base.condition if base is not None else "")
         if not kind and "condition" not in entry:
@@ -390,7 +390,7 @@ class _Reader:
             return allowed[0]
         return str(value)
 
-    def _judge(self, rule: Rule) -> None:
+    def _check(self, rule: Rule) -> None:
         """Conditions that no policy may ask for, and those that could never match."""
         if rule.elsewhere and rule.nodes is None:
             text = "is the action on other nodes; expected nodes beside it, which selects some"
@@ -408,9 +408,9 @@ class _Reader:
                     ("classes",),
                     f"no class {name!r}{_hint(name, known)}; expected some of {', '.join(known)}",
                 )
-        self._judge_past(rule)
-        self._judge_company(rule)
-        self._judge_scope(rule)
+        self._check_past(rule)
+        self._check_company(rule)
+        self._check_scope(rule)
         for code in rule.faults:
             problem = impossible(code, self._catalogue)
             if problem:
@@ -439,19 +439,19 @@ class _Reader:
                 "the same GPU over several jobs), or action: observe",
             )
 
-    def _judge_repair(self, entry: Mapping[str, Any], rule: Rule) -> None:
+    def _check_repair(self, entry: Mapping[str, Any], rule: Rule) -> None:
         """A ladder that stands in the file itself needs nodes in quarantine to be climbed on."""
         if entry.get("repair") and not rule.acts:
             text = f"no effect under action: {rule.action}; expected action: cordon or drain"
             self._problem(("repair",), text)
 
-    def _judge_scope(self, rule: Rule) -> None:
+    def _check_scope(self, rule: Rule) -> None:
         if rule.scope == "gpu" and (
             rule.kind != "gpu" or "drain" not in (rule.action, rule.elsewhere)
         ):
             self._problem(("scope",), '"gpu" is for rules of kind gpu with action: drain')
 
-    def _judge_past(self, rule: Rule) -> None:
+    def _check_past(self, rule: Rule) -> None:
         """Conditions about the past must be about evidence that has one."""
         by_fault = bool(rule.faults or rule.classes)
         if rule.flaps and by_fault:
@@ -480,7 +480,7 @@ class _Reader:
         if rule.flaps and rule.status != "failed":
             self._problem(("status",), "can't match: flaps counts failures; expected no status")
 
-    def _judge_company(self, rule: Rule) -> None:
+    def _check_company(self, rule: Rule) -> None:
         """Conditions about the faults that came with the evidence."""
         for key in ("with", "without"):
             for word in getattr(rule, KEYS[key]):

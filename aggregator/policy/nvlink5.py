@@ -52,7 +52,7 @@ class Nvlink5:
     """The table, by Xid code ("xid:149")."""
 
     entries: Mapping[str, tuple[_Entry, ...]]
-    #: Rows by what was asked for: a node's faults are judged anew with each of its messages.
+    #: Rows by what was asked for: a node's faults are evaluated anew with each of its messages.
     _rows: dict[tuple[str, str | None, str | None, str], Row | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

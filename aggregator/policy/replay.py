@@ -100,7 +100,7 @@ class _Life:
     def pass_time(self, until: float) -> None:
         """Evaluate whenever time alone may have changed the result."""
         while self._again is not None and self._again <= until:
-            self._judge(self._again)
+            self._evaluate(self._again)
 
     def apply_event(self, event: ReplayEvent) -> None:
         match event.word:
@@ -118,20 +118,22 @@ class _Life:
             case Delta() as change if self._health is not None:
                 self._health.delta(change)
                 self._speaking = True
-        self._judge(event.at)
+        self._evaluate(event.at)
 
-    def _judge(self, now: float) -> None:
+    def _evaluate(self, now: float) -> None:
         if self._health is None:
             return
-        judged = evaluate(self._policy, self._health, self._incidents, now, speaking=self._speaking)
-        self._incidents, self._again = judged.incidents, judged.look_again
-        for incident in judged.closed:
+        evaluated = evaluate(
+            self._policy, self._health, self._incidents, now, speaking=self._speaking
+        )
+        self._incidents, self._again = evaluated.incidents, evaluated.evaluate_again
+        for incident in evaluated.closed:
             closed = self._open.pop(incident.id, None)
             if closed is not None:
                 closed.ended = now
-        for ident in self._open.keys() - judged.incidents.keys():
+        for ident in self._open.keys() - evaluated.incidents.keys():
             self._open.pop(ident).ended = now  # an observed incident acts now, as another incident
-        for incident in judged.incidents.values():
+        for incident in evaluated.incidents.values():
             self._follow(incident)
 
     def _follow(self, incident: Incident) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from aggregator.relay.gateway import Gateway
-from aggregator.relay.protocol import LOOK_EVERY
+from aggregator.relay.protocol import POLL_EVERY
 from aggregator.relay.server import RelayService
 from aggregator.relay.unserved import UNSERVED_FOR
 
@@ -36,7 +36,7 @@ class AbandonedWatch:
         """For ever, on a controller."""
         had_gateways, since = False, self._now()
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
             relayed = bool(self._service.gateways)
             had_gateways = had_gateways or relayed
             if self._may_act() or relayed or not had_gateways:

@@ -23,7 +23,7 @@ from aggregator.relay.protocol import (
     ANSWERED_WITHIN,
     BATCH_BYTES,
     BATCH_EVERY,
-    LOOK_EVERY,
+    POLL_EVERY,
     PROTOCOL,
     Liveness,
 )
@@ -207,7 +207,7 @@ class RelayClient:
                 batch.waiting = link.waiting
             if self._now() >= due:
                 due = self._now() + BATCH_EVERY
-                batch.heard.extend(link.take_heard())
+                batch.heard.extend(link.take_received())
                 batch.waiting = link.waiting
                 if self._now() - looked >= TOKEN_EVERY:
                     looked = self._now()
@@ -248,7 +248,7 @@ class RelayClient:
         """A gateway that can't reach a controller that is at work leaves its agents to others."""
         unserved = UnservedGateway(self._now())
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
             leaves = unserved.leaves_agents(
                 self._now(),
                 relayed=self._gateway.relayed,
@@ -280,7 +280,7 @@ def _require_protocol(hello: pb.ControllerHello) -> None:
 
 async def _watch(liveness: Liveness) -> None:
     while True:
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(POLL_EVERY)
         if not liveness.is_alive():
             raise _RelayEnded("the controller has sent no message for 4 s")
 

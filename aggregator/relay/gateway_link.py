@@ -31,7 +31,7 @@ class GatewayLink:
         self.queue: FrameQueue[pb.AgentFrame] = FrameQueue(
             most_bytes=RELAY_BYTES, most_of_one=AGENT_BYTES
         )
-        self._heard: set[int] = set()
+        self._received: set[int] = set()
         #: Those of which evidence was dropped come first: the others' is still in force.
         self._first: dict[RelayedCall, None] = {}
         self._others: dict[RelayedCall, None] = {}
@@ -79,14 +79,14 @@ class GatewayLink:
         """The call is over."""
         self._first.pop(call, None)
         self._others.pop(call, None)
-        self._heard.discard(call.number)
+        self._received.discard(call.number)
         if call.relay is self:
             self.queue.put(pb.AgentFrame(stream=call.number, closed=pb.AgentClosed()))
 
     def on_agreed_heartbeat(self, call: RelayedCall) -> None:
-        self._heard.add(call.number)
+        self._received.add(call.number)
 
-    def take_heard(self) -> list[int]:
+    def take_received(self) -> list[int]:
         """The streams whose heartbeats have ended here since the last call."""
-        heard, self._heard = self._heard, set()
+        heard, self._received = self._received, set()
         return sorted(heard)

@@ -13,8 +13,8 @@ BATCH_EVERY = 1.0
 #: Looks at whether the other side has sent one, and how many looks in a row without one end the
 #: relay: 4 s. Looks are counted and not seconds: while our own event loop stands still, no look is
 #: made, and a message that has arrived meanwhile is read before the next one.
-LOOK_EVERY = 0.5
-SILENT_LOOKS = 8
+POLL_EVERY = 0.5
+SILENT_POLLS = 8
 #: The first message of the other side must come within so many seconds.
 ANSWERED_WITHIN = 5.0
 
@@ -45,12 +45,12 @@ class Liveness:
     """Whether the other side sends. A pause of our own process is not held against it."""
 
     def __init__(self) -> None:
-        self._silent_looks = 0
+        self._silent_polls = 0
 
     def on_message(self) -> None:
-        self._silent_looks = 0
+        self._silent_polls = 0
 
     def is_alive(self) -> bool:
-        """Called each `LOOK_EVERY`. Returns whether the other side still counts as alive."""
-        self._silent_looks += 1
-        return self._silent_looks < SILENT_LOOKS
+        """Called each `POLL_EVERY`. Returns whether the other side still counts as alive."""
+        self._silent_polls += 1
+        return self._silent_polls < SILENT_POLLS

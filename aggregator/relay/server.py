@@ -23,7 +23,7 @@ from aggregator.relay.protocol import (
     ANSWERED_WITHIN,
     BATCH_BYTES,
     BATCH_EVERY,
-    LOOK_EVERY,
+    POLL_EVERY,
     PROTOCOL,
     RELAY_BYTES,
     Liveness,
@@ -272,7 +272,7 @@ class _Link:
 
     async def _watch(self, liveness: Liveness) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
             if not self._role.holds():
                 raise _Refused(_Code.UNAVAILABLE, "this replica is not the controller any more")
             if not self._read_some.is_set():

@@ -67,7 +67,7 @@ class AgentRepairer:
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         known = self._orders.result_of(order.node, order.operation)
         if known is not None:
-            return _judged(order.repair, known)
+            return _answer_of(order.repair, known)
         problem = _problem(order)
         if problem:
             return RepairAnswer(_refused(order.repair), problem)
@@ -110,7 +110,7 @@ class AgentRepairer:
         if answered is None:
             text = f"the agent's stream ended before its answer, or it gave none in {within:g} s"
             return RepairAnswer(AnswerState.UNSURE, text)
-        return _judged(order.repair, answered)
+        return _answer_of(order.repair, answered)
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         """The agent's latest word. A reset without an end is not known to have failed."""
@@ -120,7 +120,7 @@ class AgentRepairer:
             AnswerState.UNSURE if order.repair == GPU_RESET else AnswerState.TAKEN,
             "the agent has not told its end",
         )
-        return waits if known is None or not known.is_final else _judged(order.repair, known)
+        return waits if known is None or not known.is_final else _answer_of(order.repair, known)
 
     async def cancel(self, order: RepairOrder) -> bool:
         """Only an order that has not begun can be taken back, and a test at any time."""
@@ -164,7 +164,7 @@ def _problem(order: RepairOrder) -> str:
     return ""
 
 
-def _judged(repair: str, result: AgentResult) -> RepairAnswer:
+def _answer_of(repair: str, result: AgentResult) -> RepairAnswer:
     match result.state:
         case OrderState.ACCEPTED:
             return RepairAnswer(AnswerState.TAKEN, "the agent has accepted it")

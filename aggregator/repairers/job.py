@@ -26,9 +26,9 @@ PODS = ObjectResource("v1", "Pod", "pods", namespaced=True)
 #: The Job controller sets it on the pods: https://kubernetes.io/docs/reference/labels-annotations-taints/
 _JOB_NAME = "batch.kubernetes.io/job-name"
 #: A cancellation waits so often for the end of the pods, so long (seconds).
-_LOOKS, _LOOK_EVERY = 15, 1.0
+_LOOKS, _POLL_EVERY = 15, 1.0
 #: The runner asks so once more when the time of an attempt is over.
-_LAST_LOOK = 1.0
+_LAST_POLL = 1.0
 
 
 class NoGpusError(Exception):
@@ -95,7 +95,7 @@ class JobRepairer:
         if answer is not None:
             return answer
         waiting = why_waiting(pods) if pods else f"{self._named(order)} has no pod"
-        if order.lasts <= _LAST_LOOK:
+        if order.lasts <= _LAST_POLL:
             return _no_verdict(waiting or "it did not end in its time")
         return RepairAnswer(AnswerState.TAKEN, waiting)
 
@@ -108,7 +108,7 @@ class JobRepairer:
             for _ in range(_LOOKS):
                 if (await self.clean_up(order)).state is AnswerState.DONE:
                     return True
-                await self._sleep(_LOOK_EVERY)
+                await self._sleep(_POLL_EVERY)
         except ClusterError:
             pass
         return False

@@ -17,7 +17,7 @@ from aggregator.repairers.order_object import owner_of
 
 #: Exit codes of a test: docs/active-tests.md.
 PASSED, FAILED, NO_VERDICT = 0, 1, 3
-#: A Job that no process has judged is deleted by the cluster (seconds after its end).
+#: A Job that no process has evaluated is deleted by the cluster (seconds after its end).
 _KEPT_FOR = 86400
 #: A Job ends so long before its attempt (seconds), so that its end is seen.
 _SPARE = 60

@@ -84,7 +84,7 @@ class WebhookRepairer:
             ) as response:
                 reply = await response.content.read(_MOST_ANSWER)
             text = reply.decode(errors="replace").strip()
-            answer = _judge(response.status, text)
+            answer = _answer_of(response.status, text)
             return _verdict(answer, text) if order.repair == TEST else answer
         except (SecretError, ClusterError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
@@ -113,7 +113,7 @@ def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:
     return RepairAnswer(state, str(told.get("message", "")))
 
 
-def _judge(status: int, text: str) -> RepairAnswer:
+def _answer_of(status: int, text: str) -> RepairAnswer:
     if status == 200:
         return RepairAnswer(AnswerState.DONE, text)
     if status == 202:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO
 
 #: Seconds between two checks of whether it may go on.
-_LOOK = 0.25
+_POLL = 0.25
 _MOST_SHOWN = 2000
 
 
@@ -26,7 +26,7 @@ async def wait_for_end(
     ending = asyncio.ensure_future(process.wait())
     try:
         while not ending.done():
-            await asyncio.wait({ending}, timeout=_LOOK)
+            await asyncio.wait({ending}, timeout=_POLL)
             if ending.done():
                 break
             if refused() or os.fstat(output.fileno()).st_size > most:

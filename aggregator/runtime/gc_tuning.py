@@ -18,7 +18,7 @@ WORTH_IT = 10_000
 TOO_MANY = 200_000
 #: A second with at most so many new objects is quiet: ten faults are more.
 QUIET = 1_000
-_LOOK_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 # Collections of a younger generation until the older one is collected too.
 _YOUNG, _MIDDLE = 20, 50
 
@@ -52,7 +52,7 @@ async def collect_when_idle(
     """
     before = 0
     while True:
-        await sleep(_LOOK_EVERY_S)
+        await sleep(_POLL_EVERY_S)
         young, searches, thorough = collector.get_count()
         if young >= WORTH_IT and abs(young - before) <= QUIET:
             # The oldest too: a due collection that is not done here would happen in the next storm.

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def write_beside(file: Path, content: bytes) -> Path:
+def write_next_to(file: Path, content: bytes) -> Path:
     """A new file with the content beside ``file``, flushed to the disk. Raises OSError."""
     part = file.with_name(f"{file.name}.new")
     part.unlink(missing_ok=True)
@@ -18,4 +18,4 @@ def write_beside(file: Path, content: bytes) -> Path:
 
 def replace_file(file: Path, content: bytes) -> None:
     """Write the whole file, or leave the old one and raise OSError."""
-    write_beside(file, content).replace(file)
+    write_next_to(file, content).replace(file)

@@ -8,7 +8,7 @@ import logging
 import tempfile
 from pathlib import Path
 
-from aggregator.runtime.private_file import replace_file, write_beside
+from aggregator.runtime.private_file import replace_file, write_next_to
 from aggregator.tls.authority import DamagedPem, ServingPair, read_bundle, read_pair
 
 log = logging.getLogger("sickbay.tls")
@@ -34,8 +34,8 @@ class PairFiles:
         """Both are written before either is replaced: readers report a certificate with another
         key, and do not use it. Raises OSError.
         """
-        key = write_beside(self.key, pair.key_pem)
-        certificate = write_beside(self.certificate, pair.certificate_pem)
+        key = write_next_to(self.key, pair.key_pem)
+        certificate = write_next_to(self.certificate, pair.certificate_pem)
         key.replace(self.key)
         certificate.replace(self.certificate)
 

@@ -108,14 +108,14 @@ class ActionEndpoints:
         except AccessRefused as refused:
             self._audit(request, identity, action, body, f"refused: {refused.error}")
             raise
-        ask = ActionContext(node, identity.name, body, setup.how)
-        status, text = await self._run(setup, action, ask)
+        context = ActionContext(node, identity.name, body, setup.how)
+        status, text = await self._run(setup, action, context)
         self._audit(request, identity, action, body, "done" if status == 200 else text)
         if status != 200:
             error, _, hint = text.partition("\n")
             return _problem(status, error, hint.strip())
         if not body.dry_run:
-            setup.record(self._event(setup, action, ask))
+            setup.record(self._event(setup, action, context))
         return respond(
             ActionAnswer(
                 done=not body.dry_run, dry_run=body.dry_run, user=identity.name, message=text
@@ -138,13 +138,13 @@ class ActionEndpoints:
             return _problem(400, str(error), "See docs/api.md")
 
     async def _run(
-        self, setup: ActionSetup, action: PersonAction, ask: ActionContext
+        self, setup: ActionSetup, action: PersonAction, context: ActionContext
     ) -> tuple[int, str]:
         """The HTTP status, and the text for the person."""
 
         def work() -> str:
-            with setup.open(ask.body.dry_run) as cluster:
-                return action.run(cluster, ask)
+            with setup.open(context.body.dry_run) as cluster:
+                return action.run(cluster, context)
 
         try:
             return 200, await asyncio.to_thread(work)
@@ -170,15 +170,17 @@ class ActionEndpoints:
         except ClusterError as error:
             return 409, f"{error}\nLook at the node, then try again."
 
-    def _event(self, setup: ActionSetup, action: PersonAction, ask: ActionContext) -> Transition:
-        about = f"{ask.node}: " if ask.node else ""
-        why = f": {ask.body.reason}" if ask.body.reason else ""
+    def _event(
+        self, setup: ActionSetup, action: PersonAction, context: ActionContext
+    ) -> Transition:
+        about = f"{context.node}: " if context.node else ""
+        why = f": {context.body.reason}" if context.body.reason else ""
         return Transition(
             setup.wall(),
             EventKind.REQUESTED,
-            ask.node,
-            f"{about}{action.name} asked for by {ask.user}{why}",
-            details={"action": action.name, "user": ask.user},
+            context.node,
+            f"{about}{action.name} asked for by {context.user}{why}",
+            details={"action": action.name, "user": context.user},
         )
 
     def _audit(

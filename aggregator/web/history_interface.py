@@ -1,5 +1,5 @@
 """The page's queries to history. `aggregator.history` implements it; losing it loses no
-judgement.
+evaluation.
 """
 
 import math

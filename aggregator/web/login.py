@@ -48,7 +48,7 @@ class LogIn:
             200, "", "", safe_path(request.query.get("next", "")), known=_known(request)
         )
 
-    def ask(self, request: web.Request, refused: AccessRefused) -> web.Response:
+    def challenge(self, request: web.Request, refused: AccessRefused) -> web.Response:
         """The form in place of a page that needs an identity.
 
         A link of another site comes without the cookie (SameSite=Strict). The form's page then

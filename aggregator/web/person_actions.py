@@ -117,27 +117,27 @@ def read_request(body: bytes, action: PersonAction) -> ActionRequest:
     return found
 
 
-def _quarantine(cluster: ClusterActions, ask: ActionContext) -> str:
-    if ask.body.action is Action.OBSERVE:
+def _quarantine(cluster: ClusterActions, context: ActionContext) -> str:
+    if context.body.action is Action.OBSERVE:
         raise BadAction('action: "observe" is no quarantine; expected "cordon" or "drain"')
-    spec = manual_quarantine(ask.body.action, ask.body.reason, clean(ask.user, 200))
-    return cluster.quarantine(ask.node, spec)
+    spec = manual_quarantine(context.body.action, context.body.reason, clean(context.user, 200))
+    return cluster.quarantine(context.node, spec)
 
 
-def _release(cluster: ClusterActions, ask: ActionContext) -> str:
-    order = cluster.open_order(ask.node)
-    if order and not (ask.body.cancel_order or ask.body.dry_run):
+def _release(cluster: ClusterActions, context: ActionContext) -> str:
+    order = cluster.open_order(context.node)
+    if order and not (context.body.cancel_order or context.body.dry_run):
         raise OrderOpen(order)
-    return "\n".join(filter(None, (order, cluster.release(ask.node))))
+    return "\n".join(filter(None, (order, cluster.release(context.node))))
 
 
-def _exempt(cluster: ClusterActions, ask: ActionContext) -> str:
+def _exempt(cluster: ClusterActions, context: ActionContext) -> str:
     try:
-        seconds = seconds_of(ask.body.duration)
+        seconds = seconds_of(context.body.duration)
     except UsageError as error:
         raise BadAction(str(error).replace("--for", "duration", 1)) from error
-    change = exempted(ask.node, time.time() + seconds, ask.reason, how=ask.how)
-    return cluster.annotate(ask.node, change)
+    change = exempted(context.node, time.time() + seconds, context.reason, how=context.how)
+    return cluster.annotate(context.node, change)
 
 
 def _annotations(node: str, _: str) -> tuple[Access, ...]:
@@ -178,18 +178,20 @@ _ALL = (
     _plain(
         "unexempt",
         "End an exemption.",
-        lambda cluster, ask: cluster.annotate(ask.node, unexempted(ask.node)),
+        lambda cluster, context: cluster.annotate(context.node, unexempted(context.node)),
     ),
     PersonAction(
         "pin",
         "Keep the node in quarantine until it is unpinned.",
-        lambda cluster, ask: cluster.annotate(ask.node, pinned(ask.node, ask.reason, how=ask.how)),
+        lambda cluster, context: cluster.annotate(
+            context.node, pinned(context.node, context.reason, how=context.how)
+        ),
         _annotations,
     ),
     _plain(
         "unpin",
         "Let the node be released when it is healthy.",
-        lambda cluster, ask: cluster.annotate(ask.node, unpinned(ask.node)),
+        lambda cluster, context: cluster.annotate(context.node, unpinned(context.node)),
     ),
     PersonAction(
         "stop",

@@ -308,7 +308,7 @@ class Web:
     def _refused(self, request: web.Request, refused: AccessRefused) -> web.StreamResponse:
         machine = request.path.startswith("/api/") or request.path == "/metrics"
         if refused.status == 401 and not machine:
-            return self._log_in.ask(request, refused)
+            return self._log_in.challenge(request, refused)
         if machine and not request.path.startswith("/api/"):
             text = f"{refused.error}\n  {refused.hint}\n"
             response: web.Response = web.Response(text=text, status=refused.status)

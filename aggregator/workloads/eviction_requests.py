@@ -46,7 +46,7 @@ TAKEN_WITHIN = 10.0
 #: Seconds between two rounds, and until a request that no drain of this process follows is
 #: withdrawn although its notice is open: a new controller has to receive the evidence first.
 EVERY, SETTLED = 5.0, 120.0
-_LOOK, _LOOK_LATER = 1.0, 10.0
+_POLL, _POLL_LATER = 1.0, 10.0
 _MOST_TEXT = 300
 _DELETED = "its EvictionRequest was deleted"
 _RETRY = Backoff(first=EVERY, most=300.0)
@@ -161,8 +161,8 @@ class EvictionRequests:
                     state.text = f"nothing acted on its EvictionRequest within {TAKEN_WITHIN:g} s"
                 if state.text:
                     return
-                idle = 0.0 if now.acts else idle + _LOOK
-            await asyncio.sleep(_LOOK_LATER if state.taken and not idle else _LOOK)
+                idle = 0.0 if now.acts else idle + _POLL
+            await asyncio.sleep(_POLL_LATER if state.taken and not idle else _POLL)
 
     async def _progress(self, pod: Pod, ident: str) -> Progress:
         resource = await self.objects.resource(KIND)
@@ -246,7 +246,7 @@ class EvictionRequests:
 
 async def _lasts_later(lasts: Callable[[], bool]) -> bool:
     """Also a read of the node that is under way lets a drain pause."""
-    await asyncio.sleep(_LOOK)
+    await asyncio.sleep(_POLL)
     return lasts()
 
 

@@ -363,7 +363,7 @@ class EvictionNotices:
         }
         guard = one.acts.guard(one.node_state, against=over)
         left = max(1.0, notice.deadline_at - self._clocks.latest())
-        answer = await hook.ask(values, limit=left, guard=guard)
+        answer = await hook.call(values, limit=left, guard=guard)
         delivery.text = answer.text[:_MOST_TEXT]
         delivery.ready |= answer.said is HookResult.DONE
         if answer.said is HookResult.FAILED:

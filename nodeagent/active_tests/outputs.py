@@ -1,7 +1,7 @@
 """The programs' output and exit codes, read into measurements and a verdict. Pure.
 
 Each reader takes the exit code and the output, and raises no exception, whatever they are. Output
-that cannot be read gives no measurement; a threshold then fails the step (``judge``).
+that cannot be read gives no measurement; a threshold then fails the step (``evaluate``).
 """
 
 import json

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nodeagent.active_tests.evaluate import evaluate
 from nodeagent.active_tests.host import HostPrograms
-from nodeagent.active_tests.judge import judge
 from nodeagent.active_tests.model import Step, TestReport, Verdict, overall
 from nodeagent.active_tests.profile import Profile, StepSpec
 from nodeagent.clock import Clock
@@ -97,7 +97,7 @@ async def _run_step(spec: StepSpec, node: Node, programs: HostPrograms, clock: C
     ended = await programs.run(
         [tool, *(_word(each, node) for each in spec.command[1:])], limit=spec.limit, kept=_KEPT
     )
-    return judge(spec, ended, models=node.models, seconds=clock.boottime() - began)
+    return evaluate(spec, ended, models=node.models, seconds=clock.boottime() - began)
 
 
 def _word(word: str, node: Node) -> str:

@@ -1,6 +1,6 @@
 """The interface of a check. One file per check: a spec, a pure parse, a verdict.
 
-A check reads through sources, reports what it saw and never judges: whether a full disk matters is
+A check reads through sources, reports what it saw and evaluates nothing: whether a disk matters is
 the aggregator's policy. The scheduler runs it under its deadline and reports for it when it is late
 (``unknown``, reason ``hung``), so a check needs no time-outs of its own beyond its source's.
 """

@@ -17,7 +17,7 @@ from nodeagent.sources.timex import Timex, parse, read_kernel
 NAME = "clock"
 
 
-def judge(
+def evaluate(
     timex: Timex, *, starting: bool, max_error: float, max_offset: float
 ) -> tuple[Status, str, str]:
     """Pure: status, reason, message. ``starting``: just booted, and never synchronised yet."""
@@ -53,7 +53,7 @@ class ClockCheck:
             return [Observation(NAME, "", Status.UNKNOWN, "no-adjtimex", message)]
         self._was_synchronised |= timex.synchronised
         young = self._clock.boottime() < self._boot_grace
-        verdict = judge(
+        verdict = evaluate(
             timex,
             starting=young and not self._was_synchronised,
             max_error=self._max_error,

@@ -42,7 +42,7 @@ _CODES: Mapping[str, Mapping[int, tuple[Status, str]]] = {
 _OTHER_CODE = {NAGIOS: "bad-exit", NPD: "unknown"}
 
 
-def judge(protocol: str, ran: Outcome | CommandStuck) -> tuple[Status, str, str]:
+def evaluate(protocol: str, ran: Outcome | CommandStuck) -> tuple[Status, str, str]:
     """Pure. Status, reason and message."""
     if isinstance(ran, CommandStuck):
         return Status.UNKNOWN, "stuck", f"an earlier run cannot be ended: {ran.where}"
@@ -100,7 +100,7 @@ class OwnCheck:
         self._program = program
 
     async def run_check(self) -> Report:
-        status, reason, message = judge(self._protocol, await self._program.run())
+        status, reason, message = evaluate(self._protocol, await self._program.run())
         return [Observation(self._name, "", status, reason, message)]
 
 

@@ -33,7 +33,7 @@ class Errors:
     where: str
 
 
-def judge(mount: Mount, errors: Errors, *, booted: float, rose: bool) -> Observation:
+def evaluate(mount: Mount, errors: Errors, *, booted: float, rose: bool) -> Observation:
     """Pure. ``booted`` is the wall time of the boot; ``rose``: the count rose while we looked."""
     if errors.count == 0:
         return Observation(NAME, mount.name, Status.OK, "", "no errors")
@@ -99,7 +99,7 @@ class DiskExt4:
             # Compare with the first count, not with that of the last look: a rise must stay one,
             # because the error's own time may come from a clock that was wrong.
             first = counts[key] = min(self._first.get(key, errors.count), errors.count)
-            report.append(judge(mount, errors, booted=booted, rose=errors.count > first))
+            report.append(evaluate(mount, errors, booted=booted, rose=errors.count > first))
         self._first = counts
         return report or Off("no ext4 filesystem")
 

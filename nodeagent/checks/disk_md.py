@@ -15,7 +15,7 @@ from nodeagent.sources.mdraid import Array, arrays
 NAME = "disk-md"
 
 
-def judge(array: Array) -> Observation:
+def evaluate(array: Array) -> Observation:
     """Worst first. Pure."""
     status, reason, words = _verdict(array)
     what = f"{array.level or 'array'} of {array.members}: {words}"
@@ -51,7 +51,7 @@ class DiskMd:
 
     async def run_check(self) -> Report:
         try:
-            report = [judge(array) for array in arrays(self._machine)]
+            report = [evaluate(array) for array in arrays(self._machine)]
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
         return report or Off("no md array")

@@ -25,7 +25,7 @@ from nodeagent.sources.mountinfo import Mount, MountTable, parse, under, watched
 NAME = "disk-mounts"
 
 
-def judge(mount: Mount, result: Result) -> Observation:
+def evaluate(mount: Mount, result: Result) -> Observation:
     """The verdict on a remote filesystem's answer. Pure."""
     if isinstance(result, Space):
         return Observation(NAME, mount.name, Status.OK, "", f"{mount.source} answers")
@@ -59,7 +59,7 @@ class DiskMounts:
         root = str(self._machine.root).rstrip("/")
         paths = {mount: root + mount.point for mount in remote}
         answers = await self._probe.space(list(paths.values()), apart=True)
-        asked = [judge(mount, answers[path]) for mount, path in paths.items()]
+        asked = [evaluate(mount, answers[path]) for mount, path in paths.items()]
         told = {observation.component for observation in asked}
         report = [*asked, *(entry for entry in report if entry.component not in told)]
         return report or Off("no remote filesystem, none expected")

@@ -27,7 +27,7 @@ NAME = "disk-nvme"
 _DAY = 86400.0
 
 
-def judge_state(drive: Controller, seconds: float, *, stuck_for: float) -> Observation | None:
+def evaluate_state(drive: Controller, seconds: float, *, stuck_for: float) -> Observation | None:
     """The verdict on the kernel's word for the controller, or None when it is live. Pure.
 
     ``seconds``: for how long it has not been live.
@@ -43,7 +43,7 @@ def judge_state(drive: Controller, seconds: float, *, stuck_for: float) -> Obser
     return Observation(NAME, drive.name, Status.DEGRADED, "not-live", message)
 
 
-def judge_health(drive: Controller, health: Health, new_media_errors: int) -> Observation:
+def evaluate_health(drive: Controller, health: Health, new_media_errors: int) -> Observation:
     """The verdict on the drive's own log. Pure. ``new_media_errors``: within the last day."""
     status, reason, words = _worst(health, new_media_errors)
     return Observation(NAME, drive.name, status, reason, _named(drive, words))
@@ -107,7 +107,7 @@ class DiskNvme:
         pages = await self._probe.nvme_health(list(paths.values()))
         logs = {drive: _health(pages[paths[drive.name]]) for drive in live}
         report = [state for state in states.values() if state is not None]
-        report += self._judged(logs)
+        report += self._evaluated(logs)
         report += self._missing(drives)
         return report or Off("no NVMe drive on PCI")
 
@@ -117,9 +117,9 @@ class DiskNvme:
             self._not_live_since.pop(drive.identity, None)
             return None
         since = self._not_live_since.setdefault(drive.identity, now)
-        return judge_state(drive, now - since, stuck_for=self._stuck_for)
+        return evaluate_state(drive, now - since, stuck_for=self._stuck_for)
 
-    def _judged(self, logs: Mapping[Controller, Health | Hung | str]) -> list[Observation]:
+    def _evaluated(self, logs: Mapping[Controller, Health | Hung | str]) -> list[Observation]:
         counts = {d.identity: h.media_errors for d, h in logs.items() if isinstance(h, Health)}
         at = self._machine.clock.boottime()
         rises = self._media_errors.add(at, counts)
@@ -131,7 +131,7 @@ class DiskNvme:
         for drive, log in logs.items():
             match log:
                 case Health():
-                    report.append(judge_health(drive, log, rises[drive.identity]))
+                    report.append(evaluate_health(drive, log, rises[drive.identity]))
                 case Hung():
                     report.append(hung(NAME, drive.name, log))
                 case str():

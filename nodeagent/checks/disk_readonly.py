@@ -29,7 +29,7 @@ from nodeagent.sources.mountinfo import Mount
 NAME = "disk-readonly"
 
 
-def judge(
+def evaluate(
     mount: Mount,
     *,
     seen_writable: bool,
@@ -101,7 +101,7 @@ class DiskReadonly:
         if not mount.stopped_writing:
             self._seen_writable.add(key)
         errors = self._ext4_errors(mount) if mount.stopped_writing else None
-        return judge(
+        return evaluate(
             mount,
             seen_writable=key in self._seen_writable,
             must_write=mount.point in self._writable,

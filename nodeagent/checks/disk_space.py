@@ -10,7 +10,7 @@ Defaults: 90 % is where the kubelet begins to evict for its own disk (nodefs.ava
 10 %), so it is worth a look. 97 % is well past what the kubelet can hold, and a checkpoint or a log
 burst takes the rest in minutes: failed. 97 % of a 30 TB scratch disk leaves 900 GB, so a disk
 with more than ``plenty`` free is never called full. A *remote* filesystem is degraded at most: it
-is as full on every other node, and whether it answers is disk-mounts's to judge.
+is as full on every other node, and whether it answers is disk-mounts's to evaluate.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class SpaceLimits:
     plenty: int
 
 
-def judge(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
+def evaluate(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
     """Worst first: space, then inodes. Pure."""
     used = _percent(space.used, space.used + space.free)
     message = f"{used:.0f} % used, {_size(space.free)} free"
@@ -118,7 +118,7 @@ class DiskSpace:
 
     def _verdict(self, mount: Mount, result: Result) -> Observation:
         if isinstance(result, Space):
-            return judge(mount, result, self._limits)
+            return evaluate(mount, result, self._limits)
         return without_space(NAME, mount.name, result)
 
 

@@ -2,7 +2,7 @@
 
 Reasons: ``io-error`` and ``read-only`` (failed), ``corrupt`` (other bytes came back: failed),
 ``hung`` (degraded, failed after a minute in the same wait), ``no-space`` (degraded: capacity, and
-disk-space's to judge), ``no-directory``, ``not-permitted``, ``read-only-mount`` (only this
+disk-space's to evaluate), ``no-directory``, ``not-permitted``, ``read-only-mount`` (only this
 process's view is read-only) and ``probe-failed``: unknown. The component is the directory.
 """
 
@@ -42,7 +42,7 @@ _REFUSALS = {
 }
 
 
-def judge(path: str, result: Result, *, only_this_mount: bool = False) -> Observation:
+def evaluate(path: str, result: Result, *, only_this_mount: bool = False) -> Observation:
     """The verdict on the probe's answer about ``path``. Pure.
 
     ``only_this_mount``: the refusal "read-only" comes from how this process sees a filesystem
@@ -99,7 +99,7 @@ class DiskWrite:
 
     def _verdict(self, path: str, result: Result) -> Observation:
         read_only = isinstance(result, ProbeRefused) and result.errno == errno.EROFS
-        return judge(path, result, only_this_mount=read_only and self._only_this_mount(path))
+        return evaluate(path, result, only_this_mount=read_only and self._only_this_mount(path))
 
     def _only_this_mount(self, path: str) -> bool:
         """Whether the superblock is writable and only the mount's flag forbids it."""

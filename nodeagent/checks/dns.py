@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
-from nodeagent.sources.dns import Reply, ask, nameservers, question
+from nodeagent.sources.dns import Reply, nameservers, query, question
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.tcp_probe import ResolveError, resolve
 
@@ -38,7 +38,7 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def judge_server(server: str, name: str, reply: Reply, *, slow: float) -> Observation:
+def evaluate_server(server: str, name: str, reply: Reply, *, slow: float) -> Observation:
     """Pure. ``name`` is the name asked for; empty: the root. ``slow`` is in seconds."""
     component = f"dns://{server}"
     if reply.trouble:
@@ -103,8 +103,8 @@ class Dns:
 
     async def _server(self, server: str) -> Observation:
         name = self._names[0] if self._names else ""
-        reply = await ask(server, name, self._machine.clock.boottime, port=self._port)
-        return judge_server(server, name, reply, slow=self._slow)
+        reply = await query(server, name, self._machine.clock.boottime, port=self._port)
+        return evaluate_server(server, name, reply, slow=self._slow)
 
 
 SPEC = CheckSpec(

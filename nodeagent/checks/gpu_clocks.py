@@ -49,7 +49,7 @@ _LOADED = 90
 _CLOCKS = ("gpu-clock", "gpu-clock-capped")
 
 
-def judge(gpu: Gpu) -> Verdict:
+def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
     if gpu.clocks is None:
         return gpu_common.unreadable(gpu, "clocks")
@@ -75,11 +75,11 @@ def measure(gpu: Gpu) -> tuple[str, int] | None:
 
 
 class GpuClocks:
-    """Judges each GPU by itself, and measures those at work."""
+    """Evaluates each GPU by itself, and measures those at work."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._each = EachGpu(SPEC.name, sources, "clocks", judge)
+        self._each = EachGpu(SPEC.name, sources, "clocks", evaluate)
 
     async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)

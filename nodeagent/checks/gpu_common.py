@@ -54,7 +54,7 @@ Verdict = tuple[Status, str, str]
 
 
 async def take_sample(sources: Sources) -> GpuSample | Off:
-    """The sample to judge, or Off on a machine that has no GPU and is to have none.
+    """The sample to evaluate, or Off on a machine that has no GPU and is to have none.
 
     A library without a GPU is common (a container image that brings one): it is no GPU either.
     """
@@ -221,22 +221,22 @@ class GpuCheck:
 
 
 class EachGpu(GpuCheck):
-    """A check that judges each GPU by this look alone, by what ``call`` gave."""
+    """A check that evaluates each GPU by this look alone, by what ``call`` gave."""
 
     def __init__(
         self,
         check: str,
         sources: Sources,
         call: str,
-        judge: Callable[[Gpu], Verdict],
+        evaluate: Callable[[Gpu], Verdict],
         *,
         brief: bool = True,
     ) -> None:
         super().__init__(check, sources, call=call, brief=brief)
-        self._judge = judge
+        self._evaluate = evaluate
 
     def evaluate(self, sample: GpuSample) -> Report:
-        return self._per_gpu.observe(sample, self._judge, self._call)
+        return self._per_gpu.observe(sample, self._evaluate, self._call)
 
 
 def _unlike(gpu: Gpu, call: str, having: int) -> Verdict:

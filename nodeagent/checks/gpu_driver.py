@@ -62,7 +62,7 @@ class GpuDriver:
         waiting = await self._waiters.sample(workers)
         devices = healthy_devices(machine, "nvidia.com")
         seconds = machine.clock.boottime() - self._hung_since
-        return [judge(trouble, seconds, waiting, devices, hung_for=self._hung_for)]
+        return [evaluate(trouble, seconds, waiting, devices, hung_for=self._hung_for)]
 
     def _goes_on(self, trouble: NvmlTrouble) -> bool:
         """Whether NVML hangs, or a new worker has not got further than the one that hung."""
@@ -89,7 +89,7 @@ class GpuDriver:
         seconds = self._sources.machine.clock.boottime() - self._refused_since
         if seconds < self._refused_for and not self._sources.single_run:
             return unknown
-        return judge_refusal(
+        return evaluate_refusal(
             trouble,
             module=self._sources.driver.read(),
             library=self._sources.nvml.library_version(),
@@ -109,7 +109,7 @@ class GpuDriver:
                 return trouble.code != 0 and gpu_common.accuses(trouble.code)
 
 
-def judge_refusal(
+def evaluate_refusal(
     trouble: NvmlTrouble, *, module: str, library: str, devices: Mapping[str, int]
 ) -> Observation:
     """The verdict on an NVML that refuses for good. Pure.
@@ -131,7 +131,7 @@ def judge_refusal(
     return Observation(NAME, "", Status.DEGRADED, reason, f"{text}; no other witness")
 
 
-def judge(
+def evaluate(
     trouble: NvmlTrouble,
     seconds: float,
     waiting: Sequence[DriverWaiter],

@@ -34,7 +34,7 @@ class GpuEcc(gpu_common.GpuCheck):
         if is_without and not any(map(_has_more, sample.gpus)):
             return gpu_common.NOT_SUPPORTED
         changes = [change for gpu in sample.gpus for change in self._changes(gpu, sample)]
-        return [*changes, *self._per_gpu.observe(sample, judge, "ecc")]
+        return [*changes, *self._per_gpu.observe(sample, evaluate, "ecc")]
 
     def _changes(self, gpu: Gpu, sample: GpuSample) -> list[FaultSighting | Clearing]:
         if not gpu.uuid or gpu.ecc is None:
@@ -55,7 +55,7 @@ class GpuEcc(gpu_common.GpuCheck):
         return found
 
 
-def judge(gpu: Gpu) -> Verdict:
+def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
     if gpu.sram_threshold_exceeded:
         text = "the SRAM has had more uncorrectable errors than NVIDIA allows: replace the GPU"

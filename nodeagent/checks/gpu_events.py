@@ -26,17 +26,17 @@ class GpuEvents(gpu_common.GpuCheck):
 
     def evaluate(self, sample: GpuSample) -> Report:
         ripe, self._waiting = self._waiting, self._fresh()
-        faults = [self._sighting(event) for event in ripe if not self._is_told(event)]
+        faults = [self._sighting(event) for event in ripe if not self._is_reported(event)]
         return [*faults, _node(sample)]
 
     def _fresh(self) -> Sequence[XidEvent]:
         """The events that have come since the last look."""
         nvml = self._sources.nvml
-        new, self._taken = nvml.xids_heard - self._taken, nvml.xids_heard
+        new, self._taken = nvml.xids_received - self._taken, nvml.xids_received
         return tuple(nvml.xids)[-new:] if new else ()
 
-    def _is_told(self, event: XidEvent) -> bool:
-        return self._sources.driver_log.has_told(event.pci, event.code, event.since - _SLACK)
+    def _is_reported(self, event: XidEvent) -> bool:
+        return self._sources.driver_log.has_reported(event.pci, event.code, event.since - _SLACK)
 
     def _sighting(self, event: XidEvent) -> FaultSighting:
         self._sources.driver_log.erred(event.pci)

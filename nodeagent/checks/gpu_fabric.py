@@ -96,7 +96,7 @@ class GpuFabric(gpu_common.GpuCheck):
             return gpu_common.unreadable(gpu, "fabric") if gpu.fabric is None else _NONE
         if gpu.fabric.state == _COMPLETED:
             self._joined.add(gpu.uuid)
-        return judge(gpu.fabric, is_young=self._is_young() and gpu.uuid not in self._joined)
+        return evaluate(gpu.fabric, is_young=self._is_young() and gpu.uuid not in self._joined)
 
     def _is_young(self) -> bool:
         return gpu_common.is_young(self._sources, self._boot_grace, since=self._trouble_at)
@@ -105,7 +105,7 @@ class GpuFabric(gpu_common.GpuCheck):
 _NONE: Verdict = (Status.UNKNOWN, "unsupported", "this GPU is part of no fabric")
 
 
-def judge(fabric: Fabric, *, is_young: bool) -> Verdict:
+def evaluate(fabric: Fabric, *, is_young: bool) -> Verdict:
     """The verdict on one GPU that can be part of a fabric. ``is_young``: it may still come."""
     where = f"clique {fabric.clique} of cluster {fabric.cluster}"
     if fabric.state in (_NOT_STARTED, _IN_PROGRESS):

@@ -53,7 +53,7 @@ class FabricManagerCheck:
         witnesses = [] if isinstance(sample, Off) else driver_witnesses(sample)
         if self._has_listened and not state.is_listening:
             witnesses.append("its command port 6666 was open and is closed")
-        return [judge(state, witnesses, is_young=self._is_young())]
+        return [evaluate(state, witnesses, is_young=self._is_young())]
 
     def _is_young(self) -> bool:
         """Whether it may not have been started yet, after a boot, a quiesce or a driver's load."""
@@ -62,7 +62,7 @@ class FabricManagerCheck:
         return since < self._boot_grace or (now < self._boot_grace and not self._has_run)
 
 
-def judge(state: FabricManagerState, witnesses: Sequence[str], *, is_young: bool) -> Observation:
+def evaluate(state: FabricManagerState, witnesses: Sequence[str], *, is_young: bool) -> Observation:
     """Pure. ``witnesses``: what says, without the process table, that the manager is gone."""
     if state.pid is not None:
         return Observation(NAME, "", Status.OK, "", f"nv-fabricmanager runs (pid {state.pid})")

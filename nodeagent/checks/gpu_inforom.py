@@ -14,7 +14,7 @@ from nodeagent.model import Status
 from nodeagent.sources.gpu_sample import Code, Gpu
 
 
-def judge(gpu: Gpu) -> Verdict:
+def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
     if gpu.inforom is None:
         return gpu_common.unreadable(gpu, "inforom")
@@ -30,5 +30,5 @@ SPEC = CheckSpec(
     cost="one call for each GPU at the start and once a day",
     blind_to="damage within the day, unless another call says so (gpu-inventory)",
     deadline=gpu_common.DEADLINE,
-    build=lambda sources, _: EachGpu("gpu-inforom", sources, "inforom", judge),
+    build=lambda sources, _: EachGpu("gpu-inforom", sources, "inforom", evaluate),
 )

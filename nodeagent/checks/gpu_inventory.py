@@ -64,7 +64,7 @@ class GpuInventory(gpu_common.GpuCheck):
     def _gpus(self, sample: GpuSample) -> dict[str, Verdict]:
         gpus = self._sources.gpus
         heard = {gpu_common.component_of(gpu, self._sources): gpu for gpu in sample.gpus}
-        verdicts = {component: judge(gpu) for component, gpu in heard.items() if component}
+        verdicts = {component: evaluate(gpu) for component, gpu in heard.items() if component}
         seen = {gpu.pci for gpu in sample.gpus}
         unheard = {
             gpus.component(address): verdict
@@ -73,7 +73,7 @@ class GpuInventory(gpu_common.GpuCheck):
         }
         nameless = [gpu for gpu in sample.gpus if not gpu.uuid and not gpu.pci]
         if not unheard:  # no address is left over to name them by
-            verdicts |= {f"index:{gpu.index}": judge(gpu) for gpu in nameless}
+            verdicts |= {f"index:{gpu.index}": evaluate(gpu) for gpu in nameless}
         return unheard | verdicts
 
     def _unheard(self, address: str, sample: GpuSample) -> Verdict | None:
@@ -174,7 +174,7 @@ class GpuInventory(gpu_common.GpuCheck):
         return expected is not None and _usable(sample) + given >= expected
 
 
-def judge(gpu: Gpu) -> Verdict:
+def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU that NVML lists, from any call that tells about the whole GPU."""
     codes = set(gpu.errors.values())
     where = f"GPU {gpu.index}" + (f" at {gpu.pci}" if gpu.pci else "")
@@ -211,7 +211,7 @@ def _is_lost(gpu: Gpu) -> bool:
 
 
 def _usable(sample: GpuSample) -> int:
-    return sum(judge(gpu)[1] not in ("lost", "missing") for gpu in sample.gpus)
+    return sum(evaluate(gpu)[1] not in ("lost", "missing") for gpu in sample.gpus)
 
 
 SPEC = CheckSpec(

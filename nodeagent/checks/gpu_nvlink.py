@@ -57,10 +57,10 @@ class GpuNvlink(gpu_common.GpuCheck):
         counted = {} if gpu.links.errors is None else rises.add(at, _flat(gpu.links))
         errors = None if gpu.links.errors is None else rounded(sum(counted.values()))
         self._sources.measurements.put("nvlink-errors", gpu.uuid, errors, at=at, model=gpu.name)
-        return judge(gpu, up, been_up, usual, counted, self._errors_per_hour, self._bit_errors)
+        return evaluate(gpu, up, been_up, usual, counted, self._errors_per_hour, self._bit_errors)
 
 
-def judge(
+def evaluate(
     gpu: Gpu,
     up: set[int],
     been_up: set[int],

@@ -20,7 +20,7 @@ _MANY_DOUBLE_BIT = 15
 _A_WEEK = 1
 
 
-def judge(gpu: Gpu) -> Verdict:
+def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
     pages = gpu.pages
     if pages is None:
@@ -45,5 +45,5 @@ SPEC = CheckSpec(
     blind_to="GPUs from Ampere on, which remap rows instead (gpu-rows): off there; the last "
     "minutes",
     deadline=gpu_common.DEADLINE,
-    build=lambda sources, _: EachGpu("gpu-pages", sources, "pages", judge),
+    build=lambda sources, _: EachGpu("gpu-pages", sources, "pages", evaluate),
 )

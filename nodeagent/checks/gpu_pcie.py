@@ -28,7 +28,7 @@ _ERROR_WINDOW = 3600.0
 _REPLAY_WINDOW = 600.0
 _HOUR = 3600.0
 #: A speed is compared after so many looks at a GPU at work, a minute apart.
-_LOOKS_AT_WORK = 10
+_SAMPLES_AT_WORK = 10
 _IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
 
 
@@ -76,12 +76,12 @@ class GpuPcie(gpu_common.GpuCheck):
         """The GPUs that are slower at work than most of their kind, each with that kind's speed."""
         for address, link in links.items():
             if address in working and link.gigatransfers is not None:
-                seen = self._at_work.setdefault(address, deque(maxlen=_LOOKS_AT_WORK))
+                seen = self._at_work.setdefault(address, deque(maxlen=_SAMPLES_AT_WORK))
                 seen.append(link.gigatransfers)
         speeds = {
             address: (self._kinds.kind(f"{address}.0"), max(seen))
             for address, seen in self._at_work.items()
-            if address in links and len(seen) == _LOOKS_AT_WORK
+            if address in links and len(seen) == _SAMPLES_AT_WORK
         }
         if self._siblings is Status.OK:
             return {}
@@ -116,7 +116,7 @@ class GpuPcie(gpu_common.GpuCheck):
                 at=now,
                 model=f"x{link.max_width or link.width}",
             )
-        return judge(
+        return evaluate(
             link,
             rises,
             wanted=self._wanted,
@@ -128,7 +128,7 @@ class GpuPcie(gpu_common.GpuCheck):
         )
 
 
-def judge(
+def evaluate(
     link: PcieLink,
     rises: Mapping[str, int],
     *,

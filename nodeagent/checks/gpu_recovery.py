@@ -38,13 +38,13 @@ class GpuRecovery(gpu_common.GpuCheck):
         #: UUIDs for which a reset was asked and that have not been at "none" since.
         self._wanted: set[str] = set()
         #: By UUID: the load of the driver that has been reported as a reset.
-        self._loads_told: dict[str, float] = {}
+        self._loads_reported: dict[str, float] = {}
 
     def evaluate(self, sample: GpuSample) -> Report:
         clearings = [sign for gpu in sample.gpus for sign in self._clearing(gpu, sample.at)]
         if not clearings and gpu_common.nobody_has(sample, "recovery"):
             return gpu_common.NOT_SUPPORTED
-        return [*clearings, *self._per_gpu.observe(sample, judge, "recovery")]
+        return [*clearings, *self._per_gpu.observe(sample, evaluate, "recovery")]
 
     def _clearing(self, gpu: Gpu, at: float) -> list[Clearing]:
         if not gpu.uuid:
@@ -62,10 +62,10 @@ class GpuRecovery(gpu_common.GpuCheck):
     def _was_loaded_anew(self, gpu: Gpu, at: float) -> bool:
         """Whether the driver has been loaded, says nothing bad of the GPU since, and it answers."""
         log = self._sources.driver_log
-        told = self._loads_told.get(gpu.uuid, -math.inf)
+        told = self._loads_reported.get(gpu.uuid, -math.inf)
         if at <= log.loaded_at or not log.has_reset(gpu.pci, told) or _is_ill(gpu):
             return False
-        self._loads_told[gpu.uuid] = log.loaded_at
+        self._loads_reported[gpu.uuid] = log.loaded_at
         return True
 
 
@@ -79,7 +79,7 @@ def _is_ill(gpu: Gpu) -> bool:
     )
 
 
-def judge(gpu: Gpu) -> Verdict:
+def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
     action = gpu.recovery_action
     if action is None:

@@ -14,7 +14,7 @@ from nodeagent.model import Status
 from nodeagent.sources.gpu_sample import Gpu
 
 
-def judge(gpu: Gpu) -> Verdict:
+def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU. After a remapping new work may start, so pending is degraded."""
     rows = gpu.rows
     if rows is None:
@@ -40,5 +40,5 @@ SPEC = CheckSpec(
     cost=gpu_common.COST,
     blind_to="GPUs before Ampere, which retire pages instead (gpu-pages)",
     deadline=gpu_common.DEADLINE,
-    build=lambda sources, _: EachGpu("gpu-rows", sources, "rows", judge, brief=False),
+    build=lambda sources, _: EachGpu("gpu-rows", sources, "rows", evaluate, brief=False),
 )

@@ -23,7 +23,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "excl
 _PROHIBITED = 2
 
 
-def judge(
+def evaluate(
     gpu: Gpu,
     *,
     usual_power: float,
@@ -76,7 +76,7 @@ class GpuSettings(gpu_common.GpuCheck):
         power, persistence = self._differing(sample)
         return self._per_gpu.observe(
             sample,
-            lambda gpu: judge(
+            lambda gpu: evaluate(
                 gpu,
                 usual_power=power.get(gpu.uuid, 0.0),
                 usual_persistence=persistence.get(gpu.uuid, 0.0),

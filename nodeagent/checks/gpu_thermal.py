@@ -17,7 +17,7 @@ from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu
 
 
-def judge(gpu: Gpu, *, margin: int) -> Verdict:
+def evaluate(gpu: Gpu, *, margin: int) -> Verdict:
     """The verdict on one GPU. Pure. ``margin`` in degrees."""
     if gpu.temperature is None:
         return gpu_common.unreadable(gpu, "temperature")
@@ -42,12 +42,12 @@ def judge(gpu: Gpu, *, margin: int) -> Verdict:
 
 
 class GpuThermal:
-    """Judges each GPU by itself, and measures those at work."""
+    """Evaluates each GPU by itself, and measures those at work."""
 
     def __init__(self, sources: Sources, margin: int) -> None:
         self._sources = sources
         self._each = EachGpu(
-            SPEC.name, sources, "temperature", lambda gpu: judge(gpu, margin=margin)
+            SPEC.name, sources, "temperature", lambda gpu: evaluate(gpu, margin=margin)
         )
 
     async def run_check(self) -> Report:

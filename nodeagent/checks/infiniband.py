@@ -41,7 +41,7 @@ _ERRORS = ("symbol_error", "port_rcv_errors", "local_link_integrity_errors", "rn
 _COUNTED = {"ib-symbol-errors": "symbol_error", "ib-recoveries": "link_error_recovery"}
 
 
-def judge_link(name: str, port: Port, *, used: bool, named: bool) -> Observation | None:
+def evaluate_link(name: str, port: Port, *, used: bool, named: bool) -> Observation | None:
     """The verdict on the link, or None when the port is active. Pure.
 
     ``used``: it was active before.
@@ -61,7 +61,7 @@ def judge_link(name: str, port: Port, *, used: bool, named: bool) -> Observation
     return Observation(NAME, name, Status.FAILED, "link-down", message)
 
 
-def judge_quality(
+def evaluate_quality(
     name: str, port: Port, rose: Mapping[str, int], *, wanted: float, seen: float, symbols: int
 ) -> Observation:
     """The verdict on an active port. Pure. ``rose``: within the hour.
@@ -100,7 +100,7 @@ def judge_quality(
     return Observation(NAME, name, Status.OK, "", f"{kind}, {port.rate:g} Gbit/s")
 
 
-def judge_siblings(
+def evaluate_siblings(
     name: str, port: Port, *, never_up: bool, usual_rate: float, status: Status
 ) -> Observation | None:
     """The verdict by the ports of the same kind, or None for one that is like them. Pure.
@@ -184,11 +184,11 @@ class Infiniband:
         if port.active:
             self._active.add(name)
         used = name in self._active or port.counters.get("link_downed", 0) > 0
-        down = judge_link(name, port, used=used, named=self._is_named(place))
+        down = evaluate_link(name, port, used=used, named=self._is_named(place))
         if down is not None:
             return down
         seen = self._rates[name] = max(self._rates.get(name, 0.0), port.rate)
-        return judge_quality(
+        return evaluate_quality(
             name, port, rose, wanted=self._wanted, seen=seen, symbols=self._symbols
         )
 
@@ -216,7 +216,7 @@ class Infiniband:
         for verdict in verdicts:
             other = None
             if verdict.component in known and self._sibling_status is not Status.OK:
-                other = judge_siblings(
+                other = evaluate_siblings(
                     verdict.component,
                     known[verdict.component][1],
                     never_up=verdict.component in never_up and verdict.status is Status.OK,

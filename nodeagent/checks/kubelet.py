@@ -21,7 +21,7 @@ _WORDS = 200  # of an unhealthy answer
 _SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 
 
-def judge(
+def evaluate(
     answer: Response | HttpError, seconds: float, *, used: bool, socket: str = ""
 ) -> Observation:
     """Pure. ``seconds``: until the answer. ``used``: it answered before, or is expected.
@@ -64,7 +64,7 @@ class KubeletCheck:
         socket = ""
         if isinstance(answer, HttpError) and not self._used:
             socket, _ = await greet(self._machine.host(_SOCKET), _SOCKET_DEADLINE)
-        return [judge(answer, seconds, used=self._used, socket=socket)]
+        return [evaluate(answer, seconds, used=self._used, socket=socket)]
 
 
 def _url(text: str) -> str:

@@ -26,7 +26,7 @@ NAME = "maintenance"
 _MOST = 16  # kinds; the cloud's own words are not bounded
 
 
-def judge(events: Sequence[MaintenanceEvent]) -> list[Observation]:
+def evaluate(events: Sequence[MaintenanceEvent]) -> list[Observation]:
     """Pure. The node's own entry first: it is ok when the service has answered."""
     by_kind: dict[str, list[str]] = {}
     for event in events:
@@ -47,7 +47,7 @@ class Maintenance:
         if self._service is None:
             return Off("no provider (checks.maintenance.provider)")
         try:
-            self._last = judge(await self._service.events())
+            self._last = evaluate(await self._service.events())
         except ServiceError as error:
             unknown = Observation(NAME, "", Status.UNKNOWN, error.reason, str(error))
             return [unknown, *self._last[1:]]

@@ -18,7 +18,7 @@ from nodeagent.sources.pressure import Memory, NoPressure, Stall, read_memory, s
 NAME = "memory"
 
 
-def judge(memory: Memory, pressure: Stall | None, *, low: float, stalled: float) -> Observation:
+def evaluate(memory: Memory, pressure: Stall | None, *, low: float, stalled: float) -> Observation:
     """Pure. ``low`` and ``stalled`` are per cent; ``pressure`` None: the kernel does not measure.
 
     Stalled outranks low, because it says that work suffers.
@@ -50,7 +50,7 @@ class MemoryCheck:
             return [Observation(NAME, "", Status.UNKNOWN, "no-procfs", str(error))]
         at = self._machine.clock.boottime()
         count_dimm_errors(self._machine, self._measurements, at=at)
-        return [judge(memory, pressure, low=self._low, stalled=self._stalled)]
+        return [evaluate(memory, pressure, low=self._low, stalled=self._stalled)]
 
     def _pressure(self) -> Stall | None:
         try:

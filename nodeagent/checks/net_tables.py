@@ -26,7 +26,7 @@ class TableLimits:
     fail_above: float
 
 
-def judge(component: str, table: NetTable, refused: int, limits: TableLimits) -> Observation:
+def evaluate(component: str, table: NetTable, refused: int, limits: TableLimits) -> Observation:
     """Pure. ``refused``: entries that found no place within the window."""
     share = 100.0 * table.entries / table.limit if table.limit else 100.0
     message = f"{table.entries} of {table.limit} entries, {share:.0f} %"
@@ -49,7 +49,7 @@ class NetTables:
         tables = self._tables()
         now = self._machine.clock.boottime()
         refused = self._refused.add(now, {name: t.refused for name, t in tables.items()})
-        report = [judge(n, table, refused[n], self._limits) for n, table in tables.items()]
+        report = [evaluate(n, table, refused[n], self._limits) for n, table in tables.items()]
         return report or Off("no table of the host's network")
 
     def _tables(self) -> dict[str, NetTable]:

@@ -54,7 +54,7 @@ def parse_speeds(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def judge_speed(name: str, speed: int, *, wanted: int, seen: int) -> Observation | None:
+def evaluate_speed(name: str, speed: int, *, wanted: int, seen: int) -> Observation | None:
     """The verdict, or None for the right speed. Pure. All in Mbit/s; 0 is unknown, or no demand."""
     if 0 < speed < wanted:
         message = f"{_speed(speed)}, and the configuration says {_speed(wanted)}"
@@ -65,7 +65,7 @@ def judge_speed(name: str, speed: int, *, wanted: int, seen: int) -> Observation
     return None
 
 
-def judge_siblings(name: str, speed: int, *, usual: float, status: Status) -> Observation | None:
+def evaluate_siblings(name: str, speed: int, *, usual: float, status: Status) -> Observation | None:
     """The verdict by the ports of the same kind, or None. Pure. Mbit/s; 0: it has their speed."""
     if not 0 < speed < usual:
         return None
@@ -73,7 +73,7 @@ def judge_siblings(name: str, speed: int, *, usual: float, status: Status) -> Ob
     return Observation(NAME, name, status, "slow", message)
 
 
-def judge_traffic(name: str, rose: Traffic, limits: NicLimits) -> Observation | None:
+def evaluate_traffic(name: str, rose: Traffic, limits: NicLimits) -> Observation | None:
     """The verdict, or None when all is well. Pure. ``rose``: the counts within the window."""
     errors, drops = _share(rose.errors, rose), _share(rose.drops, rose)
     window = f"in {_WINDOW / 60:.0f} minutes"
@@ -135,7 +135,7 @@ class NicHealth:
             links = ports(self._machine, self._interfaces, self._exclude)
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
-        await self._ask_speeds([link for link in links if link.carrier])
+        await self._read_speeds([link for link in links if link.carrier])
         slower = self._slower(links)
         report = [self._verdict(link, slower.get(link.name, 0.0)) for link in links]
         there = {link.name for link in links}
@@ -143,7 +143,7 @@ class NicHealth:
         self._counters = {name: each for name, each in self._counters.items() if name in there}
         return report or Off("no physical network interface")
 
-    async def _ask_speeds(self, links: Sequence[Link]) -> None:
+    async def _read_speeds(self, links: Sequence[Link]) -> None:
         """Ask the speeds of those that have a new link, once in a while, and while one hangs."""
         now = self._machine.clock.boottime()
         due = [link for link in links if self._is_due(link, now)]
@@ -183,9 +183,9 @@ class NicHealth:
             return hung(NAME, name, port.hung)
         speed, seen = (port.speed, port.seen) if port is not None else (0, 0)
         found = [
-            judge_speed(name, speed, wanted=self._wanted(name), seen=seen),
-            judge_siblings(name, speed, usual=usual, status=self._sibling_status),
-            judge_traffic(name, rose, self._limits) if rose is not None else None,
+            evaluate_speed(name, speed, wanted=self._wanted(name), seen=seen),
+            evaluate_siblings(name, speed, usual=usual, status=self._sibling_status),
+            evaluate_traffic(name, rose, self._limits) if rose is not None else None,
         ]
         words = _speed(speed) if speed else "up"
         well = Observation(NAME, name, Status.OK, "", words)

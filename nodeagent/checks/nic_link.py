@@ -27,7 +27,9 @@ NAME = "nic-link"
 _WINDOW = 600.0
 
 
-def judge(link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int = 3) -> Observation:
+def evaluate(
+    link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int = 3
+) -> Observation:
     """Pure. ``named`` interfaces are in use because the configuration says so, even if never up.
 
     ``lost``: how often the link went within the window.
@@ -74,9 +76,9 @@ class NicLink:
         return report or Off("no physical network interface")
 
     def _named(self) -> list[Observation]:
-        return [self._look_at(name) for name in self._interfaces]
+        return [self._observe(name) for name in self._interfaces]
 
-    def _look_at(self, name: str) -> Observation:
+    def _observe(self, name: str) -> Observation:
         link = read_link(self._machine, name)
         if link is None:
             message = "named in the configuration, and no such interface"
@@ -112,7 +114,7 @@ class NicLink:
     def _verdict(self, link: Link, *, named: bool) -> Observation:
         if link.carrier:
             self._seen_up.add(link.name)
-        return judge(
+        return evaluate(
             link,
             seen_up=link.name in self._seen_up,
             named=named,

@@ -68,7 +68,7 @@ def parse(memory: bytes) -> Module | None:
     return Module(name, temperature, hot_at, most, light) if lit else None
 
 
-def judge(name: str, module: Module) -> Observation:
+def evaluate(name: str, module: Module) -> Observation:
     """The verdict by the module's own alarms. Pure."""
     for light, (power, alarm) in module.light.items():
         if power < alarm:
@@ -108,7 +108,7 @@ class Optics:
         for name, answer in (await self._sources.disk.modules(asked)).items():
             module = parse(answer.data) if isinstance(answer, Page) else None
             if module is not None:
-                report.append(judge(name, module))
+                report.append(evaluate(name, module))
                 at, part = machine.clock.boottime(), module.part
                 for what, value in measure(module).items():
                     put(f"optics-{what}", name, value, at=at, model=part)

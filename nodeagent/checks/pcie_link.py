@@ -20,7 +20,7 @@ NAME = "pcie-link"
 _CLASSES = ("infiniband", "net", "nvme")
 
 
-def judge(
+def evaluate(
     address: str, names: str, link: PcieLink, *, width: float, speed: float, status: Status
 ) -> Observation | None:
     """The verdict on one link, or None for one like its siblings'. Pure.
@@ -63,7 +63,7 @@ class PcieLinks:
             found
             for each, link in links.items()
             if (
-                found := judge(
+                found := evaluate(
                     each,
                     ", ".join(sorted(names[each])),
                     link,

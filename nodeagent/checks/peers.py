@@ -18,7 +18,7 @@ NAME = "peers"
 _TRIES = 2
 
 
-def judge(address: str, seconds: float | None, trouble: str, *, answered: bool) -> Observation:
+def evaluate(address: str, seconds: float | None, trouble: str, *, answered: bool) -> Observation:
     """Pure. ``seconds`` is None without an answer; ``answered``: it was heard of before."""
     if seconds is not None:
         message = f"answers an echo in {seconds * 1000:.1f} ms"
@@ -40,10 +40,10 @@ class PeerCheck:
     async def run_check(self) -> Report:
         addresses = self._peers.addresses
         self._answered &= set(addresses)
-        report = await asyncio.gather(*(self._ask(address) for address in addresses))
+        report = await asyncio.gather(*(self._probe(address) for address in addresses))
         return report or Off("the aggregator names no peers")
 
-    async def _ask(self, address: str) -> Observation:
+    async def _probe(self, address: str) -> Observation:
         seconds, trouble = None, ""
         for _ in range(_TRIES):
             try:
@@ -53,7 +53,7 @@ class PeerCheck:
             if seconds is not None:
                 self._answered.add(address)
                 break
-        return judge(address, seconds, trouble, answered=address in self._answered)
+        return evaluate(address, seconds, trouble, answered=address in self._answered)
 
 
 SPEC = CheckSpec(

@@ -14,7 +14,7 @@ from pathlib import Path
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.configfile.units import host_port, socket_path
 from nodeagent.model import Observation, Status
-from nodeagent.sources.pod_network import NoProber, ProberError, ProberReply, ask
+from nodeagent.sources.pod_network import NoProber, ProberError, ProberReply, query
 
 NAME = "pod-network"
 #: On the host; the prober's pod mounts the folder.
@@ -22,7 +22,7 @@ SOCKET = "/run/sickbay-pod-network/prober.sock"
 _DEADLINE = 15.0
 
 
-def judge(answers: ProberReply) -> list[Observation]:
+def evaluate(answers: ProberReply) -> list[Observation]:
     """Pure. The node's own entry first: the prober has answered."""
     found = [(f"dns://{name}", *answer) for name, answer in answers.names.items()]
     found += [(f"tcp://{target}", *answer) for target, answer in answers.targets.items()]
@@ -45,7 +45,7 @@ class PodNetwork:
 
     async def run_check(self) -> Report:
         try:
-            answers = await ask(self._path, self._names, self._targets, deadline=_DEADLINE)
+            answers = await query(self._path, self._names, self._targets, deadline=_DEADLINE)
         except NoProber as error:
             if not self._seen:
                 return Off("no prober on the pod network (deploy/profiles/pod-network)")
@@ -54,7 +54,7 @@ class PodNetwork:
             self._seen = True
             return self._unknown(error.reason, str(error))
         self._seen = True
-        self._last = judge(answers)
+        self._last = evaluate(answers)
         return self._last
 
     def _unknown(self, reason: str, message: str) -> list[Observation]:

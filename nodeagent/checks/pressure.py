@@ -15,7 +15,7 @@ from nodeagent.sources.pressure import NoPressure, Stall, stall
 NAME = "pressure"
 
 
-def judge(resource: str, pressure: Stall, *, limit: float) -> Observation:
+def evaluate(resource: str, pressure: Stall, *, limit: float) -> Observation:
     """Pure. Of the CPU *some* counts (all work at once never waits for it), of I/O *full*."""
     share, who = (pressure.some, "some") if resource == "cpu" else (pressure.full, "all")
     message = f"{who} work waited for {resource} for {share:.0f}% of the last minute"
@@ -37,7 +37,7 @@ class PressureCheck:
 
     def _of(self, resource: str, limit: float) -> Observation:
         try:
-            return judge(resource, stall(self._machine, resource), limit=limit)
+            return evaluate(resource, stall(self._machine, resource), limit=limit)
         except (OSError, ValueError) as error:
             return Observation(NAME, resource, Status.UNKNOWN, "no-procfs", str(error))
 

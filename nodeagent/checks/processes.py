@@ -19,7 +19,7 @@ NAME = "processes"
 _NAMED = 5  # hung processes, and parents, in a message for people
 
 
-def judge_zombies(found: Found, *, limit: int) -> Observation:
+def evaluate_zombies(found: Found, *, limit: int) -> Observation:
     """Pure."""
     count = sum(found.zombies.values())
     if count < limit:
@@ -31,7 +31,7 @@ def judge_zombies(found: Found, *, limit: int) -> Observation:
     return Observation(NAME, "zombies", Status.DEGRADED, "zombies", message)
 
 
-def judge_stuck(found: Found, *, stuck_for: float, many: int) -> Observation:
+def evaluate_stuck(found: Found, *, stuck_for: float, many: int) -> Observation:
     """Pure. The place where processes wait is the best clue to what they wait for."""
     stuck = [each for each in found.stuck if each.seconds >= stuck_for]
     if not stuck:
@@ -58,8 +58,8 @@ class ProcessesCheck:
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-procfs", str(error))]
         return [
-            judge_zombies(found, limit=self._zombies),
-            judge_stuck(found, stuck_for=self._stuck_for, many=self._many),
+            evaluate_zombies(found, limit=self._zombies),
+            evaluate_stuck(found, stuck_for=self._stuck_for, many=self._many),
         ]
 
 

@@ -27,11 +27,11 @@ from nodeagent.sources.tcp_probe import ResolveError, Resolver, connect
 NAME = "reach"
 #: Looks for which a gateway that drops echoes is taken to be there once the kernel has found it on
 #: the link: to ask the kernel costs a process.
-_TRUSTED_LOOKS = 3
+_TRUSTED_PROBES = 3
 #: Of a gateway that never answered the kernel is asked at the first three looks, and then at each
 #: tenth: it takes a process and ten echoes. Of one that is not shown it is asked once an hour, and
 #: an echo is sent to that one at each tenth look.
-_FIRST_LOOKS, _LATER_LOOKS, _UNUSED_LOOKS = 3, 10, 120
+_FIRST_PROBES, _LATER_PROBES, _UNUSED_PROBES = 3, 10, 120
 _MOST_ADDRESSES = 4
 _HTTP_SECONDS = 5.0  # for all of a target's addresses
 
@@ -79,7 +79,7 @@ def _parse_target(text: str) -> Target:
     return Target(host, port, path)
 
 
-def judge_http(target: Target, status: int, seconds: float) -> Observation:
+def evaluate_http(target: Target, status: int, seconds: float) -> Observation:
     """The verdict on an HTTP status. Pure."""
     message = f"answers {status} in {seconds * 1000:.1f} ms"
     if status < 400 or status in (401, 403):
@@ -87,7 +87,7 @@ def judge_http(target: Target, status: int, seconds: float) -> Observation:
     return Observation(NAME, str(target), Status.FAILED, "http-error", message)
 
 
-def judge_gateway(
+def evaluate_gateway(
     component: str, route: DefaultRoute, answer: GatewayReply, *, answered: bool
 ) -> Observation:
     """Pure. ``answered``: this gateway was heard of before."""
@@ -149,13 +149,13 @@ class Reach:
     async def _gateway(self, component: str, route: DefaultRoute, *, unused: bool) -> Observation:
         gateway = str(route.gateway)
         if self._single_run:
-            answer = await self._probe.ask_briefly(route)
-            return judge_gateway(component, route, answer, answered=False)
+            answer = await self._probe.query_once(route)
+            return evaluate_gateway(component, route, answer, answered=False)
         patient = self._worth_patience(component, gateway, unused=unused)
         patience = PATIENCE if patient else 0.0
-        answer = await self._probe.ask(route, patience=patience)
+        answer = await self._probe.query(route, patience=patience)
         if answer.silent:
-            self._trusted[component] = _TRUSTED_LOOKS
+            self._trusted[component] = _TRUSTED_PROBES
         elif patience == 0 and component in self._trusted and not answer.reachable:
             self._trusted[component] -= 1
             answer = GatewayReply(True, "drops echoes, and answered on the link lately")
@@ -164,7 +164,7 @@ class Reach:
         if answer.reachable:
             self._answered[component] = gateway
         answered = self._answered.get(component) == gateway
-        return judge_gateway(component, route, answer, answered=answered)
+        return evaluate_gateway(component, route, answer, answered=answered)
 
     def _rests(self, component: str, routes: Mapping[str, DefaultRoute]) -> bool:
         """Whether a gateway that is not shown is left alone at this look."""
@@ -173,7 +173,7 @@ class Reach:
         if self._answered.get(component) == routes[component].gateway:
             return False
         looks = self._unanswered.get(component, 0) + 1
-        rests = looks > _FIRST_LOOKS and looks % _LATER_LOOKS != 0
+        rests = looks > _FIRST_PROBES and looks % _LATER_PROBES != 0
         if rests:
             self._unanswered[component] = looks
         return rests
@@ -184,8 +184,8 @@ class Reach:
             return not self._trusted.get(component)
         self._trusted.pop(component, None)  # it was said of another one
         looks = self._unanswered[component] = self._unanswered.get(component, 0) + 1
-        every = _UNUSED_LOOKS if unused else _LATER_LOOKS
-        return looks <= _FIRST_LOOKS or looks % every == 0
+        every = _UNUSED_PROBES if unused else _LATER_PROBES
+        return looks <= _FIRST_PROBES or looks % every == 0
 
     async def _target(self, target: Target) -> Observation:
         try:
@@ -213,7 +213,7 @@ class Reach:
             except HttpError as error:
                 last = error
                 continue
-            return judge_http(target, answer.status, self._machine.clock.boottime() - begun)
+            return evaluate_http(target, answer.status, self._machine.clock.boottime() - begun)
         self._resolver.doubt(target.host)
         return Observation(NAME, str(target), Status.FAILED, last.reason, str(last))
 

@@ -25,7 +25,7 @@ _BEFORE_BOOT = 3600.0
 _SLACK = 60.0
 
 
-def judge(up: float, crash: str, *, recent: float) -> Observation:
+def evaluate(up: float, crash: str, *, recent: float) -> Observation:
     """Pure. ``crash`` is the path of the evidence, or empty."""
     if up >= recent:
         return Observation(NAME, "", Status.OK, "", f"up for {up / 86400:.1f} days")
@@ -75,12 +75,12 @@ class RebootCheck:
     async def run_check(self) -> Report:
         up = self._machine.clock.boottime()
         if up >= self._recent:
-            return [judge(up, "", recent=self._recent)]
+            return [evaluate(up, "", recent=self._recent)]
         try:
             booted = boot_time(self._machine)
         except (OSError, ValueError) as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-procfs", str(error))]
-        return [judge(up, crash_evidence(self._machine, booted), recent=self._recent)]
+        return [evaluate(up, crash_evidence(self._machine, booted), recent=self._recent)]
 
 
 def _changed(entry: Path) -> float:

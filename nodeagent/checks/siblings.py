@@ -59,7 +59,7 @@ class SiblingWatch:
     """Remembers since when a part has been worse than its siblings."""
 
     _since: dict[str, float] = field(default_factory=dict)
-    _has_looked: bool = False
+    _has_read: bool = False
 
     def lasting(self, parts: Levels, now: float) -> dict[str, float]:
         """Those of `outliers` that have been so for `PATIENCE`, each with its kind's usual level.
@@ -71,8 +71,8 @@ class SiblingWatch:
         if now < BOOT_GRACE:
             self._since.clear()
             return {}
-        first = now if self._has_looked else now - PATIENCE
-        self._has_looked = True
+        first = now if self._has_read else now - PATIENCE
+        self._has_read = True
         self._since = {name: self._since.get(name, first) for name in found}
         return {name: found[name] for name, at in self._since.items() if now - at >= PATIENCE}
 

@@ -98,7 +98,7 @@ class Reloader:
                 with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                     loop.call_soon_threadsafe(found.put_nowait, content)
 
-    def look_now(self) -> None:
+    def run_now(self) -> None:
         """Read now, before the next interval: the caller knows that the file has changed."""
         self._now.set()
 

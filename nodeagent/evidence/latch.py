@@ -43,7 +43,7 @@ from nodeagent.model import (
 from sickbay.v1 import limits as contract
 
 #: Whole looks in a row without a component after which it is dropped. One look may have missed it.
-ABSENT_LOOKS = 2
+ABSENT_RUNS = 2
 #: Seconds for which the new words of a component that is not failing may wait for a message that is
 #: sent anyway. "Answers in 0.9 ms" is another text at every look, and no rule depends on it.
 WORDS_WAIT = 900.0
@@ -128,11 +128,11 @@ class Latch:
 
     # -- taking evidence in ------------------------------------------------------------------
 
-    def apply(self, batch: Batch, now: float, *, look_of: str = "") -> bool:
+    def apply(self, batch: Batch, now: float, *, run_of: str = "") -> bool:
         """Take in a batch; whether any entry changed.
 
         Sightings of one record may share a sequence number, but must come in one batch: a number at
-        or below the last applied one of its source is a replay. ``look_of`` names the check of
+        or below the last applied one of its source is a replay. ``run_of`` names the check of
         which this batch is one whole look, so that the components that it left out are counted as
         absent.
         """
@@ -159,8 +159,8 @@ class Latch:
                     self.urgent = changed = True
                 case Gone():
                     changed |= self._go(self.components.get((item.check, item.component)))
-        if look_of:
-            changed |= self._count_absent(look_of, named)
+        if run_of:
+            changed |= self._count_absent(run_of, named)
         return changed
 
     def clear_by_operator(self, *, component: str, code: str) -> int:
@@ -448,7 +448,7 @@ class Latch:
         for entry in self._absentees(check, named):
             entry.absent += 1
             # Unknown is no evidence, so no evidence is lost with it: it may be "hung" of yesterday.
-            if entry.absent >= ABSENT_LOOKS or entry.status is Status.UNKNOWN:
+            if entry.absent >= ABSENT_RUNS or entry.status is Status.UNKNOWN:
                 dropped |= self._go(entry)
         return dropped
 

@@ -39,7 +39,7 @@ class Fleet:
 
     async def run(self, events: Sequence[ScenarioEvent], stop: asyncio.Event) -> None:
         """Until ``stop``. The events' times count from now."""
-        watching = asyncio.create_task(self._look_after(), name="look")
+        watching = asyncio.create_task(self._poll_after(), name="look")
         starting = asyncio.create_task(self._start(), name="start")
         for event in events:
             self.let_happen(event)
@@ -98,7 +98,7 @@ class Fleet:
             node.start()
             await asyncio.sleep(1 / STARTS_PER_SECOND)
 
-    async def _look_after(self) -> None:
+    async def _poll_after(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             # Wait for a change: to look through 10,000 nodes takes as long as to send 60
@@ -110,11 +110,11 @@ class Fleet:
             away: list[SimulatedNode] = []
             for node in self._nodes.values():
                 (here if node.streaming else away).append(node)
-            self._say_how_many(here, away)
-            self._say_when_all(here, away)
+            self._print_count(here, away)
+            self._print_when_all(here, away)
             await asyncio.sleep(max(LOOK, REST * (loop.time() - began)))
 
-    def _say_how_many(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
+    def _print_count(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
         troubles = Counter(trouble for node in away if (trouble := node.trouble))
         trouble = troubles.most_common(1)[0][0] if troubles else ""
         at = dict(sorted(Counter(node.address for node in here).items()))
@@ -123,7 +123,7 @@ class Fleet:
             extra = {"streaming": len(here), "nodes": len(self._nodes), "trouble": trouble}
             log.info("nodes attached", extra={**extra, "at": at})
 
-    def _say_when_all(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
+    def _print_when_all(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
         """How long it took, from the first stream that was lost to the last that is back."""
         if away:
             since = min(node.since for node in away)

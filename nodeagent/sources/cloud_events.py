@@ -79,13 +79,13 @@ class Service:
 
     def __init__(self, provider: str, endpoint: Url) -> None:
         self._endpoint = endpoint
-        self._ask = PROVIDERS[provider]
+        self._request = PROVIDERS[provider]
         #: AWS's session token, and Azure's name of this machine.
         self.kept = ""
 
     async def events(self) -> list[MaintenanceEvent]:
         try:
-            return await self._ask(self)
+            return await self._request(self)
         except HttpError as error:
             raise ServiceError(error.reason, str(error)) from error
 
@@ -212,7 +212,7 @@ async def _gcp(service: Service) -> list[MaintenanceEvent]:
 
 
 async def _gcp_upcoming(service: Service) -> list[MaintenanceEvent]:
-    answer = await _gcp_ask(service, _GCP_UPCOMING)
+    answer = await _gcp_request(service, _GCP_UPCOMING)
     if answer.status == _NOTHING or _GCP_NOTHING_YET in answer.body.decode("utf-8", "replace"):
         return []
     if _gcp_body(answer, "upcoming-maintenance") == "NONE":
@@ -237,10 +237,10 @@ async def _gcp_upcoming(service: Service) -> list[MaintenanceEvent]:
 
 
 async def _gcp_get(service: Service, key: str) -> str:
-    return _gcp_body(await _gcp_ask(service, key), key)
+    return _gcp_body(await _gcp_request(service, key), key)
 
 
-async def _gcp_ask(service: Service, key: str) -> Response:
+async def _gcp_request(service: Service, key: str) -> Response:
     path = f"/computeMetadata/v1/instance/{key}"
     return await service.get(path, {"Metadata-Flavor": "Google"})
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
-__all__ = ["Reply", "ask", "nameservers", "parse_nameservers", "question", "read_reply"]
+__all__ = ["Reply", "nameservers", "parse_nameservers", "query", "question", "read_reply"]
 
 _MOST_SERVERS = 3  # the resolver reads no more (MAXNS, resolv.conf(5))
 _TYPE_A, _TYPE_NS, _CLASS_IN = 1, 2, 1
@@ -83,7 +83,7 @@ def read_reply(packet: bytes, ident: int) -> str | None:
     return "" if code == 0 else _RCODES.get(code, f"code-{code}")
 
 
-async def ask(
+async def query(
     server: str,
     name: str,
     clock: Callable[[], float],

@@ -36,7 +36,7 @@ class DriverLog:
         if len(self._said) > _MOST:
             del self._said[next(iter(self._said))]
 
-    def has_told(self, address: str, code: int, since: float) -> bool:
+    def has_reported(self, address: str, code: int, since: float) -> bool:
         """Whether the log has had that Xid since then."""
         return self._said.get((address, code), -math.inf) >= since
 

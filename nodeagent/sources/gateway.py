@@ -50,7 +50,7 @@ class GatewayProbe:
         self._clock = clock
         self._stuck: ChildProcess | None = None
 
-    async def ask(self, route: DefaultRoute, *, patience: float = PATIENCE) -> GatewayReply:
+    async def query(self, route: DefaultRoute, *, patience: float = PATIENCE) -> GatewayReply:
         """Whether the route's gateway answers now.
 
         Takes a second and ``patience`` more when it does not (0: only the echo counts).
@@ -64,7 +64,7 @@ class GatewayProbe:
             return GatewayReply(False, f"no echo in {_ECHO_SECONDS:g} s{trouble}")
         return await self._resolve(route.gateway, route.interface, patience)
 
-    async def ask_briefly(self, route: DefaultRoute) -> GatewayReply:
+    async def query_once(self, route: DefaultRoute) -> GatewayReply:
         """The same in half a second: for a person who waits.
 
         The kernel is asked once, for what the echo has made it find out until then.

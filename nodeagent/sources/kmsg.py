@@ -144,7 +144,7 @@ class KmsgReader:
         self._started_at = started_at
         self._young_boot = started_at < boot_grace
         self._resume_after = cursor.seq if cursor and cursor.boot_id == boot_id else None
-        self._first_look = self._resume_after is None
+        self._first_read = self._resume_after is None
         self._last = self._resume_after
         self._seen: int | None = None
         self._overrun = False
@@ -296,7 +296,7 @@ class KmsgReader:
             )
         )
         self._last = None
-        self._first_look = True
+        self._first_read = True
         self._young_boot = False
         self._last_empty = None
         self._caught_up = False
@@ -313,7 +313,7 @@ class KmsgReader:
     def _is_historical(self, at: float) -> bool:
         """Whether it predates the agent's start: by the stamp, only while the ring is read."""
         return (
-            self._first_look
+            self._first_read
             and self._last_empty is None
             and not self._young_boot
             and at < self._started_at

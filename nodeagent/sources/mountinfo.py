@@ -198,10 +198,10 @@ def _reachable(
     attached: dict[tuple[bytes, bytes], bytes],
 ) -> bool:
     target, _, _, _, point, _ = line.split(b" ", 5)
-    return any(_look_up(point, root, top, attached) == target for root, top in roots)
+    return any(_resolve(point, root, top, attached) == target for root, top in roots)
 
 
-def _look_up(
+def _resolve(
     point: bytes, root: bytes, top: bytes, attached: dict[tuple[bytes, bytes], bytes]
 ) -> bytes:
     """The mount in which a look-up of ``point`` ends that starts in mount ``root`` at ``top``."""

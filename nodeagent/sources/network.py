@@ -207,15 +207,15 @@ def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     with contextlib.suppress(OSError):
         table6 = read_whole(f"{machine.proc}/net/ipv6_route")
     found.append(_best(parse_ipv6(table6.decode("ascii", "replace"))))
-    if any(map(_is_not_told, found)) and route_lookup.is_own_network(machine):
+    if any(map(_is_absent, found)) and route_lookup.is_own_network(machine):
         for place, family in enumerate((socket.AF_INET, socket.AF_INET6)):
-            if _is_not_told(found[place]) and (other := route_lookup.find_default(family)):
+            if _is_absent(found[place]) and (other := route_lookup.find_default(family)):
                 crossed = family == socket.AF_INET and ":" in (other.gateway or "")
                 found[place] = DefaultRoute(other.interface, other.gateway, other.metric, crossed)
     return [route for route in found if route is not None and route.gateway != _NO_ADDRESS]
 
 
-def _is_not_told(route: DefaultRoute | None) -> bool:
+def _is_absent(route: DefaultRoute | None) -> bool:
     """Whether there is no route, or one by a next hop that the file shows as 0.0.0.0."""
     return route is None or route.gateway == _NO_ADDRESS
 

@@ -102,7 +102,7 @@ class Nvml:
         #: The latest Xid events, and how many there were in all: samples are shared, and the check
         #: that takes the events may not have asked for the sample that had them.
         self.xids: deque[XidEvent] = deque(maxlen=_MOST_XIDS)
-        self.xids_heard = 0
+        self.xids_received = 0
         self._answered_at = 0.0
         #: When quiesce ends or ended, by time or by order; before any boot if there was none.
         self._quiesced_until = -math.inf
@@ -196,28 +196,28 @@ class Nvml:
     # ---- one sample -----------------------------------------------------------------------------
 
     async def _refresh(self, *, processes: bool = False) -> GpuSample:
-        sample = await self._ask(processes=processes)
+        sample = await self._read(processes=processes)
         if self._now() >= self._quiesced_until:
             self._last = sample
         return sample
 
-    async def _ask(self, *, processes: bool) -> GpuSample:
+    async def _read(self, *, processes: bool) -> GpuSample:
         worker = await self._current_worker()
         if isinstance(worker, NvmlTrouble):
             return GpuSample(self._now(), trouble=worker)
-        asking = worker.ask(processes=processes)
-        left = worker.asked_at + self._deadline - self._now()
-        await asyncio.wait({asking}, timeout=max(0.0, left))
-        if asking.cancelled():
+        request = worker.request(processes=processes)
+        left = worker.requested_at + self._deadline - self._now()
+        await asyncio.wait({request}, timeout=max(0.0, left))
+        if request.cancelled():
             return GpuSample(self._now(), trouble=self._quiesced())
-        if not asking.done():
+        if not request.done():
             return await self._late(worker)
-        return self._answered(worker, asking)
+        return self._answered(worker, request)
 
-    def _answered(self, worker: NvmlProcess, asking: asyncio.Task[WorkerReply]) -> GpuSample:
+    def _answered(self, worker: NvmlProcess, request: asyncio.Task[WorkerReply]) -> GpuSample:
         heard = tuple(worker.heard)
         try:
-            answer = asking.result()
+            answer = request.result()
         except NvmlStartError as error:
             kind = _KIND_BY_CODE.get(error.code, TroubleKind.FAILED)
             return self._failed(kind, str(error), heard, _AFTER_REFUSAL, error.code)
@@ -228,7 +228,7 @@ class Nvml:
         now = self._now()
         since, self._answered_at = self._answered_at, now
         self.xids.extend(XidEvent(*event, since=since, at=now) for event in answer.xids)
-        self.xids_heard += len(answer.xids)
+        self.xids_received += len(answer.xids)
         trouble = None
         if answer.error:
             text = f"NVML cannot count the GPUs (error {answer.error})"
@@ -255,7 +255,7 @@ class Nvml:
 
     async def _late(self, worker: NvmlProcess) -> GpuSample:
         """The sample of a worker that is past its deadline."""
-        elapsed = self._now() - worker.asked_at
+        elapsed = self._now() - worker.requested_at
         trouble = self._describe_hang(worker)
         limit = self._deadline if worker.is_ready else self._init_deadline
         if elapsed > limit + self._patience:
@@ -266,7 +266,7 @@ class Nvml:
 
     def _describe_hang(self, worker: NvmlProcess) -> NvmlTrouble:
         state = worker.state()
-        elapsed = self._now() - worker.asked_at
+        elapsed = self._now() - worker.requested_at
         words = state.name.split()
         call = CALLS.get(words[-1], "") if words[:1] == ["nvml"] else ""
         what = call or "NVML's start"

@@ -76,9 +76,9 @@ class NvmlProcess:
         self._clock = clock
         self._ready = False
         self._driver = ""
-        self.asked_at = 0.0
+        self.requested_at = 0.0
         self.heard: list[Gpu] = []
-        self.asking: asyncio.Task[WorkerReply] | None = None
+        self.pending: asyncio.Task[WorkerReply] | None = None
 
     @classmethod
     async def start(
@@ -108,19 +108,19 @@ class NvmlProcess:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    def ask(self, *, processes: bool = False) -> asyncio.Task[WorkerReply]:
+    def request(self, *, processes: bool = False) -> asyncio.Task[WorkerReply]:
         """The task of the question under way, or of a new one: for ``processes`` too, or without.
 
         It raises NvmlStartError or WorkerEndedError.
         """
-        if self.asking is None or self.asking.done():
-            self.asked_at = self._clock.boottime()
+        if self.pending is None or self.pending.done():
+            self.requested_at = self._clock.boottime()
             self.heard = []
-            self.asking = asyncio.create_task(
+            self.pending = asyncio.create_task(
                 self._converse("processes" if processes else "sample")
             )
-            self.asking.add_done_callback(_retrieve)
-        return self.asking
+            self.pending.add_done_callback(_retrieve)
+        return self.pending
 
     def state(self) -> ProcessState:
         """Where the process waits. Its name says which call is under way ("nvml 3 rows")."""
@@ -135,8 +135,8 @@ class NvmlProcess:
 
     async def kill(self) -> bool:
         """End the process. False when it does not go: it waits in the kernel, its end pending."""
-        if self.asking is not None:
-            self.asking.cancel()
+        if self.pending is not None:
+            self.pending.cancel()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                 self._process.kill()
@@ -152,7 +152,7 @@ class NvmlProcess:
             await self._begin()
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"{what} {self.asked_at!r}\n".encode())
+            self._process.stdin.write(f"{what} {self.requested_at!r}\n".encode())
             await self._process.stdin.drain()
         except ConnectionError:
             await self._ended()

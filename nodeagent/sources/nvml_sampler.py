@@ -96,7 +96,7 @@ class Sampler:
 
     def __init__(self, pynvml: Any, say: Callable[[str], None], wall: Callable[[], float]) -> None:
         self._nvml = pynvml
-        self._say = say
+        self._emit = say
         self._wall = wall
         #: (uuid, pci, name) by index: a lost GPU no longer gives its identity.
         self._identities: dict[int, tuple[str, str, str]] = {}
@@ -115,9 +115,9 @@ class Sampler:
 
     def start(self) -> str:
         """Initialise NVML for the life of this process and give the driver's version."""
-        self._say("init")
+        self._emit("init")
         self._nvml.nvmlInitWithFlags(0)
-        self._say("driver")
+        self._emit("driver")
         try:
             return str(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError:
@@ -136,9 +136,9 @@ class Sampler:
             send(self._gpu(index, at, with_processes=with_processes))
         if self._system is None or at - self._system[0] >= SLOW_EVERY:
             self._system = (at, {"excluded": self._excluded(), "cc_ready": self._cc_ready()})
-        self._say("wait")
+        self._emit("wait")
         xids = self._xids()
-        self._say("idle")
+        self._emit("idle")
         send({"end": True, "xids": xids, **self._system[1]})
 
     def _gpu(self, index: int, at: float, *, with_processes: bool) -> dict[str, Any]:
@@ -514,7 +514,7 @@ class Sampler:
         *arguments: Any,
     ) -> Any:
         """The result of ``function``, or None and its NVML code in ``errors``."""
-        self._say(prefix + name)
+        self._emit(prefix + name)
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:

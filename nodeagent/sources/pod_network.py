@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 
-__all__ = ["NoProber", "ProberError", "ProberReply", "ask"]
+__all__ = ["NoProber", "ProberError", "ProberReply", "query"]
 
 _LARGEST = 256 * 1024
 
@@ -32,7 +32,7 @@ class ProberReply:
     targets: Mapping[str, tuple[str, str]]
 
 
-async def ask(
+async def query(
     path: Path, names: Sequence[str], targets: Sequence[str], *, deadline: float
 ) -> ProberReply:
     """The names and targets that work from the pod network.

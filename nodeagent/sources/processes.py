@@ -78,11 +78,11 @@ class Processes:
         now = self.machine.clock.boottime()
         proc = str(self.machine.proc)
         for pid in {*known, *others}:
-            self._look_at(proc, pid, now)
+            self._inspect(proc, pid, now)
         zombies = [r.stat for r in self._known.values() if r.stat.state == "Z"]
         return Found(len(pids), self._by_parent(zombies), self._stuck())
 
-    def _look_at(self, proc: str, pid: int, now: float) -> None:
+    def _inspect(self, proc: str, pid: int, now: float) -> None:
         stat = read_stat(f"{proc}/{pid}/stat", b"ZD")
         before = self._known.pop(pid, None)
         if stat is None:

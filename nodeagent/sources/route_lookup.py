@@ -54,12 +54,12 @@ def find_default(family: socket.AddressFamily) -> FoundRoute | None:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
             kernel.settimeout(_SECONDS)
-            return _look_up(kernel, family)
+            return _resolve(kernel, family)
     except (OSError, ValueError, struct.error):
         return None  # no netlink here, or an answer that is none
 
 
-def _look_up(kernel: socket.socket, family: socket.AddressFamily) -> FoundRoute | None:
+def _resolve(kernel: socket.socket, family: socket.AddressFamily) -> FoundRoute | None:
     for address in _NOBODY[family]:
         prefix, route = _request(kernel, family, address, _FIB_MATCH)
         if prefix != 0:

@@ -37,7 +37,7 @@ class NotRun(Exception):
         self.wrong_use = wrong_use
 
 
-def run(config: Config, options: argparse.Namespace, tell: Callable[[str], None]) -> TestReport:
+def run(config: Config, options: argparse.Namespace, emit: Callable[[str], None]) -> TestReport:
     """Run the profile. Raises NotRun and ConfigError. ``tell`` gets a line for each step."""
     profile = read_profile(options.profile, config.repair.profiles)
     if options.peer and not is_peer(options.peer):
@@ -49,7 +49,7 @@ def run(config: Config, options: argparse.Namespace, tell: Callable[[str], None]
         raise NotRun(f"profile {profile.name}: {lacking}; {needs}", wrong_use="peer" in needs)
 
     def on_step(step: Step) -> None:
-        tell(f"{step.name}: {step.outcome.value}{f' ({step.reason})' if step.reason else ''}")
+        emit(f"{step.name}: {step.outcome.value}{f' ({step.reason})' if step.reason else ''}")
 
     with _alone(config), _driver_free(config, profile, node):
         if "idle" in profile.requires and not options.force:

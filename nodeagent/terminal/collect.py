@@ -51,12 +51,12 @@ def _run_once(config: Config, timeout: float) -> Findings:
     import asyncio  # neither this nor the checks are needed where an agent answers
 
     from nodeagent.clock import SystemClock
-    from nodeagent.terminal.one_shot import look_once
+    from nodeagent.terminal.one_shot import run_once
 
     # Not asyncio.run: it ends by waiting for every task, and one may hang. The process ends anyway.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    return loop.run_until_complete(look_once(config, SystemClock(), within=timeout))
+    return loop.run_until_complete(run_once(config, SystemClock(), within=timeout))
 
 
 def _nothing(timeout: float) -> Findings:

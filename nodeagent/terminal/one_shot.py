@@ -35,7 +35,7 @@ _MARGIN = 0.5
 _FAREWELL = 0.2
 
 
-async def look_once(config: Config, clock: Clock, *, within: float) -> Findings:
+async def run_once(config: Config, clock: Clock, *, within: float) -> Findings:
     """Every check's result ``within`` so many seconds; a late one is ``unknown``, reason ``hung``.
 
     A probe that hangs in the kernel outlives this call as a child process: leave by os._exit.

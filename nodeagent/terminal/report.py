@@ -28,7 +28,7 @@ _Row = tuple[str, ...]
 
 def findings_table(findings: Findings, *, colour: bool = False) -> str:
     """The findings, worst first, then the checks that are off, then notes."""
-    shown = _said_once(findings.ranked())
+    shown = _shown_once(findings.ranked())
     rows = [("STATUS", "CHECK", "COMPONENT", "AGE", "WHAT"), *(row for _, row in shown)]
     lines = [_headline(findings, colour=colour)]
     if shown:
@@ -44,7 +44,7 @@ def findings_table(findings: Findings, *, colour: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _said_once(ranked: Sequence[_Item]) -> list[tuple[_Item, _Row]]:
+def _shown_once(ranked: Sequence[_Item]) -> list[tuple[_Item, _Row]]:
     """The rows. A message that three or more components share is in one row for all of them."""
     alike: dict[tuple[Status, str, str], list[Result]] = {}
     for item in ranked:

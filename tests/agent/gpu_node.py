@@ -36,7 +36,7 @@ class PlayedNvml:
         self.back_for = 1e9
         self.quiesced_for = 0.0
         self.xids: list[XidEvent] = []
-        self.xids_heard = 0
+        self.xids_received = 0
 
     async def sample(self) -> GpuSample:
         return self.answer

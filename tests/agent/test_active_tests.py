@@ -197,7 +197,7 @@ def test_a_missing_tool_skips_and_a_test_of_which_nothing_ran_has_no_verdict(
     assert "there is no fio in" in str(told["message"])
 
 
-def test_dcgm_is_judged_by_severity(with_gpus: Machine) -> None:
+def test_dcgm_is_evaluated_by_severity(with_gpus: Machine) -> None:
     machine = with_gpus
     command = '["dcgmi", "diag", "-r", "1", "-j"]'
     machine.profile(

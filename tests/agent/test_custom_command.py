@@ -110,7 +110,7 @@ async def test_a_program_that_cannot_be_started_is_unknown(
     tmp_path: Path, text: str | None, mode: int, reason: str, words: str
 ) -> None:
     path = str(tmp_path / "gone") if text is None else script(tmp_path, text, mode=mode)
-    status, found, message = custom_command.judge(NAGIOS, await run(path))
+    status, found, message = custom_command.evaluate(NAGIOS, await run(path))
     assert (status, found) == (Status.UNKNOWN, reason)
     assert words in message
 
@@ -153,7 +153,7 @@ async def test_one_long_line_is_cut(tmp_path: Path) -> None:
 
 async def test_who_never_stops_talking_is_ended_at_once() -> None:
     started = time.monotonic()
-    status, reason, message = custom_command.judge(NAGIOS, await run("/usr/bin/yes"))
+    status, reason, message = custom_command.evaluate(NAGIOS, await run("/usr/bin/yes"))
     assert (status, reason) == (Status.UNKNOWN, "too-much-output")
     assert message.endswith("said more than 4 MiB, ended")
     assert time.monotonic() - started < PATIENCE
@@ -219,7 +219,9 @@ def sessions() -> set[int]:
 def test_only_codes_that_a_protocol_has_say_anything_of_the_node(
     protocol: str, code: int, out: str, err: str
 ) -> None:
-    status, reason, message = custom_command.judge(protocol, Outcome(exit=code, out=out, err=err))
+    status, reason, message = custom_command.evaluate(
+        protocol, Outcome(exit=code, out=out, err=err)
+    )
     known = {NAGIOS: {0, 1, 2}, NPD: {0, 1}}[protocol]
     assert (status is Status.UNKNOWN) == (code not in known)
     assert re.fullmatch(r"[a-z-]*", reason)
@@ -335,13 +337,13 @@ async def test_one_that_hangs_in_the_kernel_is_said_to_and_not_started_again(
     path = script(tmp_path, BASH + f"echo x >> {count}; exec touch {folder}/new")
     program = CommandProcess([path], time_limit=0.3, host_root=Path("/"))
     first = await program.run()
-    assert custom_command.judge(NAGIOS, first)[:2] == (Status.UNKNOWN, "timeout")
+    assert custom_command.evaluate(NAGIOS, first)[:2] == (Status.UNKNOWN, "timeout")
     assert isinstance(first, Outcome)
     assert first.late is not None
     assert first.late.startswith("D")
     assert re.search(r"process \d+: D", first.stuck)
     for _ in range(3):
-        status, reason, message = custom_command.judge(NAGIOS, await program.run())
+        status, reason, message = custom_command.evaluate(NAGIOS, await program.run())
         assert (status, reason) == (Status.UNKNOWN, "stuck")
         assert first.stuck in message
     assert count.read_text() == "x\n", "no second one beside it"
@@ -350,4 +352,4 @@ async def test_one_that_hangs_in_the_kernel_is_said_to_and_not_started_again(
     async with asyncio.timeout(PATIENCE):
         while isinstance(again := await program.run(), CommandStuck):  # noqa: ASYNC110  it has no event
             await asyncio.sleep(0.05)
-    assert custom_command.judge(NAGIOS, again)[0] is Status.OK
+    assert custom_command.evaluate(NAGIOS, again)[0] is Status.OK

@@ -56,7 +56,7 @@ def limits(*, min_free: int = 0, plenty: int = 50 * GIB) -> disk_space.SpaceLimi
     [(899, Status.OK), (900, Status.DEGRADED), (969, Status.DEGRADED), (970, Status.FAILED)],
 )
 def test_a_disk_is_full_from_each_threshold_on(used: int, status: Status) -> None:
-    found = disk_space.judge(DISK, Space(1000, used, 1000 - used, 0, 0), limits())
+    found = disk_space.evaluate(DISK, Space(1000, used, 1000 - used, 0, 0), limits())
     assert (found.status, found.reason) == (status, "full" if status is not Status.OK else "")
     assert found.message == f"{used / 10:.0f} % used, {1000 - used} B free"
 
@@ -67,7 +67,7 @@ def test_a_disk_is_full_from_each_threshold_on(used: int, status: Status) -> Non
 )
 def test_inodes_are_used_up_from_each_threshold_on(taken: int, status: Status) -> None:
     roomy = Space(1000 * GIB, 0, 1000 * GIB, 1000, 1000 - taken)
-    found = disk_space.judge(DISK, roomy, limits())
+    found = disk_space.evaluate(DISK, roomy, limits())
     assert found.status is status
     if status is Status.OK:
         assert (found.reason, found.message) == ("", "0 % used, 1000 GiB free")
@@ -91,18 +91,20 @@ def test_what_must_be_free_and_what_is_plenty_to_the_byte(
     free: int, min_free: int, plenty: int, verdict: tuple[Status, str]
 ) -> None:
     space = Space(free * 20, free * 19, free, 0, 0)  # 95 % of it is used
-    found = disk_space.judge(DISK, space, limits(min_free=min_free, plenty=plenty))
+    found = disk_space.evaluate(DISK, space, limits(min_free=min_free, plenty=plenty))
     assert (found.status, found.reason) == verdict
 
 
 def test_space_outranks_inodes_unless_those_are_worse() -> None:
     both = Space(1000, 910, 90, 100, 15)
-    assert disk_space.judge(DISK, both, limits()).reason == "full", "degraded by either"
+    assert disk_space.evaluate(DISK, both, limits()).reason == "full", "degraded by either"
     worse = replace(both, inodes_free=5)
-    found = disk_space.judge(DISK, worse, limits())
+    found = disk_space.evaluate(DISK, worse, limits())
     assert (found.status, found.reason) == (Status.FAILED, "inodes")
     one = Space(1000, 0, 1000, 1, 0)
-    assert disk_space.judge(DISK, one, limits()).reason == "inodes", "a filesystem with one inode"
+    assert disk_space.evaluate(DISK, one, limits()).reason == "inodes", (
+        "a filesystem with one inode"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_space_outranks_inodes_unless_those_are_worse() -> None:
     ],
 )
 def test_sizes_as_people_read_them(free: int, words: str) -> None:
-    found = disk_space.judge(DISK, Space(free, 0, free, 0, 0), limits())
+    found = disk_space.evaluate(DISK, Space(free, 0, free, 0, 0), limits())
     assert found.message == f"0 % used, {words} free"
 
 
@@ -127,16 +129,16 @@ def test_sizes_as_people_read_them(free: int, words: str) -> None:
 def test_a_filesystem_of_no_size_is_never_full(size: int, verdict: tuple[Status, str]) -> None:
     """Even with limits that any percentage exceeds, as for a configured proc or cgroup."""
     strict = disk_space.SpaceLimits(0, 0, 0, 0, min_free=0, plenty=1)
-    found = disk_space.judge(DISK, Space(size, size, 0, 0, 0), strict)
+    found = disk_space.evaluate(DISK, Space(size, size, 0, 0, 0), strict)
     assert (found.status, found.reason) == verdict
     assert found.message == f"{100 * size} % used, 0 B free"
 
 
-@pytest.mark.parametrize("judged", [disk_mounts.judge, disk_write.judge])
-def test_an_answer_to_another_question_is_a_defect_and_no_verdict(judged: Any) -> None:
-    wrong: Result = Written(0.1) if judged is disk_mounts.judge else Space(1, 0, 1, 0, 0)
+@pytest.mark.parametrize("evaluated", [disk_mounts.evaluate, disk_write.evaluate])
+def test_an_answer_to_another_question_is_a_defect_and_no_verdict(evaluated: Any) -> None:
+    wrong: Result = Written(0.1) if evaluated is disk_mounts.evaluate else Space(1, 0, 1, 0, 0)
     with pytest.raises(TypeError, match="no answer to a"):
-        judged(HOME, wrong)
+        evaluated(HOME, wrong)
 
 
 async def test_what_is_no_answer_about_space_or_a_log_page_is_a_defect(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ async def test_what_is_no_answer_about_space_or_a_log_page_is_a_defect(tmp_path:
 
 def test_an_image_that_is_full_says_that_it_is_read_only() -> None:
     image = mount("1 0 8:1 / /usr ro - squashfs /dev/loop0 ro")
-    found = disk_space.judge(image, Space(1000, 1000, 0, 10, 0), limits())
+    found = disk_space.evaluate(image, Space(1000, 1000, 0, 10, 0), limits())
     assert (found.status, found.message) == (Status.OK, "100 % used, 0 B free, read-only")
 
 
@@ -159,8 +161,8 @@ def test_only_what_fails_of_a_remote_filesystem_becomes_degraded() -> None:
         (Space(1000, 920, 80, 0, 0), Status.DEGRADED, Status.DEGRADED),
         (Space(1000, 0, 1000, 0, 0), Status.OK, Status.OK),
     ):
-        assert disk_space.judge(DISK, result, limits()).status is here
-        assert disk_space.judge(HOME, result, limits()).status is there
+        assert disk_space.evaluate(DISK, result, limits()).status is here
+        assert disk_space.evaluate(HOME, result, limits()).status is there
     unknown = disk_common.without_space(
         "disk-space", HOME.name, ProbeRefused(errno.EACCES, "statvfs")
     )
@@ -220,7 +222,7 @@ def test_mounts_are_named_without_the_last_slash() -> None:
 def test_the_words_of_a_write_probe(
     result: Result, verdict: tuple[Status, str], message: str
 ) -> None:
-    found = disk_write.judge("/data", result)
+    found = disk_write.evaluate("/data", result)
     assert (found.check, found.component) == ("disk-write", "/data")
     assert (found.status, found.reason) == verdict
     assert message in found.message
@@ -289,7 +291,7 @@ async def test_a_refused_write_is_the_disks_fault_unless_this_mount_alone_forbid
 def test_a_remote_filesystem_s_answer(
     result: Result, verdict: tuple[Status, str], message: str
 ) -> None:
-    found = disk_mounts.judge(HOME, result)
+    found = disk_mounts.evaluate(HOME, result)
     assert (found.status, found.reason) == verdict
     assert (found.check, found.component, found.message) == ("disk-mounts", "/home", message)
 
@@ -314,7 +316,7 @@ HEALTHY = Health(warning=0, temperature=41, spare=100, spare_threshold=10, used=
 def test_a_controller_that_is_not_live(
     state: str, seconds: float, verdict: tuple[Status, str] | None, words: str
 ) -> None:
-    found = disk_nvme.judge_state(replace(DRIVE, state=state), seconds, stuck_for=300.0)
+    found = disk_nvme.evaluate_state(replace(DRIVE, state=state), seconds, stuck_for=300.0)
     assert (found and (found.status, found.reason)) == verdict
     if found is not None:
         assert found.message.startswith(f"PM9A3 S1: {words}")
@@ -351,7 +353,7 @@ def test_a_controller_that_is_not_live(
 def test_of_what_a_drive_says_the_worst_is_told(
     health: Health, new: int, reason: str, words: str
 ) -> None:
-    found = disk_nvme.judge_health(DRIVE, health, new)
+    found = disk_nvme.evaluate_health(DRIVE, health, new)
     assert found.status is (Status.DEGRADED if reason else Status.OK)
     assert (found.reason, found.message) == (reason, f"PM9A3 S1: {words}")
 
@@ -431,7 +433,7 @@ RAID = Array("md0", "raid1", "clean", 2, 0, (), "idle", None)
     ],
 )
 def test_an_array(array: Array, verdict: tuple[Status, str], message: str) -> None:
-    found = disk_md.judge(array)
+    found = disk_md.evaluate(array)
     assert (found.status, found.reason) == verdict
     assert (found.check, found.component, found.message) == ("disk-md", "md0", message)
 
@@ -453,7 +455,7 @@ def test_the_strongest_sign_of_a_read_only_filesystem_is_told(
     line: str, signs: dict[str, object], why: str | None
 ) -> None:
     none = {"seen_writable": False, "must_write": False, "fstab_writable": False, "errors": 0}
-    found = disk_readonly.judge(mount(f"1 0 8:1 / /d {line}"), **(none | signs))  # type: ignore[arg-type]
+    found = disk_readonly.evaluate(mount(f"1 0 8:1 / /d {line}"), **(none | signs))  # type: ignore[arg-type]
     if why is None:
         assert (found.status, found.message) == (Status.OK, "read-only since it was first seen")
     else:
@@ -463,7 +465,7 @@ def test_the_strongest_sign_of_a_read_only_filesystem_is_told(
 
 
 def test_a_filesystem_that_has_shut_down_is_told_before_all_else() -> None:
-    found = disk_readonly.judge(
+    found = disk_readonly.evaluate(
         mount("1 0 8:1 / /d rw - xfs /dev/sda1 rw,shutdown"),
         seen_writable=False,
         must_write=False,
@@ -503,7 +505,7 @@ def test_ext4_s_errors_are_new_from_a_minute_before_the_boot(
     last: int, reason: str, *, rose: bool
 ) -> None:
     errors = disk_ext4.Errors(3, last, "ext4_lookup")
-    found = disk_ext4.judge(DISK, errors, booted=1000.0, rose=rose)
+    found = disk_ext4.evaluate(DISK, errors, booted=1000.0, rose=rose)
     assert found.reason == reason
     assert found.status is (Status.FAILED if reason == "errors" else Status.DEGRADED)
     assert found.message.startswith("3 errors on /dev/sda1, the last at 1970-01-01 00:")
@@ -512,9 +514,9 @@ def test_ext4_s_errors_are_new_from_a_minute_before_the_boot(
 
 
 def test_ext4_without_an_error_and_with_one_of_no_known_time_or_place() -> None:
-    well = disk_ext4.judge(DISK, disk_ext4.Errors(0, 0, ""), booted=1000.0, rose=False)
+    well = disk_ext4.evaluate(DISK, disk_ext4.Errors(0, 0, ""), booted=1000.0, rose=False)
     assert (well.status, well.reason, well.message) == (Status.OK, "", "no errors")
-    found = disk_ext4.judge(DISK, disk_ext4.Errors(1, 10**18, ""), booted=1000.0, rose=False)
+    found = disk_ext4.evaluate(DISK, disk_ext4.Errors(1, 10**18, ""), booted=1000.0, rose=False)
     assert found.message == f"1 errors on /dev/sda1, the last at {10**18}"
 
 
@@ -615,7 +617,7 @@ def test_a_disk_s_line_with_its_device_and_details(
     assert check.read(record(b"x" + line)) == (), "only where the kernel's own words begin"
 
 
-async def test_a_disk_without_its_count_of_errors_is_judged_by_the_other_signs(
+async def test_a_disk_without_its_count_of_errors_is_evaluated_by_the_other_signs(
     tmp_path: Path,
 ) -> None:
     machine = made_up(tmp_path)

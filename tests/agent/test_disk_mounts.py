@@ -49,7 +49,7 @@ HOME = parse(b"2 1 0:9 / /home rw - nfs4 filer:/home rw")[0]
     ],
 )
 def test_what_a_remote_filesystem_answers(answer: Result, verdict: tuple[Status, str]) -> None:
-    found = disk_mounts.judge(HOME, answer)
+    found = disk_mounts.evaluate(HOME, answer)
     assert (found.component, found.status, found.reason) == ("/home", *verdict)
 
 

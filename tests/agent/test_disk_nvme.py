@@ -103,7 +103,7 @@ def test_a_garbled_page_is_an_error_or_a_page(data: bytes) -> None:
     ],
 )
 def test_what_the_drive_says(health: Health, new: int, verdict: tuple[Status, str]) -> None:
-    found = disk_nvme.judge_health(DRIVE, health, new)
+    found = disk_nvme.evaluate_health(DRIVE, health, new)
     assert (found.status, found.reason) == verdict
     assert found.message.startswith("SOMETHING PM9A3 S64GNE0R: ")
 

@@ -64,24 +64,24 @@ def space(percent: float, size: int = 100 * GIB, inodes: int = 1000, left: int =
     ],
 )
 def test_space_and_inodes(found: Space, status: Status, reason: str) -> None:
-    observation = disk_space.judge(DISK, found, LIMITS)
+    observation = disk_space.evaluate(DISK, found, LIMITS)
     assert (observation.status, observation.reason) == (status, reason)
     assert observation.component == "/data"
 
 
 def test_reserved_blocks_count_as_df_counts_them() -> None:
     # 100 of 105 used, 0 left to others than root: full, though 5 are free.
-    assert disk_space.judge(DISK, Space(105, 100, 0, 0, 0), LIMITS).message.startswith("100 %")
+    assert disk_space.evaluate(DISK, Space(105, 100, 0, 0, 0), LIMITS).message.startswith("100 %")
 
 
 def test_min_free_fails_whatever_the_per_cent() -> None:
     limits = disk_space.SpaceLimits(90, 97, 90, 97, min_free=60 * GIB, plenty=50 * GIB)
-    observation = disk_space.judge(DISK, space(45), limits)
+    observation = disk_space.evaluate(DISK, space(45), limits)
     assert (observation.status, observation.reason) == (Status.FAILED, "full")
 
 
 def test_a_full_remote_filesystem_is_not_this_nodes_failure() -> None:
-    observation = disk_space.judge(HOME, space(100), LIMITS)
+    observation = disk_space.evaluate(HOME, space(100), LIMITS)
     assert (observation.status, observation.reason) == (Status.DEGRADED, "full")
 
 
@@ -95,16 +95,16 @@ def test_a_remote_filesystem_that_fails_is_not_this_nodes_disk() -> None:
 
 def test_a_full_read_only_filesystem_is_ok() -> None:
     image = mount("1 0 8:1 / /usr ro - ext4 /dev/dm-0 ro")
-    assert disk_space.judge(image, space(100), LIMITS).status is Status.OK
+    assert disk_space.evaluate(image, space(100), LIMITS).status is Status.OK
 
 
 @given(st.floats(0, 100), st.integers(0, 10**16), st.integers(0, 10**12))
 def test_more_free_never_makes_it_worse(percent: float, size: int, more: int) -> None:
     tight = space(percent, size)
     roomy = Space(tight.size + more, tight.used, tight.free + more, 0, 0)
-    before = disk_space.judge(DISK, tight, LIMITS).status
+    before = disk_space.evaluate(DISK, tight, LIMITS).status
     if tight.size:
-        assert disk_space.judge(DISK, roomy, LIMITS).status <= before
+        assert disk_space.evaluate(DISK, roomy, LIMITS).status <= before
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ def test_a_statvfs_that_fails(number: int, status: Status, reason: str) -> None:
     ],
 )
 def test_a_write_probe(result: Result, status: Status, reason: str) -> None:
-    observation = disk_write.judge("/data", result)
+    observation = disk_write.evaluate("/data", result)
     assert (observation.status, observation.reason) == (status, reason)
 
 
 def test_a_hung_probe_says_where_it_waits() -> None:
-    assert "D in io_schedule" in disk_write.judge("/d", Hung(12.0, "D in io_schedule")).message
+    assert "D in io_schedule" in disk_write.evaluate("/d", Hung(12.0, "D in io_schedule")).message
 
 
 def test_a_pods_read_only_volume_is_not_a_sick_disk() -> None:
-    found = disk_write.judge("/data", ProbeRefused(errno.EROFS, "open"), only_this_mount=True)
+    found = disk_write.evaluate("/data", ProbeRefused(errno.EROFS, "open"), only_this_mount=True)
     assert (found.status, found.reason) == (Status.UNKNOWN, "read-only-mount")
 
 
@@ -178,7 +178,7 @@ BIND = "1 0 8:1 /x /d ro - ext4 /dev/sda1 rw"
 )
 def test_read_only_by_each_sign(line: str, signs: dict[str, object], status: Status) -> None:
     none = {"seen_writable": False, "must_write": False, "fstab_writable": False, "errors": 0}
-    found = disk_readonly.judge(mount(line), **(none | signs))  # type: ignore[arg-type]  # by name
+    found = disk_readonly.evaluate(mount(line), **(none | signs))  # type: ignore[arg-type]  # by name
     assert found.status is status
     assert found.reason == ("read-only" if status is Status.FAILED else "")
 

@@ -16,7 +16,7 @@ from nodeagent.checks import dns
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.dns import Reply, ask, nameservers, parse_nameservers, question, read_reply
+from nodeagent.sources.dns import Reply, nameservers, parse_nameservers, query, question, read_reply
 from nodeagent.sources.host import HostRoots
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.support.waiting import PATIENCE
@@ -117,7 +117,7 @@ def test_garbage_is_no_answer(packet: bytes, ident: int) -> None:
     ],
 )
 def test_what_a_server_answers(name: str, reply: Reply, verdict: tuple[Status, str]) -> None:
-    found = dns.judge_server("10.0.0.2", name, reply, slow=2.0)
+    found = dns.evaluate_server("10.0.0.2", name, reply, slow=2.0)
     assert (found.component, found.status, found.reason) == ("dns://10.0.0.2", *verdict)
 
 
@@ -144,7 +144,7 @@ async def test_a_lost_packet_is_sent_again_and_a_strangers_answer_is_not_heard()
         return lost.pop() if lost else says(0)(asked)
 
     async with serving(answer) as (port, server):
-        reply = await ask("127.0.0.1", "a.example", NOW, port=port, deadline=10, again=0.1)
+        reply = await query("127.0.0.1", "a.example", NOW, port=port, deadline=10, again=0.1)
         assert (reply.trouble, reply.code) == ("", "")
         assert len(server.asked) == 3
         assert len(set(server.asked)) == 1
@@ -152,12 +152,12 @@ async def test_a_lost_packet_is_sent_again_and_a_strangers_answer_is_not_heard()
 
 async def test_a_silent_server_times_out() -> None:
     async with serving(lambda _: b"") as (port, _):
-        reply = await ask("127.0.0.1", "", NOW, port=port, deadline=0.3, again=0.1)
+        reply = await query("127.0.0.1", "", NOW, port=port, deadline=0.3, again=0.1)
     assert (reply.trouble, reply.message) == ("timeout", "no answer in 0.3 s")
 
 
 async def test_a_server_that_cannot_be_reached(tmp_path: Path) -> None:
-    reply = await ask("fe80::1%nothing", "", NOW)
+    reply = await query("fe80::1%nothing", "", NOW)
     assert reply.trouble == "error"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.health.model import Component, Fault
-from aggregator.health.model import Status as Judged
+from aggregator.health.model import Status as Evaluated
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import evaluate
 from nodeagent.checks import custom_command
@@ -127,7 +127,7 @@ def test_the_table_of_codes_is_what_the_agent_goes_by() -> None:
     for code, nagios, npd in rows:
         for protocol, cell in ((custom_command.NAGIOS, nagios), (custom_command.NPD, npd)):
             text = nagios if cell == "the same" else cell
-            status, reason, _ = custom_command.judge(protocol, Outcome(exit=int(code), out="x"))
+            status, reason, _ = custom_command.evaluate(protocol, Outcome(exit=int(code), out="x"))
             words = status.name.lower() + (f", reason `{reason}`" if reason else "")
             assert text == words, (code, protocol)
 
@@ -157,7 +157,7 @@ def test_the_table_of_kernel_line_keys_is_what_the_loader_takes(tmp_path: Path) 
     assert sorted(taken.split(", ")) == sorted(keys)
 
 
-def judged(site: str | None, *evidence: Component | Fault) -> set[str]:
+def evaluated(site: str | None, *evidence: Component | Fault) -> set[str]:
     """The actions by the shipped rules, with a site's if there are any, for this evidence."""
     health = NodeHealth(hello("n1"))
     health.snapshot(snapshot(*evidence))
@@ -167,15 +167,15 @@ def judged(site: str | None, *evidence: Component | Fault) -> set[str]:
 
 def test_no_shipped_rule_acts_on_a_check_that_it_does_not_know() -> None:
     for reason in ("critical", "problem", "anything"):
-        assert judged(None, component("scratch-mounted", "", Judged.FAILED, reason)) == set()
-    assert judged(None, fault("fabric:x", "c")) == {"observe"}
+        assert evaluated(None, component("scratch-mounted", "", Evaluated.FAILED, reason)) == set()
+    assert evaluated(None, fault("fabric:x", "c")) == {"observe"}
 
 
 def test_the_rule_acts_on_failed_alone_and_on_nothing_else() -> None:
     rule = example("yaml", "site-scratch")
-    failed = component("scratch-mounted", "", Judged.FAILED, "problem")
-    assert judged(rule, failed) == {"cordon"}
-    assert judged(rule, component("scratch-mounted", "", Judged.FAILED, "other")) == set()
-    for status in (Judged.UNKNOWN, Judged.DEGRADED, Judged.OK):
-        assert judged(rule, component("scratch-mounted", "", status, "problem")) == set()
-    assert judged(rule, component("open-files", "", Judged.FAILED, "problem")) == set()
+    failed = component("scratch-mounted", "", Evaluated.FAILED, "problem")
+    assert evaluated(rule, failed) == {"cordon"}
+    assert evaluated(rule, component("scratch-mounted", "", Evaluated.FAILED, "other")) == set()
+    for status in (Evaluated.UNKNOWN, Evaluated.DEGRADED, Evaluated.OK):
+        assert evaluated(rule, component("scratch-mounted", "", status, "problem")) == set()
+    assert evaluated(rule, component("open-files", "", Evaluated.FAILED, "problem")) == set()

@@ -175,7 +175,7 @@ def test_no_file_breaks_a_look_at_a_pcie_link(
     assert all(n is None or n >= 0 for n in (link.replays, link.nonfatal, link.fatal))
 
 
-JUDGES = (gpu_ecc, gpu_rows, gpu_recovery, gpu_pages, gpu_clocks, gpu_inforom)
+EVALUATES = (gpu_ecc, gpu_rows, gpu_recovery, gpu_pages, gpu_clocks, gpu_inforom)
 anything = st.one_of(st.none(), st.integers(-(2**63), 2**64 - 1))
 number = st.integers(-(2**63), 2**64 - 1)
 
@@ -206,13 +206,13 @@ number = st.integers(-(2**63), 2**64 - 1)
 )
 def test_every_number_that_nvml_can_give_has_a_verdict(message: dict[str, object]) -> None:
     sample = gpu_from_wire(json.loads(json.dumps(message)))
-    for check in JUDGES:
-        status, reason, text = check.judge(sample)
+    for check in EVALUATES:
+        status, reason, text = check.evaluate(sample)
         assert isinstance(status, Status)
         assert bool(reason) == (status is not Status.OK)
         assert text
     if sample.fabric is not None:
-        assert gpu_fabric.judge(sample.fabric, is_young=False)[2]
+        assert gpu_fabric.evaluate(sample.fabric, is_young=False)[2]
 
 
 LARGEST = 2**64 - 1
@@ -235,7 +235,7 @@ async def test_values_out_of_range_through_the_real_pynvml_cost_no_other_gpu(
         link_errors={(161, 0): LARGEST, (162, 0): 2**63, (163, 0): LARGEST - 1},
         fabric=(2**32 - 1, 2**32 - 1, 2**32 - 1, 255, 2**32 - 1, 3),
     )
-    specs = [*(each.SPEC for each in JUDGES), gpu_fabric.SPEC, gpu_nvlink.SPEC]
+    specs = [*(each.SPEC for each in EVALUATES), gpu_fabric.SPEC, gpu_nvlink.SPEC]
     async with Bench(tmp_path, [wild, gpu(1, pages=([], []), links=(1,))]) as bench:
         for spec in specs:
             seen = await run_check(bench.build(spec))

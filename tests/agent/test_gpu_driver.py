@@ -271,7 +271,7 @@ def test_no_single_witness_is_ever_failed(
 ) -> None:
     waits = [DriverWaiter(pid, "python3", "os_acquire_mutex", 60.0) for pid in range(waiting)]
     trouble = NvmlTrouble(TroubleKind.HUNG, "nvmlInit has not returned")
-    seen = gpu_driver.judge(trouble, seconds, waits, devices, hung_for=180)
+    seen = gpu_driver.evaluate(trouble, seconds, waits, devices, hung_for=180)
     second = bool(waits) or (bool(devices) and sum(devices.values()) == 0)
     assert (seen.status is Status.FAILED) == (seconds >= 180 and second)
     assert (seen.status is Status.UNKNOWN) == (seconds < 180)

@@ -214,7 +214,7 @@ def test_a_gpu_that_nvml_does_not_list_or_name_is_unknown(node: Node) -> None:
     ],
 )
 def test_retired_pages(pages: RetiredPages, verdict: tuple[str, str]) -> None:
-    status, reason, text = gpu_pages.judge(replace(GPUS[0], pages=pages))
+    status, reason, text = gpu_pages.evaluate(replace(GPUS[0], pages=pages))
     assert (status.name, reason) == verdict
     counts = (
         f"pages retired: {pages.double_bit} for double-bit errors ({pages.double_bit_lately} "
@@ -261,7 +261,7 @@ def test_remapped_rows(
     rows: RemappedRows, spent: int | None, verdict: tuple[str, str, str]
 ) -> None:
     reserve = None if spent is None else RowReserve(600, 0, 0, 0, spent)
-    status, reason, text = gpu_rows.judge(replace(GPUS[0], rows=rows, reserve=reserve))
+    status, reason, text = gpu_rows.evaluate(replace(GPUS[0], rows=rows, reserve=reserve))
     assert (status.name, reason, text) == verdict
 
 
@@ -401,8 +401,8 @@ async def test_a_count_that_could_not_be_read_is_compared_when_it_next_can(node:
     ],
 )
 def test_memory_errors(ecc: EccCounts, verdict: tuple[str, str, str]) -> None:
-    status, reason, text = gpu_ecc.judge(replace(GPUS[0], ecc=ecc))
+    status, reason, text = gpu_ecc.evaluate(replace(GPUS[0], ecc=ecc))
     assert (status.name, reason, text) == verdict
     worn = replace(GPUS[0], ecc=ecc, sram_threshold_exceeded=True)
-    assert gpu_ecc.judge(worn)[:2] == (Status.FAILED, "sram-threshold")
-    assert gpu_ecc.judge(replace(worn, sram_threshold_exceeded=False))[1] == reason
+    assert gpu_ecc.evaluate(worn)[:2] == (Status.FAILED, "sram-threshold")
+    assert gpu_ecc.evaluate(replace(worn, sram_threshold_exceeded=False))[1] == reason

@@ -171,5 +171,5 @@ def test_a_manager_is_dead_only_without_process_and_by_a_witness(
     is_young: bool,  # noqa: FBT001  # hypothesis gives it by name
 ) -> None:
     state = FabricManagerState(pid, is_listening=False)
-    status = gpu_fabric_manager.judge(state, witnesses, is_young=is_young).status
+    status = gpu_fabric_manager.evaluate(state, witnesses, is_young=is_young).status
     assert (status is Status.FAILED) == (pid is None and not is_young and bool(witnesses))

@@ -59,10 +59,10 @@ async def inventory(node: Node, check: Check | None = None) -> Seen:
 def test_the_worst_that_a_gpu_s_calls_say(
     codes: Mapping[str, int], verdict: tuple[str, str, str]
 ) -> None:
-    status, reason, text = gpu_inventory.judge(failing(GPUS[0], **codes))
+    status, reason, text = gpu_inventory.evaluate(failing(GPUS[0], **codes))
     expected = verdict[2].format(f"GPU 0 at {ADDRESSES[0]}")
     assert (status.name, reason, text) == (*verdict[:2], expected)
-    status, reason, text = gpu_inventory.judge(replace(failing(GPUS[0], **codes), pci=""))
+    status, reason, text = gpu_inventory.evaluate(replace(failing(GPUS[0], **codes), pci=""))
     if "{}" in verdict[2]:
         assert text == verdict[2].format("GPU 0")
 
@@ -305,7 +305,7 @@ async def test_an_event_is_told_one_look_later_where_the_log_has_not(node: Node)
     check = node.build(gpu_events.SPEC)
     assert said(await run_check(check), "") == ("OK", "", "NVML's events are listened to")
     events = [XidEvent("GPU-0", ADDRESSES[0], code, 4990.0, 5000.5) for code in (48, 79, 31)]
-    node.nvml.xids, node.nvml.xids_heard = events, 3
+    node.nvml.xids, node.nvml.xids_received = events, 3
     for code, stamp in ((48, 4979.9), (79, 4980.0), (31, 4981.0)):
         node.sources.driver_log.xid(ADDRESSES[0], code, stamp)
     assert (await run_check(check)).faults == []
@@ -321,9 +321,9 @@ async def test_an_event_is_told_one_look_later_where_the_log_has_not(node: Node)
 async def test_more_events_than_are_kept_are_those_that_are_there(node: Node) -> None:
     check = node.build(gpu_events.SPEC)
     old, new = (XidEvent("GPU-0", ADDRESSES[0], code, 1.0, 2.0) for code in (31, 79))
-    node.nvml.xids, node.nvml.xids_heard = [old], 1
+    node.nvml.xids, node.nvml.xids_received = [old], 1
     await run_check(check)
-    node.nvml.xids, node.nvml.xids_heard = [old, new], 2
+    node.nvml.xids, node.nvml.xids_received = [old, new], 2
     assert [fault.code for fault in (await run_check(check)).faults] == ["xid:31"]
     assert [fault.code for fault in (await run_check(check)).faults] == ["xid:79"]
     assert (await run_check(check)).faults == []

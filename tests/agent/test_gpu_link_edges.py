@@ -112,7 +112,7 @@ WHERE = "; clique 7 of cluster c0ffee"
 )
 def test_a_fabric(change: Mapping[str, Any], verdict: tuple[str, str, str]) -> None:
     for is_young in (True, False):
-        status, reason, text = gpu_fabric.judge(replace(JOINED, **change), is_young=is_young)
+        status, reason, text = gpu_fabric.evaluate(replace(JOINED, **change), is_young=is_young)
         assert (status.name, reason, text) == verdict
 
 
@@ -128,14 +128,14 @@ def test_a_fabric(change: Mapping[str, Any], verdict: tuple[str, str, str]) -> N
 )
 def test_a_fabric_that_is_misconfigured(number: int, what: str) -> None:
     wrong = replace(JOINED, health=HEALTHY & ~(0xF << 8) | number << 8, summary=2)
-    assert gpu_fabric.judge(wrong, is_young=False) == (
+    assert gpu_fabric.evaluate(wrong, is_young=False) == (
         Status.FAILED,
         "misconfigured",
         f"the fabric's configuration is wrong: {what}{WHERE}",
     )
     for fine in (0, 1):
         right = replace(JOINED, health=HEALTHY & ~(0xF << 8) | fine << 8)
-        assert gpu_fabric.judge(right, is_young=False)[1] == ""
+        assert gpu_fabric.evaluate(right, is_young=False)[1] == ""
 
 
 @pytest.mark.parametrize(("state", "late"), [(1, "not-started"), (2, "not-registered")])
@@ -244,35 +244,35 @@ def linked(gpu: Gpu, up: int, errors: Mapping[str, Mapping[int, int]] | None = N
 )
 def test_what_nvlinks_count(rises: Mapping[str, int], verdict: tuple[str, str, str]) -> None:
     six = set(range(6))
-    status, reason, text = gpu_nvlink.judge(linked(GPUS[0], 6), six, six, 6, rises, 100)
+    status, reason, text = gpu_nvlink.evaluate(linked(GPUS[0], 6), six, six, 6, rises, 100)
     assert (status.name, reason, text) == verdict
 
 
 def test_of_many_links_the_eight_worst_are_named() -> None:
     rises = {f"crc {link}": 200 + link for link in range(12)}
-    text = gpu_nvlink.judge(linked(GPUS[0], 6), {0}, {0}, 0, rises, 100)[2]
+    text = gpu_nvlink.evaluate(linked(GPUS[0], 6), {0}, {0}, 0, rises, 100)[2]
     worst = ", ".join(f"{200 + link} crc on link {link}" for link in range(11, 3, -1))
     assert text.endswith(f"within an hour: {worst}")
 
 
 def test_links_that_are_down_come_first_and_few_links_last() -> None:
     gpu = linked(GPUS[0], 4)
-    found = gpu_nvlink.judge(gpu, {0, 1}, {0, 1, 4, 3}, 6, {"recovery 0": 1}, 100)
+    found = gpu_nvlink.evaluate(gpu, {0, 1}, {0, 1, 4, 3}, 6, {"recovery 0": 1}, 100)
     assert found == (Status.FAILED, "link-down", "NVLink 3, 4 was up and is not")
-    found = gpu_nvlink.judge(gpu, {0, 1}, {0, 1}, 3, {"crc 0": 100}, 100)
+    found = gpu_nvlink.evaluate(gpu, {0, 1}, {0, 1}, 3, {"crc 0": 100}, 100)
     assert found == (
         Status.DEGRADED,
         "fewer-links",
         "2 NVLinks are up, and 3 of most GPUs of this node",
     )
-    assert gpu_nvlink.judge(gpu, {0, 1}, {0, 1}, 2, {}, 100)[1] == ""
-    assert gpu_nvlink.judge(gpu, set(), set(), 6, {}, 100)[1] == "", "no link is a choice"
+    assert gpu_nvlink.evaluate(gpu, {0, 1}, {0, 1}, 2, {}, 100)[1] == ""
+    assert gpu_nvlink.evaluate(gpu, set(), set(), 6, {}, 100)[1] == "", "no link is a choice"
 
 
 def test_errors_that_cannot_be_read_are_said() -> None:
     for errors, code in (({"linkerr": 4}, 4), ({}, 0)):
         gpu = replace(failing(GPUS[0], **errors), links=NvLinks((True,), None))
-        status, _, text = gpu_nvlink.judge(gpu, {0}, {0}, 1, {}, 100)
+        status, _, text = gpu_nvlink.evaluate(gpu, {0}, {0}, 1, {}, 100)
         assert status is Status.OK
         assert text == f"1 NVLinks are up; their errors can't be read (error {code})"
 
@@ -333,7 +333,7 @@ def test_the_usual_number_of_links_and_lanes_is_that_of_more_than_half(
 def test_a_pcie_link(
     link: PcieLink, rises: Mapping[str, int], verdict: tuple[str, str, str]
 ) -> None:
-    status, reason, text = gpu_pcie.judge(link, rises, wanted=4, seen=8, most_replays=80)
+    status, reason, text = gpu_pcie.evaluate(link, rises, wanted=4, seen=8, most_replays=80)
     assert (status.name, reason, text) == verdict
 
 

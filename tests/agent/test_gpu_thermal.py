@@ -107,6 +107,6 @@ def test_a_hotter_gpu_is_never_better(
         memory_temperature=None if memory is None else memory + 5,
         limits=limits,
     )
-    before = gpu_thermal.judge(one, margin=2)
-    after = gpu_thermal.judge(hotter, margin=2)
+    before = gpu_thermal.evaluate(one, margin=2)
+    after = gpu_thermal.evaluate(hotter, margin=2)
     assert before[0] is not Status.DEGRADED or after[0] is Status.DEGRADED

@@ -91,7 +91,7 @@ ACTIVE = Port("ACTIVE", "LinkUp", 400, ethernet=False, counters={})
     ],
 )
 def test_links(*, port: Port, used: bool, named: bool, verdict: tuple[Status, str] | None) -> None:
-    found = infiniband.judge_link("mlx5_0/1", port, used=used, named=named)
+    found = infiniband.evaluate_link("mlx5_0/1", port, used=used, named=named)
     assert (found and (found.status, found.reason)) == verdict
 
 
@@ -111,7 +111,7 @@ def test_links(*, port: Port, used: bool, named: bool, verdict: tuple[Status, st
     ],
 )
 def test_counters(rose: Mapping[str, int], verdict: tuple[Status, str]) -> None:
-    found = infiniband.judge_quality("mlx5_0/1", ACTIVE, rose, wanted=0, seen=400, symbols=120)
+    found = infiniband.evaluate_quality("mlx5_0/1", ACTIVE, rose, wanted=0, seen=400, symbols=120)
     assert (found.status, found.reason) == verdict
 
 
@@ -127,7 +127,7 @@ def test_counters(rose: Mapping[str, int], verdict: tuple[Status, str]) -> None:
 )
 def test_rates(rate: float, wanted: float, verdict: tuple[Status, str]) -> None:
     port = replace(ACTIVE, rate=rate)
-    found = infiniband.judge_quality("p", port, {}, wanted=wanted, seen=400, symbols=120)
+    found = infiniband.evaluate_quality("p", port, {}, wanted=wanted, seen=400, symbols=120)
     assert (found.status, found.reason) == verdict
 
 

@@ -314,9 +314,9 @@ def test_transitions_are_bounded_in_number_and_in_time() -> None:
 
 def test_absence_clears_no_failure() -> None:
     held = latch()
-    held.apply([disk(Status.FAILED), disk(Status.OK, component="/data")], NOW, look_of="disk-space")
+    held.apply([disk(Status.FAILED), disk(Status.OK, component="/data")], NOW, run_of="disk-space")
     for _ in range(5):
-        held.apply([], NOW, look_of="disk-space")
+        held.apply([], NOW, run_of="disk-space")
     held.apply([Gone("disk-space", "/")], NOW)
     assert set(held.components) == {("disk-space", "/")}
     # It would be stuck for good without this: a person may let go of it.
@@ -327,11 +327,11 @@ def test_absence_clears_no_failure() -> None:
 def test_one_missed_look_drops_nothing_but_an_unknown() -> None:
     held = latch()
     batch = [disk(Status.OK), disk(Status.UNKNOWN, component="", reason="hung")]
-    held.apply(batch, NOW, look_of="disk-space")
+    held.apply(batch, NOW, run_of="disk-space")
     held.delta(NOW)
-    held.apply([], NOW, look_of="disk-space")
+    held.apply([], NOW, run_of="disk-space")
     assert set(held.components) == {("disk-space", "/")}
-    held.apply([], NOW, look_of="disk-space")
+    held.apply([], NOW, run_of="disk-space")
     assert held.components == {}
     out = held.delta(NOW)
     assert out is not None
@@ -344,7 +344,7 @@ def test_what_failed_and_is_unknown_since_is_not_gone_when_it_is_missed() -> Non
     held.apply([disk(Status.FAILED, reason="full")], NOW)
     held.apply([disk(Status.UNKNOWN, reason="hung")], NOW + 1)
     held.apply([Gone("disk-space", "/")], NOW + 2)
-    held.apply([], NOW + 3, look_of="disk-space")
+    held.apply([], NOW + 3, run_of="disk-space")
     held.keep_checks(())
     assert ("disk-space", "/") in held.components
     assert held.unacked.gone == []
@@ -374,10 +374,10 @@ def test_words_that_changed_and_are_repeated_are_sent_after_a_quarter_of_an_hour
 
 def test_a_repeated_observation_ends_an_absence() -> None:
     made = latch()
-    made.apply([disk(Status.OK)], NOW, look_of="disk-space")
+    made.apply([disk(Status.OK)], NOW, run_of="disk-space")
     for _ in range(3):
-        made.apply([], NOW, look_of="disk-space")
-        made.apply([disk(Status.OK)], NOW, look_of="disk-space")
+        made.apply([], NOW, run_of="disk-space")
+        made.apply([disk(Status.OK)], NOW, run_of="disk-space")
     assert made.known("disk-space") == ["/"]
 
 
@@ -432,9 +432,9 @@ def test_a_repeated_observation_has_the_effect_of_a_new_one(
     quick = latch(limits)
     plodding = Plodding(boot_id="boot-a", epoch="e", limits=limits)
     now = NOW
-    for batch, look_of, passed, sent in looks:
+    for batch, run_of, passed, sent in looks:
         now += passed
-        told = [each.apply(batch, now, look_of=look_of) for each in (quick, plodding)]
+        told = [each.apply(batch, now, run_of=run_of) for each in (quick, plodding)]
         assert told[0] == told[1]
         assert quick.components == plodding.components
         assert (quick.urgent, quick.pending) == (plodding.urgent, plodding.pending)
@@ -606,7 +606,7 @@ def test_the_digest_is_that_of_whoever_got_every_message(
     far = Folded()
     far.take(held.snapshot(NOW), whole=True)
     for batch, turn in zip(story, turns + ["delta"] * len(story), strict=False):
-        held.apply(batch, NOW, look_of="reach" if turn == "look" else "")
+        held.apply(batch, NOW, run_of="reach" if turn == "look" else "")
         if turn == "snapshot":
             far.take(held.snapshot(NOW), whole=True)
         elif turn != "wait" and (out := held.delta(NOW)) is not None:

@@ -430,12 +430,12 @@ def test_what_is_gone_matters_if_it_was_ever_other_than_well(
 def test_a_component_is_dropped_at_the_second_whole_look_without_it() -> None:
     held = latch()
     seen = [part("a"), part("b"), part("bad", Status.FAILED)]
-    held.apply(seen, NOW, look_of="own")
-    held.apply([Observation("other", "x", Status.OK)], NOW, look_of="other")
-    assert not held.apply([part("a")], NOW, look_of="own")
-    assert not held.apply([part("a"), part("b")], NOW, look_of="own")
-    assert not held.apply([part("a")], NOW, look_of="own"), "it was there between"
-    assert held.apply([part("a")], NOW, look_of="own")
+    held.apply(seen, NOW, run_of="own")
+    held.apply([Observation("other", "x", Status.OK)], NOW, run_of="other")
+    assert not held.apply([part("a")], NOW, run_of="own")
+    assert not held.apply([part("a"), part("b")], NOW, run_of="own")
+    assert not held.apply([part("a")], NOW, run_of="own"), "it was there between"
+    assert held.apply([part("a")], NOW, run_of="own")
     assert parts(held) == ["a", "bad", "x"]
     assert held.known("own") == [part("a").component, part("bad").component]
     assert held.known("other") == ["x"]
@@ -497,7 +497,7 @@ def test_whatever_comes_the_bounds_hold_and_nothing_stays_counted(
                 numbered.append(replace(item, source_seq=seq))
             else:
                 numbered.append(item)
-        held.apply(numbered, NOW + turn, look_of="own" if turn % 3 else "")
+        held.apply(numbered, NOW + turn, run_of="own" if turn % 3 else "")
         if turns == "snapshot":
             held.snapshot(NOW)
         else:

@@ -205,11 +205,11 @@ def test_lines_of_other_gpus_and_packets_are_counted_and_say_nothing(
         assert (check.packets, check.foreign) == (number, number - 1)
         assert check.read(record(line.replace(GPU.encode(), b"0000:77:00"))) == ()
         assert (check.packets, check.foreign) == (number, number)
-    assert not log.has_told(GPU, 79, 0.0)
+    assert not log.has_reported(GPU, 79, 0.0)
     assert check.read(record(b"x" + xid)) == ()
     assert len(check.read(record(xid))) == 1
-    assert log.has_told(GPU, 79, 4000.0)
-    assert not log.has_told(GPU, 79, 4000.1)
+    assert log.has_reported(GPU, 79, 4000.0)
+    assert not log.has_reported(GPU, 79, 4000.1)
 
 
 def test_the_driver_s_load_is_noted_unless_it_is_old_or_a_packet(

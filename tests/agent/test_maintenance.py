@@ -464,7 +464,7 @@ async def test_no_document_ends_the_look(
 
 def test_kinds_are_bounded() -> None:
     events = [cloud_events.MaintenanceEvent(f"kind-{n}", "m") for n in range(100)]
-    assert len(maintenance.judge(events)) == 17
+    assert len(maintenance.evaluate(events)) == 17
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def filled(
     ],
 )
 def test_a_table(table: NetTable, refused: int, verdict: tuple[Status, str]) -> None:
-    found = net_tables.judge("conntrack", table, refused, LIMITS)
+    found = net_tables.evaluate("conntrack", table, refused, LIMITS)
     assert (found.status, found.reason) == verdict
 
 

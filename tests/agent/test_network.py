@@ -123,7 +123,9 @@ ROUTE = DefaultRoute("eth0", "10.0.0.1", 0)
 def test_a_gateway_that_never_answered_is_unknown(
     *, reachable: bool, answered: bool, verdict: tuple[Status, str]
 ) -> None:
-    found = reach.judge_gateway("gateway", ROUTE, GatewayReply(reachable, "how"), answered=answered)
+    found = reach.evaluate_gateway(
+        "gateway", ROUTE, GatewayReply(reachable, "how"), answered=answered
+    )
     assert (found.status, found.reason) == verdict
 
 
@@ -183,7 +185,7 @@ def link(*, enabled: bool = True, carrier: bool = True, times_up: int | None = 1
 def test_a_port_that_was_never_up_is_ok(
     *, found: Link, seen_up: bool, named: bool, verdict: tuple[Status, str]
 ) -> None:
-    observation = nic_link.judge(found, seen_up=seen_up, named=named)
+    observation = nic_link.evaluate(found, seen_up=seen_up, named=named)
     assert (observation.status, observation.reason) == verdict
 
 

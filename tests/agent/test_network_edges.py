@@ -91,7 +91,7 @@ LIMITS = nic_health.NicLimits(
 def test_traffic_on_its_thresholds(
     rose: Traffic, verdict: tuple[Status, str] | None, message: str
 ) -> None:
-    found = nic_health.judge_traffic("eth0", rose, LIMITS)
+    found = nic_health.evaluate_traffic("eth0", rose, LIMITS)
     assert (found and (found.status, found.reason)) == verdict
     if found is not None:
         assert (found.check, found.component, found.message) == ("nic-health", "eth0", message)
@@ -118,7 +118,7 @@ def test_traffic_on_its_thresholds(
 def test_speeds_on_their_thresholds(
     speed: int, wanted: int, seen: int, verdict: tuple[Status, str] | None, message: str
 ) -> None:
-    found = nic_health.judge_speed("eth0", speed, wanted=wanted, seen=seen)
+    found = nic_health.evaluate_speed("eth0", speed, wanted=wanted, seen=seen)
     assert (found and (found.status, found.reason)) == verdict
     assert found is None or found.message == message
 
@@ -242,7 +242,7 @@ UP = Link("eth0", enabled=True, state="up", times_up=0)
 def test_a_link(
     *, link: Link, seen_up: bool, named: bool, verdict: tuple[Status, str], message: str
 ) -> None:
-    found = nic_link.judge(link, seen_up=seen_up, named=named)
+    found = nic_link.evaluate(link, seen_up=seen_up, named=named)
     assert (found.status, found.reason) == verdict
     assert message in found.message
 
@@ -319,29 +319,29 @@ ACTIVE = Port("ACTIVE", "LinkUp", 400, ethernet=False, counters={})
     ],
 )
 def test_what_a_port_counts(rose: Mapping[str, int], reason: str, message: str) -> None:
-    found = infiniband.judge_quality("p", ACTIVE, rose, wanted=0, seen=400, symbols=120)
+    found = infiniband.evaluate_quality("p", ACTIVE, rose, wanted=0, seen=400, symbols=120)
     assert (found.component, found.reason, found.message) == ("p", reason, message)
     status = {"": Status.OK, "errors": FAILED}.get(reason, DEGRADED)
     assert found.status is status
 
 
 def test_a_rate_on_its_thresholds() -> None:
-    def judged(rate: float, wanted: float, seen: float, **rose: int) -> Observation:
+    def evaluated(rate: float, wanted: float, seen: float, **rose: int) -> Observation:
         slow = replace(ACTIVE, rate=rate)
-        return infiniband.judge_quality("p", slow, rose, wanted=wanted, seen=seen, symbols=120)
+        return infiniband.evaluate_quality("p", slow, rose, wanted=wanted, seen=seen, symbols=120)
 
-    assert judged(400, 400, 400).reason == ""
-    assert judged(0, 400, 400).reason == "", "a driver that does not tell"
-    assert judged(0.5, 400, 400).reason == "slow"
-    assert judged(399, 400, 400).message == "399 Gbit/s, and the configuration says 400"
-    assert judged(399, 400, 400).status is FAILED
-    assert judged(399, 0, 400).message == "399 Gbit/s, and it was 400 before"
-    assert judged(399, 0, 400).status is DEGRADED
-    assert judged(0.5, 0, 400).reason == "slow"
-    assert judged(399, 0, 400, rnr_nak_retry_err=1).reason == "slow"
-    assert judged(399, 0, 400, link_downed=1).reason == "flapping"
+    assert evaluated(400, 400, 400).reason == ""
+    assert evaluated(0, 400, 400).reason == "", "a driver that does not tell"
+    assert evaluated(0.5, 400, 400).reason == "slow"
+    assert evaluated(399, 400, 400).message == "399 Gbit/s, and the configuration says 400"
+    assert evaluated(399, 400, 400).status is FAILED
+    assert evaluated(399, 0, 400).message == "399 Gbit/s, and it was 400 before"
+    assert evaluated(399, 0, 400).status is DEGRADED
+    assert evaluated(0.5, 0, 400).reason == "slow"
+    assert evaluated(399, 0, 400, rnr_nak_retry_err=1).reason == "slow"
+    assert evaluated(399, 0, 400, link_downed=1).reason == "flapping"
     roce = replace(ACTIVE, ethernet=True, rate=100)
-    found = infiniband.judge_quality("p", roce, {}, wanted=0, seen=100, symbols=120)
+    found = infiniband.evaluate_quality("p", roce, {}, wanted=0, seen=100, symbols=120)
     assert found.message == "RoCE, 100 Gbit/s"
 
 
@@ -371,7 +371,7 @@ def test_the_words_for_a_link(
     *, state: str, physical: str, used: bool, named: bool, message: str
 ) -> None:
     down = replace(ACTIVE, state=state, physical=physical)
-    found = infiniband.judge_link("p", down, used=used, named=named)
+    found = infiniband.evaluate_link("p", down, used=used, named=named)
     assert found is not None
     assert (found.check, found.component, found.message) == ("infiniband", "p", message)
 
@@ -456,7 +456,7 @@ async def test_devices_that_are_excluded_by_name_or_port(tmp_path: Path, pattern
     ],
 )
 def test_a_table(table: NetTable, refused: int, verdict: tuple[Status, str], message: str) -> None:
-    found = net_tables.judge("conntrack", table, refused, net_tables.TableLimits(80.0, 95.0))
+    found = net_tables.evaluate("conntrack", table, refused, net_tables.TableLimits(80.0, 95.0))
     assert (found.status, found.reason) == verdict
     assert (found.check, found.component, found.message) == ("net-tables", "conntrack", message)
 
@@ -488,7 +488,7 @@ def test_a_table(table: NetTable, refused: int, verdict: tuple[Status, str], mes
     ],
 )
 def test_a_dns_server(name: str, reply: Reply, verdict: tuple[Status, str], message: str) -> None:
-    found = dns.judge_server("192.0.2.1", name, reply, slow=2.0)
+    found = dns.evaluate_server("192.0.2.1", name, reply, slow=2.0)
     assert (found.status, found.reason) == verdict
     assert (found.component, found.message) == ("dns://192.0.2.1", message)
 
@@ -518,7 +518,7 @@ def test_a_peer(
     verdict: tuple[Status, str],
     message: str,
 ) -> None:
-    found = peers.judge("192.0.2.7", seconds, trouble, answered=answered)
+    found = peers.evaluate("192.0.2.7", seconds, trouble, answered=answered)
     assert (found.status, found.reason, found.message) == (*verdict, message)
     assert (found.check, found.component) == ("peers", "192.0.2.7")
 
@@ -540,7 +540,7 @@ TARGET = reach.Target("registry.example", 80, "/v2/")
     ],
 )
 def test_an_http_status(status: int, verdict: tuple[Status, str]) -> None:
-    found = reach.judge_http(TARGET, status, 0.0125)
+    found = reach.evaluate_http(TARGET, status, 0.0125)
     assert (found.status, found.reason) == verdict
     assert found.component == "http://registry.example:80/v2/"
     assert found.message == f"answers {status} in 12.5 ms"
@@ -588,12 +588,12 @@ class Gateways:
         self.answers = list(answers)
         self.patience: list[bool] = []
 
-    async def ask(self, _route: DefaultRoute, *, patience: float) -> GatewayReply:
+    async def query(self, _route: DefaultRoute, *, patience: float) -> GatewayReply:
         self.patience.append(patience > 0)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    async def ask_briefly(self, _route: DefaultRoute) -> GatewayReply:
-        return await self.ask(_route, patience=0)
+    async def query_once(self, _route: DefaultRoute) -> GatewayReply:
+        return await self.query(_route, patience=0)
 
 
 ROUTE = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
@@ -655,12 +655,12 @@ class OnlyIpv4(Gateways):
         self.looks = 0
         self.asked: dict[int, bool] = {}  # with patience or without
 
-    async def ask(self, route: DefaultRoute, *, patience: float) -> GatewayReply:
+    async def query(self, route: DefaultRoute, *, patience: float) -> GatewayReply:
         if ":" not in str(route.gateway):
             self.looks += 1
             return YES
         self.asked[self.looks] = patience > 0
-        return await super().ask(route, patience=patience)
+        return await super().query(route, patience=patience)
 
 
 async def test_an_ipv6_gateway_that_is_not_shown_is_asked_at_each_tenth_look(

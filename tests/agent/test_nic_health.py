@@ -66,7 +66,7 @@ def port(machine: HostRoots, name: str = "eth0", **files: object) -> Path:
     ],
 )
 def test_errors_and_drops(rose: Traffic, verdict: tuple[Status, str] | None) -> None:
-    found = nic_health.judge_traffic("eth0", rose, LIMITS)
+    found = nic_health.evaluate_traffic("eth0", rose, LIMITS)
     assert (found and (found.status, found.reason)) == verdict
 
 
@@ -82,7 +82,7 @@ def test_errors_and_drops(rose: Traffic, verdict: tuple[Status, str] | None) -> 
     ],
 )
 def test_speeds(speed: int, wanted: int, seen: int, verdict: tuple[Status, str] | None) -> None:
-    found = nic_health.judge_speed("eth0", speed, wanted=wanted, seen=seen)
+    found = nic_health.evaluate_speed("eth0", speed, wanted=wanted, seen=seen)
     assert (found and (found.status, found.reason)) == verdict
 
 
@@ -201,7 +201,7 @@ def test_flapping_is_degraded_and_down_is_worse(
     *, lost: int, carrier: bool, verdict: tuple[Status, str]
 ) -> None:
     link = Link("eth0", enabled=True, state="up" if carrier else "down", times_up=9)
-    found = nic_link.judge(link, seen_up=True, named=False, lost=lost)
+    found = nic_link.evaluate(link, seen_up=True, named=False, lost=lost)
     assert (found.status, found.reason) == verdict
 
 

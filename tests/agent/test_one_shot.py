@@ -15,7 +15,7 @@ from nodeagent.local.findings import Findings
 from nodeagent.model import FaultSighting, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record
-from nodeagent.terminal.one_shot import look_once
+from nodeagent.terminal.one_shot import run_once
 from tests.agent.cli import configured
 from tests.agent.kernel_log import GPU, pci_device, raw
 from tests.support.waiting import PATIENCE
@@ -48,7 +48,7 @@ def broken(name: str, interval: float) -> CheckSpec:
 
 async def check_once(file: Path, *, within: float = 10) -> Findings:
     config = load(file, {"NODE_NAME": "n1"})
-    return await look_once(config, SystemClock(), within=within)
+    return await run_once(config, SystemClock(), within=within)
 
 
 @pytest.fixture

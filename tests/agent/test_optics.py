@@ -223,7 +223,7 @@ def test_the_verdict_is_by_the_modules_own_alarms(
 ) -> None:
     module = optics.parse(memory)
     assert module is not None
-    found = optics.judge("eth0", module)
+    found = optics.evaluate("eth0", module)
     assert (found.status, found.reason) == verdict
     assert text in found.message
 
@@ -243,7 +243,7 @@ def test_a_lane_whose_laser_is_off_is_not_in_use() -> None:
 def test_any_memory_is_parsed_or_has_no_readings(memory: bytes) -> None:
     module = optics.parse(memory)
     if module is not None:
-        optics.judge("eth0", module)
+        optics.evaluate("eth0", module)
         assert all(0 <= abs(value) < 10**6 for value in optics.measure(module).values())
 
 

@@ -48,7 +48,7 @@ def test_garbage_is_nobody(addresses: list[str]) -> None:
     ],
 )
 def test_silence(*, seconds: float | None, answered: bool, verdict: tuple[Status, str]) -> None:
-    found = peers.judge("10.0.0.2", seconds, "", answered=answered)
+    found = peers.evaluate("10.0.0.2", seconds, "", answered=answered)
     assert (found.component, found.status, found.reason) == ("10.0.0.2", *verdict)
 
 

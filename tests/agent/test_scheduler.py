@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.checks.base import Off, Report
 from nodeagent.model import Observation, Status
-from nodeagent.scheduler import FIRST_LOOK, JITTER, Scheduled, Scheduler
+from nodeagent.scheduler import FIRST_RUN, JITTER, Scheduled, Scheduler
 from tests.support.virtual_time import VirtualTimeLoop, run
 
 Delivered = list[tuple[float, str, Report, bool]]
@@ -90,7 +90,7 @@ def test_looks_come_soon_and_then_at_jittered_intervals() -> None:
         made, delivered = scheduler([scheduled("a", probe)])
         started = asyncio.get_running_loop().time()
         await run_for(made, 3600)
-        assert started <= probe.looks[0] <= started + FIRST_LOOK
+        assert started <= probe.looks[0] <= started + FIRST_RUN
         gaps = [after - before for before, after in pairwise(probe.looks)]
         assert all(60 * (1 - JITTER) <= gap <= 60 * (1 + JITTER) for gap in gaps)
         assert len({round(gap, 3) for gap in gaps}) > len(gaps) // 2
@@ -281,7 +281,7 @@ def test_a_look_is_one_task() -> None:
     async def story() -> None:
         made, _ = scheduler([scheduled(str(n), Probe(never)) for n in range(20)])
         task = asyncio.create_task(made.run())
-        await asyncio.sleep(FIRST_LOOK)
+        await asyncio.sleep(FIRST_RUN)
         assert len(asyncio.all_tasks()) == 1 + 1 + 20, "this test, the scheduler and the looks"
         task.cancel()
 
@@ -313,7 +313,7 @@ def test_a_beat_that_is_nearly_due_comes_while_the_agent_is_awake_anyway() -> No
         probe = Probe()
         made, _ = scheduler([scheduled("a", probe)])
         task = asyncio.create_task(made.run())
-        await asyncio.sleep(FIRST_LOOK)
+        await asyncio.sleep(FIRST_RUN)
         for after in (50, 55):
             await asyncio.sleep(probe.looks[0] + after - made._clock.boottime())
             made.agent_is_awake()

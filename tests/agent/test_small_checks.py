@@ -120,11 +120,11 @@ DEGRADED, FAILED, UNKNOWN = Status.DEGRADED, Status.FAILED, Status.UNKNOWN
 def test_what_a_program_s_end_means(
     protocol: str, ran: Outcome | StuckRun, verdict: tuple[Status, str, str]
 ) -> None:
-    assert custom_command.judge(protocol, ran) == verdict
+    assert custom_command.evaluate(protocol, ran) == verdict
 
 
 def test_a_program_s_words_are_cut_and_made_printable() -> None:
-    [*_, message] = custom_command.judge(NPD, Outcome(exit=0, out="a\x1b\t b" + "x" * 600))
+    [*_, message] = custom_command.evaluate(NPD, Outcome(exit=0, out="a\x1b\t b" + "x" * 600))
     assert message == ("a b" + "x" * 600)[:500]
 
 
@@ -137,7 +137,7 @@ def found(zombies: int = 0, *stuck: StuckProcess) -> Found:
 
 @pytest.mark.parametrize(("number", "verdict"), [(9, OK), (10, (DEGRADED, "zombies"))])
 def test_zombies(number: int, verdict: tuple[Status, str]) -> None:
-    said = processes.judge_zombies(found(number), limit=10)
+    said = processes.evaluate_zombies(found(number), limit=10)
     assert (said.status, said.reason) == verdict
     assert said.message == (
         "9 of 100 processes are dead"
@@ -148,7 +148,7 @@ def test_zombies(number: int, verdict: tuple[Status, str]) -> None:
 
 def test_of_many_parents_of_zombies_the_five_worst_are_named() -> None:
     zombies = {(pid, "" if pid == 7 else f"p{pid}"): pid for pid in range(1, 8)}
-    said = processes.judge_zombies(Found(100, zombies, []), limit=1)
+    said = processes.evaluate_zombies(Found(100, zombies, []), limit=1)
     worst = ["7 of ? (pid 7)", *(f"{pid} of p{pid} (pid {pid})" for pid in range(6, 2, -1))]
     assert said.message == f"28 dead processes that no parent reaps: {', '.join(worst)}"
 
@@ -159,19 +159,19 @@ def test_processes_that_hang() -> None:
     ]
     young = StuckProcess(9, "young", "x", 599.9)
 
-    def judged(*stuck: StuckProcess) -> tuple[Status, str, str]:
-        said = processes.judge_stuck(found(0, *stuck), stuck_for=600.0, many=3)
+    def evaluated(*stuck: StuckProcess) -> tuple[Status, str, str]:
+        said = processes.evaluate_stuck(found(0, *stuck), stuck_for=600.0, many=3)
         return said.status, said.reason, said.message
 
-    assert judged() == judged(young) == (*OK, "0 of 100 processes hang in the kernel")
-    status, reason, message = judged(young, hanging[2])
+    assert evaluated() == evaluated(young) == (*OK, "0 of 100 processes hang in the kernel")
+    status, reason, message = evaluated(young, hanging[2])
     assert (status, reason) == (DEGRADED, "stuck")
     assert message == "1 hang in the kernel, in nfs_wait (1): p3 (pid 3)"
-    assert judged(*hanging[:2])[0] is DEGRADED
-    assert judged(*hanging[:3])[0] is FAILED
+    assert evaluated(*hanging[:2])[0] is DEGRADED
+    assert evaluated(*hanging[:3])[0] is FAILED
     names = ", ".join(f"p{pid} (pid {pid})" for pid in range(1, 6))
     where = "nfs_wait (5), an unknown place (2)"
-    assert judged(*hanging)[2] == f"7 hang in the kernel, in {where}: {names}"
+    assert evaluated(*hanging)[2] == f"7 hang in the kernel, in {where}: {names}"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_processes_that_hang() -> None:
 )
 def test_memory(available: int, full: float | None, verdict: tuple[Status, str]) -> None:
     pressure = None if full is None else Stall(99.0, full)
-    said = memory.judge(Memory(1000 * 2**30, available * 2**30), pressure, low=5.0, stalled=10.0)
+    said = memory.evaluate(Memory(1000 * 2**30, available * 2**30), pressure, low=5.0, stalled=10.0)
     assert (said.status, said.reason) == verdict
     words = {
         "low": "49.0 of 1000 GiB available",
@@ -209,7 +209,7 @@ def test_memory(available: int, full: float | None, verdict: tuple[Status, str])
     ],
 )
 def test_a_clock(timex: Timex, verdict: tuple[Status, str], *, starting: bool) -> None:
-    said = clock.judge(timex, starting=starting, max_error=1.0, max_offset=0.5)
+    said = clock.evaluate(timex, starting=starting, max_error=1.0, max_offset=0.5)
     assert said[:2] == verdict
     if verdict[1] == "offset":
         assert said[2] == f"{timex.offset:+.3g} s off, being corrected"
@@ -232,7 +232,7 @@ async def test_a_clock_may_be_wrong_for_a_while_after_the_boot(up: float, reason
     ],
 )
 def test_work_that_stands_still(resource: str, stalled: Stall, message: str) -> None:
-    said = pressure.judge(resource, stalled, limit=80.0)
+    said = pressure.evaluate(resource, stalled, limit=80.0)
     assert (said.component, said.message) == (resource, message)
     above = stalled.some > 80 if resource == "cpu" else stalled.full > 80
     assert (said.status, said.reason) == ((DEGRADED, "stalled") if above else OK)
@@ -326,7 +326,7 @@ async def test_a_boot_is_told_for_a_while(tmp_path: Path) -> None:
 def test_a_kubelet(
     answer: Response | HttpError, verdict: tuple[Status, str], message: str, *, used: bool
 ) -> None:
-    said = kubelet.judge(answer, 0.0015, used=used)
+    said = kubelet.evaluate(answer, 0.0015, used=used)
     assert (said.status, said.reason, said.message) == (*verdict, message)
 
 
@@ -391,7 +391,7 @@ async def test_a_prober_that_was_there_once_is_missed(
             raise said[-1]
         return said[-1]
 
-    monkeypatch.setattr(pod_network, "ask", ask)
+    monkeypatch.setattr(pod_network, "query", ask)
     machine = made_up(tmp_path)
     check = built(pod_network.SPEC, sources(machine), options(pod_network.SPEC))
     said.append(NoProber("no file"))
@@ -509,7 +509,7 @@ async def test_the_servers_are_read_again_after_thirty_looks_or_a_failure(
         asked.append(name)
         return Reply(trouble[0], "noerror", 0.01, "fine")
 
-    monkeypatch.setattr(dns, "ask", ask)
+    monkeypatch.setattr(dns, "query", ask)
     machine = made_up(tmp_path)
     check = built(dns.SPEC, sources(machine), options(dns.SPEC))
     assert isinstance(await check.run_check(), Off), "a node that resolves nothing"

@@ -185,7 +185,7 @@ def used() -> Latch:
     )
     held.apply([Observation("disk", "/b", Status.DEGRADED, "slow", "")], 150.0)
     held.apply([Gone("disk", "/b")], 160.0)
-    held.apply([Observation("disk", "/c", Status.OK, "", "")], 170.0, look_of="disk")
+    held.apply([Observation("disk", "/c", Status.OK, "", "")], 170.0, run_of="disk")
     held.snapshot(200.0)
     held.acknowledge(1)
     held.apply([sighting(3)], 210.0)
@@ -273,7 +273,7 @@ def test_a_person_ends_components_that_their_check_names_no_more_and_no_others()
     held.apply([Observation("nic", "/a", Status.FAILED, "down", "")], 100.0)
     assert held.clear_by_operator(component="/a", code="") == 0, "it is still named"
     for name in ("disk", "nic"):
-        held.apply([], 110.0, look_of=name)
+        held.apply([], 110.0, run_of=name)
     assert held.clear_by_operator(component="/a", code="disk") == 1
     assert set(held.components) == {("disk", "/b"), ("nic", "/a")}
     assert held.clear_by_operator(component="", code="disk") == 1

@@ -434,7 +434,7 @@ class ControllerWorld(RuleBasedStateMachine):
             for node_state in node_registry.node_states()
             if node_registry.is_listed(node_state.node) or not size.listed
         ]
-        assert size.reported == sum(node_state.agent.was_heard for node_state in known)
+        assert size.reported == sum(node_state.agent.was_received for node_state in known)
         for name in NODES:
             self.words[name] &= self.agents[name].standing()
 

@@ -26,7 +26,7 @@ def limited(concurrent: int) -> object:
     return replace(SETTINGS, limits=replace(OPEN, concurrent=concurrent))
 
 
-async def looked_at(replica: Replica, name: str) -> None:
+async def polled_at(replica: Replica, name: str) -> None:
     """The work of one round; the rounds of these tests' loop are five real seconds apart."""
     node_state = replica.controller.parts.registry.node_state(name)
     replica.controller.parts.queue.add(node_state)
@@ -50,10 +50,10 @@ async def test_a_quarantine_whose_node_stays_away_ends_with_its_entry() -> None:
     assert "its Node is gone" in world.quarantines["n1"].status.message
     assert "quarantine.node_absent" in replica.notes.kinds("n1")
     clock.time += DAY - 1
-    await looked_at(replica, "n1")
+    await polled_at(replica, "n1")
     assert phase_of(world, "n1") is Phase.DRAINED
     clock.time += 2
-    await looked_at(replica, "n1")
+    await polled_at(replica, "n1")
     await until(lambda: not world.quarantines and not entries(world))
     ended = [t.summary for t in replica.notes.transitions if t.kind == "quarantine.released"]
     assert "absent_node_after" in ended[-1]
@@ -72,10 +72,10 @@ async def test_the_time_of_absence_survives_a_restart() -> None:
     clock.time += DAY / 2
     second = Replica(world, clock=clock)
     await until(lambda: second.controller.parts.registry.node_state("n1").cluster.node_gone)
-    await looked_at(second, "n1")
+    await polled_at(second, "n1")
     assert absent(world, "n1") == since
     clock.time += DAY / 2
-    await looked_at(second, "n1")
+    await polled_at(second, "n1")
     await until(lambda: not world.quarantines and not entries(world))
     await second.stop()
 
@@ -92,7 +92,7 @@ async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_i
     node = world.nodes["n1"]
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
-    await looked_at(replica, "n2")
+    await polled_at(replica, "n2")
     await until(lambda: phase_of(world, "n2") is Phase.DRAINED)
     # Its Node is back in the same boot: its quarantine is kept, above the limit.
     world.add_node("n1", uid="uid-again", boot_id=node.boot_id)
@@ -123,7 +123,7 @@ async def test_one_made_by_hand_is_reported_and_neither_counted_nor_ended() -> N
     replica.agent("n2", ILL)
     await until(lambda: phase_of(world, "n2") is Phase.DRAINED)
     clock.time += 100 * DAY
-    await looked_at(replica, "n1")
+    await polled_at(replica, "n1")
     assert phase_of(world, "n1") is Phase.CORDONED
     assert "until it is deleted" in world.quarantines["n1"].status.message
     world.person_deletes("n1")
@@ -140,7 +140,7 @@ async def test_the_same_boot_that_comes_back_after_the_end_is_quarantined_anew()
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
     clock.time += DAY + 1
-    await looked_at(replica, "n1")
+    await polled_at(replica, "n1")
     await until(lambda: not world.quarantines and not entries(world))
     world.add_node("n1", uid="uid-again", boot_id=boot)
     await replica.controller.parts.cluster_events.refresh_nodes()
@@ -163,7 +163,7 @@ async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> No
     world.add_node("n1", uid="uid-again", boot_id=boot)
     assert node_state.cluster.node_gone
     clock.time += DAY + 1
-    await looked_at(replica, "n1")
+    await polled_at(replica, "n1")
     await until(lambda: not absent(world, "n1"))
     await until(lambda: is_marked(world.nodes["n1"]))
     assert "quarantine.released" not in replica.notes.kinds("n1")

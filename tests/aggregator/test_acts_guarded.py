@@ -248,7 +248,7 @@ def acts() -> set[str]:
     found |= {f"local.{name}" for name in methods_of(Cluster) - NOT_ACTS - {"write_conditions"}}
     found |= {f"objects.{name}" for name in methods_of(ObjectStore) - NOT_ACTS_ON_OBJECTS}
     found |= {one.__name__ for one in classes_with(aggregator.repairers, "order")}
-    return found | {one.__name__ for one in classes_with(aggregator.hooks, "ask")}
+    return found | {one.__name__ for one in classes_with(aggregator.hooks, "call")}
 
 
 def test_every_method_that_acts_takes_a_guard() -> None:
@@ -256,7 +256,7 @@ def test_every_method_that_acts_takes_a_guard() -> None:
         assert others < methods_of(protocol) | {"record_place"}
         for name in methods_of(protocol) - others:
             assert takes_guard(getattr(protocol, name)), name
-    for package, method in ((aggregator.repairers, "order"), (aggregator.hooks, "ask")):
+    for package, method in ((aggregator.repairers, "order"), (aggregator.hooks, "call")):
         for one in classes_with(package, method):
             assert takes_guard(getattr(one, method)), one
 
@@ -444,12 +444,12 @@ SERVED: Mapping[str, Served] = {
         lambda s: WebhookRepairer(s.url, secret(s), wall=time.time).order(ORDER, s.guard)
     ),
     "RetriedHook": Served(
-        lambda s: RetriedHook(WebhookHook(s.url, secret(s), wall=time.time), random.Random(1)).ask(
+        lambda s: RetriedHook(WebhookHook(s.url, secret(s), wall=time.time), random.Random(1)).call(
             HOOK, limit=20, guard=s.guard
         )
     ),
     "WebhookHook": Served(
-        lambda s: WebhookHook(s.url, secret(s), wall=time.time).ask(HOOK, limit=20, guard=s.guard)
+        lambda s: WebhookHook(s.url, secret(s), wall=time.time).call(HOOK, limit=20, guard=s.guard)
     ),
 }
 
@@ -573,7 +573,7 @@ RUN: Mapping[str, Run] = {
     "CommandRepairer": Run(by_command),
     "SlurmRepairer": Run(by_slurm),
     "CommandHook": Run(
-        lambda here, program, _: CommandHook((program,)).ask(HOOK, limit=60, guard=here.guard)
+        lambda here, program, _: CommandHook((program,)).call(HOOK, limit=60, guard=here.guard)
     ),
     "local.patch_node": Run(cordon),
     "local.evict": Run(lambda here, *_: here.cluster.evict(drain_pod(here), guard=here.guard)),

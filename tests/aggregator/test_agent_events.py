@@ -117,7 +117,7 @@ def test_who_greets_is_attached_and_has_said_nothing_yet() -> None:
         assert (summary.attached, summary.last_heard) == (True, bench.loop.time())
         assert (bench.node_state.agent.claimed, bench.node_state.agent.misnamed) == ("u9", False)
         assert bench.node_state.agent.silent_failing == ""
-        assert not bench.node_state.agent.was_heard
+        assert not bench.node_state.agent.was_received
         summary.last_heard = 1.0
         assert bench.connect() == ["record_hello"]
         assert summary.last_heard == 1.0, "to come back is not to be heard"

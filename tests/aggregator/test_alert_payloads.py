@@ -343,7 +343,7 @@ def test_a_mail_is_the_same_at_each_attempt_and_its_end_is_in_its_thread() -> No
 def test_only_a_refused_mail_is_given_up(
     error: aiosmtplib.SMTPException, verdict: Delivery
 ) -> None:
-    assert email.judge(error).verdict is verdict
+    assert email.response_of(error).verdict is verdict
 
 
 # -- templates -------------------------------------------------------------------------------------

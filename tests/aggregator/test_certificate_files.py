@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.ingest.stats import IngestStats
-from aggregator.ingest.tls import LOOK_EVERY, CertificateFiles, TlsError
+from aggregator.ingest.tls import POLL_EVERY, CertificateFiles, TlsError
 from tests.support.pki import Authority, encrypted
 
 EXPIRED = dt.timedelta(minutes=-1)
@@ -97,12 +97,12 @@ def test_files_that_cant_be_used_are_named_with_what_is_wrong(
 def test_a_renewed_pair_is_given_once_and_looked_for_once_a_second(served: Served) -> None:
     served.files.credentials(require_client_certificate=True)
     assert not served.looked()
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     served.renew("renewed")
     assert served.looked()
     assert not served.looked(), "it was given"
     served.renew("again")
-    served.now += LOOK_EVERY - 0.01
+    served.now += POLL_EVERY - 0.01
     assert not served.looked(), "not yet"
     served.now += 0.01
     assert served.looked()
@@ -123,7 +123,7 @@ def test_whatever_changes_of_a_file_is_a_change(served: Served, part: str) -> No
         copy.replace(file)
     else:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     assert served.looked()
 
 
@@ -132,18 +132,18 @@ def test_a_half_written_pair_is_counted_once_and_the_old_one_serves_on(served: S
     whole = served.pair.key.read_bytes()
     another_key(served)
     for _ in range(3):
-        served.now += LOOK_EVERY
+        served.now += POLL_EVERY
         assert not served.looked()
     assert served.stats.certificate_troubles == 1
     served.pair.key.write_text("x")
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     assert not served.looked()
     assert served.stats.certificate_troubles == 2, "another trouble"
     served.pair.key.write_bytes(whole)
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     assert served.looked()
     another_key(served)
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     assert not served.looked()
     assert served.stats.certificate_troubles == 3, "the same as before, after it was well"
 
@@ -151,15 +151,15 @@ def test_a_half_written_pair_is_counted_once_and_the_old_one_serves_on(served: S
 def test_an_expired_pair_takes_the_place_of_none_that_is_good(served: Served) -> None:
     served.files.credentials(require_client_certificate=False)
     served.renew("stale", lasts=EXPIRED)
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     assert not served.looked()
     assert served.stats.certificate_troubles == 1
     assert served.files.trouble() == "", "the one that is served is good"
     served.ahead = 10_000 * DAY  # both have expired: the later files are no worse
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     assert "server.crt expired at " in served.files.trouble()
     served.renew("stale too", lasts=EXPIRED)
-    served.now += LOOK_EVERY
+    served.now += POLL_EVERY
     assert served.looked()
 
 
@@ -179,7 +179,7 @@ def test_authorities_that_do_not_cover_what_is_served_are_said_until_they_do(
     by.write_bytes(stranger.certificate.read_bytes())
     for _ in range(2):
         assert served.files.trouble().endswith(f"is signed by none of replicas.ca_file {by}")
-        served.now += LOOK_EVERY
+        served.now += POLL_EVERY
     by.write_bytes(b"x")
     assert served.files.trouble() == ""
     both = stranger.certificate.read_bytes() + served.authority.certificate.read_bytes()

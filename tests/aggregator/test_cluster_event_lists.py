@@ -172,7 +172,7 @@ def test_an_entry_whose_node_and_object_are_gone_is_attended_to(
     async def test(bench: Bench) -> None:
         node_state = bench.node_state(node)
         set_fields(node_state, needs_read=False, quarantine=found)
-        bench.cluster_events._entry_stands(node_state)
+        bench.cluster_events._entry_is_open(node_state)
         assert node_state.work.needs_read == read
         assert bench.kicked == ([node] if read else [])
 

@@ -184,7 +184,7 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         node_state = bench.node_state()
         await bench.send_event(QuarantineSeen(made(node_absent_since=1.0)))
         node_state.decision.incidents, node_state.decision.wanted = {"i": 1}, object()
-        set_fields(node_state, release_held="x", release_look=9.0)
+        set_fields(node_state, release_held="x", release_poll=9.0)
         node_state.own_quarantine_view().definition_going = True
         assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
         assert list(bench.registry.standing.quarantines()) == []
@@ -203,7 +203,7 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         assert (node_state.decision.incidents, node_state.decision.wanted) == (EMPTY, None)
         assert (
             node_state.quarantine_view.release_held,
-            node_state.quarantine_view.release_look,
+            node_state.quarantine_view.release_poll,
         ) == ("", 0.0)
 
     on_bench(test)
@@ -336,7 +336,7 @@ def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_th
         assert await bench.send_event(NodeSeen(node)) == []
         bench.node_state(made(node_uid="u"))
         assert await bench.send_event(NodeSeen(node)) == ["look n1"]
-        assert node_state.work.looked_at == bench.loop.time()
+        assert node_state.work.polled_at == bench.loop.time()
         began = bench.loop.time()
         for _ in range(3):
             assert await bench.send_event(NodeSeen(node)) == []
@@ -345,7 +345,7 @@ def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_th
         assert bench.did == []
         await asyncio.sleep(0.2)
         assert bench.did == ["look n1"]
-        assert node_state.work.looked_at == pytest.approx(began + 2.0)
+        assert node_state.work.polled_at == pytest.approx(began + 2.0)
         assert bench.made._timer is None
         assert bench.made._changed == set()
         await asyncio.sleep(2.0)
@@ -440,6 +440,6 @@ def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() 
         bench.made._view_restored = restore
         await bench.send_event(WatchSynced(frozenset({"n1"})))
         assert restored == [frozenset({"n1"})]
-        assert cluster_events._BETWEEN_LOOKS == 2.0
+        assert cluster_events._BETWEEN_READS == 2.0
 
     on_bench(test)

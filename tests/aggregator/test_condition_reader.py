@@ -120,7 +120,7 @@ def test_a_condition_cordons_after_its_time_and_releases_by_its_opposite() -> No
     detecting(scenario)
 
 
-def test_a_status_of_the_other_polarity_is_judged_by_the_rules_word() -> None:
+def test_a_status_of_the_other_polarity_is_evaluated_by_the_rules_word() -> None:
     async def scenario(npd: Detector) -> None:
         npd.says("True", kind="example.com/Fit")
         await npd.pass_time(1200)

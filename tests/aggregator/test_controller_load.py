@@ -246,20 +246,20 @@ def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> N
             replica.agent(f"n{number}", ILL)
         await until(lambda: all(phase_of(world, f"n{n}") is Phase.DRAINED for n in range(59)))
         await asyncio.sleep(1)
-        steps, judged = counting(replica), Counter[str]()
+        steps, evaluated = counting(replica), Counter[str]()
         real = replica.controller.parts.worker._evaluator.evaluate_node
 
-        def judge(node_state: NodeState, arrived: float | None = None) -> None:
-            judged[node_state.node] += 1
+        def evaluate(node_state: NodeState, arrived: float | None = None) -> None:
+            evaluated[node_state.node] += 1
             real(node_state, arrived)
 
-        replica.controller.parts.worker._evaluator.evaluate_node = judge  # type: ignore[method-assign]
+        replica.controller.parts.worker._evaluator.evaluate_node = evaluate  # type: ignore[method-assign]
         replica.agent("n59", ILL)
         await until(lambda: phase_of(world, "n59") is Phase.DRAINED)
         await asyncio.sleep(0.1)
         assert set(steps) == {"n59"}
         # Heard, and admitted: not once more for each of the four writes of its object.
-        assert judged["n59"] == 2
+        assert evaluated["n59"] == 2
         await replica.stop()
 
     virtual_time.play(test)

@@ -35,7 +35,7 @@ class PlayedHook:
     at_once: int = 0
     most_at_once: int = 0
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         assert limit > 0
         node = values["node"]
         self.asked.append((values["hook"], node))

@@ -15,7 +15,7 @@ from aggregator.quarantine.state.drain_memory import (
 )
 from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.race import while_it_stands
+from aggregator.quarantine.state.race import while_in_force
 from aggregator.quarantine.state.registry import QuarantineIndex
 from aggregator.quarantine.state.work import Work
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -219,7 +219,7 @@ def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
             return "done"
 
         begun = loop.time()
-        waits = asyncio.ensure_future(while_it_stands(node_state, work(), still))
+        waits = asyncio.ensure_future(while_in_force(node_state, work(), still))
         await asyncio.sleep(10)
         node_state.work.queue()
         await asyncio.sleep(10)
@@ -228,7 +228,7 @@ def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
         assert await waits == "done"
         assert loop.time() - begun == 100.0
         assert cancelled == []
-        waits = asyncio.ensure_future(while_it_stands(node_state, work(), still))
+        waits = asyncio.ensure_future(while_in_force(node_state, work(), still))
         await asyncio.sleep(10)
         stands = False
         node_state.work.queue()

@@ -72,13 +72,13 @@ class Drain(Bench):
             still=self.still,
             next_due=lambda _: self.due,
             blockers=lambda _: (),
-            ask=self._ask,
+            evict=self._evict,
         )
 
     def still(self) -> bool:
         return self.standing
 
-    async def _ask(self, _: Any) -> bool:
+    async def _evict(self, _: Any) -> bool:
         self.asked_at.append(self.loop.time())
         return self.moved.pop(0) if self.moved else False
 
@@ -546,7 +546,7 @@ class Hooked(Bench):
         self.answers = [DONE]
         self.takes = 1.0
         self.asked: list[tuple[float, float, dict[str, str]]] = []
-        hook: Any = SimpleNamespace(ask=self._answer)
+        hook: Any = SimpleNamespace(call=self._answer)
         which = rules.pop("which", ("pre_evict", "post_release"))
         given = dict.fromkeys(which, hook)
         self.made: Any = HookRunner(

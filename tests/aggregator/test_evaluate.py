@@ -208,18 +208,18 @@ def test_a_component_that_came_back_is_not_gone() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     failed = component("nic-link", "eth0", Status.FAILED, "down", since=0.0)
     health.snapshot(snapshot(failed))
-    bench.judge(health, 100.0)
+    bench.evaluate(health, 100.0)
     health.delta(Delta(gone=(("nic-link", "eth0"),)))
     health.greet(hello("n1"))
     health.snapshot(snapshot(failed))
-    bench.judge(health, 200.0)
+    bench.evaluate(health, 200.0)
     health.snapshot(snapshot(component("nic-link", "eth0", Status.UNKNOWN, "hung")))
     for now in (300.0, 1000.0, 5000.0):
-        bench.judge(health, now)
+        bench.evaluate(health, now)
     assert [incident.recovering_since for incident in bench.incidents.values()] == [None]
 
 
-# -- judging ---------------------------------------------------------------------------------------
+# -- evaluating ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -229,11 +229,11 @@ class Bench:
     incidents: Mapping[str, Incident] = field(default_factory=dict)
     closed: list[Incident] = field(default_factory=list)
 
-    def judge(self, health: NodeHealth, now: float, *, speaking: bool = True) -> Evaluation:
-        judgement = evaluate(POLICY, health, self.incidents, now, speaking=speaking)
-        self.incidents = judgement.incidents
-        self.closed += judgement.closed
-        return judgement
+    def evaluate(self, health: NodeHealth, now: float, *, speaking: bool = True) -> Evaluation:
+        evaluation = evaluate(POLICY, health, self.incidents, now, speaking=speaking)
+        self.incidents = evaluation.incidents
+        self.closed += evaluation.closed
+        return evaluation
 
     @property
     def acting(self) -> list[Incident]:
@@ -271,7 +271,7 @@ steps = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
-def test_whatever_happens_the_invariants_of_judging_hold(
+def test_whatever_happens_the_invariants_of_evaluating_hold(
     many: list[tuple[Snapshot | Delta | str | None, float, bool]],
 ) -> None:
     health, bench, now = NodeHealth(hello("n1")), Bench(), 1000.0
@@ -290,8 +290,8 @@ def test_whatever_happens_the_invariants_of_judging_hold(
         else:
             speaking = speaks
         before = dict(bench.incidents)
-        judgement = bench.judge(health, now, speaking=speaking)
-        after = judgement.incidents
+        evaluation = bench.evaluate(health, now, speaking=speaking)
+        after = evaluation.incidents
 
         for ident, incident in after.items():
             assert incident.id == ident
@@ -312,18 +312,18 @@ def test_whatever_happens_the_invariants_of_judging_hold(
             was = {item.key: item for item in earlier.in_force if item.action != "observe"}
             now_there = {
                 item.key: item
-                for other in (*after.values(), *judgement.closed)
+                for other in (*after.values(), *evaluation.closed)
                 for item in other.evidence
             }
             for key, item in was.items():
                 assert key in now_there
                 if now_there[key].over:
                     assert is_signed_off(item, health)
-            if ident in {one.id for one in judgement.closed}:
+            if ident in {one.id for one in evaluation.closed}:
                 assert speaking
-                assert not any(one.in_force for one in judgement.closed)
+                assert not any(one.in_force for one in evaluation.closed)
                 assert now >= recovering.get(ident, now) + earlier.healthy_for
-        for one in judgement.closed:
+        for one in evaluation.closed:
             assert one.id not in after
         recovering = {
             ident: incident.recovering_since
@@ -331,8 +331,8 @@ def test_whatever_happens_the_invariants_of_judging_hold(
             if incident.recovering_since is not None
         }
         assert len({(i.kind, i.action != "observe") for i in after.values()}) == len(after)
-        if judgement.look_again is not None:
-            assert judgement.look_again > now
+        if evaluation.evaluate_again is not None:
+            assert evaluation.evaluate_again > now
         # A second evaluation at the same time makes no change.
         again = evaluate(POLICY, health, after, now, speaking=speaking)
         assert dict(again.incidents) == dict(after)
@@ -349,7 +349,7 @@ def test_every_replica_computes_the_same_incidents(
         health = NodeHealth(hello("n1"))
         health.snapshot(Snapshot(tuple(others), tuple(some)))
         bench = Bench()
-        bench.judge(health, 5_000.0)
+        bench.evaluate(health, 5_000.0)
         found.append(
             {
                 ident: (one.kind, one.action, {item.key for item in one.evidence})
@@ -366,7 +366,7 @@ def test_what_acts_is_failed_or_latched_known_and_of_this_boot(
 ) -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(Snapshot(tuple(others), tuple(some)))
-    bench.judge(health, 5_000.0)
+    bench.evaluate(health, 5_000.0)
     for incident in bench.acting:
         for item in incident.evidence:
             if item.action == "observe":
@@ -385,20 +385,20 @@ def test_what_acts_is_failed_or_latched_known_and_of_this_boot(
 def test_a_fault_that_vanished_in_its_own_boot_is_lost_and_holds_the_incident() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:79")))
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     health.snapshot(snapshot())
     for now in (1001.0, 100_000.0):
-        bench.judge(health, now)
+        bench.evaluate(health, now)
     (incident,) = bench.acting
     assert incident.in_force[0].lost
     assert incident.recovering_since is None
 
 
-def test_a_fault_that_was_never_judged_and_is_lost_opens_nothing() -> None:
+def test_a_fault_that_was_never_evaluated_and_is_lost_opens_nothing() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:79")))
     health.snapshot(snapshot())
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     assert bench.incidents == {}
 
 
@@ -406,15 +406,15 @@ def test_a_fault_that_was_never_judged_and_is_lost_opens_nothing() -> None:
 def test_another_boot_ends_what_a_boot_ends(code: str, over: bool) -> None:  # noqa: FBT001
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched(code)))
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     health.greet(hello("n1", "boot-2"))
-    bench.judge(health, 1010.0, speaking=False)
+    bench.evaluate(health, 1010.0, speaking=False)
     health.snapshot(snapshot())
-    bench.judge(health, 1020.0)
-    bench.judge(health, 1619.0)
+    bench.evaluate(health, 1020.0)
+    bench.evaluate(health, 1619.0)
     assert len(bench.acting) == 1
     assert bool(bench.acting[0].in_force) != over
-    bench.judge(health, 1621.0)
+    bench.evaluate(health, 1621.0)
     assert (bench.acting == []) == over
 
 
@@ -423,22 +423,22 @@ def test_recovery_begins_again_when_it_fails_again_or_falls_silent() -> None:
     down = component("nic-link", "eth0", Status.FAILED, "down", since=900.0)
     up = component("nic-link", "eth0", Status.OK)
     health.snapshot(snapshot(down))
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     (opened,) = bench.acting
     health.delta(Delta((up,)))
-    bench.judge(health, 1100.0)  # healthyFor is 5m: well again at 1400
+    bench.evaluate(health, 1100.0)  # healthyFor is 5m: well again at 1400
     health.delta(Delta((replace(down, since=1390.0),)))
-    bench.judge(health, 1395.0)
+    bench.evaluate(health, 1395.0)
     assert len(bench.acting) == 1  # its own `for` hasn't passed, and still it is not well
     health.delta(Delta((up,)))
-    bench.judge(health, 1405.0)
-    bench.judge(health, 1500.0, speaking=False)
-    bench.judge(health, 1799.0)
+    bench.evaluate(health, 1405.0)
+    bench.evaluate(health, 1500.0, speaking=False)
+    bench.evaluate(health, 1799.0)
     (incident,) = bench.acting
     assert incident.since == opened.since
-    bench.judge(health, 2098.0)
+    bench.evaluate(health, 2098.0)
     assert len(bench.acting) == 1
-    assert [one.id for one in bench.judge(health, 2101.0).closed] == [opened.id]
+    assert [one.id for one in bench.evaluate(health, 2101.0).closed] == [opened.id]
 
 
 def test_reasons_that_alternate_are_one_incident_whose_start_stands() -> None:
@@ -446,7 +446,7 @@ def test_reasons_that_alternate_are_one_incident_whose_start_stands() -> None:
     now = 1000.0
     first = component("disk-space", "/data", Status.FAILED, "bytes", since=900.0)
     health.snapshot(snapshot(first))
-    bench.judge(health, now)
+    bench.evaluate(health, now)
     (opened,) = bench.acting
     for turn in range(100):  # each lasts for less than the rule's 30 s
         now += 20.0
@@ -454,7 +454,7 @@ def test_reasons_that_alternate_are_one_incident_whose_start_stands() -> None:
         health.delta(
             Delta((component("disk-space", "/data", Status.FAILED, reason, since=now - 1),))
         )
-        bench.judge(health, now)
+        bench.evaluate(health, now)
         (incident,) = bench.acting
         assert incident.since == opened.since
         assert incident.in_force, "it has failed all the time"
@@ -465,36 +465,36 @@ def test_a_reason_that_no_rule_names_does_not_make_a_failed_disk_well() -> None:
     health.snapshot(
         snapshot(component("disk-write", "/data", Status.FAILED, "io-error", since=900.0))
     )
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     health.delta(Delta((component("disk-write", "/data", Status.FAILED, "timeout", since=1001.0),)))
     for now in (1001.0, 5_000.0, 50_000.0):
-        bench.judge(health, now)
+        bench.evaluate(health, now)
     assert [bool(one.in_force) for one in bench.acting] == [True]
 
 
 def test_what_is_only_watched_does_not_keep_a_repaired_gpu_in_quarantine() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:48"), latched("xid:31")))
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     assert (len(bench.acting), len(bench.observed)) == (1, 1)
     health.delta(Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
-    bench.judge(health, 1100.0)
-    assert len(bench.judge(health, 1701.0).closed) == 1
+    bench.evaluate(health, 1100.0)
+    assert len(bench.evaluate(health, 1701.0).closed) == 1
     assert (len(bench.acting), len(bench.observed)) == (0, 1)
 
 
 def test_a_repeat_makes_what_was_watched_act_and_it_is_one_incident() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:109", count=1)))
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     assert (len(bench.acting), len(bench.observed)) == (0, 1)
     channels = latched("xid:109", count=2, last_at=990.001, occurrences=(990.0, 990.001))
     health.delta(Delta(faults=(channels,)))
-    bench.judge(health, 1010.0)
+    bench.evaluate(health, 1010.0)
     assert (len(bench.acting), len(bench.observed)) == (0, 1), "two channels of one timeout"
     again = latched("xid:109", count=3, last_at=1060.0, occurrences=(990.0, 990.001, 1060.0))
     health.delta(Delta(faults=(again,)))
-    bench.judge(health, 1061.0)
+    bench.evaluate(health, 1061.0)
     assert (len(bench.acting), len(bench.observed)) == (1, 0)
 
 
@@ -520,7 +520,7 @@ def test_a_contained_error_that_comes_again_and_again_is_acted_on(code: str) -> 
     ):
         health, bench = NodeHealth(hello("n1")), Bench()
         health.snapshot(snapshot(contained(*times)))
-        bench.judge(health, 30 * hour)
+        bench.evaluate(health, 30 * hour)
         assert bool(bench.acting) == acts, times
         assert all(incident.action == "cordon" for incident in bench.acting)
 
@@ -530,9 +530,9 @@ def test_a_failure_that_has_not_lasted_asks_to_be_looked_at_when_it_has() -> Non
     health.snapshot(
         snapshot(component("disk-space", "/data", Status.FAILED, "bytes", since=1000.0))
     )
-    assert bench.judge(health, 1001.0).look_again == 1030.0
+    assert bench.evaluate(health, 1001.0).evaluate_again == 1030.0
     assert bench.incidents == {}
-    bench.judge(health, 1030.0)
+    bench.evaluate(health, 1030.0)
     assert [one.action for one in bench.acting] == ["cordon"]
 
 
@@ -546,22 +546,22 @@ def test_the_next_look_is_the_earliest_of_all_that_time_may_change() -> None:
             )
         )
     )
-    assert bench.judge(health, 1010.0).look_again == 1033.0
+    assert bench.evaluate(health, 1010.0).evaluate_again == 1033.0
     # Evidence that is due is looked at no more for that; the next of the others is.
-    assert bench.judge(health, 1033.0).look_again == 1035.0
-    assert bench.judge(health, 1035.5).look_again == 1038.0
-    assert bench.judge(health, 1038.0).look_again is None
+    assert bench.evaluate(health, 1033.0).evaluate_again == 1035.0
+    assert bench.evaluate(health, 1035.5).evaluate_again == 1038.0
+    assert bench.evaluate(health, 1038.0).evaluate_again is None
 
 
 def test_the_strongest_evidence_leads_and_names_the_rest() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:54"), latched("xid:79", "GPU-2")))
-    bench.judge(health, 1000.0)
+    bench.evaluate(health, 1000.0)
     (incident,) = bench.acting
     assert incident.action == "drain"
     assert incident.summary == ("xid:79 (GPU has fallen off the bus) on GPU-2, and 1 more")
     health.delta(Delta(cleared=(Cleared("xid:79", "GPU-2", "operator"),)))
-    bench.judge(health, 1001.0)
+    bench.evaluate(health, 1001.0)
     (incident,) = bench.acting
     assert incident.action == "cordon"
 

@@ -143,17 +143,17 @@ def test_a_pod_goes_and_one_that_may_not_is_asked_again_later_in_the_background(
     async def test(bench: Bench) -> None:
         plan = DrainPlan(evict=(pod("a"), pod("b")))
         bench.answers["b"] = BLOCKED
-        assert await bench.evictor.ask(plan) is True
+        assert await bench.evictor.evict(plan) is True
         assert bench.asked == [("a", "evict", False), ("b", "evict", False)]
         assert bench.memory.evicted[slot_of(pod("a"))] == 1
         assert bench.memory.blocked.keys() == {"b"}
         plan = DrainPlan(evict=(pod("b"),))
-        assert await bench.evictor.ask(plan) is False
+        assert await bench.evictor.evict(plan) is False
         assert len(bench.asked) == 2, "it is not due"
         assert bench.evictor.next_due(plan) == bench.memory.blocked["b"].retry_at
         await asyncio.sleep(2)
         bench.answers["b"] = EvictionResult(Evicted.GONE)
-        assert await bench.evictor.ask(plan) is True
+        assert await bench.evictor.evict(plan) is True
         assert bench.asked[2:] == [("b", "evict", True)]
         assert bench.memory.blocked == {}
         assert bench.evictor.next_due(DrainPlan()) == float("inf")
@@ -167,15 +167,15 @@ def test_a_pod_is_deleted_at_once_when_its_time_is_over_and_once_where_that_fail
         bench.block("a", retry_at=1e9)
         plan = DrainPlan(force=(pod("a", grace=0.2),))
         bench.answers["a"] = BLOCKED
-        assert await bench.evictor.ask(plan) is False
+        assert await bench.evictor.evict(plan) is False
         assert bench.asked == [("a", "delete 1", False)]
         assert bench.memory.forced == {"a"}
-        assert await bench.evictor.ask(plan) is False
+        assert await bench.evictor.evict(plan) is False
         assert len(bench.asked) == 1, "it waits for its turn now"
         assert bench.evictor.next_due(plan) == bench.memory.blocked["a"].retry_at
         await asyncio.sleep(2)
         bench.answers["a"] = GONE
-        assert await bench.evictor.ask(plan) is True
+        assert await bench.evictor.evict(plan) is True
         assert bench.asked[1:] == [("a", "delete 1", True)]
         assert bench.memory.evicted[slot_of(pod("a"))] == 1
         assert [text for text in bench.told if "is deleted with a grace of 1 s" in text]
@@ -186,7 +186,7 @@ def test_a_pod_is_deleted_at_once_when_its_time_is_over_and_once_where_that_fail
 def test_nothing_is_sent_for_a_drain_that_is_over() -> None:
     async def test(bench: Bench) -> None:
         bench.stands = False
-        assert await bench.evictor.ask(DrainPlan(evict=(pod("a"),))) is False
+        assert await bench.evictor.evict(DrainPlan(evict=(pod("a"),))) is False
         assert bench.asked == []
         bench.stands = True
 
@@ -195,7 +195,7 @@ def test_nothing_is_sent_for_a_drain_that_is_over() -> None:
 
         bench.evictor.acts.guard = lambda _, against: refuse
         with pytest.raises(GuardRefused):
-            await bench.evictor.ask(DrainPlan(evict=(pod("a"),)))
+            await bench.evictor.evict(DrainPlan(evict=(pod("a"),)))
 
     on_bench(test)
 
@@ -204,14 +204,14 @@ def test_what_came_back_is_asked_when_its_wait_is_over_and_its_wait_doubles() ->
     async def test(bench: Bench) -> None:
         back = pod("a")
         plan = DrainPlan(returned=(back,), back={back.key: "it came back"})
-        await bench.evictor.ask(plan)
+        await bench.evictor.evict(plan)
         assert bench.asked == []
         wait = bench.memory.returns[slot_of(back)]
         assert bench.evictor.next_due(plan) == wait.retry_at
         assert len(bench.told) == 1
         await asyncio.sleep(wait.retry_at - bench.loop.time())
         assert wait.waits == 1
-        await bench.evictor.ask(plan)
+        await bench.evictor.evict(plan)
         assert bench.asked == [("a", "evict", False)]
         assert wait.waits == 2
         assert len(bench.told) == 2, "its eviction; that it came back was told"
@@ -266,9 +266,9 @@ def test_a_gang_of_one_is_asked_without_a_rehearsal() -> None:
     async def test(bench: Bench) -> None:
         alone: Any = SimpleNamespace(gang=Gang("jobs", "spec", "g"), pods=(pod("a"),))
         both: Any = SimpleNamespace(gang=alone.gang, pods=(pod("b"), pod("c")))
-        assert await bench.evictor._ask_group(alone) is True
+        assert await bench.evictor._evict_group(alone) is True
         assert bench.asked == [("a", "evict", False)]
-        assert await bench.evictor._ask_group(both) is True
+        assert await bench.evictor._evict_group(both) is True
         assert [one[1] for one in bench.asked[1:]] == ["dry", "dry", "evict", "evict"]
 
     on_bench(test)
@@ -286,7 +286,7 @@ def test_so_many_requests_of_one_node_are_in_flight_at_most() -> None:
             return GONE
 
         bench.evictor.cluster = SimpleNamespace(evict=slow)
-        await bench.evictor.ask(DrainPlan(evict=tuple(pod(str(n)) for n in range(9))))
+        await bench.evictor.evict(DrainPlan(evict=tuple(pod(str(n)) for n in range(9))))
         assert within == [0, IN_FLIGHT_PER_NODE]
 
     on_bench(test)
@@ -539,7 +539,7 @@ def test_an_error_of_a_request_is_raised_after_the_progress_is_written() -> None
             raise Unreachable("no answer")
 
         asking: Any = SimpleNamespace(
-            ask=fail,
+            evict=fail,
             still=lambda: bench.stands,
             memory=bench.memory,
             blockers=lambda _: (),
@@ -548,7 +548,7 @@ def test_an_error_of_a_request_is_raised_after_the_progress_is_written() -> None
             bench.stands, bench.memory.written_at = stands, float("-inf")
             writes.clear()
             with pytest.raises(Unreachable):
-                await made._ask(bench.node_state, read_of(DrainPlan(evict=(pod("a"),))), asking)
+                await made._evict(bench.node_state, read_of(DrainPlan(evict=(pod("a"),))), asking)
             assert len(writes) == written
 
     on_bench(test)

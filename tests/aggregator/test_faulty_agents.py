@@ -154,7 +154,7 @@ def off_by(library: Path, seconds: int) -> tuple[str, ...]:
 async def token_aggregator(
     issuer: TokenIssuer, folder: Path, *nodes: str
 ) -> AsyncIterator[InProcessAggregator]:
-    """An aggregator that judges tokens of ``issuer`` by its own clock."""
+    """An aggregator that evaluates tokens of ``issuer`` by its own clock."""
 
     async def fetch() -> tuple[str, str]:
         return issuer.issuer, issuer.jwks()

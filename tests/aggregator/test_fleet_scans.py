@@ -89,7 +89,7 @@ def test_the_counter_sees_a_loop_over_all_nodes() -> None:
 
 def _visit(registry: NodeRegistry) -> None:
     for node_state in registry.node_states():
-        node_state.decision.judge({}, None)
+        node_state.decision.update({}, None)
 
 
 def longest_turn(work: Callable[[], Coroutine[Any, Any, object]]) -> int:

@@ -15,7 +15,7 @@ from aggregator.health.model import Component, Hello, Snapshot, Status
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.duplicate_agents import CALM, RETURNS
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
-from aggregator.ingest.stats import MOST_SAID, IngestStats, RateLimitedLog
+from aggregator.ingest.stats import MOST_LOGGED, IngestStats, RateLimitedLog
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import LINGER, StreamTable
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER
@@ -216,10 +216,10 @@ def test_a_conflict_whose_agents_are_gone_is_over_and_said_to_be() -> None:
 
 def test_what_is_said_sparingly_is_remembered_of_the_latest_only() -> None:
     sparingly = RateLimitedLog(interval=10.0)
-    for number in range(3 * MOST_SAID):
+    for number in range(3 * MOST_LOGGED):
         assert sparingly(f"held back: n{number}", float(number) / 1e6) == {}
-    assert len(sparingly._said) == MOST_SAID
-    last = f"held back: n{3 * MOST_SAID - 1}"
+    assert len(sparingly._said) == MOST_LOGGED
+    last = f"held back: n{3 * MOST_LOGGED - 1}"
     assert sparingly(last, 1.0) is None
     assert sparingly(last, 20.0) == {"unsaid": 1}
 

@@ -294,9 +294,9 @@ async def test_there_are_never_many_more_rows_than_may_be(place: Place) -> None:
         for number in range(200):
             history.record_event(happened(now - number))
             history.record("n1", "change", {"number": number})
-        await until(lambda: len(told_of(place)) == 200)
+        await until(lambda: len(reported_of(place)) == 200)
     async with place.history(most_rows=50) as history:
-        await until(lambda: len(told_of(place)) <= 51)
+        await until(lambda: len(reported_of(place)) <= 51)
         assert 50 <= len(await history.recent(limit=1000)) <= 51
         assert (await history.recent())[0].at == now
 
@@ -388,7 +388,7 @@ async def test_noting_costs_the_loop_next_to_nothing(path: Path) -> None:
 # -- what agents told ------------------------------------------------------------------------------
 
 
-def told_of(place: Place) -> list[tuple[str, str, object]]:
+def reported_of(place: Place) -> list[tuple[str, str, object]]:
     rows = place.ask(lambda database: list(database.evidence()))
     return [(row["node"], row["kind"], row["body"]) for row in rows]
 
@@ -400,16 +400,16 @@ async def test_what_agents_told_is_kept_by_node_and_time_and_no_longer_than_the_
     clocks = Clocks(time.monotonic, lambda: turned[0])
     async with place.history(keep=3 * DAY, clocks=clocks) as history:
         history.record("n2", "base", {"old": True})
-        await until(lambda: told_of(place))
+        await until(lambda: reported_of(place))
     turned[0] += 10 * DAY
     async with place.history(keep=3 * DAY, clocks=clocks) as history:
-        await until(lambda: not told_of(place))
+        await until(lambda: not reported_of(place))
         history.record("n2", "hello", {"text": "a\0b"})
         history.record("n1", "base", {"components": [{"age": 1.5}]})
         history.record("n2", "base", {})
-        await until(lambda: len(told_of(place)) == 3)
+        await until(lambda: len(reported_of(place)) == 3)
         assert history.problem == ""
-    assert told_of(place) == [
+    assert reported_of(place) == [
         ("n1", "base", {"components": [{"age": 1.5}]}),
         ("n2", "hello", {"text": "a\ufffdb"}),
         ("n2", "base", {}),
@@ -431,7 +431,7 @@ async def test_a_clock_that_jumps_ahead_deletes_nothing_before_it_has_run_evenly
         retained += 1
         return delete(database, *arguments)
 
-    async def looked_at() -> None:
+    async def polled_at() -> None:
         before = retained
         await until(lambda: retained > before + 4)
 
@@ -439,11 +439,11 @@ async def test_a_clock_that_jumps_ahead_deletes_nothing_before_it_has_run_evenly
     async with place.history(keep=3 * DAY, clocks=clocks) as history:
         history.record_event(happened(time.time()))
         await until(lambda: history.written == 1)
-        await looked_at()
+        await polled_at()
         ahead[0] = 30 * DAY
-        await looked_at()
+        await polled_at()
         passed[0] += EVEN_FOR - 60
-        await looked_at()
+        await polled_at()
         assert len(await history.recent()) == 1
         passed[0] += 120
         await until(lambda: place.sql("SELECT count(*) FROM transitions")[0][0] == 0)
@@ -458,7 +458,7 @@ async def test_under_load_it_is_what_agents_told_that_is_lost_and_said(
             history.record("n1", "change", {"number": number})
         history.record_event(happened(time.time()))
         await until(lambda: history.written == 1)
-        await until(lambda: len(told_of(place)) == 10)
+        await until(lambda: len(reported_of(place)) == 10)
         assert (history.lost, history.untold) == (0, 20)
     assert "history lost what agents told; a replay lacks it" in caplog.text
 

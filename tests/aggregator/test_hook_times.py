@@ -47,7 +47,7 @@ class ScriptedHook:
         self.asked: list[tuple[float, float]] = []
         self.values: Mapping[str, str] = {}
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         self.asked.append((self._loop.time() - self._began, limit))
         self.values = values
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]

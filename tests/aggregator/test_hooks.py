@@ -50,24 +50,24 @@ def python(script: str, *words: str) -> list[str]:
 async def test_a_command_says_by_its_exit_code_whether_it_is_done(
     script: str, said: HookResult, text: str
 ) -> None:
-    answer = await CommandHook(python(script)).ask(VALUES, limit=60, guard=UNGUARDED)
+    answer = await CommandHook(python(script)).call(VALUES, limit=60, guard=UNGUARDED)
     assert (answer.said, text in answer.text) == (said, True)
 
 
 async def test_a_command_gets_its_words_as_they_are_and_no_shell(tmp_path: Path) -> None:
     script = "import os, sys; print(sys.argv[1:], os.environ['SICKBAY_QUARANTINE'])"
     hook = CommandHook(python(script, "NodeName={node}", "Reason={reason}"))
-    answer = await hook.ask(VALUES, limit=60, guard=UNGUARDED)
+    answer = await hook.call(VALUES, limit=60, guard=UNGUARDED)
     assert answer == HookAnswer(
         HookResult.DONE, "['NodeName=gpu-1', 'Reason=xid:79; rm -rf $HOME'] q-1"
     )
 
 
 async def test_a_command_that_is_not_there_or_takes_too_long_has_failed() -> None:
-    missing = await CommandHook(["/nowhere/scontrol"]).ask(VALUES, limit=60, guard=UNGUARDED)
+    missing = await CommandHook(["/nowhere/scontrol"]).call(VALUES, limit=60, guard=UNGUARDED)
     assert missing.said is HookResult.FAILED
     assert "/nowhere/scontrol can't be run" in missing.text
-    slow = await CommandHook(python("import time; time.sleep(600)")).ask(
+    slow = await CommandHook(python("import time; time.sleep(600)")).call(
         VALUES, limit=0.3, guard=UNGUARDED
     )
     assert slow.said is HookResult.FAILED
@@ -137,15 +137,15 @@ async def test_a_webhook_says_by_its_status_whether_it_is_done(
 ) -> None:
     async with listening(Receiver(status, "" if status == 204 else "words", headers)) as receiver:
         hook = WebhookHook(receiver.url, secret, wall=time.time)
-        assert await hook.ask(VALUES, limit=60, guard=UNGUARDED) == expected
+        assert await hook.call(VALUES, limit=60, guard=UNGUARDED) == expected
 
 
 async def test_a_webhook_is_signed_and_the_same_for_every_attempt(secret: Path) -> None:
     async with listening(Receiver(202)) as receiver:
         hook = WebhookHook(receiver.url, secret, wall=lambda: 1_700_000_000.0)
-        await hook.ask(VALUES, limit=60, guard=UNGUARDED)
-        await hook.ask(VALUES, limit=60, guard=UNGUARDED)
-        await hook.ask({**VALUES, "hook": "post_release"}, limit=60, guard=UNGUARDED)
+        await hook.call(VALUES, limit=60, guard=UNGUARDED)
+        await hook.call(VALUES, limit=60, guard=UNGUARDED)
+        await hook.call({**VALUES, "hook": "post_release"}, limit=60, guard=UNGUARDED)
     body, sent = receiver.bodies[0], receiver.headers[0]
     assert json.loads(body) == {"version": 1, "source": "sickbay", **VALUES}
     digest = hmac.new(b"s3cret", b"1700000000." + body, hashlib.sha256).hexdigest()
@@ -159,7 +159,7 @@ async def test_a_webhook_gets_the_beginning_of_a_reason_that_somebody_pasted_a_l
 ) -> None:
     async with listening(Receiver(200)) as receiver:
         hook = WebhookHook(receiver.url, secret, wall=time.time)
-        await hook.ask({**VALUES, "reason": "x" * 100_000}, limit=60, guard=UNGUARDED)
+        await hook.call({**VALUES, "reason": "x" * 100_000}, limit=60, guard=UNGUARDED)
     reason = json.loads(receiver.bodies[0])["reason"]
     assert reason.endswith("xxx… (100,000 characters)")
     assert len(reason) == 4000
@@ -168,15 +168,15 @@ async def test_a_webhook_gets_the_beginning_of_a_reason_that_somebody_pasted_a_l
 async def test_a_webhook_that_can_not_be_asked_has_failed_and_says_why(secret: Path) -> None:
     async with listening(Receiver(0)) as receiver:
         hook = WebhookHook(receiver.url, secret, wall=time.time)
-        late = await hook.ask(VALUES, limit=0.2, guard=UNGUARDED)
+        late = await hook.call(VALUES, limit=0.2, guard=UNGUARDED)
         assert late == HookAnswer(HookResult.FAILED, "no answer within 0.2 s")
         url = receiver.url
         keyless = WebhookHook(url, secret.with_name("none"), wall=time.time)
-        unsigned = await keyless.ask(VALUES, limit=60, guard=UNGUARDED)
+        unsigned = await keyless.call(VALUES, limit=60, guard=UNGUARDED)
         assert unsigned.said is HookResult.FAILED
         assert "secret_file" in unsigned.text
         assert len(receiver.bodies) == 1  # no request goes out unsigned
-    away = await WebhookHook(url, secret, wall=time.time).ask(VALUES, limit=60, guard=UNGUARDED)
+    away = await WebhookHook(url, secret, wall=time.time).call(VALUES, limit=60, guard=UNGUARDED)
     assert away.said is HookResult.FAILED
     assert "can't be reached" in away.text
     assert "/hook" not in away.text  # a URL is often a secret

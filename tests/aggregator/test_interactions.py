@@ -170,7 +170,7 @@ def test_a_fault_that_comes_during_the_last_look_keeps_the_node_in() -> None:
 class Endless:
     """A hook that is never done before its time is over."""
 
-    async def ask(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
         await asyncio.sleep(limit)
         return HookAnswer(HookResult.FAILED, "too late")
 
@@ -182,11 +182,11 @@ def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_release(
         done = HookAnswer(HookResult.DONE)
 
         class First(Endless):
-            async def ask(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
+            async def call(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
                 return (
                     done
                     if values["node"] == "n1"
-                    else await super().ask(values, limit=limit, guard=UNGUARDED)
+                    else await super().call(values, limit=limit, guard=UNGUARDED)
                 )
 
         hooks = HookRules(
@@ -335,7 +335,7 @@ def test_who_came_to_the_node_while_the_hook_was_asked_is_seen_before_the_first_
         world.add_pod("n1", "a")
 
         class Slow:
-            async def ask(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
+            async def call(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
                 await asyncio.sleep(600)
                 return HookAnswer(HookResult.DONE)
 
@@ -433,7 +433,7 @@ def test_a_hook_that_wants_to_be_asked_much_later_is_given_up_in_its_time() -> N
         world = one_node()
 
         class Later:
-            async def ask(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
+            async def call(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
                 return HookAnswer(HookResult.LATER, "tomorrow", 3600.0)
 
         hooks = HookRules(post_release=Later(), post_release_timeout=60)

@@ -110,7 +110,7 @@ def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(story: S
             assert phase_of(world, "n1") is story.phase
             assert is_marked(world.nodes["n1"]) == (story.phase is not None)
             assert second.notes.kinds("n1").count(story.kind) == 1
-            await is_judged_by_what_is_taken(world, second)
+            await is_evaluated_by_what_is_taken(world, second)
             await second.stop()
             return calls
 
@@ -122,7 +122,7 @@ def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(story: S
     play(test)
 
 
-async def is_judged_by_what_is_taken(world: World, replica: Replica) -> None:
+async def is_evaluated_by_what_is_taken(world: World, replica: Replica) -> None:
     """The positive control: a snapshot that is taken whole quarantines it, or ends that."""
     if phase_of(world, "n1") is None:
         replica.agent("n1", ILL)

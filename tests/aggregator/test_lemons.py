@@ -13,7 +13,14 @@ from aggregator.health.model import Cleared, ClearedBy, Delta, Status
 from aggregator.health.node import NodeHealth
 from aggregator.history.history import History
 from aggregator.history.lemon_detector import LemonDetector, lemon_events
-from aggregator.policy.lemons import CHECK, SOON, LemonEvent, LemonThresholds, evidence, judge_past
+from aggregator.policy.lemons import (
+    CHECK,
+    SOON,
+    LemonEvent,
+    LemonThresholds,
+    evaluate_past,
+    evidence,
+)
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.memory_cluster import World
 from tests.support.replica import (
@@ -73,7 +80,7 @@ def story(*times: float, codes: tuple[str, ...] = ("xid:79",)) -> list[LemonEven
 def test_two_signals_of_four_make_a_lemon(
     past: list[LemonEvent], strikes: tuple[str, ...] | None
 ) -> None:
-    lemon = judge_past("n1", past, BOUNDS, NOW)
+    lemon = evaluate_past("n1", past, BOUNDS, NOW)
     if strikes is None:
         assert lemon is None
     else:
@@ -85,18 +92,18 @@ def test_two_signals_of_four_make_a_lemon(
 def test_a_return_is_soon_after_a_release() -> None:
     wide = LemonThresholds(signals=1, returns=1)
     past = [quarantined(20), released(19), quarantined(19 - SOON / DAY - 0.1)]
-    assert judge_past("n1", past, wide, NOW) is None
+    assert evaluate_past("n1", past, wide, NOW) is None
     past[2] = quarantined(19 - SOON / DAY + 0.1)
-    lemon = judge_past("n1", past, wide, NOW)
+    lemon = evaluate_past("n1", past, wide, NOW)
     assert lemon is not None
     assert (lemon.returns, lemon.quarantines) == (1, 2)
 
 
 def test_what_a_restarted_aggregator_tells_again_is_one_incident() -> None:
     again = [opened(n, "xid:79", incident="same") for n in (9, 8, 7, 6, 5)]
-    assert judge_past("n1", again, LemonThresholds(signals=1), NOW) is None
+    assert evaluate_past("n1", again, LemonThresholds(signals=1), NOW) is None
     closed = LemonEvent(NOW - 7.5 * DAY, "closed", "same")
-    lemon = judge_past("n1", [*again, closed], LemonThresholds(signals=1, quarantines=2), NOW)
+    lemon = evaluate_past("n1", [*again, closed], LemonThresholds(signals=1, quarantines=2), NOW)
     assert lemon is not None
     assert (lemon.quarantines, lemon.days) == (2, 2)
 
@@ -126,7 +133,7 @@ def test_what_we_say_of_a_node_is_no_part_of_what_its_agent_said() -> None:
     health = NodeHealth(hello("n1"))
     health.snapshot(snapshot(component("disk-space", "/", Status.OK)))
     digest = health.digest()
-    lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
+    lemon = evaluate_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
     said = evidence(lemon, 5.0)
     assert health.record_own_evidence(said)
     assert not health.record_own_evidence(said)
@@ -227,7 +234,7 @@ async def test_a_history_that_cannot_be_read_keeps_what_was_found(tmp_path: Path
     (tmp_path / "history.db").write_text("no database at all, by any means\n" * 100)
     history = History(url(tmp_path), keep=DAY, clocks=CLOCKS, rng=random.Random(1))
     fleet = FleetState()
-    lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
+    lemon = evaluate_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
     assert lemon is not None
     fleet.lemons = (lemon,)
     watch = LemonDetector(
@@ -287,7 +294,7 @@ async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> Non
     replica = Replica(world, clock=Turned(1000.0))
     try:
         replica.agent("n1", snapshot(fault("xid:48", cleared_by=ClearedBy.GPU_RESET)))
-        lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
+        lemon = evaluate_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
         assert replica.controller.record_own_evidence("n1", evidence(lemon, 990.0))
         node_summary = replica.fleet.node_summaries["n1"]
         await until(lambda: node_summary.quarantine is not None)

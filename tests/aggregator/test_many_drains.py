@@ -63,8 +63,8 @@ def test_a_node_without_pods_is_drained_by_one_write_5_s_after_its_taint(
         replica, tainted_at = await marked(world, cluster)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         assert cluster.phases == [("n1", Phase.DRAINED)]
-        assert len(cluster.looked_at) == looks
-        assert cluster.looked_at[-1] - tainted_at >= 5.0
+        assert len(cluster.polled_at) == looks
+        assert cluster.polled_at[-1] - tainted_at >= 5.0
         now = status(world)
         assert now.cordoned_at < now.drain_started_at <= now.drained_at < now.deadline_at
         assert (now.pods_remaining, now.blockers) == (0, ())
@@ -193,7 +193,7 @@ def test_the_hook_is_asked_although_no_pod_is_there() -> None:
         def __init__(self) -> None:
             self.times = 0
 
-        async def ask(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
+        async def call(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
             self.times += 1
             return HookAnswer(HookResult.DONE, "")
 

@@ -134,7 +134,7 @@ def test_the_pods_of_a_node_that_a_person_quarantines_are_read_by_its_drain_alon
         world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "a new power supply"))
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         assert cluster.phases[0] == ("n1", Phase.DRAINING)
-        assert len(cluster.looked_at) == 2
+        assert len(cluster.polled_at) == 2
         await replica.stop()
 
     test()
@@ -150,11 +150,11 @@ def test_the_pods_of_a_node_that_was_found_empty_are_read_again_after_5_minutes(
         replica = await marked(world, cluster)
         replica.fleet.node_summaries["n1"].work.note_poll(0.0)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        looks = len(cluster.looked_at)
+        looks = len(cluster.polled_at)
         await asyncio.sleep(poller.DRAINED_EVERY - 20)
-        assert len(cluster.looked_at) == looks
+        assert len(cluster.polled_at) == looks
         await asyncio.sleep(30)
-        assert len(cluster.looked_at) == looks + 1
+        assert len(cluster.polled_at) == looks + 1
         await replica.stop()
 
     test()

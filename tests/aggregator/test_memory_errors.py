@@ -32,7 +32,7 @@ class Node:
         self.health.snapshot(snapshot())
         self.incidents: dict[str, Incident] = {}
 
-    def judge(self, now: float, *faults: Fault) -> Evaluation:
+    def evaluate(self, now: float, *faults: Fault) -> Evaluation:
         self.health.delta(Delta(faults=faults))
         found = evaluate(POLICY, self.health, self.incidents, now)
         self.incidents = dict(found.incidents)
@@ -45,9 +45,9 @@ class Node:
 
 def test_alone_it_drains_after_the_others_had_time_to_come() -> None:
     node = Node()
-    assert node.judge(NOW, xid(48, NOW)).look_again == NOW + 2.0
+    assert node.evaluate(NOW, xid(48, NOW)).evaluate_again == NOW + 2.0
     assert node.actions == {}
-    node.judge(NOW + 2.0)
+    node.evaluate(NOW + 2.0)
     assert node.actions == {"xid:48": "drain"}
 
 
@@ -69,66 +69,66 @@ def test_what_came_with_it_decides_in_any_order(
     for order in permutations((48, *others)):
         node = Node()
         for number, code in enumerate(order):
-            node.judge(NOW + number / 1000, xid(code, NOW + number / 1000))
-        node.judge(NOW + 10.0)
+            node.evaluate(NOW + number / 1000, xid(code, NOW + number / 1000))
+        node.evaluate(NOW + 10.0)
         assert node.actions == actions, order
 
 
 def test_what_came_long_before_or_on_another_gpu_does_not_count() -> None:
     node = Node()
-    node.judge(NOW, xid(63, NOW - 3600.0), xid(94, NOW, gpu="GPU-2"), xid(48, NOW))
-    node.judge(NOW + 3.0)
+    node.evaluate(NOW, xid(63, NOW - 3600.0), xid(94, NOW, gpu="GPU-2"), xid(48, NOW))
+    node.evaluate(NOW + 3.0)
     assert node.actions["xid:48"] == "drain"
 
 
-def test_each_time_is_judged_by_what_came_then() -> None:
+def test_each_time_is_evaluated_by_what_came_then() -> None:
     node = Node()
-    node.judge(NOW, xid(48, NOW), xid(94, NOW))
-    node.judge(NOW + 3.0)
+    node.evaluate(NOW, xid(48, NOW), xid(94, NOW))
+    node.evaluate(NOW + 3.0)
     assert node.actions["xid:48"] == "observe"
     later = NOW + 7200.0
-    node.judge(later, xid(48, later, NOW))
+    node.evaluate(later, xid(48, later, NOW))
     assert node.actions["xid:48"] == "observe", "the line that contains it may come in a moment"
-    node.judge(later + 2.0)
+    node.evaluate(later + 2.0)
     assert node.actions["xid:48"] == "drain"
 
 
 def test_a_failed_repair_without_it_drains() -> None:
     node = Node()
-    node.judge(NOW, xid(64, NOW))
-    node.judge(NOW + 2.0)
+    node.evaluate(NOW, xid(64, NOW))
+    node.evaluate(NOW + 2.0)
     assert node.actions == {"xid:64": "drain"}
 
 
 def test_occurrences_that_the_ring_has_lost_make_no_action_stronger() -> None:
     node = Node()
-    node.judge(NOW, xid(48, NOW), xid(94, NOW))
-    node.judge(NOW + 3.0)
+    node.evaluate(NOW, xid(48, NOW), xid(94, NOW))
+    node.evaluate(NOW + 3.0)
     later = NOW + 90_000.0
     full = replace(xid(94, later), first_at=NOW, count=40)
-    node.judge(later + 3.0, full)
+    node.evaluate(later + 3.0, full)
     assert node.actions["xid:48"] == "observe"
 
 
 def test_occurrences_that_the_ring_has_lost_suit_no_rule_that_needs_them() -> None:
     node = Node()
     later = NOW + 90_000.0
-    node.judge(later, xid(48, NOW + 5000.0), replace(xid(94, later), first_at=NOW, count=40))
-    node.judge(later + 3.0)
+    node.evaluate(later, xid(48, NOW + 5000.0), replace(xid(94, later), first_at=NOW, count=40))
+    node.evaluate(later + 3.0)
     assert "xid:48" not in node.actions, "neither alone nor contained is certain"
 
 
 def test_an_error_that_returns_milder_after_a_reset_is_in_force_at_once() -> None:
     node = Node()
-    node.judge(NOW, xid(48, NOW))
-    node.judge(NOW + 2.0)
+    node.evaluate(NOW, xid(48, NOW))
+    node.evaluate(NOW + 2.0)
     node.health.delta(Delta(cleared=(Cleared("", "GPU-1", "gpu-reset"),)))
-    node.judge(NOW + 100.0)
+    node.evaluate(NOW + 100.0)
     later = NOW + 200.0
-    node.judge(later, xid(48, later), xid(63, later))
+    node.evaluate(later, xid(48, later), xid(63, later))
     (item,) = (
         item for one in node.incidents.values() for item in one.evidence if item.code == "xid:48"
     )
     assert (item.action, item.over) == ("cordon", "")
-    closed = [one for at in (300.0, 900.0, 2_000.0) for one in node.judge(NOW + at).closed]
+    closed = [one for at in (300.0, 900.0, 2_000.0) for one in node.evaluate(NOW + at).closed]
     assert [one for one in closed if one.action != "observe"] == []

@@ -76,14 +76,14 @@ class Desk:
         self.registry = NodeRegistry(self.fleet, "", now=loop.time)
         self.registry.size = lambda: FleetSize(10, 10 if self.quorum else 0)  # type: ignore[method-assign]
         self.quorum = True
-        self.judged: list[str] = []
+        self.evaluated: list[str] = []
         self.made: Any = NetworkTracker(
             node_registry=self.registry,
             fleet=self.fleet,
             event_sink=self.notes,
             clocks=Clocks(loop.time, lambda: 5000.0),
             labels=("rack",),
-            evaluate=lambda node_state: self.judged.append(node_state.node),
+            evaluate=lambda node_state: self.evaluated.append(node_state.node),
             limits=Limits(),
         )
         self.graph = Graph()
@@ -160,27 +160,27 @@ def test_results_from_before_an_assignment_count_from_then_on() -> None:
     at_desk(test)
 
 
-def test_nothing_is_judged_before_its_time_and_the_quorum() -> None:
+def test_nothing_is_evaluated_before_its_time_and_the_quorum() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
         assert (GATHER, ASSIGNED_ANEW_WITHIN, SILENT_FOR) == (1.0, 120.0, 300.0)
         now = desk.loop.time()
-        assert made._may_judge(now)
+        assert made._may_evaluate(now)
         made._from = now + 10
-        assert not made._may_judge(now + 9)
-        assert made._may_judge(now + 10)
+        assert not made._may_evaluate(now + 9)
+        assert made._may_evaluate(now + 10)
         made._from, made._had_quorum = now, False
         desk.quorum = False
-        assert not made._may_judge(now)
+        assert not made._may_evaluate(now)
         desk.quorum = True
-        assert not made._may_judge(now)
-        assert not made._may_judge(now + ASSIGNED_ANEW_WITHIN - 1)
-        assert made._may_judge(now + ASSIGNED_ANEW_WITHIN)
+        assert not made._may_evaluate(now)
+        assert not made._may_evaluate(now + ASSIGNED_ANEW_WITHIN - 1)
+        assert made._may_evaluate(now + ASSIGNED_ANEW_WITHIN)
 
     at_desk(test)
 
 
-def test_changes_are_judged_together_after_a_moment() -> None:
+def test_changes_are_evaluated_together_after_a_moment() -> None:
     async def test(desk: Desk) -> None:
         made, node_state = desk.made, desk.has_health("n1")
         desk.graph.settled = ({"n1": FINDING}, False)
@@ -192,7 +192,7 @@ def test_changes_are_judged_together_after_a_moment() -> None:
         await asyncio.sleep(GATHER)
         assert desk.graph.settles == 1
         assert made._timer is None
-        assert desk.judged == ["n1"]
+        assert desk.evaluated == ["n1"]
         assert node_state.agent.health.inferred.status is Status.FAILED
         assert desk.fleet.network == {}, "no subject has changed"
         made._from = desk.loop.time() + 2
@@ -211,20 +211,20 @@ def test_a_finding_is_evidence() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
         made._put("n1", FINDING)
-        assert desk.judged == []
+        assert desk.evaluated == []
         node_state = desk.has_health("n1")
         made._put("n1", replace(FINDING, edges=(Edge("n2", "10.0.0.1"),)))
         found = node_state.agent.health.inferred
         assert (found.check, found.message, found.since) == (CHECK, "m (n2 to 10.0.0.1)", 990.0)
         made._put("n1", replace(FINDING, since=995.0))
         assert node_state.agent.health.inferred.since == 995.0
-        desk.judged.clear()
+        desk.evaluated.clear()
         well = Finding(Status.OK, "", "", 996.0)
         made._put("n1", well)
-        assert desk.judged == []
+        assert desk.evaluated == []
         node_state.decision.incidents = {"i": 1}
         made._put("n1", well)
-        assert desk.judged == ["n1"]
+        assert desk.evaluated == ["n1"]
         desk.graph.found["n1"] = FINDING
         made.renew(node_state)
         assert node_state.agent.health.inferred.status is Status.OK

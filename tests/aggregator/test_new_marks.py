@@ -200,7 +200,7 @@ class NotYet:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         self.asked += 1
         return HookAnswer(HookResult.LATER, "jobs run")
 

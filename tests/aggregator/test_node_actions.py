@@ -760,14 +760,14 @@ def test_an_absence_is_shown_with_its_time_and_told(
 def test_a_hint_stays_where_the_node_cant_be_read() -> None:
     async def test(bench: Bench) -> None:
         bench.node_state.work.needs_read = True
-        await bench.acts.look_at_node(bench.node_state)
+        await bench.acts.read_node(bench.node_state)
         assert not bench.node_state.work.needs_read
         assert bench.node_state.cluster.node_found
         fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
         bench.acts.cluster = fails
         bench.node_state.work.needs_read = True
         with pytest.raises(ClusterError):
-            await bench.acts.look_at_node(bench.node_state)
+            await bench.acts.read_node(bench.node_state)
         assert bench.node_state.work.needs_read
 
     on_bench(test)

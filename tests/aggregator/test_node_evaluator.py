@@ -80,12 +80,12 @@ def desired(action: Action, uncapped: Action, in_force: Action = Action.DRAIN) -
     return DesiredState(QuarantineSpec(action, "gpu", "bad", OURS), uncapped, in_force)
 
 
-def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
+def test_a_node_is_evaluated_again_when_time_alone_may_change_it() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench, asked = Bench(loop), []
         due: list[float | None] = [loop.time() + 10.0, loop.time() - 5.0, None]
 
-        def rejudge(*_: Any, **__: Any) -> tuple[list[Incident], float | None]:
+        def evaluate(*_: Any, **__: Any) -> tuple[list[Incident], float | None]:
             asked.append(round(loop.time() - begun, 2))
             return [], due.pop(0)
 
@@ -96,7 +96,7 @@ def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
             cluster=bench.node_state.cluster,
             decision=bench.node_state.decision,
             show_requests=lambda _: (),
-            rejudge=rejudge,
+            evaluate=evaluate,
             set_hold=bench.node_state.set_hold,
         )
         bench.made.evaluate_node(node_state)
@@ -129,7 +129,7 @@ def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
         ):
             bench.notes.transitions.clear()
             bench.node_state.decision.incidents = now
-            bench.made._tell_incidents(bench.node_state, before, closed)
+            bench.made._emit_incidents(bench.node_state, before, closed)
             assert bench.notes.kinds("n1") == kinds
             for told in bench.notes.transitions:
                 opened = kinds == ["incident.opened"]
@@ -144,16 +144,16 @@ def test_an_incident_that_waits_for_its_fabric_is_told_when_the_wait_is_over() -
         bench = Bench(loop)
         bench.fabric_hold_ends = loop.time() + 15.0
         bench.node_state.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.node_state, {}, [])
-        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [])
+        bench.made._emit_incidents(bench.node_state, {}, [])
+        bench.made._emit_incidents(bench.node_state, {"i": OPEN}, [])
         assert bench.notes.kinds("n1") == []
         watched = replace(OPEN, id="w", action="observe")
         bench.node_state.decision.incidents = {"i": OPEN, "w": watched}
-        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [])
+        bench.made._emit_incidents(bench.node_state, {"i": OPEN}, [])
         assert bench.notes.kinds("n1") == ["incident.opened"], "what is only watched waits for none"
         bench.fabric_hold_ends = None
         for _ in range(2):
-            bench.made._tell_incidents(bench.node_state, {"i": OPEN, "w": watched}, [])
+            bench.made._emit_incidents(bench.node_state, {"i": OPEN, "w": watched}, [])
         assert bench.notes.kinds("n1") == ["incident.opened"] * 2
         assert bench.counted == 1, "the causes are counted before it is told which explains it"
 
@@ -165,9 +165,9 @@ def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_in_ful
         bench = Bench(loop)
         bench.fabric_hold_ends = loop.time() + 15.0
         bench.node_state.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.node_state, {}, [])
+        bench.made._emit_incidents(bench.node_state, {}, [])
         bench.node_state.decision.incidents = {}
-        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [OPEN])
+        bench.made._emit_incidents(bench.node_state, {"i": OPEN}, [OPEN])
         assert bench.notes.kinds("n1") == ["incident.opened", "incident.closed"]
 
     play(test)
@@ -177,16 +177,16 @@ def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, Action.CORDON)
         summary = bench.node_state.decision
-        bench.made._tell_would(bench.node_state, 1_000.0)
+        bench.made._emit_preview(bench.node_state, 1_000.0)
         assert summary.would == ""
         bench.node_state.decision.wanted = desired(Action.CORDON, Action.DRAIN)
-        bench.made._tell_would(bench.node_state, 1_000.0)
-        bench.made._tell_would(bench.node_state, 1_000.0)
+        bench.made._emit_preview(bench.node_state, 1_000.0)
+        bench.made._emit_preview(bench.node_state, 1_000.0)
         assert summary.would == "drain: bad"
         assert len(bench.acted) == 1
         assert "mode cordon keeps us from this: drain: bad" in bench.acted[0]
         bench.node_state.decision.wanted = desired(Action.DRAIN, Action.DRAIN)
-        bench.made._tell_would(bench.node_state, 1_000.0)
+        bench.made._emit_preview(bench.node_state, 1_000.0)
         assert summary.would == ""
 
     play(test)
@@ -203,7 +203,7 @@ def test_a_hold_ends_where_nothing_is_to_be_done() -> None:
         ):
             bench.node_state.decision.wanted = wanted
             bench.node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
-            bench.made._tell_would(bench.node_state, 1_000.0)
+            bench.made._emit_preview(bench.node_state, 1_000.0)
             assert (bench.node_state.decision.hold is None) == ends
 
     play(test)

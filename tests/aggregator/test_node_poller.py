@@ -71,7 +71,7 @@ class Most(random.Random):
 
 @dataclass
 class Bench:
-    """A poller, and what it reads, sees to, judges and tells."""
+    """A poller, and what it reads, sees to, evaluates and tells."""
 
     time: float = 1000.0
     nodes: dict[str, Node | None] = field(default_factory=lambda: {"n1": bare()})
@@ -80,7 +80,7 @@ class Bench:
     fails: bool = False
     reads: list[tuple[str, bool]] = field(default_factory=list)
     seen_to: list[str] = field(default_factory=list)
-    judged: list[str] = field(default_factory=list)
+    evaluated: list[str] = field(default_factory=list)
     told: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Bench:
                 SimpleNamespace(
                     holds_lease=lambda: self.ours,
                     add=lambda node_state: self.seen_to.append(node_state.node),
-                    evaluate=lambda node_state: self.judged.append(node_state.node),
+                    evaluate=lambda node_state: self.evaluated.append(node_state.node),
                 ),
             ),
             rng=Most(),
@@ -125,12 +125,12 @@ class Bench:
     def is_due(self, node_state: NodeState, *, after: float, every: float) -> None:
         """It is due so long after it was looked at, and not before."""
         for waited, due in ((every - 0.1, False), (every, True)):
-            node_state.work.looked_at, self.time = 5000.0, 5000.0 + after + waited
+            node_state.work.polled_at, self.time = 5000.0, 5000.0 + after + waited
             assert self.poller._is_due(node_state) == due, waited
 
     async def poll(self, node_state: NodeState) -> None:
         self.seen_to.clear()
-        self.judged.clear()
+        self.evaluated.clear()
         node_state.work.needs_read = False
         await self.poller.poll_node(node_state)
 
@@ -166,7 +166,7 @@ def test_how_often_a_node_is_looked_at_goes_by_what_it_is_in() -> None:
     node_state.own_quarantine_view().uncordoned = Uncordoned.NO
     for phase in (Phase.CORDONED, Phase.ADMITTED, Phase.RELEASING):
         node_state.own_quarantine_view().quarantine = quarantine(phase)
-        node_state.work.looked_at = FOREVER
+        node_state.work.polled_at = FOREVER
         assert not bench.poller._is_due(node_state)
     node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
     assert not bench.poller._is_due(node_state)
@@ -199,7 +199,7 @@ def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
 def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -> None:
     bench = Bench()
     for number, name in enumerate(("old", "older", "waits", "drains", "drains-2")):
-        bench.node_state(name).work.looked_at = 100.0 - number
+        bench.node_state(name).work.polled_at = 100.0 - number
     for name in ("old", "older"):
         bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     waits = bench.node_state("waits")
@@ -215,7 +215,7 @@ def test_a_round_has_so_many_nodes_at_most() -> None:
     bench = Bench()
     for number in range(40):
         node_state = bench.node_state(f"n{number}")
-        set_fields(node_state, quarantine=quarantine(Phase.DRAINING), looked_at=0.0)
+        set_fields(node_state, quarantine=quarantine(Phase.DRAINING), polled_at=0.0)
     assert len(bench.due()) == 25
 
 
@@ -224,14 +224,14 @@ def test_the_pods_of_a_drained_node_are_not_read_at_once_after_a_restart() -> No
     node_state = bench.node_state()
     node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     assert bench.due() == []
-    assert node_state.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
-    node_state.work.looked_at = 1.0
+    assert node_state.work.polled_at == 1000.0 - DRAINED_EVERY * 0.3
+    node_state.work.polled_at = 1.0
     assert bench.due() == ["n1"]
-    assert node_state.work.looked_at == 1.0
+    assert node_state.work.polled_at == 1.0
     other = bench.node_state("n2")
     other.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     assert bench.due() == ["n2", "n1"]
-    assert other.work.looked_at == FOREVER
+    assert other.work.polled_at == FOREVER
 
 
 def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> None:
@@ -305,7 +305,7 @@ def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back
         await bench.poll(node_state)
         assert node_state.work.needs_read == suspect
         assert bench.seen_to == (["n1"] if suspect else [])
-        assert bench.judged == [], "what people ask is read with the node"
+        assert bench.evaluated == [], "what people ask is read with the node"
 
     run(test)
 
@@ -314,12 +314,12 @@ def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable
     async def test() -> None:
         bench = Bench()
         node_state = bench.node_state()
-        set_fields(node_state, quarantine=quarantine(Phase.DRAINED), looked_at=1.0)
+        set_fields(node_state, quarantine=quarantine(Phase.DRAINED), polled_at=1.0)
         await bench.poll(node_state)
         assert node_state.work.recheck_pods
         assert bench.seen_to == ["n1"]
         assert bench.reads == []
-        assert node_state.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
+        assert node_state.work.polled_at == 1000.0 - DRAINED_EVERY * 0.3
         node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
         await bench.poll(node_state)
         assert bench.reads == [("n1", False)]
@@ -339,7 +339,7 @@ def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
         bench.fails, bench.nodes["n1"] = False, None
         await bench.poll(node_state)
         assert not node_state.work.needs_read
-        assert node_state.work.looked_at == bench.time
+        assert node_state.work.polled_at == bench.time
         bench.nodes["n1"] = bare()
         await bench.poll(node_state)
         assert node_state.work.needs_read, "the positive control"
@@ -376,16 +376,16 @@ def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
         node_state = bench.node_state()
         node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
         await bench.poll(node_state)
-        assert (node_state.work.needs_read, bench.judged, bench.seen_to) == (False, [], [])
+        assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (False, [], [])
         bench.nodes["n1"] = bare(annotations={PIN: "x"})
         await bench.poll(node_state)
-        assert (node_state.work.needs_read, bench.judged, bench.seen_to) == (False, ["n1"], [])
+        assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (False, ["n1"], [])
         assert node_state.cluster.operator_requests.pinned
         await bench.poll(node_state)
-        assert bench.judged == []
+        assert bench.evaluated == []
         bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
         await bench.poll(node_state)
-        assert (node_state.work.needs_read, bench.judged, bench.seen_to) == (True, [], ["n1"])
+        assert (node_state.work.needs_read, bench.evaluated, bench.seen_to) == (True, [], ["n1"])
 
     run(test)
 
@@ -405,10 +405,10 @@ def test_a_silent_agents_last_word_is_told_once_and_only_where_its_kubelet_is_re
         await bench.poll(node_state)
         assert node_state.agent.silent_failing == "disk /data: dead"
         assert node_state.agent.silent_failing_since == bench.time
-        assert bench.judged == ["n1"]
+        assert bench.evaluated == ["n1"]
         await bench.poll(node_state)
         assert len(bench.told) == 1
-        assert bench.judged == []
+        assert bench.evaluated == []
         node_state.agent.silent, node_state.agent.silent_failing = False, ""
         await bench.poll(node_state)
         assert node_state.agent.silent_failing == ""

@@ -146,13 +146,13 @@ def test_a_node_was_heard_with_its_first_snapshot_and_is_fresh_while_its_agent_i
     None
 ):
     node_state = state(attached=True)
-    assert (node_state.agent.was_heard, node_state.agent.is_fresh) == (False, False)
+    assert (node_state.agent.was_received, node_state.agent.is_fresh) == (False, False)
     node_state.agent.health = NodeHealth(hello("n1"))
-    assert (node_state.agent.was_heard, node_state.agent.is_fresh) == (False, False)
+    assert (node_state.agent.was_received, node_state.agent.is_fresh) == (False, False)
     node_state.agent.health = health()
-    assert (node_state.agent.was_heard, node_state.agent.is_fresh) == (True, True)
+    assert (node_state.agent.was_received, node_state.agent.is_fresh) == (True, True)
     node_state.agent.attached = False
-    assert (node_state.agent.was_heard, node_state.agent.is_fresh) == (True, False)
+    assert (node_state.agent.was_received, node_state.agent.is_fresh) == (True, False)
 
 
 def test_an_incident_that_is_only_observed_does_not_act() -> None:
@@ -205,11 +205,11 @@ def test_another_object_brings_nothing_of_the_one_before_it() -> None:
     told = MarksStatus(missing=("taint",), since=1.0)
     node_state = state(release_held="its GPU is missing", missing=("label",))
     node_state.own_quarantine_view().quarantine = quarantine()
-    node_state.own_quarantine_view().release_look = 9.0
+    node_state.own_quarantine_view().release_poll = 9.0
     set_fields(node_state, orphan="x", vanished="x", unclaimed="x")
     set_fields(node_state, to_adopt=True, remains=quarantine().spec)
     node_state.take_quarantine(quarantine(version="6", marks=told), POLICY, NOW)
-    assert (node_state.quarantine_view.release_held, node_state.quarantine_view.release_look) == (
+    assert (node_state.quarantine_view.release_held, node_state.quarantine_view.release_poll) == (
         "its GPU is missing",
         9.0,
     )
@@ -226,7 +226,7 @@ def test_another_object_brings_nothing_of_the_one_before_it() -> None:
         None,
     )
     node_state.take_quarantine(quarantine(uid="q2", marks=told), POLICY, NOW)
-    assert (node_state.quarantine_view.release_held, node_state.quarantine_view.release_look) == (
+    assert (node_state.quarantine_view.release_held, node_state.quarantine_view.release_poll) == (
         "",
         0.0,
     )
@@ -468,15 +468,15 @@ def test_signs_are_kept_for_a_word_that_is_not_read_yet() -> None:
     assert len(node_state.cluster.signs) == REMEMBERED
 
 
-def test_what_is_judged_of_a_silent_node_is_what_was_known_and_what_silence_adds() -> None:
+def test_what_is_evaluated_of_a_silent_node_is_what_was_known_and_what_silence_adds() -> None:
     node_state = state()
-    assert node_state.rejudge(POLICY, Action.DRAIN, NOW) == ([], None)
+    assert node_state.evaluate(POLICY, Action.DRAIN, NOW) == ([], None)
     node_state = fresh(component("xid", "", Status.OK))
-    node_state.rejudge(POLICY, Action.DRAIN, NOW)
+    node_state.evaluate(POLICY, Action.DRAIN, NOW)
     assert node_state.decision.incidents == {}
     node_state.agent.attached = False
     node_state.agent.silent_failing, node_state.agent.silent_failing_since = "disk", 400.0
-    node_state.rejudge(POLICY, Action.DRAIN, NOW, silent_action="cordon")
+    node_state.evaluate(POLICY, Action.DRAIN, NOW, silent_action="cordon")
     (found,) = node_state.decision.incidents.values()
     assert (found.action, found.since) == ("cordon", 400.0)
     assert node_state.decision.wanted is not None
@@ -489,7 +489,7 @@ def test_a_word_ends_with_what_it_is_about_only_while_the_agent_speaks() -> None
         node_state = fresh(component("xid", "", Status.OK))
         node_state.agent.attached = attached
         node_state.cluster.overruled = frozenset({level})
-        node_state.rejudge(POLICY, Action.DRAIN, NOW)
+        node_state.evaluate(POLICY, Action.DRAIN, NOW)
         assert (level in node_state.cluster.ended_overrides) == attached
         assert (level in node_state.cluster.overruled) != attached
 
@@ -601,18 +601,18 @@ def test_what_holds_a_release_counts_only_while_a_quarantine_stands() -> None:
 
 def test_missing_marks_are_to_be_told_where_the_object_says_otherwise() -> None:
     node_state = state(missing=("label",))
-    assert not situation(node_state).marks_untold
+    assert not situation(node_state).marks_unreported
     for phase in Phase:
         node_state.own_quarantine_view().quarantine = quarantine(phase)
-        assert situation(node_state).marks_untold == (phase in MARKED)
+        assert situation(node_state).marks_unreported == (phase in MARKED)
     node_state.own_quarantine_view().quarantine = quarantine()
     node_state.cluster.node_gone = True
-    assert not situation(node_state).marks_untold
+    assert not situation(node_state).marks_unreported
     node_state.cluster.node_gone = False
     node_state.own_quarantine_view().quarantine = quarantine(
         marks=MarksStatus(("label",), since=1.0)
     )
-    assert not situation(node_state).marks_untold
+    assert not situation(node_state).marks_unreported
 
 
 def test_missing_marks_are_set_again_when_their_grace_is_over() -> None:
@@ -670,8 +670,8 @@ def test_a_situation_says_what_is_known_of_the_node() -> None:
     assert not situation(speaking).recovered
     assert not situation(speaking).absent_too_long
     for later, look in ((NOW + 1, True), (NOW, False)):
-        set_fields(silent, release_look=later)
-        assert situation(silent).look_later == look
+        set_fields(silent, release_poll=later)
+        assert situation(silent).poll_later == look
 
 
 # -- what is remembered and what is heard again ---------------------------------------------------
@@ -693,7 +693,7 @@ def test_an_incident_that_was_remembered_joins_the_one_that_is_open() -> None:
 
 def test_what_is_overruled_is_all_that_it_stands_on_and_that_is_not_over() -> None:
     node_state = fresh(fault())
-    node_state.rejudge(POLICY, Action.DRAIN, 2000.0)
+    node_state.evaluate(POLICY, Action.DRAIN, 2000.0)
     assert {word.key for word in node_state.overrule()} == {("xid:79", "GPU-1")}
     assert node_state.overrule(frozenset({OTHER_WORD})) - node_state.overrule() == {OTHER_WORD}
     over = {

@@ -105,8 +105,8 @@ def test_a_line_that_calls_for_a_reset_drains_and_a_fatal_one_without_a_row_cord
         health.traits = {"driver": NEW}
         event = fault("xid:145", cleared_by=ClearedBy.GPU_RESET, details=registers)
         health.snapshot(snapshot(event))
-        judged = evaluate(POLICY, health, {}, 1000.0).incidents
-        assert [one.action for one in judged.values()] == wanted, registers
+        evaluated = evaluate(POLICY, health, {}, 1000.0).incidents
+        assert [one.action for one in evaluated.values()] == wanted, registers
 
 
 def test_a_milder_line_of_the_same_code_takes_nothing_back() -> None:

@@ -112,7 +112,7 @@ def test_an_exemption_that_makes_no_sense_is_said_and_evicts_nobody(text: str) -
 )
 def test_a_force_names_what_is_to_be_done(text: str, action: Action | None, reason: str) -> None:
     found = read_operator_requests({FORCE: text})
-    assert (found.force, found.force_reason, found.force_asked) == (action, reason, True)
+    assert (found.force, found.force_reason, found.force_requested) == (action, reason, True)
     assert bool(found.force_unclear) == (action is None)
 
 
@@ -197,7 +197,7 @@ def test_a_person_who_exempts_a_forced_node_is_heard_until_the_exemption_ends() 
 # -- exempt ---------
 
 
-def test_an_exempt_node_is_left_alone_shown_and_judged_again_when_it_ends() -> None:
+def test_an_exempt_node_is_left_alone_shown_and_evaluated_again_when_it_ends() -> None:
     async def main() -> None:
         world = one_node()
         replica = Replica(world, clock=Running())

@@ -280,7 +280,7 @@ def test_no_message_breaks_the_codec_or_the_fold(data: bytes, known: int) -> Non
         return
     fleet.add_series("n", "", found.series)
     fleet.update("n", found.values, found.absent)
-    fleet.judge("n", 0.0)
+    fleet.evaluate("n", 0.0)
 
 
 def test_the_aggregator_takes_what_agents_send_and_finds_no_outlier_in_a_simulated_fleet() -> None:
@@ -295,7 +295,7 @@ def test_the_aggregator_takes_what_agents_send_and_finds_no_outlier_in_a_simulat
             told = codec.measurements(sent.measurements, fleet.size(name))
             fleet.add_series(name, "", told.series)
             fleet.update(name, told.values, told.absent)
-            assert not fleet.judge(name, 60.0 * minute)
+            assert not fleet.evaluate(name, 60.0 * minute)
     spreads = {spread.key[1:]: spread for spread in fleet.spreads()}
     clocks = spreads["gpu-clock", "NVIDIA H100 80GB HBM3", ""]
     assert (clocks.total, clocks.nodes, clocks.median) == (96, 12, 1980)

@@ -299,7 +299,7 @@ def held_releases() -> Iterator[Situation]:
             fresh=in_force is not None or later,
             recovered=in_force is None and later,
             release_held=True,
-            look_later=later,
+            poll_later=later,
         )
 
 
@@ -311,7 +311,7 @@ def test_what_waits_for_its_release_evicts_nobody_and_is_looked_at_again() -> No
         assert (step.do is Step.UNHOLD) == ill
         if now.recovered:
             assert step.do is Step.NOTHING
-            assert next_step(replace(now, look_later=False)) == NextStep(Step.RELEASE, "recovered")
+            assert next_step(replace(now, poll_later=False)) == NextStep(Step.RELEASE, "recovered")
         # A person's request waits for no condition.
         assert next_step(replace(now, uncordoned=True)).overruled
 
@@ -388,7 +388,7 @@ def lost_marks() -> Iterator[Situation]:
             recovered=False,
             stopped=stopped,
             maintained=maintained,
-            marks_untold=not told,
+            marks_unreported=not told,
             restore_due=due,
         )
 
@@ -397,10 +397,10 @@ def test_lost_marks_are_told_whatever_holds_us_and_set_again_only_where_we_may_a
     for now in lost_marks():
         assert now.quarantine is not None
         step = next_step(now).do
-        assert (step is Step.TELL_MARKS) == now.marks_untold
+        assert (step is Step.REPORT_MARKS) == now.marks_unreported
         ours = now.quarantine.spec.requester == OURS
         held = now.stopped or (ours and (now.mode is Action.OBSERVE or now.maintained))
-        assert (step is Step.RESTORE) == (now.restore_due and not now.marks_untold and not held)
+        assert (step is Step.RESTORE) == (now.restore_due and not now.marks_unreported and not held)
         over = replace(now, fresh=True, recovered=True)
         if ours:
             assert next_step(over).do is Step.RELEASE

@@ -285,9 +285,9 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
         assert first is not None
         queue.add(node_state)
         assert node_state.work.task is first
-        bench.answers["look_at_node"] = lambda: set_fields(node_state, needs_read=False)
+        bench.answers["read_node"] = lambda: set_fields(node_state, needs_read=False)
         await first
-        assert bench.did.count("look_at_node") == 1
+        assert bench.did.count("read_node") == 1
         assert not node_state.work.is_queued
         node_state.work.needs_read = True
         queue.resume(node_state)
@@ -308,13 +308,13 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
 def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         def act() -> None:
-            bench.may, bench.node_state.work.needs_read = False, bench.did.count("look_at_node") < 2
+            bench.may, bench.node_state.work.needs_read = False, bench.did.count("read_node") < 2
 
-        bench.answers["look_at_node"] = act
+        bench.answers["read_node"] = act
         bench.queue.add_for_read(bench.node_state)
         await asyncio.sleep(0)
         await bench.node_state.work.task
-        assert bench.did.count("look_at_node") == 1
+        assert bench.did.count("read_node") == 1
         assert bench.node_state.work.is_queued, "it waits for leave"
 
     play_bench(test)
@@ -342,7 +342,7 @@ def test_another_installations_quarantine_is_left_alone_before_anything_else(
 def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         set_fields(bench.node_state, needs_read=True, orphan="uid")
-        assert await bench.next() == (False, ["look_at_node", "explain"])
+        assert await bench.next() == (False, ["read_node", "explain"])
 
     play_bench(test)
 
@@ -423,9 +423,9 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
         (MarkStep.RECORDON, True, (False, ["recordon"])),
         (ObjectStep.ABSENCE, True, (False, ["show_absence"])),
         (ObjectStep.OVERRIDE, True, (False, ["show_override"])),
-        (MarkStep.TELL_CORDON, True, (False, ["show_cordon"])),
+        (MarkStep.REPORT_CORDON, True, (False, ["show_cordon"])),
         (ObjectStep.RESTART, True, (False, ["restart"])),
-        (ObjectStep.TELL_MARKS, True, (False, ["report"])),
+        (ObjectStep.REPORT_MARKS, True, (False, ["report"])),
         (MarkStep.RESTORE, True, (False, ["restore"])),
         (DrainStep.DRAIN, True, (False, ["run"])),
         (ReleaseStep.RELEASE, True, (False, ["release"])),
@@ -497,7 +497,7 @@ def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -
                 set_fields(node_state, **{name: value})
                 return Unreachable("no answer")
 
-            bench.answers["look_at_node"], node_state.work.needs_read = act, True
+            bench.answers["read_node"], node_state.work.needs_read = act, True
             bench.did.clear()
             return []
 
@@ -510,7 +510,7 @@ def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -
             learn(name, value)
             with pytest.raises(Unreachable):
                 await bench.made._one_step(node_state)
-            assert bench.did == ["look_at_node", told]
+            assert bench.did == ["read_node", told]
             node_state.cluster.node_gone = node_state.agent.misnamed = False
 
     play_bench(test)
@@ -532,7 +532,7 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
         return None
 
     bench.node_state.work.needs_read = True
-    bench.answers["look_at_node"] = act
+    bench.answers["read_node"] = act
     bench.queue.add(bench.node_state)
     await asyncio.sleep(0)
     await bench.node_state.work.task

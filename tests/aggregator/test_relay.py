@@ -364,7 +364,7 @@ async def test_a_gateway_whose_batch_takes_long_is_not_silent(
 
         def take_slowly(frame: frames.AgentFrame) -> None:
             # From the first frame on: then the time that the batch takes is all that counts.
-            monkeypatch.setattr(server_module, "LOOK_EVERY", 0.05)
+            monkeypatch.setattr(server_module, "POLL_EVERY", 0.05)
             time.sleep(0.06)
             take(frame)
 

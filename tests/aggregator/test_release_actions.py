@@ -14,7 +14,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.quarantine.actions import release
-from aggregator.quarantine.actions.release import LOOK_AGAIN
+from aggregator.quarantine.actions.release import CHECK_AGAIN
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import write_overruled
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED, PIN
@@ -101,7 +101,7 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
             assert bench.now().status.phase is Phase.CORDONED
             assert "replica b" in bench.now().status.release_held
             assert bench.node_state.quarantine_view.release_held == bench.now().status.release_held
-            assert bench.node_state.quarantine_view.release_look == began + LOOK_AGAIN
+            assert bench.node_state.quarantine_view.release_poll == began + CHECK_AGAIN
             await asyncio.sleep(7)
         assert bench.kinds() == ["quarantine.release_held"]
         assert (
@@ -114,7 +114,7 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
         await bench.objects.unhold(bench.node_state, bench.now())
         assert (
             bench.node_state.quarantine_view.release_held,
-            bench.node_state.quarantine_view.release_look,
+            bench.node_state.quarantine_view.release_poll,
         ) == ("", 0.0)
         assert bench.now().status.release_held == ""
         version = bench.now().version
@@ -193,7 +193,7 @@ def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order() -> Non
         notes = {**node.annotations, UNCORDONED_BY: "x"}
         bench.annotated(notes)
         set_fields(node_state, uncordoned=Uncordoned.UNKNOWN, node_replaced=True)
-        set_fields(node_state, release_held="x", release_look=9.0)
+        set_fields(node_state, release_held="x", release_poll=9.0)
         await bench.back.undo(node_state)
         node = bench.world.nodes["n1"]
         assert not is_marked(node)
@@ -207,7 +207,7 @@ def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order() -> Non
         assert (node_state.quarantine_view.ended, node_state.quarantine) == ("q", None)
         assert (
             node_state.quarantine_view.release_held,
-            node_state.quarantine_view.release_look,
+            node_state.quarantine_view.release_poll,
         ) == ("", 0.0)
         assert (
             node_state.quarantine_view.uncordoned,

@@ -123,7 +123,7 @@ def test_what_was_not_begun_waits_and_is_then_repeated() -> None:
         attempt(TEST, RepairState.FAILED, began_at=NOW - 50),
         attempt("reboot", RepairState.INCONCLUSIVE, 2),
     )
-    over = facts(("reboot",), stands=False, returns=True, whole=("reboot",))
+    over = facts(("reboot",), is_open=False, returns=True, whole=("reboot",))
     tested = replace(RULES, verify="standard")
     assert next_repair(failed, over, tested, NOW + 1) == NextRepair(Do.NOTHING)
     later = next_repair(failed, over, tested, NOW + RULES.test_pause)
@@ -172,7 +172,7 @@ def test_after_an_unknown_outcome_nothing_begins_by_itself(
 
 def test_a_repair_that_helped_is_followed_by_none() -> None:
     had = status(attempt("gpu-reset", RepairState.SUCCEEDED))
-    assert next_repair(had, facts(stands=False), RULES, NOW + 10_000).do is Do.NOTHING
+    assert next_repair(had, facts(is_open=False), RULES, NOW + 10_000).do is Do.NOTHING
 
 
 def test_the_next_rung_waits_until_the_evidence_has_had_time_to_clear() -> None:
@@ -219,7 +219,7 @@ def test_an_attempt_under_way(state: RepairState, later: float, do: Do, *, twice
     had = status(attempt("reboot", state))
     known = facts(available={"reboot": twice})
     assert next_repair(had, known, RULES, NOW + later).do is do
-    assert next_repair(had, replace(known, stands=False), RULES, NOW + later).do is do
+    assert next_repair(had, replace(known, is_open=False), RULES, NOW + later).do is do
 
 
 def test_only_an_order_that_may_be_sent_twice_is_sent_again() -> None:
@@ -239,7 +239,7 @@ def test_a_person_cancels_what_is_under_way_and_ends_what_is_not() -> None:
 def test_a_persons_request_is_followed_once_and_past_the_bounds_of_the_ladder() -> None:
     asked = RepairRequest("gpu-reset", "1")
     over = replace(status(attempt("reboot", RepairState.UNKNOWN)), exhausted="over")
-    step = next_repair(over, facts((), request=asked, stands=False), RULES, NOW)
+    step = next_repair(over, facts((), request=asked, is_open=False), RULES, NOW)
     assert step == NextRepair(Do.ORDER, "gpu-reset", "asked for by hand", "1")
     done = replace(over, attempts=(attempt("gpu-reset", RepairState.FAILED, request="1"),))
     assert next_repair(done, facts((), request=asked), RULES, NOW).do is Do.NOTHING
@@ -337,7 +337,7 @@ def test_busy_is_what_may_still_act() -> None:
 VERIFYING = replace(RULES, verify="standard")
 #: A node whose evidence is over, in boot b.
 BACK = RepairFacts(
-    (), {**ALL, TEST: True}, stands=False, returns=True, whole=("reboot", "replace"), boot_id="b"
+    (), {**ALL, TEST: True}, is_open=False, returns=True, whole=("reboot", "replace"), boot_id="b"
 )
 verdicts = st.sampled_from(
     [

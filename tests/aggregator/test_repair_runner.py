@@ -27,7 +27,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairAnswer,
     RepairSettings,
 )
-from aggregator.quarantine.repair.runner import LOOK_EVERY
+from aggregator.quarantine.repair.runner import POLL_EVERY
 from tests.aggregator.repair_site import ILL, POLICY, WELL, Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT, repair_settings
@@ -329,7 +329,7 @@ async def test_the_end_of_an_order_is_taken_up_when_the_agent_tells_it(*, told: 
     site.shop.boots = False
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
-    await later(LOOK_EVERY + 1.0)
+    await later(POLL_EVERY + 1.0)
     begun = asyncio.get_running_loop().time()
     site.shop.look = RepairAnswer(AnswerState.FAILED, "no")
     if told:
@@ -388,14 +388,14 @@ async def test_incidents_that_come_and_go_bring_no_look_at_a_repair(action: str)
     site.shop.boots = False
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
-    await later(LOOK_EVERY + 1.0)
+    await later(POLL_EVERY + 1.0)
     before, closed = site.replica.cluster.asked["read_node"], len(site.replica.notes.transitions)
     for _ in range(300):
         for status in (Status.FAILED, Status.OK):
             site.replica.agent("n1", Delta((component("own", "", status),)))
             await later(0.05)
     assert len(site.replica.notes.transitions) - closed >= 300
-    assert site.replica.cluster.asked["read_node"] - before <= 30 / LOOK_EVERY + 1
+    assert site.replica.cluster.asked["read_node"] - before <= 30 / POLL_EVERY + 1
     await site.replica.stop()
 
 

@@ -91,7 +91,7 @@ class RepairMachine(ControllerMachine):
     def __init__(self) -> None:
         self.shop: CheckedShop | None = None
         #: Releases that were looked at, and nodes that people left alone until then.
-        self.judged: set[str] = set()
+        self.evaluated: set[str] = set()
         self.freed: dict[str, float] = {}
         self.requests: dict[tuple[str, str], str] = {}
         self._gpu_use = GpuUseRequests(self._line_of)
@@ -132,9 +132,9 @@ class RepairMachine(ControllerMachine):
         for name, one in self.world.quarantines.items():
             status, repair = one.status, one.status.repair
             leaves = status.phase is Phase.RELEASING and status.released_because == RECOVERED
-            if not leaves or one.uid in self.judged or status.drained_at == 0.0:
+            if not leaves or one.uid in self.evaluated or status.drained_at == 0.0:
                 continue
-            self.judged.add(one.uid)
+            self.evaluated.add(one.uid)
             if one.spec.action is Action.CORDON or self.loop.time() <= self.freed.get(name, -1.0):
                 continue
             last = next(

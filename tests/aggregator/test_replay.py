@@ -192,7 +192,7 @@ def test_what_is_exported_since_a_time_begins_with_what_was_known_then() -> None
 
 @settings(max_examples=60, deadline=None)
 @given(happenings)
-def test_a_replay_of_the_same_policy_judges_as_was_judged(
+def test_a_replay_of_the_same_policy_evaluates_as_was_evaluated(
     many: list[tuple[tuple[str, ...], int, set[str]]],
 ) -> None:
     """Acting incidents: the same, beginning and ending at the same time, whichever events came."""
@@ -208,12 +208,12 @@ def test_a_replay_of_the_same_policy_judges_as_was_judged(
 
     def evaluate_at(now: float) -> None:
         nonlocal incidents, again
-        judged = evaluate(SITE, health, incidents, now)
-        for ident, one in judged.incidents.items():
+        evaluated = evaluate(SITE, health, incidents, now)
+        for ident, one in evaluated.incidents.items():
             if ident not in incidents and one.action != "observe":
                 lives.append((one.kind, round(one.since, 2), one.id))
-        closings.extend((one.kind, now) for one in judged.closed if one.action != "observe")
-        incidents, again = judged.incidents, judged.look_again
+        closings.extend((one.kind, now) for one in evaluated.closed if one.action != "observe")
+        incidents, again = evaluated.incidents, evaluated.evaluate_again
 
     def wait(until: float) -> None:
         while again is not None and again <= until:

@@ -24,14 +24,14 @@ class Receiver:
     at: list[float] = field(default_factory=list)
     limits: list[float] = field(default_factory=list)
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         self.at.append(asyncio.get_running_loop().time())
         self.limits.append(limit)
         return self.answers[min(len(self.at), len(self.answers)) - 1]
 
     def asked(self, limit: float = 3600.0, seed: int = 1) -> HookAnswer:
         hook = RetriedHook(self, random.Random(seed))
-        return virtual_time.run(hook.ask({}, limit=limit, guard=UNGUARDED))
+        return virtual_time.run(hook.call({}, limit=limit, guard=UNGUARDED))
 
 
 @pytest.mark.parametrize("end", [DONE, HookAnswer(HookResult.LATER, "on it")])

@@ -315,7 +315,7 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     world, clock = World(), Clock()
     switch = StopSwitch(MemoryCluster(world), clocks=clock.clocks)
     world.person_stops_unseen("drill")
-    await switch.check_beside()  # by the events, which are late
+    await switch.check_meanwhile()  # by the events, which are late
     with pytest.raises(GuardRefused):  # the steps after an admission wait for the read
         await switch.check()
     resume(world)
@@ -324,7 +324,7 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     clock.time += FRESH + 0.1
     world.person_stops_unseen("drill")
     with pytest.raises(GuardRefused):
-        await switch.check_beside()
+        await switch.check_meanwhile()
     resume(world)
     switch.apply_seen(world.stop)
     clock.time += REST + 1
@@ -334,7 +334,7 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     with pytest.raises(StopUnreadable):
         await broken.check()
     with pytest.raises(StopUnreadable):
-        await broken.check_beside()
+        await broken.check_meanwhile()
 
 
 def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:

@@ -423,7 +423,9 @@ async def test_conflicts_that_go_on_are_said_once_a_minute_with_how_often(
             await agent.attend()
     assert said() == [0, 11]
     heard = [node for node, _ in plain.intake.conflicts]
-    assert heard == ["node-1"] * 9 + ["node-2"] * 2 + ["node-1"] * 2, "whoever judges hears of each"
+    assert heard == ["node-1"] * 9 + ["node-2"] * 2 + ["node-1"] * 2, (
+        "whoever evaluates hears of each"
+    )
 
 
 async def test_an_agent_that_is_restarted_again_and_again_is_no_conflict(plain: Site) -> None:

@@ -61,11 +61,11 @@ def signs(told: Snapshot, *, then: Snapshot | None = None) -> set[Symptom]:
     """The symptoms of a node that sent this, and was evaluated after each."""
     health = NodeHealth(hello("n1"))
     health.snapshot(told)
-    judged = evaluate(POLICY, health, {}, NOW)
+    evaluated = evaluate(POLICY, health, {}, NOW)
     if then is not None:
         health.snapshot(then)
-        judged = evaluate(POLICY, health, judged.incidents, NOW)
-    return set(symptoms_of(health, judged.incidents, POLICY, ACTING))
+        evaluated = evaluate(POLICY, health, evaluated.incidents, NOW)
+    return set(symptoms_of(health, evaluated.incidents, POLICY, ACTING))
 
 
 def failed(check: str, name: str) -> Component:
@@ -113,8 +113,8 @@ def test_a_fault_of_the_fabric_is_a_sign_even_where_it_is_only_watched() -> None
     health.snapshot(snapshot(link, fault("xid:79")))
     names = {match.rule.name for match in matches(POLICY, health, NOW)}
     site = shipped_policy(f"rules: {[{'name': name, 'action': 'observe'} for name in names]}")
-    judged = evaluate(site, health, {}, NOW)
-    assert set(symptoms_of(health, judged.incidents, site, acting_checks(site))) == {
+    evaluated = evaluate(site, health, {}, NOW)
+    assert set(symptoms_of(health, evaluated.incidents, site, acting_checks(site))) == {
         Symptom(NVLINK, "", 990.0, False)
     }
 
@@ -136,8 +136,8 @@ def test_what_an_agent_says_of_a_check_that_it_does_not_have_is_no_sign() -> Non
     named = replace(hello("n1"), checks=(CheckOff("disk-space", 60.0, ""),))
     health = NodeHealth(named)
     health.snapshot(snapshot(failed("disk-space", "/a"), failed("reach", "10.0.0.1")))
-    judged = evaluate(POLICY, health, {}, NOW)
-    found = symptoms_of(health, judged.incidents, POLICY, ACTING)
+    evaluated = evaluate(POLICY, health, {}, NOW)
+    found = symptoms_of(health, evaluated.incidents, POLICY, ACTING)
     assert {sign.what for sign in found} == {"check:disk-space"}
 
 

@@ -476,7 +476,7 @@ async def test_keys_are_old_after_an_hour(cluster: Cluster, cache: Path, age: fl
     assert cluster.asked == (2 if age > MAX_AGE else 1)
     cluster.gate.set()
     if age > MAX_AGE:
-        await until(lambda: store._asking is None)
+        await until(lambda: store._fetching is None)
         await store.key(RSA.kid)
         assert cluster.asked == 2
 
@@ -507,13 +507,13 @@ async def test_the_file_is_written_when_what_is_published_changes_and_whole(
     first = stamp(cache)
     cluster.now += MAX_AGE + 1
     await store.key(RSA.kid)
-    await until(lambda: store._asking is None)
+    await until(lambda: store._fetching is None)
     assert cluster.asked == 2
     assert stamp(cache) == first, "the same is not written"
     cluster.issuer = "https://another"
     cluster.now += MAX_AGE + 1
     await store.key(RSA.kid)
-    await until(lambda: store._asking is None)
+    await until(lambda: store._fetching is None)
     assert saved(cache)["issuer"] == store.issuer == "https://another"
 
 

@@ -1,4 +1,4 @@
-"""Evidence judged over time: flaps, jobs, `for`; and that no memory is needed for it."""
+"""Evidence evaluated over time: flaps, jobs, `for`; and that no memory is needed for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -92,10 +92,10 @@ class Bench:
         return self.at(now)
 
     def at(self, now: float) -> Evaluation:
-        judgement = evaluate(self.policy, self.health, self.incidents, now)
-        self.incidents = judgement.incidents
-        self.closed += judgement.closed
-        return judgement
+        evaluation = evaluate(self.policy, self.health, self.incidents, now)
+        self.incidents = evaluation.incidents
+        self.closed += evaluation.closed
+        return evaluation
 
     @property
     def acting(self) -> list[Incident]:
@@ -138,15 +138,15 @@ def test_a_component_that_flaps_counts_as_failing_until_it_has_been_steady() -> 
     (incident,) = bench.acting
     assert [item.code for item in incident.in_force] == ["nic-link:flaps"]
     assert (incident.action, incident.since) == ("cordon", 1200.0)
-    look_again = bench.at(1301.0).look_again
-    assert look_again == 1000.0 + H
-    bench.at(look_again - 1)
+    evaluate_again = bench.at(1301.0).evaluate_again
+    assert evaluate_again == 1000.0 + H
+    bench.at(evaluate_again - 1)
     assert bench.acting[0].in_force
-    bench.at(look_again)
+    bench.at(evaluate_again)
     assert bench.acting[0].in_force == ()  # steady: now it must stay well for its time
-    bench.at(look_again + 299)
+    bench.at(evaluate_again + 299)
     assert bench.acting
-    assert [one.id for one in bench.at(look_again + 301).closed] == [incident.id]
+    assert [one.id for one in bench.at(evaluate_again + 301).closed] == [incident.id]
 
 
 @pytest.mark.parametrize("flapless", [True, False])
@@ -533,7 +533,7 @@ class Aggregator:
             if spec is not None:
                 self.quarantine = replace(self.quarantine, spec=spec)
 
-    def judged(self) -> set[tuple[object, ...]]:
+    def evaluated(self) -> set[tuple[object, ...]]:
         """The evidence in force, with its incident."""
         return {
             (ident, one.kind, item.code, item.component, item.action, item.lost)
@@ -587,7 +587,7 @@ happenings = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(happenings)
-def test_restarts_of_aggregator_and_agent_change_no_judgement(
+def test_restarts_of_aggregator_and_agent_change_no_evaluation(
     many: list[tuple[tuple[str, ...], int, set[str]]],
 ) -> None:
     """One node, two aggregators: one that never restarts and hears all, one that does, often.
@@ -616,8 +616,10 @@ def test_restarts_of_aggregator_and_agent_change_no_judgement(
         node.acknowledged()
         # No evidence is forgotten, and only evidence that failed before in this quarantine, had
         # recovered, and fails again is added: it need not last for its time a second time.
-        assert steady.judged() <= shaken.judged()
-        more = {(str(code), str(of)) for _, _, code, of, _, _ in shaken.judged() - steady.judged()}
+        assert steady.evaluated() <= shaken.evaluated()
+        more = {
+            (str(code), str(of)) for _, _, code, of, _, _ in shaken.evaluated() - steady.evaluated()
+        }
         assert more <= shaken.remembered()
         assert {one.id for one in steady.bench.acting} <= {one.id for one in shaken.bench.acting}
         for ident, start in shaken.starts().items():
@@ -736,7 +738,7 @@ def test_a_node_that_flapped_is_released_once_its_failures_are_old_enough() -> N
     well_from = 10_000.0 + 120
     steps, now = 0, well_from
     while bench.acting:
-        look = bench.at(now).look_again
+        look = bench.at(now).evaluate_again
         steps += 1
         assert steps < 50
         if look is None:

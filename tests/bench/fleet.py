@@ -1,4 +1,4 @@
-"""A month of a large fleet's faults, lived through by the real judging, admission and controller.
+"""A month of a large fleet's faults, lived through by the real evaluation, limits and controller.
 
 ``BENCH_NODES`` (7,500) nodes of 8 GPUs for ``BENCH_DAYS`` (30), for each of ``BENCH_SEEDS`` (10)
 seeds in ``BENCH_PROCESSES`` (2) processes; the figures are the worst of all seeds. `faultplay` and
@@ -238,7 +238,7 @@ def lost_hours(
 
     A fault ends the job that runs there. It hangs until its node is taken from it or its watchdog
     ends it, then it starts again and repeats the lost work. On a node that stays it fails again
-    until a person looks. The poll is granted perfect judgement: it takes exactly those sick nodes
+    until a person looks. The poll is granted perfect evaluation: it takes exactly those sick nodes
     that sickbay takes. A system that takes a healthy node ends the job there, too.
     """
     kept = TRIES * (WATCHDOG + RESTART)

@@ -1,4 +1,4 @@
-"""A fleet that lives through a schedule of faults under the real judging, admission and controller.
+"""A fleet that lives through a schedule of faults under the real evaluation, limits and controller.
 
 Virtual time and a cluster in memory; agents are played: each keeps the entries of a real one's
 latch, and sends those that have changed. People are played too: a node that is quarantined is
@@ -562,7 +562,7 @@ class Play:
     def _begin_quarantine(self, node: Played, at: float) -> None:
         node.quarantined, node.since = True, at
         node.quarantines += 1
-        self._judge(node, at)
+        self._evaluate(node, at)
         if self._workshop is None:
             self._send_person(node)
             return
@@ -688,7 +688,7 @@ class Play:
         at_work = [trouble.story for trouble in node.troubles if trouble.at_work(at)]
         return bool(at_work) and all(story.mass == RACK_EVENT for story in at_work)
 
-    def _judge(self, node: Played, at: float) -> None:
+    def _evaluate(self, node: Played, at: float) -> None:
         """Was it right?"""
         self.outcome.quarantines += 1
         at_work = [trouble for trouble in node.troubles if trouble.at_work(at)]

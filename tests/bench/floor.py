@@ -1,9 +1,9 @@
-"""The least time of a burst on this machine: requests, messages and watches, without judging.
+"""The least time of a burst on this machine: requests, messages and watches, without evaluating.
 
 Every fault is sent by its agent, to a server that acknowledges it and does nothing else; the client
 follows the cluster as the aggregator does, and asks at once for all Quarantines and taints. These
 bursts take turns with the same requests without messages and watches, as `limit` has them. The
-ratio is what an aggregator that judges in no time would have as ``beyond_1000``.
+ratio is what an aggregator that evaluates in no time would have as ``beyond_1000``.
 """
 
 import asyncio

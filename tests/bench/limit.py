@@ -3,7 +3,7 @@
 The pace is that of one client that makes a small object and patches a node, without other load: the
 aims of the bursts were set where that was 790 a second. The limit is a burst's Quarantines and
 taints by the aggregator's own client and rights, as `quarantine.actions.admission` sends them: no
-judging, no admission. Minutes differ by more than the effect to measure, so bursts of faults and of
+evaluating, no admission. Minutes differ by more than the effect to measure: bursts of faults and of
 requests take turns: the faults by an aggregator with all agents, the requests meanwhile on a
 cluster of their own. The time of a fault's burst beyond its neighbour's requests is sickbay's
 doing; where these alone take longer than an aim, no change in sickbay could meet it here, at that

@@ -121,7 +121,7 @@ def score(
 
 
 def update_cost_us(size: int, updates: int) -> float:
-    """Microseconds for one edge's change and the judgement that follows, in a fleet of ``size``."""
+    """Microseconds for an edge's change and the evaluation that follows, in a fleet of ``size``."""
     net, found = Network(size, random.Random(1)), Triangulation()
     net.report_all(found)
     found.settle(1000.0)

@@ -107,7 +107,7 @@ def kill_at_random(plane: ControlPlane, folder: Path, *, kills: int, rng: random
         found = _statuses(plane, names)
         record = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
         left = parse_record(record["data"]["record"])
-        return _judge(found, shop, kills, in_flight, left)
+        return _evaluate(found, shop, kills, in_flight, left)
 
 
 async def _kill(
@@ -226,7 +226,7 @@ def _has_ended(status: dict[str, Any]) -> bool:
     return bool(repair.get("exhausted")) or attempts[-1]["state"] == "Succeeded"
 
 
-def _judge(
+def _evaluate(
     found: dict[str, dict[str, Any]],
     shop: RepairReceiver,
     kills: int,

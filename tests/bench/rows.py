@@ -40,7 +40,7 @@ SCALE = (
     ("the same, by turns with their requests alone, median", "turn_1000_s", "s", ""),
     ("the requests alone, median", "limit_1000_s", "s", ""),
     ("how many times as long a burst takes as its requests, median", "beyond_1000", "", "1.2"),
-    ("the same with messages and watches, without judging", "floor_beyond_1000", "", ""),
+    ("the same with messages and watches, without evaluating", "floor_beyond_1000", "", ""),
     ("1,000 with the API limiter that ships", "burst_1000_default_p99_s", "s", "45"),
     ("quarantines a second, sustained", "quarantines_per_s", "", ">250"),
     ("conditions, Events, status trail behind by", "trailing_s", "s", "20"),

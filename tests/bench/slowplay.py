@@ -1,4 +1,4 @@
-"""Slow GPUs in a fleet that trains: their clocks, minute by minute, under the real judging.
+"""Slow GPUs in a fleet that trains: their clocks, minute by minute, under the real evaluating.
 
 Nodes of 8 GPUs run jobs for a day. It knows no measure's bounds. Published rates and sizes:
 
@@ -119,9 +119,9 @@ class _Play:
         swing = 1 + SWING * math.sin(2 * math.pi * minute / MINUTES)
         for number, name in enumerate(self._names):
             self._send_changes(number, name, self._readings(number, minute, swing))
-            for change in self._fleet.judge(name, 60.0 * minute):
+            for change in self._fleet.evaluate(name, 60.0 * minute):
                 if change.outlier is not None:
-                    self._judge(number, int(change.series.component[4:]), minute)
+                    self._evaluate(number, int(change.series.component[4:]), minute)
 
     def _schedule(self, minute: int) -> None:
         """Jobs end, and others begin on nodes that are free, of one load on all their GPUs."""
@@ -180,7 +180,7 @@ class _Play:
             [i for i, value in changed if value < 0],
         )
 
-    def _judge(self, number: int, gpu: int, minute: int) -> None:
+    def _evaluate(self, number: int, gpu: int, minute: int) -> None:
         fault = self._faults.get(number)
         if fault is None or gpu not in fault.gpus or fault.at > minute:
             self.outcome.wrong += 1

@@ -61,7 +61,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accepted(plane: ControlPlane, helm: Path, rendering: Rendering) -> set[str]:
-    """Has the server judge every object, strictly, and keep none. Their kinds."""
+    """Has the server validate every object, strictly, and keep none. Their kinds."""
     own = f"dry-run-{rendering.name}"
     plane.create_namespace(own)
     kinds = set()

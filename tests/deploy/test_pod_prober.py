@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sources.pod_network import NoProber, ask
+from nodeagent.sources.pod_network import NoProber, query
 from tests.controlplane.waiting import wait_until
 from tests.deploy import pod
 from tests.deploy.manifests import PROFILES, container, documents
@@ -37,11 +37,11 @@ async def test_it_needs_no_capability_and_answers_across_the_network_namespace(
         wait_until(lambda: path.exists() or prober.ended(), what="its socket", timeout_s=30)
         assert path.exists(), prober.log.read_text()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        answers = await ask(path, ["localhost"], ["192.0.2.1:80"], deadline=20)
+        answers = await query(path, ["localhost"], ["192.0.2.1:80"], deadline=20)
         assert answers.names["localhost"][0] == ""
         # Its network is not the host's: there is no way out of it here.
         assert answers.targets["192.0.2.1:80"][0] == "unreachable"
         prober.signal("TERM")
         assert prober.wait(300) == 0
     with pytest.raises(NoProber):
-        await ask(path, [], [], deadline=5)
+        await query(path, [], [], deadline=5)

@@ -70,7 +70,7 @@ def test_as_many_nvlinks_are_up_as_nvidia_smi_gives_a_speed(sample: GpuSample) -
 
 
 def test_sysfs_has_the_pcie_width_of_nvidia_smi(smi: Smi) -> None:
-    """A virtual machine may hide the link; the check gpu-pcie then judges by NVML's replays."""
+    """A virtual machine may hide the link; the check gpu-pcie then evaluates by NVML's replays."""
     machine = HostRoots(clock=SystemClock())
     for gpu in smi.gpus:
         path = Path(f"/sys/bus/pci/devices/{gpu.pci}.0")

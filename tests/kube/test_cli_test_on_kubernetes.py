@@ -25,7 +25,7 @@ from aggregator.repairers.job import JobRepairer
 from aggregator.web.event_broker import EventBroker
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_idle_nodes_on_kubernetes import CLASS, gpu_work, named
-from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, look_often, status, taints
+from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, poll_often, status, taints
 from tests.support.active_test_jobs import Jobs, job_section
 from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import POLICY, SETTINGS, FakeLine, snapshot
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_often(monkeypatch)
+    poll_often(monkeypatch)
     monkeypatch.setattr(rounds, "REFRESH", 0.5)
 
 

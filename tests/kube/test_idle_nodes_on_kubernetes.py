@@ -25,7 +25,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
 from tests.controlplane.api import MERGE_PATCH, ApiError
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, look_often, status
+from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, poll_often, status
 from tests.support.active_test_jobs import Jobs, job_section
 from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
@@ -39,7 +39,7 @@ CLASS = "sickbay-idle-test"
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_often(monkeypatch)
+    poll_often(monkeypatch)
     monkeypatch.setattr(idle_node_choice, "_IDLE_AGAIN", 0.5)
 
 

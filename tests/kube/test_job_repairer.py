@@ -1,5 +1,5 @@
 """Active tests as Jobs, on a real API server with the rights of deploy/: the scheduler places the
-pod, the Job controller judges it, and kwok plays the kubelet.
+pod, the Job controller evaluates it, and kwok plays the kubelet.
 """
 
 import asyncio

@@ -347,7 +347,7 @@ async def test_a_guard_is_asked_again_before_a_request_is_sent_again(tmp_path: P
         sources = sources_of(tmp_path, url, tokenFile=str(tmp_path / "token"))
         async with transport_of(sources) as transport:
             with pytest.raises(GuardRefused):
-                await transport.ask(
+                await transport.try_request(
                     "DELETE", "/x", kind="things", lane=Priority.EVICTION, guard=Guard(guard)
                 )
     assert asked == [0, 1]
@@ -423,7 +423,9 @@ async def test_in_a_pod_its_own_service_account_is_used(
     }
     sources = CredentialSources("", "", environ, service_account=tmp_path)
     async with transport_of(sources) as transport:
-        answer = await transport.ask("GET", "/api/v1/secrets", kind="secrets", lane=Priority.TAINT)
+        answer = await transport.try_request(
+            "GET", "/api/v1/secrets", kind="secrets", lane=Priority.TAINT
+        )
         assert isinstance(answer, Failure)
         assert "system:serviceaccount:default:default" in answer.message
     token.write_text("")

@@ -47,19 +47,19 @@ UNTESTED = {"key": KEY, "effect": "NoSchedule"}
 FOREIGN = {"key": "example.test/storage-missing", "effect": "NoSchedule"}
 
 
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real clocks, and a person who waits for the test."""
     for module in (node_tests, unwanted_tests):
         monkeypatch.setattr(module, "EVERY", 0.1)
     for module in (node_tests, idle_node_choice, unwanted_tests):
-        monkeypatch.setattr(module, "LOOK_EVERY", 0.3)
+        monkeypatch.setattr(module, "POLL_EVERY", 0.3)
     for module in (node_tests, node_test_steps):
-        monkeypatch.setattr(module, "LOOK_BUSY", 0.3)
+        monkeypatch.setattr(module, "POLL_BUSY", 0.3)
 
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_often(monkeypatch)
+    poll_often(monkeypatch)
 
 
 def new_node(space: Space, start: int = 0) -> str:

@@ -664,7 +664,7 @@ async def test_a_template_at_odds_with_the_cluster_fails_with_the_reason(
     assert given.all_remediations() == []
 
 
-async def test_the_documents_job_is_run_and_judged_by_the_job_controller(
+async def test_the_documents_job_is_run_and_evaluated_by_the_job_controller(
     kube: KubeCluster, given: Objects, tmp_path: Path
 ) -> None:
     """Its deadline is set to a second, as the played kubelet's pods do not end by themselves."""

@@ -21,7 +21,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_new_nodes_on_kubernetes import (
     last_test,
-    look_often,
+    poll_often,
     running,
     set_taints,
     status,
@@ -44,7 +44,7 @@ identity: {kind: insecure-trust-hello}
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_often(monkeypatch)
+    poll_often(monkeypatch)
 
 
 @pytest.fixture

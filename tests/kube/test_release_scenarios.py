@@ -178,7 +178,7 @@ async def bench(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]
         yield made
 
 
-# -- judging ---------
+# -- evaluating ---------
 
 
 async def test_fatal_for_longer_than_its_duration_acts_and_for_shorter_does_nothing(

@@ -226,7 +226,7 @@ async def test_eviction_requests_on_the_api_of_kubernetes_and_none_outlives_its_
 ) -> None:
     """Without the garbage collector, which would remove them with the Quarantine."""
     monkeypatch.setattr(eviction_requests, "EVERY", 0.2)
-    monkeypatch.setattr(eviction_requests, "_LOOK_LATER", 0.5)
+    monkeypatch.setattr(eviction_requests, "_POLL_LATER", 0.5)
     plane = start_control_plane(
         controller_manager=False, scheduler=False, apiserver_args=list(GATED)
     )

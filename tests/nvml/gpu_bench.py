@@ -87,8 +87,8 @@ class Bench:
         """Wait for the answer that came too late for its sample."""
         worker = self.nvml._worker
         assert worker is not None
-        assert worker.asking is not None
-        await until(worker.asking.done, "the late answer")
+        assert worker.pending is not None
+        await until(worker.pending.done, "the late answer")
 
 
 class Seen:

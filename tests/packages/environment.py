@@ -1,4 +1,4 @@
-"""The programs that judge what is published, from the environment of requirements/packaging.txt."""
+"""The programs that check what is published, from the environment of requirements/packaging.txt."""
 
 import subprocess
 from pathlib import Path

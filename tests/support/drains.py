@@ -67,7 +67,7 @@ class Noted(MemoryCluster):
         super().__init__(world, **more)
         self.delay = delay
         self.phases: list[tuple[str, Phase]] = []
-        self.looked_at: list[float] = []
+        self.polled_at: list[float] = []
 
     async def write_quarantine_status(
         self, quarantine: Quarantine, status: QuarantineStatus
@@ -79,7 +79,7 @@ class Noted(MemoryCluster):
         self, node: str, *, background: bool = False, guard: Guard | None = None
     ) -> list[Pod]:
         await asyncio.sleep(self.delay)
-        self.looked_at.append(asyncio.get_running_loop().time())
+        self.polled_at.append(asyncio.get_running_loop().time())
         return await super().pods_on(node, background=background, guard=guard)
 
 

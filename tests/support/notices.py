@@ -27,7 +27,7 @@ class Webhook:
     after: float = 0.0
     calls: list[Mapping[str, str]] = field(default_factory=list)
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         try:
             await guard()
         except GuardRefused:

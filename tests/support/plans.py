@@ -43,8 +43,8 @@ class Step(enum.StrEnum):
     UNHOLD = "unhold"
     UPDATE = "update"
     OVERRIDE = "override"
-    TELL_MARKS = "tell-marks"
-    TELL_CORDON = "tell-cordon"
+    REPORT_MARKS = "report-marks"
+    REPORT_CORDON = "report-cordon"
     CORDON = "cordon"
     RECORDON = "recordon"
     RESTORE = "restore"
@@ -91,12 +91,12 @@ class Situation:
     conflict: bool = False
     definition_going: bool = False
     release_held: bool = False
-    look_later: bool = False
+    poll_later: bool = False
     forced: Action | None = None
     unforced: bool = False
     exempt: bool = False
     unclaimed: bool = False
-    marks_untold: bool = False
+    marks_unreported: bool = False
     restore_due: bool = False
     conditions_old: bool = False
     entered_by_hand: bool = False
@@ -111,7 +111,7 @@ class Situation:
 
     @property
     def release_waits(self) -> bool:
-        return self.release_held and self.look_later
+        return self.release_held and self.poll_later
 
 
 @cache

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.active_tests import outputs
-from nodeagent.active_tests.judge import judge
+from nodeagent.active_tests.evaluate import evaluate
 from nodeagent.active_tests.model import Step, Verdict, overall
 from nodeagent.active_tests.profile import StepSpec, Threshold, read_profile, shipped
 from nodeagent.active_tests.runner import is_peer
@@ -167,20 +167,20 @@ FLOOR = Threshold("all-reduce-bus-bandwidth", "x", "H100", 460.0)
     ],
 )
 def test_verdicts(ended: Ended | CommandStuck, outcome: str, reason: str) -> None:
-    found = judge(spec(thresholds=(FLOOR,)), ended, models=H100, seconds=1.0)
+    found = evaluate(spec(thresholds=(FLOOR,)), ended, models=H100, seconds=1.0)
     assert (found.outcome.value, found.reason) == (outcome, reason)
 
 
 def test_a_threshold_is_for_its_model_alone() -> None:
     ended = Ended(exit=0, out="nothing")
-    found = judge(spec(thresholds=(FLOOR,)), ended, models=["NVIDIA L4"], seconds=1.0)
+    found = evaluate(spec(thresholds=(FLOOR,)), ended, models=["NVIDIA L4"], seconds=1.0)
     assert found.outcome is Verdict.PASSED
 
 
 @pytest.mark.slow
 @given(st.sampled_from(outputs.KINDS), st.integers(0, 255), st.text() | st.binary().map(str))
 def test_no_output_makes_a_reader_fail(kind: str, code: int, text: str) -> None:
-    found = judge(
+    found = evaluate(
         spec(output=kind, command=("x",)), Ended(exit=code, out=text), models=[], seconds=0.0
     )
     assert found.outcome in Verdict

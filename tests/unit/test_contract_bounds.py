@@ -98,7 +98,7 @@ def test_whatever_the_latch_took_in_is_accepted_in_full_and_the_digests_agree(
     health.snapshot(accepted(telling.snapshot(held.snapshot(NOW), NOW, 0.0)))
     assert health.digest() == held.digest()
     for batch in then:
-        held.apply(batch, NOW, look_of="disk-space")
+        held.apply(batch, NOW, run_of="disk-space")
         out = held.delta(NOW)
         if out is not None:
             health.delta(accepted(telling.delta(out, NOW)))

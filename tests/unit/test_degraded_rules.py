@@ -47,13 +47,13 @@ class Node:
 
     def incidents_of(self, component: Component, now: float = NOW) -> Evaluation:
         self.health.snapshot(Snapshot((component,), ()))
-        judged = evaluate(self.policy, self.health, self.incidents, now)
-        self.incidents = judged.incidents
-        return judged
+        evaluated = evaluate(self.policy, self.health, self.incidents, now)
+        self.incidents = evaluated.incidents
+        return evaluated
 
     def action(self, component: Component, now: float = NOW) -> str:
-        judged = self.incidents_of(component, now)
-        return ",".join(one.action for one in judged.incidents.values() if one.in_force)
+        evaluated = self.incidents_of(component, now)
+        return ",".join(one.action for one in evaluated.incidents.values() if one.in_force)
 
 
 def test_a_degraded_component_counts_from_the_start_of_that_status() -> None:
@@ -86,10 +86,10 @@ def test_only_a_healthy_result_ends_it_and_a_moment_of_degradation_begins_recove
     assert node.action(heat((0.0, DEGRADED))) == "cordon"
     assert node.action(heat((0.0, DEGRADED), (NOW, OK)), NOW + 1) == ""
     past = ((0.0, DEGRADED), (NOW, OK), (NOW + 30, DEGRADED), (NOW + 40, OK))
-    judged = node.incidents_of(heat(*past), NOW + 70)
-    assert not judged.closed, "degraded between two reports, 30 s ago"
-    judged = node.incidents_of(heat(*past), NOW + 100)
-    assert [one.kind for one in judged.closed] == ["gpu"]
+    evaluated = node.incidents_of(heat(*past), NOW + 70)
+    assert not evaluated.closed, "degraded between two reports, 30 s ago"
+    evaluated = node.incidents_of(heat(*past), NOW + 100)
+    assert [one.kind for one in evaluated.closed] == ["gpu"]
 
 
 def test_an_acting_rule_about_failures_ends_where_the_check_is_degraded() -> None:
@@ -97,8 +97,8 @@ def test_an_acting_rule_about_failures_ends_where_the_check_is_degraded() -> Non
     node = Node(acts, observes)
     assert node.action(heat((0.0, FAILED))) == "cordon"
     assert node.action(heat((0.0, FAILED), (NOW, DEGRADED)), NOW + 1) == "observe"
-    judged = node.incidents_of(heat((0.0, FAILED), (NOW, DEGRADED)), NOW + 100)
-    assert [one.action for one in judged.closed] == ["cordon"]
+    evaluated = node.incidents_of(heat((0.0, FAILED), (NOW, DEGRADED)), NOW + 100)
+    assert [one.action for one in evaluated.closed] == ["cordon"]
 
 
 def test_reasons_of_a_degraded_component_are_those_of_the_rule() -> None:

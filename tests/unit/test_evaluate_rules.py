@@ -151,9 +151,9 @@ def test_a_rule_whose_time_has_not_come_decides_nothing() -> None:
     rules = policy(rule("now", "cordon"), rule("later", "drain", hold=101.0))
     found = evaluate(rules, health(disk()), {}, 1_000.0)
     assert one(found).action == "cordon"
-    assert found.look_again == 1_001.0
+    assert found.evaluate_again == 1_001.0
     later = evaluate(rules, health(disk()), found.incidents, 1_001.0)
-    assert (one(later).action, later.look_again) == ("drain", None)
+    assert (one(later).action, later.evaluate_again) == ("drain", None)
 
 
 def test_evidence_keeps_its_stronger_rule_and_takes_the_newer_message() -> None:
@@ -229,12 +229,12 @@ def test_it_closes_at_the_end_of_its_time_and_not_before() -> None:
     found = health(well(), replace(nic, status=OK))
     second = evaluate(rules, found, first.incidents, 1_001.0)
     assert one(second).recovering_since == 1_001.0
-    assert second.look_again == 1_091.0
+    assert second.evaluate_again == 1_091.0
     third = evaluate(rules, found, second.incidents, 1_090.9)
     assert third.closed == ()
     last = evaluate(rules, found, third.incidents, 1_091.0)
     assert [incident.id for incident in last.closed] == [one(first).id]
-    assert (last.incidents, last.look_again) == ({}, None)
+    assert (last.incidents, last.evaluate_again) == ({}, None)
 
 
 def test_evidence_whose_rule_is_gone_needs_the_default_healthy_time() -> None:

@@ -50,7 +50,7 @@ def test_what_is_over_makes_room_for_what_is_in_force_the_oldest_first(
         assert [one for one in kept if not one.over] == present
 
 
-def judged(
+def evaluated(
     policy: Policy, health: NodeHealth, before: Mapping[str, Incident] | None = None
 ) -> list[Incident]:
     return list(evaluate(policy, health, before or {}, NOW).incidents.values())
@@ -60,11 +60,11 @@ def test_evidence_beyond_the_most_that_an_incident_keeps_is_not_added() -> None:
     health = NodeHealth(hello("n1"))
     many = [fault("xid:79", f"GPU-{number}") for number in range(MOST_EVIDENCE + 5)]
     health.snapshot(snapshot(*many))
-    (incident,) = judged(POLICY, health)
+    (incident,) = evaluated(POLICY, health)
     assert len(incident.evidence) == MOST_EVIDENCE
-    # What it has already is judged anew all the same.
+    # What it has already is evaluated anew all the same.
     health.delta(Delta(faults=(replace(many[0], message="again"),)))
-    (again,) = judged(POLICY, health, {incident.id: incident})
+    (again,) = evaluated(POLICY, health, {incident.id: incident})
     assert len(again.evidence) == MOST_EVIDENCE
     assert again.evidence[0].message == "again"
 
@@ -95,16 +95,16 @@ def test_a_component_that_tells_nothing_keeps_the_last_sign_of_its_evidence() ->
     health = NodeHealth(hello("n1"))
     failed = component("disk-space", "/data", Status.FAILED, "bytes", since=900.0)
     health.snapshot(snapshot(failed))
-    (incident,) = judged(POLICY, health)
+    (incident,) = evaluated(POLICY, health)
     silent = NodeHealth(hello("n1"))
     silent.snapshot(snapshot())
     for over in ("", "ok"):
         known = replace(incident, evidence=(replace(incident.evidence[0], over=over),))
-        (after,) = judged(POLICY, silent, {known.id: known})
+        (after,) = evaluated(POLICY, silent, {known.id: known})
         assert [one.over for one in after.evidence] == [over]
         unknown = NodeHealth(hello("n1"))
         unknown.snapshot(snapshot(replace(failed, status=Status.UNKNOWN)))
-        (after,) = judged(POLICY, unknown, {known.id: known})
+        (after,) = evaluated(POLICY, unknown, {known.id: known})
         assert [one.over for one in after.evidence] == [over]
 
 
@@ -121,10 +121,10 @@ def test_another_boot_ends_what_a_boot_ends_and_it_is_lost_else(
 ) -> None:
     health = NodeHealth(hello("n1"))
     health.snapshot(snapshot(fault(code, cleared_by=ends)))
-    (incident,) = judged(POLICY, health)
+    (incident,) = evaluated(POLICY, health)
     booted = NodeHealth(hello("n1", "boot-2"))
     booted.snapshot(snapshot())
-    (after,) = judged(POLICY, booted, {incident.id: incident})
+    (after,) = evaluated(POLICY, booted, {incident.id: incident})
     assert [(one.over, one.lost) for one in after.evidence] == [(over, True)]
     assert (after.recovering_since is not None) == bool(over)
 

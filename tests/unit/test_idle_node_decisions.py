@@ -43,10 +43,10 @@ from aggregator.quarantine.decide.node_tests import (
     carried_failure,
     ended,
     has_failed,
+    open_failure,
     operation_of,
     read_test,
     running_of,
-    standing_failure,
     verdict_at,
     write_test,
 )
@@ -160,7 +160,7 @@ def test_a_test_begins_only_where_it_is_due_or_asked_for_and_nothing_speaks_agai
     assert what.test.request == asked
     assert what.test.reason == IDLE
     assert verdict_at(what.test) == verdict_at(last)
-    assert standing_failure(what.test) == carried_failure(last)
+    assert open_failure(what.test) == carried_failure(last)
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
     end = refused(step.test, "the node has work", at=now)
     assert (end.is_busy, end.request, end.deadline_at) == (False, "r2", 0.0)
     assert verdict_at(end) == verdict_at(last)
-    assert standing_failure(end) == carried_failure(last)
+    assert open_failure(end) == carried_failure(last)
     assert end.without_verdict == step.test.inconclusive
     assert next_idle_test(end, facts, None, pause=PAUSE, now=now).do is NodeTestStep.NOTHING
 

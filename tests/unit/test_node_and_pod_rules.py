@@ -250,13 +250,13 @@ def test_an_unclear_wish_takes_nothing_away() -> None:
     assert first.endswith("; not exempt, and its work stays")
     assert second.startswith(f"{FORCE}: 'reboot it' makes no sense; expected ")
     assert second.endswith("; no action is taken")
-    assert unclear.force_asked
+    assert unclear.force_requested
     assert unclear.why_capped(0.0).startswith(f"{EXEMPT}: 'please' makes no sense")
     no_zone = read_operator_requests({EXEMPT: "until 2026-12-01T00:00:00 x"})
     assert "is no time with its zone" in no_zone.exempt_unclear
     assert (no_zone.exempt_until, unclear.exempt_until) == (0.0, 0.0)
     none = read_operator_requests({})
-    assert (none.cap(0.0), none.why_capped(0.0), none.force_asked) == (Action.DRAIN, "", False)
+    assert (none.cap(0.0), none.why_capped(0.0), none.force_requested) == (Action.DRAIN, "", False)
 
 
 def test_an_exemption_of_the_first_second_is_one_that_has_ended() -> None:

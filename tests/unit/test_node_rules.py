@@ -119,7 +119,7 @@ def test_a_selector_that_is_wrong_is_refused_with_its_place(text: str, says: str
     assert says in line, line
 
 
-def test_a_rule_that_would_act_elsewhere_alone_is_judged_as_one_that_acts() -> None:
+def test_a_rule_that_would_act_elsewhere_alone_is_evaluated_as_one_that_acts() -> None:
     with pytest.raises(ConfigError, match="would act on a code that the catalogue doesn't"):
         shipped_policy(
             "rules: [{name: r, kind: gpu, faults: ['xid:4711'], action: observe, nodes: {},"

@@ -65,7 +65,7 @@ class Minutes:
                     [part for part, one in told if one is None],
                 )
             for name in nodes or self.names:
-                for change in self.fleet.judge(name, self.now):
+                for change in self.fleet.evaluate(name, self.now):
                     key = (name, change.series.component)
                     if change.outlier is None:
                         del self.found[key]
@@ -233,7 +233,7 @@ def test_a_small_pool_takes_no_firmware_for_a_fault_and_finds_the_gpu_that_is_sl
 
 @settings(deadline=None, max_examples=5, phases=[Phase.generate])
 @given(seed=st.integers(0, 10**6), kind=st.integers(0, 4))
-def test_a_pool_in_which_kinds_show_is_judged_as_if_no_pool_were_small(
+def test_a_pool_in_which_kinds_show_is_evaluated_as_if_no_pool_were_small(
     seed: int, kind: int
 ) -> None:
     """The same values once under the rule of small pools, and once without that."""
@@ -474,10 +474,10 @@ def test_a_finding_ends_when_its_part_is_measured_as_another_model(*, new_stream
     fleet.fleet.add_series("node-3", "pool-0", [port])
     assert not fleet.fleet.restore("node-3", {("ib-errors", "GPU-5")}, fleet.now)
     fleet.fleet.update("node-3", (), [] if new_stream else [5])
-    assert not fleet.fleet.judge("node-3", fleet.now + MINUTE)  # no value is no sign
+    assert not fleet.fleet.evaluate("node-3", fleet.now + MINUTE)  # no value is no sign
     assert fleet.fleet.findings("node-3")
     fleet.fleet.update("node-3", [(number, 0)])
-    [change] = fleet.fleet.judge("node-3", fleet.now + 2 * MINUTE)
+    [change] = fleet.fleet.evaluate("node-3", fleet.now + 2 * MINUTE)
     assert (change.series.model, change.outlier) == ("NVIDIA H200", None)
     assert not fleet.fleet.findings("node-3")
     assert all(not spread.deviating for spread in fleet.fleet.spreads())
@@ -497,12 +497,12 @@ def test_a_quarantine_restores_its_finding_until_the_part_is_as_the_others() -> 
     assert not fleet.found
 
 
-def test_a_node_that_reports_too_often_is_judged_no_faster() -> None:
+def test_a_node_that_reports_too_often_is_evaluated_no_faster() -> None:
     fleet = Minutes()
     fleet.run(10, lambda _name, _gpu: 1980)
     fleet.fleet.update("node-3", [(5, 1000)])
     for second in range(44):
-        assert not fleet.fleet.judge("node-3", fleet.now + second)
+        assert not fleet.fleet.evaluate("node-3", fleet.now + second)
     assert not fleet.fleet.findings("node-3")
 
 
@@ -526,7 +526,7 @@ def test_the_distributions_are_bounded_whatever_models_agents_name() -> None:
     assert len(list(fleet.spreads())) == MOST_SPREADS
 
 
-def test_a_measure_that_is_not_known_is_taken_and_not_judged() -> None:
+def test_a_measure_that_is_not_known_is_taken_and_not_evaluated() -> None:
     fleet = Minutes(measure="fan-speed")
     fleet.run(60, lambda name, gpu: 1 if (name, gpu) == ("node-3", 5) else 1980)
     assert not fleet.found
@@ -564,7 +564,7 @@ def test_a_node_whose_streams_name_other_parts_each_time_has_bounded_charts_and_
     for stream in range(100):
         _connect_with_slow_disks(fleet, stream)
         fleet.now += MINUTE
-        fleet.fleet.judge("liar", fleet.now)
+        fleet.fleet.evaluate("liar", fleet.now)
     assert fleet.fleet._charts <= MOST_CHARTS_OF_A_NODE
     assert len(fleet.fleet._nodes["liar"].kept) <= MOST_KEPT
 
@@ -578,7 +578,7 @@ def test_the_oldest_findings_of_parts_that_no_stream_names_end_where_there_are_t
         _connect_with_slow_disks(fleet, stream)
         for _ in range(MEASURES["disk-latency"].minutes):
             fleet.now += MINUTE
-            for change in fleet.fleet.judge("liar", fleet.now):
+            for change in fleet.fleet.evaluate("liar", fleet.now):
                 if change.outlier is None:
                     open_findings.remove(change.series)
                 else:

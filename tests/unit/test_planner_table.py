@@ -88,7 +88,7 @@ ENDED = (replace(ITEM, cleared="reboot"),)
         (now(Phase.DRAINED), False),
         (now(mode=Action.CORDON), False),
         (now(node_gone=True, status={"node_absent_since": 1.0}), False),
-        (now(release_held=True, look_later=True, wanted=IN_FORCE_OBSERVE), False),
+        (now(release_held=True, poll_later=True, wanted=IN_FORCE_OBSERVE), False),
         (now(evictions_wait=True), False),
         (now(maintained=True), False),
         (now(knows=False), False),
@@ -232,9 +232,9 @@ def test_a_node_that_is_left_schedulable_says_why_once(changes: dict[str, Any], 
     assert situation.quarantine is not None
     text = describe_left(situation.quarantine, why)
     found = next_step(situation)
-    assert found == NextStep(Step.TELL_CORDON, text)
+    assert found == NextStep(Step.REPORT_CORDON, text)
     told = now(**{**LEFT, **changes, "status": {"uncordoned": text}})
-    assert step(told) is not Step.TELL_CORDON
+    assert step(told) is not Step.REPORT_CORDON
 
 
 def test_what_was_left_schedulable_is_told_when_others_have_cordoned_it() -> None:
@@ -242,7 +242,7 @@ def test_what_was_left_schedulable_is_told_when_others_have_cordoned_it() -> Non
     assert situation.quarantine is not None
     status = {"uncordoned": describe_left(situation.quarantine, DUE)}
     assert is_left_schedulable(QuarantineStatus(uncordoned=status["uncordoned"]))
-    assert next_step(now(status=status)) == NextStep(Step.TELL_CORDON, CORDONED_BY_OTHERS)
+    assert next_step(now(status=status)) == NextStep(Step.REPORT_CORDON, CORDONED_BY_OTHERS)
     assert step(now()) is Step.DRAIN
     gone = now(status={**status, "node_absent_since": 1.0}, node_gone=True)
     assert step(gone) is Step.NOTHING
@@ -263,7 +263,7 @@ def test_what_was_left_schedulable_is_told_when_others_have_cordoned_it() -> Non
 def test_a_node_that_is_cordoned_at_once_or_was_given_up_has_been_told_of(
     changes: dict[str, Any], *, tells: bool
 ) -> None:
-    assert (step(now(**{**LEFT, **changes})) is Step.TELL_CORDON) == tells
+    assert (step(now(**{**LEFT, **changes})) is Step.REPORT_CORDON) == tells
 
 
 # -- writes that nothing holds -------------------------------------------------------------------
@@ -281,12 +281,12 @@ MORE = replace(
         ({"release_held": True, "wanted": IN_FORCE_CORDON}, Step.UNHOLD),
         ({"release_held": True, "wanted": MORE}, Step.UNHOLD),
         ({"wanted": MORE}, Step.UPDATE),
-        ({"wanted": MORE, "marks_untold": True}, Step.UPDATE),
+        ({"wanted": MORE, "marks_unreported": True}, Step.UPDATE),
         ({"status": {"override": "a person"}}, Step.OVERRIDE),
-        ({"status": {"override": "a person"}, "marks_untold": True}, Step.OVERRIDE),
-        ({"marks_untold": True}, Step.TELL_MARKS),
-        ({"marks_untold": True, "restore_due": True}, Step.TELL_MARKS),
-        ({"spec": BY_HAND, "wanted": MORE, "marks_untold": True}, Step.TELL_MARKS),
+        ({"status": {"override": "a person"}, "marks_unreported": True}, Step.OVERRIDE),
+        ({"marks_unreported": True}, Step.REPORT_MARKS),
+        ({"marks_unreported": True, "restore_due": True}, Step.REPORT_MARKS),
+        ({"spec": BY_HAND, "wanted": MORE, "marks_unreported": True}, Step.REPORT_MARKS),
     ],
 )
 def test_what_the_object_lacks_is_written_under_a_stop_too(
@@ -298,7 +298,7 @@ def test_what_the_object_lacks_is_written_under_a_stop_too(
 def test_old_conditions_are_written_last_and_a_stop_does_not_hold_that() -> None:
     assert step(now(Phase.DRAINED, conditions_old=True)) is Step.CONDITIONS
     assert step(now(Phase.DRAINED, conditions_old=True, stopped=True)) is Step.CONDITIONS
-    assert step(now(Phase.DRAINED, conditions_old=True, marks_untold=True)) is Step.TELL_MARKS
+    assert step(now(Phase.DRAINED, conditions_old=True, marks_unreported=True)) is Step.REPORT_MARKS
     assert step(now(conditions_old=True)) is Step.DRAIN
     assert step(now(conditions_old=True, stopped=True)) is Step.HOLD
     assert step(now(Phase.ADMITTED, conditions_old=True)) is Step.CORDON
@@ -323,13 +323,13 @@ def test_evidence_is_not_admitted_by_the_entry_of_a_persons_quarantine() -> None
 @pytest.mark.parametrize(
     ("changes", "unholds"),
     [
-        ({"wanted": IN_FORCE_OBSERVE, "look_later": True}, False),
-        ({"wanted": None, "fresh": False, "look_later": True}, False),
-        ({"wanted": WANTED, "look_later": True}, True),
-        ({"wanted": WANTED, "recovered": True, "look_later": True}, False),
+        ({"wanted": IN_FORCE_OBSERVE, "poll_later": True}, False),
+        ({"wanted": None, "fresh": False, "poll_later": True}, False),
+        ({"wanted": WANTED, "poll_later": True}, True),
+        ({"wanted": WANTED, "recovered": True, "poll_later": True}, False),
         ({"spec": BY_FORCE, "wanted": None, "forced": Action.DRAIN}, True),
         ({"spec": BY_FORCE, "wanted": WANTED}, False),
-        ({"spec": BY_FORCE, "unforced": True, "look_later": True}, False),
+        ({"spec": BY_FORCE, "unforced": True, "poll_later": True}, False),
     ],
 )
 def test_a_held_release_is_taken_back_for_its_own_fault_or_force(
@@ -349,12 +349,12 @@ OUT = {"recovered": True, "wanted": None}
     [
         (OUT, NextStep(Step.RELEASE, "recovered")),
         ({**OUT, "release_held": True}, NextStep(Step.RELEASE, "recovered")),
-        ({**OUT, "release_held": True, "look_later": True}, NextStep(Step.NOTHING)),
-        ({**OUT, "look_later": True}, NextStep(Step.RELEASE, "recovered")),
+        ({**OUT, "release_held": True, "poll_later": True}, NextStep(Step.NOTHING)),
+        ({**OUT, "poll_later": True}, NextStep(Step.RELEASE, "recovered")),
         ({**OUT, "spec": BY_HAND, "mode": Action.CORDON}, NextStep(Step.NOTHING)),
         ({"uncordoned": True}, NextStep(Step.RELEASE, UNCORDONED, overruled=True)),
         (
-            {"uncordoned": True, "release_held": True, "look_later": True},
+            {"uncordoned": True, "release_held": True, "poll_later": True},
             NextStep(Step.RELEASE, UNCORDONED, overruled=True),
         ),
         ({"reborn": True}, NextStep(Step.RELEASE, "the node was made anew, in another boot")),
@@ -511,7 +511,7 @@ LATER = {"unread": "status: later", "unread_fields": frozenset({"repair"})}
             NextStep(Step.RELEASE, "the force was taken back"),
         ),
         (
-            now(quarantine=LATER, spec=BY_FORCE, unforced=True, release_held=True, look_later=True),
+            now(quarantine=LATER, spec=BY_FORCE, unforced=True, release_held=True, poll_later=True),
             NextStep(Step.UNREAD),
         ),
         (now(Phase.RELEASING, quarantine=LATER), NextStep(Step.UNDO)),

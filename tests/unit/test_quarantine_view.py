@@ -7,22 +7,22 @@ from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, Quarantin
 def test_each_hastened_check_of_a_release_doubles_the_pause_before_the_next() -> None:
     view, at = QuarantineView(), 100.0
     view.delay_release_check(at, 30.0)
-    assert view.release_look == 130.0
+    assert view.release_poll == 130.0
     for pause in (1.0, 2.0, 4.0, 8.0, 16.0):
         view.hasten_release_check(at + 1.0)
-        assert view.release_look == at + pause
+        assert view.release_poll == at + pause
         view.hasten_release_check(at + 25.0)  # a later wish puts nothing off
-        assert view.release_look == at + pause
+        assert view.release_poll == at + pause
         at += pause
         view.delay_release_check(at, 30.0)
     view.hasten_release_check(at + 1.0)
-    assert view.release_look == at + 30.0
+    assert view.release_poll == at + 30.0
     at += 30.0
     view.delay_release_check(at, 30.0)  # it came by itself
     view.hasten_release_check(at + 1.0)
-    assert view.release_look == at + 1.0
+    assert view.release_poll == at + 1.0
     view.repeat_release_check()
-    assert view.release_look <= at
+    assert view.release_poll <= at
 
 
 def test_a_node_that_is_in_no_quarantine_keeps_the_view_of_all_such_nodes() -> None:

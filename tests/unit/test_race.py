@@ -3,7 +3,7 @@
 import asyncio
 
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.race import while_it_stands
+from aggregator.quarantine.state.race import while_in_force
 
 
 async def test_a_result_that_comes_together_with_a_change_is_returned() -> None:
@@ -13,4 +13,4 @@ async def test_a_result_that_comes_together_with_a_change_is_returned() -> None:
     async def act() -> str:
         return "done"
 
-    assert await while_it_stands(node_state, act(), lambda: False) == "done"
+    assert await while_in_force(node_state, act(), lambda: False) == "done"

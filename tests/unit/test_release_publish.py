@@ -88,7 +88,7 @@ def test_a_file_that_is_missing_is_found(tmp_path: Path) -> None:
 
 def test_the_commands_are_exactly_these(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree = released(tmp_path)
-    code = publish.main([*ARGUMENTS, "--dry-run"], tree=tree, ask_git=git({}))
+    code = publish.main([*ARGUMENTS, "--dry-run"], tree=tree, run_git=git({}))
     assert code == publish.OK
     base, number = f"registry.example.test/python@{DIGEST}", version()
     images = "registry.example.test/health/sickbay"
@@ -162,7 +162,7 @@ def test_a_dry_run_names_every_obstacle_and_still_prints_the_commands(
 ) -> None:
     tree = released(tmp_path)
     ask = git({"status": " M README.md", "tag": f"v{version()}"})
-    assert publish.main([*ARGUMENTS, "--dry-run"], tree=tree, ask_git=ask) == publish.USAGE
+    assert publish.main([*ARGUMENTS, "--dry-run"], tree=tree, run_git=ask) == publish.USAGE
     said = capsys.readouterr()
     assert said.err.splitlines() == [
         "release: git: the tree has changes; expected a commit",
@@ -175,7 +175,7 @@ def test_a_release_with_an_obstacle_runs_no_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask = git({"status": " M README.md"})
-    assert publish.main(ARGUMENTS, tree=released(tmp_path), ask_git=ask) == publish.USAGE
+    assert publish.main(ARGUMENTS, tree=released(tmp_path), run_git=ask) == publish.USAGE
     assert capsys.readouterr().out == ""
 
 
@@ -188,7 +188,7 @@ def test_a_command_that_fails_ends_the_release_before_the_next(
     ]
     monkeypatch.setattr(publish, "steps", lambda target: steps)
     tree = released(tmp_path)
-    assert publish.main(ARGUMENTS, tree=tree, ask_git=git({})) == publish.FAILED
+    assert publish.main(ARGUMENTS, tree=tree, run_git=git({})) == publish.FAILED
     assert (tree / "done").exists()
     assert not (tree / "later").exists()
     assert "one: the command above ended with 1" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from aggregator.quarantine.decide.admission_record import Record
 from tests.bench.repair import gates
 from tests.bench.repair_fences import BREACHES, OTHER, figure_of
-from tests.bench.repair_kills import Kills, _has_ended, _judge
+from tests.bench.repair_kills import Kills, _evaluate, _has_ended
 from tests.bench.repair_receiver import Carried
 
 Attempts = Sequence[Mapping[str, str]]
@@ -34,37 +34,37 @@ def attempt(operation: str, state: str) -> dict[str, str]:
     return {"operation": operation, "repair": operation.rpartition("-")[2], "state": state}
 
 
-def judged(attempts: Attempts, carried: Sequence[str] = (), calls: Sequence[str] = ()) -> Kills:
+def evaluated(attempts: Attempts, carried: Sequence[str] = (), calls: Sequence[str] = ()) -> Kills:
     status: dict[str, Any] = {"uid": "q1", "repair": {"attempts": attempts}}
     shop: Any = Shop(carried, calls)
-    return _judge({"n1": status}, shop, 1, 0, Record())
+    return _evaluate({"n1": status}, shop, 1, 0, Record())
 
 
 def test_an_attempt_that_reached_its_repairer_or_ended_without_is_not_lost() -> None:
     made = [attempt("q1-1-reset", "Succeeded"), attempt("q1-2-external", "Unknown")]
-    found = judged([*made, attempt("q1-3-ticket", "Failed")], carried=["q1-1-reset"])
+    found = evaluated([*made, attempt("q1-3-ticket", "Failed")], carried=["q1-1-reset"])
     assert (found.lost, found.double) == ((), ())
 
 
 @pytest.mark.parametrize("state", ["Ordering", "Ordered", "Succeeded"])
 def test_an_attempt_without_an_end_or_that_never_arrived_is_lost(state: str) -> None:
-    assert judged([attempt("q1-1-reset", state)]).lost == (f"n1 q1-1-reset {state}",)
+    assert evaluated([attempt("q1-1-reset", state)]).lost == (f"n1 q1-1-reset {state}",)
 
 
 def test_a_due_repair_without_an_attempt_is_lost() -> None:
     shop: Any = Shop((), ())
-    assert _judge({"n1": {"uid": "q1"}}, shop, 1, 0, Record()).lost == ("n1",)
+    assert _evaluate({"n1": {"uid": "q1"}}, shop, 1, 0, Record()).lost == ("n1",)
 
 
 def test_an_operation_that_was_carried_out_twice_is_double() -> None:
     made = [attempt("q1-1-external", "Succeeded")]
-    assert judged(made, calls=["q1-1-external"] * 2).double == ("q1-1-external 2 times",)
+    assert evaluated(made, calls=["q1-1-external"] * 2).double == ("q1-1-external 2 times",)
 
 
 def test_two_operations_of_one_rung_are_double_and_so_is_one_without_an_attempt() -> None:
     made = [attempt("q1-1-reset", "Failed"), attempt("q1-2-reset", "Failed")]
-    assert judged(made, carried=["q1-1-reset", "q1-2-reset"]).double == ("q1 gpu-reset",)
-    assert judged(made, carried=["q1-9-reset"]).double == ("q1-9-reset without an attempt",)
+    assert evaluated(made, carried=["q1-1-reset", "q1-2-reset"]).double == ("q1 gpu-reset",)
+    assert evaluated(made, carried=["q1-9-reset"]).double == ("q1-9-reset without an attempt",)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def network(size: int = 200, seed: int = 1) -> Network:
     return Network(size, random.Random(seed))
 
 
-def judged(told: Network, *, labels: bool = True) -> Triangulation:
+def evaluated(told: Network, *, labels: bool = True) -> Triangulation:
     found = Triangulation()
     told.report_all(found, labels=labels)
     found.settle(NOW)
@@ -59,7 +59,7 @@ def blamed(found: Triangulation, size: int) -> set[str]:
 
 
 def test_all_is_well_and_nobody_is_blamed() -> None:
-    found = judged(network())
+    found = evaluated(network())
     assert reasons(found, 200) == {}
     assert found.verdicts() == []
 
@@ -67,7 +67,7 @@ def test_all_is_well_and_nobody_is_blamed() -> None:
 def test_a_node_that_nobody_reaches_is_blamed_with_the_edges_that_say_so() -> None:
     told = network()
     told.down = {7}
-    found = judged(told)
+    found = evaluated(told)
     finding = found.finding("node-7")
     assert finding is not None
     assert finding.reason == CUT_OFF  # it says so itself, too
@@ -81,19 +81,19 @@ def test_a_node_that_nobody_reaches_is_blamed_with_the_edges_that_say_so() -> No
 def test_a_silent_agent_is_no_unreachable_node() -> None:
     told = network()
     told.silent = {7}
-    assert reasons(judged(told), 200) == {}
+    assert reasons(evaluated(told), 200) == {}
 
 
 def test_a_node_that_nobody_reaches_and_whose_agent_is_silent_is_told_apart() -> None:
     told = network()
     told.down = told.silent = {7}
-    assert reasons(judged(told), 200) == {"node-7": UNREACHABLE_SILENT}
+    assert reasons(evaluated(told), 200) == {"node-7": UNREACHABLE_SILENT}
 
 
 def test_a_node_that_is_reached_although_it_reaches_nobody_is_one_way() -> None:
     told = network()
     told.mute = {7}
-    assert reasons(judged(told), 200) == {"node-7": ONE_WAY}
+    assert reasons(evaluated(told), 200) == {"node-7": ONE_WAY}
 
 
 def test_echoes_that_a_node_drops_make_it_unreachable() -> None:
@@ -110,7 +110,7 @@ def test_a_rack_that_a_label_names_is_blamed_and_none_of_its_nodes() -> None:
     told = network()
     told.walls = [set(range(2 * RACK, 3 * RACK))]
     told.gateways_down = {2}
-    found = judged(told)
+    found = evaluated(told)
     assert blamed(found, 200) == set()
     assert set(reasons(found, 200).values()) == {DOMAIN}
     (verdict,) = found.verdicts()
@@ -120,7 +120,7 @@ def test_a_rack_that_a_label_names_is_blamed_and_none_of_its_nodes() -> None:
 def test_without_a_label_what_fails_together_blames_nobody() -> None:
     told = network()
     told.gateways_down = {2}
-    found = judged(told, labels=False)
+    found = evaluated(told, labels=False)
     assert blamed(found, 200) == set()
     assert set(reasons(found, 200).values()) == {SHARED}
     (verdict,) = found.verdicts()
@@ -131,7 +131,7 @@ def test_another_node_that_fails_beside_a_blamed_rack_is_blamed() -> None:
     told = network()
     told.gateways_down = {1}
     told.down = {100}
-    found = judged(told)
+    found = evaluated(told)
     assert blamed(found, 200) == {"node-100"}
 
 
@@ -140,9 +140,9 @@ def test_more_nodes_at_once_than_chance_gives_blame_nobody_and_fewer_are_blamed(
     assert len(nodes) == MOST_AT_ONCE + 1
     told = network()
     told.down = set(nodes[:-1])
-    assert blamed(judged(told), 200) == {name(node) for node in nodes[:-1]}
+    assert blamed(evaluated(told), 200) == {name(node) for node in nodes[:-1]}
     told.down = set(nodes)
-    found = judged(told)
+    found = evaluated(told)
     assert blamed(found, 200) == set()
 
 
@@ -168,7 +168,7 @@ def test_a_gateway_that_answers_nobody_blames_nobody() -> None:
 def test_a_failing_target_is_blamed_once_and_ends_when_few_miss_it() -> None:
     told = network()
     told.missed = {TARGET}
-    found = judged(told)
+    found = evaluated(told)
     assert reasons(found, 200) == {}
     (verdict,) = found.verdicts()
     assert (verdict.kind, verdict.name, verdict.count) == ("target", f"reach {TARGET}", 200)
@@ -186,13 +186,13 @@ def test_a_failing_target_is_blamed_once_and_ends_when_few_miss_it() -> None:
 def test_nodes_that_are_cut_off_accuse_no_target() -> None:
     told = network(64)
     told.down = {1, 20, 40}
-    assert [verdict.kind for verdict in judged(told).verdicts()] == []
+    assert [verdict.kind for verdict in evaluated(told).verdicts()] == []
 
 
 def test_a_blamed_node_is_well_again_when_half_of_its_observers_reach_it() -> None:
     told = network()
     told.down = {7}
-    found = judged(told)
+    found = evaluated(told)
     told.down = set()
     told.report_all(found)
     changed, _ = found.settle(NOW + 60)
@@ -203,7 +203,7 @@ def test_a_blamed_node_is_well_again_when_half_of_its_observers_reach_it() -> No
 def test_a_blamed_node_whose_observers_fall_silent_is_neither_well_nor_blamed() -> None:
     told = network()
     told.down = {7}
-    found = judged(told)
+    found = evaluated(told)
     for node in range(200):
         if 7 in told.peers[node] or node == 7:
             found.set_report(name(node), speaking=False)
@@ -227,7 +227,7 @@ def test_an_address_that_two_nodes_come_from_accuses_neither() -> None:
 def test_what_is_forgotten_leaves_nothing_behind() -> None:
     told = network(60)
     told.down, told.missed, told.gateways_down = {5}, {TARGET}, {2}
-    found = judged(told)
+    found = evaluated(told)
     for node in range(60):
         found.forget_node(name(node))
     found.settle(NOW + 1)
@@ -256,7 +256,7 @@ def test_a_partition_blames_none_of_either_side_for_long(
     """For any split: at most as few as chance gives are blamed, and none of the larger half."""
     told = network(150, seed)
     told.walls = [side]
-    found = judged(told, labels=labels)
+    found = evaluated(told, labels=labels)
     guilty = blamed(found, 150)
     assert len(guilty) <= MOST_AT_ONCE
     smaller = side if len(side) <= 75 else set(range(150)) - side
@@ -313,7 +313,7 @@ def test_the_order_in_which_agents_speak_does_not_matter(
     told = network(96, 2)
     told.down, told.mute, told.gateways_down = {3}, {50}, {4}
     told.missed = {TARGET}
-    one, other = judged(told, labels=labels), Triangulation()
+    one, other = evaluated(told, labels=labels), Triangulation()
     told.report_all(other, labels=labels, order=rng.shuffle)
     other.settle(NOW)
     assert reasons(one, 96) == reasons(other, 96)
@@ -328,7 +328,7 @@ def test_the_order_in_which_agents_speak_does_not_matter(
         max_size=120,
     )
 )
-def test_judging_after_each_update_ends_where_judging_once_does(
+def test_evaluating_after_each_update_ends_where_evaluating_once_does(
     updates: list[tuple[int, int, str]],
 ) -> None:
     """Incremental bookkeeping loses no fact: the facts decide, not the order in which they came."""

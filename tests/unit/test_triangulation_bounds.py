@@ -167,7 +167,7 @@ def test_a_label_that_comes_later_explains_losses_of_the_window_and_none_before(
         assert fleet.blamed() == (set() if blamed else {0, 10})
 
 
-def test_a_node_that_leaves_a_domain_is_judged_alone() -> None:
+def test_a_node_that_leaves_a_domain_is_evaluated_alone() -> None:
     fleet = Fleet(60, {"rack=r": range(20)})
     fleet.cut(0, 10)
     fleet.found.label(name(0), ["rack=other"])

@@ -26,7 +26,7 @@ NOW = 1000.0
 ANY = (Status.OK, Status.FAILED, Status.UNKNOWN, None)
 
 
-def judged(
+def evaluated(
     net: Network,
     liars: set[int],
     rng: random.Random,
@@ -100,7 +100,7 @@ def test_fewer_liars_than_the_bound_blame_no_healthy_node_wherever_they_are(
     where = worst if rng.random() < 0.7 else range(size)
     liars = set(rng.sample(list(where), min(count, len(where)))) - {victim}
     victims = {victim, *rng.sample(range(size), 2)}
-    found = judged(net, liars, rng, filtered=filtered, victims=victims)
+    found = evaluated(net, liars, rng, filtered=filtered, victims=victims)
     assert blamed(found, size) <= liars
 
 
@@ -119,7 +119,7 @@ def test_however_many_lie_a_node_is_blamed_only_by_enough_of_its_own_observers(
     net = Network(size, rng)
     liars = set(rng.sample(range(size), int(share * size)))
     victims = set(rng.sample(range(size), min(size, 3)))
-    found = judged(net, liars, rng, filtered=filtered, victims=victims)
+    found = evaluated(net, liars, rng, filtered=filtered, victims=victims)
     for node in blamed(found, size) - liars:
         observers = net.observers(node)
         assert len(liars & set(observers)) >= needed(net, node)

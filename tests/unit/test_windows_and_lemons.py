@@ -12,8 +12,8 @@ from aggregator.policy.lemons import (
     Lemon,
     LemonEvent,
     LemonThresholds,
+    evaluate_past,
     evidence,
-    judge_past,
 )
 from aggregator.policy.windows import (
     Flapping,
@@ -167,8 +167,8 @@ def event(ago: float, what: str, incident: str = "", *codes: str) -> LemonEvent:
     return LemonEvent(NOW - ago, what, incident, frozenset(codes))
 
 
-def judged(bounds: LemonThresholds, *past: LemonEvent) -> Lemon | None:
-    return judge_past("n1", past, bounds, NOW)
+def evaluated(bounds: LemonThresholds, *past: LemonEvent) -> Lemon | None:
+    return evaluate_past("n1", past, bounds, NOW)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def judged(bounds: LemonThresholds, *past: LemonEvent) -> Lemon | None:
 )
 def test_only_the_past_within_the_window_counts(ago: float, *, counts: bool) -> None:
     past = (event(1.0, "quarantined"), event(ago, "quarantined"))
-    assert (judged(only(quarantines=2), *past) is not None) == counts
+    assert (evaluated(only(quarantines=2), *past) is not None) == counts
 
 
 def test_the_published_bounds() -> None:
@@ -190,7 +190,7 @@ def test_the_published_bounds() -> None:
 )
 def test_a_return_is_within_a_week_after_a_release(released: float, *, returns: bool) -> None:
     past = (event(DAY + released, "released"), event(DAY, "quarantined"))
-    found = judged(only(returns=1), *past)
+    found = evaluated(only(returns=1), *past)
     assert (found is not None) == returns
     if found is not None:
         assert found.strikes == ("1 returns within a week of a release",)
@@ -198,7 +198,7 @@ def test_a_return_is_within_a_week_after_a_release(released: float, *, returns: 
 
 def test_a_quarantine_soon_after_several_releases_is_one_return() -> None:
     past = (event(3 * DAY, "released"), event(2 * DAY, "released"), event(DAY, "quarantined"))
-    assert judged(only(returns=2), *past) is None
+    assert evaluated(only(returns=2), *past) is None
 
 
 def test_openings_of_one_incident_are_one_with_all_its_codes() -> None:
@@ -207,42 +207,42 @@ def test_openings_of_one_incident_are_one_with_all_its_codes() -> None:
         event(90.0, "opened", "i", "b"),
         event(80.0, "closed", "other"),
     )
-    found = judged(only(codes=2), *past)
+    found = evaluated(only(codes=2), *past)
     assert found is not None
     assert (found.quarantines, found.codes, found.days) == (1, ("a", "b"), 1)
     assert found.last == NOW - 80.0
     assert found.strikes == ("2 different codes",)
     assert found.why == "again and again within four weeks: 2 different codes"
     again = (*past, event(70.0, "closed", "i"), event(60.0, "opened", "i", "c"))
-    found = judged(only(quarantines=2), *again)
+    found = evaluated(only(quarantines=2), *again)
     assert found is not None
     assert (found.quarantines, found.codes) == (2, ("a", "b", "c"))
 
 
 def test_days_are_those_on_which_an_incident_opened() -> None:
     past = [event(ago * DAY - 1, "opened", f"i{ago}") for ago in (3, 2)]
-    found = judged(only(days=2), *past)
+    found = evaluated(only(days=2), *past)
     assert found is not None
     assert found.strikes == ("2 days with an incident",)
     same_day = [event(DAY - 1 - ago, "opened", f"i{ago}") for ago in (1, 2)]
-    assert judged(only(days=2), *same_day) is None
+    assert evaluated(only(days=2), *same_day) is None
 
 
 def test_the_greater_of_quarantines_and_openings_counts() -> None:
     opened = [event(float(ago), "opened", f"i{ago}") for ago in range(3)]
     quarantined = [event(float(ago), "quarantined") for ago in range(2)]
-    found = judged(only(quarantines=3), *opened, *quarantined)
+    found = evaluated(only(quarantines=3), *opened, *quarantined)
     assert found is not None
     assert found.quarantines == 3
-    assert judged(only(quarantines=4), *opened, *quarantined) is None
+    assert evaluated(only(quarantines=4), *opened, *quarantined) is None
 
 
 def test_as_many_signals_as_asked_make_a_lemon() -> None:
     past = (event(2 * DAY, "quarantined"), event(1.5 * DAY, "released"), event(DAY, "quarantined"))
     two = replace(only(quarantines=2, returns=1), signals=2)
-    assert judged(two, *past) is not None
-    assert judged(replace(two, signals=3), *past) is None
-    assert judged(replace(two, returns=2), *past) is None
+    assert evaluated(two, *past) is not None
+    assert evaluated(replace(two, signals=3), *past) is None
+    assert evaluated(replace(two, returns=2), *past) is None
 
 
 def test_the_evidence_on_a_lemon_fails_and_ends_by_a_good_result() -> None:

@@ -7,7 +7,7 @@ from aggregator.health.model import Snapshot, Status
 from aggregator.health.node import NodeHealth
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.node_view import ViewMoment
-from nodeagent.checks.gpu_inventory import judge
+from nodeagent.checks.gpu_inventory import evaluate
 from nodeagent.sources.gpu_sample import Gpu
 from tests.support.fleet_views import view_fleet
 from tests.web.support import (
@@ -52,7 +52,7 @@ def test_the_inventory_names_index_and_address(message: str, expected: str) -> N
 
 def test_the_agents_own_words_are_understood() -> None:
     gpu = Gpu(index=7, uuid=GPU, pci="0000:c3:00", name="NVIDIA H200", errors={})
-    status, _, message = judge(gpu)
+    status, _, message = evaluate(gpu)
     assert status.name == "OK"
     assert gpu_name(health_of(message), GPU) == "GPU 7 at 0000:c3:00"
 

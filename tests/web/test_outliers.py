@@ -29,7 +29,7 @@ def measured(fleet: FleetState, now: float, component: str = "GPU-5", minutes: i
             values = [(gpu, 1740 if (node, gpu) == ("node-2", 5) else 1980) for gpu in range(8)]
             fleet.measurements.update(node, values)
         for node in nodes:
-            fleet.measurements.judge(node, at)
+            fleet.measurements.evaluate(node, at)
 
 
 async def test_a_nodes_page_has_a_chart_with_a_title_and_its_numbers() -> None:

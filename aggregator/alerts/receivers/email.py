@@ -83,7 +83,7 @@ class EmailReceiver:
                 tls_context=context,
             )
         except aiosmtplib.SMTPException as error:
-            return judge(error)
+            return response_of(error)
         return WebhookResponse(Delivery.DELIVERED, "the mail was accepted")
 
     def _tls(self) -> ssl.SSLContext:
@@ -97,7 +97,7 @@ def tls_files(options: EmailOptions) -> HttpOptions:
     )
 
 
-def judge(error: aiosmtplib.SMTPException) -> WebhookResponse:
+def response_of(error: aiosmtplib.SMTPException) -> WebhookResponse:
     """A permanent reply to the message itself refuses it; any other failure is tried again.
 
     A login, a sender or a certificate that is refused is the configuration's, which people fix.

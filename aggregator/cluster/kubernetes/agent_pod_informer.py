@@ -27,7 +27,7 @@ LIST_EVERY = 180.0
 #: That pause is up to so much longer, so that replicas do not list together.
 _SPREAD = 1.25
 #: Seconds between two looks whether a list is wanted.
-_LOOK_EVERY = 5.0
+_POLL_EVERY = 5.0
 
 log = logging.getLogger("sickbay.kubernetes")
 
@@ -109,7 +109,7 @@ class AgentPodInformer:
         while True:
             if sink.wants_list():
                 return
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_POLL_EVERY)
 
     async def _pause(self, began: float) -> None:
         """Until the next list may be asked for."""

@@ -128,7 +128,7 @@ class KubeAuthorities:
 
     async def _get(self, path: str, kind: str) -> _Object | None:
         try:
-            body = await self._ask("GET", path, kind)
+            body = await self._request("GET", path, kind)
             decode(body, PartialObjectMetadata)  # Raises where it is no object of Kubernetes.
         except NotFound:
             return None
@@ -144,7 +144,7 @@ class KubeAuthorities:
 
     async def _write(self, method: str, path: str, kind: str, body: _Object) -> None:
         try:
-            await self._ask(method, path, kind, encode(body))
+            await self._request(method, path, kind, encode(body))
         except Conflict as error:
             raise AuthorityConflict(str(error)) from error
         except NotFound as error:
@@ -155,10 +155,12 @@ class KubeAuthorities:
         except ClusterError as error:
             raise AuthorityStoreError(str(error)) from error
 
-    async def _ask(self, method: str, path: str, kind: str, body: bytes | None = None) -> bytes:
+    async def _request(self, method: str, path: str, kind: str, body: bytes | None = None) -> bytes:
         """No retry: the next step reads again. Raises ClusterError."""
         await self._transport.open()
-        answer = await self._transport.ask(method, path, kind=kind, lane=Priority.READ, body=body)
+        answer = await self._transport.try_request(
+            method, path, kind=kind, lane=Priority.READ, body=body
+        )
         if isinstance(answer, Failure):
             raise answer.error()
         return answer

@@ -35,7 +35,7 @@ class ConfigMapInformer:
     _listed: bool = field(default=False, init=False)
     _trouble: str = field(default="", init=False)
 
-    async def list(self, tell: Callable[[ClusterEvent], None]) -> None:
+    async def list(self, emit: Callable[[ClusterEvent], None]) -> None:
         """Report its present state. Raises ClusterError, except for its own errors alone."""
         self._listed = False
         try:
@@ -47,21 +47,21 @@ class ConfigMapInformer:
         if self._trouble:
             log.info("%s can be read again", self._what)
             self._trouble = ""
-        tell(self._read(found[0] if found else None))
+        emit(self._read(found[0] if found else None))
 
-    async def follow(self, tell: Callable[[ClusterEvent], None]) -> None:
+    async def follow(self, emit: Callable[[ClusterEvent], None]) -> None:
         """Report its changes, for ever. Raises as `list` does."""
         while True:
             if not self._listed:
                 await asyncio.sleep(_BACKOFF.pause(1, self._rng))
-                await self.list(tell)
+                await self.list(emit)
                 continue
             try:
                 async with contextlib.aclosing(self._watch.changes()) as batches:
                     async for batch in batches:
                         for change in batch:
                             gone = change.type == "DELETED"
-                            tell(self._read(None if gone else change.object))
+                            emit(self._read(None if gone else change.object))
             except ClusterError as error:
                 self._bear(error)
                 self._listed = False

@@ -14,7 +14,7 @@ async def request_deletion(
     """
     fence = {"uid": uid} | ({"resourceVersion": version} if version else {})
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": fence}
-    answer = await transport.ask("DELETE", path, kind=kind, lane=lane, body=encode(options))
+    answer = await transport.try_request("DELETE", path, kind=kind, lane=lane, body=encode(options))
     if isinstance(answer, Failure):
         if answer.code == 404:
             return None

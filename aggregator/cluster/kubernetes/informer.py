@@ -75,11 +75,11 @@ _SLICE = 100
 
 _NO_RECORD = RecordText(text="", version="")
 
-Tell = Callable[[ClusterEvent], None]
+Emit = Callable[[ClusterEvent], None]
 
 
 class ClusterInformer:
-    """One listener's view of the cluster. `follow` runs for ever and gives everything to ``tell``.
+    """One listener's view of the cluster. `follow` runs for ever and gives everything to ``emit``.
 
     ``clock`` is monotonic seconds; ``rng`` spreads watches and backoff; ``silence`` see Watch.
     ``marked_nodes`` is kept up to date with the nodes in quarantine, and so is ``operations``.
@@ -126,67 +126,67 @@ class ClusterInformer:
         self._unschedulable: set[str] = set()
         self._definition = DefinitionState(uid="", going=False)
 
-    async def follow(self, tell: Tell) -> None:
+    async def follow(self, emit: Emit) -> None:
         """Report the present state, then all changes, for ever. Raises only its cancellation."""
         tries = 0
         lost = ""
         while True:
             began = self._clock()
             try:
-                await self._list_all(tell)
+                await self._list_all(emit)
                 lost = ""
-                await self._follow_all(tell)
+                await self._follow_all(emit)
             except ClusterError as error:
                 tries = 1 if self._clock() - began > _HELD_S else tries + 1
                 if str(error) != lost:
                     lost = str(error)
-                    tell(WatchLost(lost))
+                    emit(WatchLost(lost))
                 await asyncio.sleep(self._backoff(tries, error))
 
-    async def _list_all(self, tell: Tell) -> None:
-        await self._stop.list(tell)
-        await self._record.list(tell)
+    async def _list_all(self, emit: Emit) -> None:
+        await self._stop.list(emit)
+        await self._record.list(emit)
         before = await read_definition(self._transport)
         if not before.uid:
-            self._report_all_gone(tell)
+            self._report_all_gone(emit)
             raise _no_definition()
         operations = [decode_operation(raw) for raw in await self._operations.read_all()]
         self._known_operations.take_read(operations)
         quarantines = [
             decode_quarantine(raw, self._namespace) for raw in await self._quarantines.read_all()
         ]
-        await self._report_missing({one.node: one.uid for one in quarantines}, before, tell)
+        await self._report_missing({one.node: one.uid for one in quarantines}, before, emit)
         for one in quarantines:
-            self._report_quarantine(one, tell)
-        nodes = await self._list_nodes(tell)
+            self._report_quarantine(one, emit)
+        nodes = await self._list_nodes(emit)
         cordoned = {one.node for one in quarantines if one.status.phase in _CORDONED}
         for node in sorted((self._unschedulable | cordoned) - nodes):
-            tell(NodeUncordoned(node))
+            emit(NodeUncordoned(node))
         self._unschedulable = nodes
-        tell(WatchSynced(frozenset(self._known)))
+        emit(WatchSynced(frozenset(self._known)))
 
-    async def _list_nodes(self, tell: Tell) -> set[str]:
+    async def _list_nodes(self, emit: Emit) -> set[str]:
         """The names of all unschedulable nodes. Those with a quarantine are reported in full."""
         names: set[str] = set()
         listed = await self._nodes.read_all()
         self._marked_nodes.clear()
         for raw in listed:
-            names.add(self._report_node(raw, tell))
+            names.add(self._report_node(raw, emit))
             if len(names) % _SLICE == 0:
                 await asyncio.sleep(0)
         return names
 
-    def _report_node(self, raw: msgspec.Raw, tell: Tell) -> str:
+    def _report_node(self, raw: msgspec.Raw, emit: Emit) -> str:
         """Report an unschedulable node if it has a quarantine; returns its name."""
         name = decode(raw, PartialObjectMetadata).metadata.name
         if name in self._known:
             node = decode(raw, NodeObject)
             self._marked_nodes.take(node)
-            tell(NodeSeen(to_node(node)))
+            emit(NodeSeen(to_node(node)))
         return name
 
     async def _report_missing(
-        self, now: dict[str, str], before: DefinitionState, tell: Tell
+        self, now: dict[str, str], before: DefinitionState, emit: Emit
     ) -> None:
         missing = {node: uid for node, uid in self._known.items() if now.get(node) != uid}
         # Asked after the list: a definition that was deleted between took its objects along.
@@ -198,32 +198,32 @@ class ClusterInformer:
         for node, uid in missing.items():
             del self._known[node]
             self._seen.pop(node, None)
-            tell(QuarantineGone(node, uid, with_definition=with_definition))
+            emit(QuarantineGone(node, uid, with_definition=with_definition))
 
-    def _report_all_gone(self, tell: Tell) -> None:
+    def _report_all_gone(self, emit: Emit) -> None:
         for node, uid in self._known.items():
-            tell(QuarantineGone(node, uid, with_definition=True))
+            emit(QuarantineGone(node, uid, with_definition=True))
         self._known.clear()
         self._seen.clear()
 
-    async def _follow_all(self, tell: Tell) -> None:
+    async def _follow_all(self, emit: Emit) -> None:
         """Follow the watches until one can't be followed; raises its error."""
         await run_until_first_exit(
-            kube_news_stop=self._stop.follow(tell),
-            kube_news_record=self._record.follow(tell),
-            kube_news_quarantines=self._follow_quarantines(tell),
-            kube_news_operations=self._follow_operations(tell),
-            kube_news_nodes=self._follow_nodes(tell),
+            kube_news_stop=self._stop.follow(emit),
+            kube_news_record=self._record.follow(emit),
+            kube_news_quarantines=self._follow_quarantines(emit),
+            kube_news_operations=self._follow_operations(emit),
+            kube_news_nodes=self._follow_nodes(emit),
         )
 
-    async def _follow_quarantines(self, tell: Tell) -> None:
+    async def _follow_quarantines(self, emit: Emit) -> None:
         async with contextlib.aclosing(self._quarantines.changes()) as batches:
             async for batch in batches:
                 # Asked once for all that was deleted before we asked.
                 deleted = any(change.type == "DELETED" for change in batch)
                 now = await read_definition(self._transport) if deleted else self._definition
                 for change in batch:
-                    self._report_change(change, now, tell)
+                    self._report_change(change, now, emit)
                 self._expect(now)
 
     async def _check_definition(self) -> None:
@@ -237,22 +237,22 @@ class ClusterInformer:
         if now.replaces(self._definition):
             raise Unreachable("the definition of quarantines was replaced: listing anew")
 
-    def _report_change(self, change: WatchEvent, definition: DefinitionState, tell: Tell) -> None:
+    def _report_change(self, change: WatchEvent, definition: DefinitionState, emit: Emit) -> None:
         quarantine = decode_quarantine(change.object, self._namespace)
         if change.type != "DELETED":
-            self._report_quarantine(quarantine, tell)
+            self._report_quarantine(quarantine, emit)
             return
         self._known.pop(quarantine.node, None)
         self._seen.pop(quarantine.node, None)
         with_definition = definition.going or definition.replaces(self._definition)
-        tell(QuarantineGone(quarantine.node, quarantine.uid, with_definition=with_definition))
+        emit(QuarantineGone(quarantine.node, quarantine.uid, with_definition=with_definition))
 
-    def _report_quarantine(self, quarantine: Quarantine, tell: Tell) -> None:
+    def _report_quarantine(self, quarantine: Quarantine, emit: Emit) -> None:
         self._known[quarantine.node] = quarantine.uid
         self._seen[quarantine.node] = quarantine
-        tell(QuarantineSeen(quarantine))
+        emit(QuarantineSeen(quarantine))
 
-    async def _follow_operations(self, tell: Tell) -> None:
+    async def _follow_operations(self, emit: Emit) -> None:
         async with contextlib.aclosing(self._operations.changes()) as batches:
             async for batch in batches:
                 for change in batch:
@@ -264,20 +264,20 @@ class ClusterInformer:
                     # Also where a read has shown it before: no node has received that yet.
                     seen = self._seen.get(operation.spec.node)
                     if seen is not None:
-                        tell(QuarantineSeen(seen))
+                        emit(QuarantineSeen(seen))
 
-    async def _follow_nodes(self, tell: Tell) -> None:
+    async def _follow_nodes(self, emit: Emit) -> None:
         async with contextlib.aclosing(self._nodes.changes()) as batches:
             async for batch in batches:
                 for change in batch:
                     if change.type != "DELETED":
-                        self._unschedulable.add(self._report_node(change.object, tell))
+                        self._unschedulable.add(self._report_node(change.object, emit))
                         continue
                     node = decode(change.object, PartialObjectMetadata).metadata.name
                     self._marked_nodes.drop(node)
                     if node in self._unschedulable:
                         self._unschedulable.discard(node)
-                        tell(NodeUncordoned(node))
+                        emit(NodeUncordoned(node))
 
     def _backoff(self, tries: int, error: ClusterError) -> float:
         """Full jitter, and never earlier than the server asked for."""

@@ -67,7 +67,7 @@ class KubeLease:
     async def read(self) -> Lease | None:
         """See the protocol."""
         try:
-            return self._lease(await self._ask("GET", paths.lease(self._namespace, NAME)))
+            return self._lease(await self._request("GET", paths.lease(self._namespace, NAME)))
         except LeaseNotFound:
             return None
 
@@ -76,11 +76,11 @@ class KubeLease:
         update = bool(draft.version)
         where = paths.lease(self._namespace, NAME) if update else paths.leases(self._namespace)
         method = "PUT" if update else "POST"
-        return self._lease(await self._ask(method, where, encode(self._object(draft))))
+        return self._lease(await self._request(method, where, encode(self._object(draft))))
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         try:
-            answer = await self._transport.ask(
+            answer = await self._transport.try_request(
                 method, path, kind="leases", lane=Priority.LEASE, body=body, deadline=self._deadline
             )
         except ClusterError as error:

@@ -202,7 +202,7 @@ class KubeNodes:
     async def delete_pod(
         self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
     ) -> EvictionResult:
-        answer = await self._transport.ask(
+        answer = await self._transport.try_request(
             "DELETE",
             paths.pod(pod.namespace, pod.name),
             kind="pods",
@@ -222,7 +222,7 @@ class KubeNodes:
         background: bool = False,
         guard: Guard | None = None,
     ) -> EvictionResult:
-        answer = await self._transport.ask(
+        answer = await self._transport.try_request(
             "POST",
             paths.eviction(pod.namespace, pod.name),
             kind="pods/eviction",

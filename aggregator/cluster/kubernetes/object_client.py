@@ -155,7 +155,7 @@ class KubeObjects:
             "propagationPolicy": "Foreground" if foreground else "Background",
         }
         await self._transport.open()
-        answer = await self._transport.ask(
+        answer = await self._transport.try_request(
             "DELETE",
             _path(resource, found.namespace, found.name),
             kind=resource.plural,

@@ -168,7 +168,7 @@ async def _missing_rights(transport: Transport, rights: list[Permission]) -> str
 
 
 async def _missing_definition(transport: Transport, name: str) -> str:
-    answer = await transport.ask(
+    answer = await transport.try_request(
         "GET", paths.definition(name), kind="customresourcedefinitions", lane=Priority.RECORD
     )
     if not isinstance(answer, Failure):

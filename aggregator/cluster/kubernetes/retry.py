@@ -15,9 +15,9 @@ _PAUSE_S = (0.05, 0.3)
 
 
 async def retry_idempotent(
-    ask: Callable[[], Awaitable[T]], *, rng: random.Random, quick: float
+    request: Callable[[], Awaitable[T]], *, rng: random.Random, quick: float
 ) -> T:
-    """Return the answer of ``ask``, which must be read-only; asked at most `TRIES` times.
+    """Return the answer of ``request``, which must be read-only; sent at most `TRIES` times.
 
     No retry where the server itself asked for a pause, nor where a try took longer than ``quick``
     (seconds) to fail: that is an outage, and not one lost answer. Raises what the last try raises.
@@ -25,9 +25,9 @@ async def retry_idempotent(
     for _ in range(TRIES - 1):
         began = time.monotonic()
         try:
-            return await ask()
+            return await request()
         except Unreachable as error:
             if error.retry_after is not None or time.monotonic() - began > quick:
                 raise
         await asyncio.sleep(rng.uniform(*_PAUSE_S))
-    return await ask()
+    return await request()

@@ -71,7 +71,7 @@ class RequestCounters:
         found.observe(seconds)
 
 
-class _Ask(NamedTuple):
+class _Call(NamedTuple):
     """One request as it is sent; ``target`` is path and query."""
 
     method: str
@@ -100,17 +100,17 @@ class BodySink(Protocol):
 
 
 class WatchStream:
-    """A watch's bytes. ``heard_at``: when some came last, or the watch was opened (monotonic)."""
+    """A watch's bytes. ``received_at``: when some came last, or it was opened (monotonic)."""
 
     def __init__(self, response: aiohttp.ClientResponse, clock: Callable[[], float]) -> None:
         self._response = response
         self._clock = clock
-        self.heard_at = clock()
+        self.received_at = clock()
 
     async def readany(self) -> bytes:
         """The bytes that came; empty once the watch has ended. Raises as aiohttp does."""
         found = await self._response.content.readany()
-        self.heard_at = self._clock()
+        self.received_at = self._clock()
         return found
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class Transport:
         """
 
         async def once() -> bytes:
-            answer = await self.ask(
+            answer = await self.try_request(
                 method,
                 path,
                 kind=kind,
@@ -221,7 +221,7 @@ class Transport:
         quick = min(_QUICK_S, (deadline or self._deadline) / 2)
         return await retry_idempotent(once, rng=self._rng, quick=quick)
 
-    async def ask(
+    async def try_request(
         self,
         method: str,
         path: str,
@@ -246,7 +246,7 @@ class Transport:
         if body is not None:
             headers[hdrs.CONTENT_TYPE] = content_type
         target = f"{path}?{urlencode(query)}" if query else path
-        ask = _Ask(
+        request = _Call(
             method,
             target,
             kind,
@@ -259,9 +259,9 @@ class Transport:
         )
         async with self._limiter.turn(lane, node, is_list=is_list):
             wire = self._current()
-            answer = await self._once(wire, ask)
+            answer = await self._once(wire, request)
             if isinstance(answer, Failure) and answer.code == 401 and await self._renewed(wire):
-                answer = await self._once(self._current(), ask)
+                answer = await self._once(self._current(), request)
             return answer
 
     async def authorization(self) -> str | None:
@@ -281,8 +281,8 @@ class Transport:
         async with self._limiter.turn(Priority.RECORD):
             pass  # it is under way for hours: only its beginning is rationed
         target = f"{path}?{urlencode(query)}"
-        ask = _Ask("WATCH", target, kind, {hdrs.ACCEPT: accept}, deadline=self._deadline)
-        response = await self._open_stream(self._current(), ask)
+        request = _Call("WATCH", target, kind, {hdrs.ACCEPT: accept}, deadline=self._deadline)
+        response = await self._open_stream(self._current(), request)
         stream = WatchStream(response, self._clock)
         self._streams.add(stream)
         try:
@@ -297,39 +297,39 @@ class Transport:
         """An open websocket, which the caller closes. Raises as `request`; the API server's own
         words for a refusal can't be read from a websocket's handshake.
         """
-        ask = _Ask("CONNECT", f"{path}?{urlencode(query)}", kind, {}, deadline=self._deadline)
+        request = _Call("CONNECT", f"{path}?{urlencode(query)}", kind, {}, deadline=self._deadline)
         wire = self._current()
         try:
-            async with asyncio.timeout(ask.deadline):
-                return await wire.websocket(ask.target, protocol)
+            async with asyncio.timeout(request.deadline):
+                return await wire.websocket(request.target, protocol)
         except aiohttp.WSServerHandshakeError as error:
             body = _NO_BODY if error.status in {401, 403, 404} else _NO_KUBELET
-            failure = parse_failure(ask.name, error.status, error.headers or {}, body)
+            failure = parse_failure(request.name, error.status, error.headers or {}, body)
             raise failure.error() from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise await self._no_answer(wire, ask, error) from error
+            raise await self._no_answer(wire, request, error) from error
 
-    async def _open_stream(self, wire: HttpSession, ask: _Ask) -> aiohttp.ClientResponse:
+    async def _open_stream(self, wire: HttpSession, request: _Call) -> aiohttp.ClientResponse:
         endless = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
         try:
             # The server sends a watch's head at once, even if no change follows.
-            async with asyncio.timeout(ask.deadline):
-                response = await wire.send("GET", ask.target, ask.headers, None, endless)
+            async with asyncio.timeout(request.deadline):
+                response = await wire.send("GET", request.target, request.headers, None, endless)
                 if response.status != 200:
                     async with response:
                         refusal = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise await self._no_answer(wire, ask, error) from error
-        self.counters.answers[ask.method, ask.kind, response.status] += 1
+            raise await self._no_answer(wire, request, error) from error
+        self.counters.answers[request.method, request.kind, response.status] += 1
         if response.status == 200:
             return response
-        failure = self._failure(ask, response, refusal)
+        failure = self._failure(request, response, refusal)
         if failure.code == 401 and await self._renewed(wire):
             raise Unreachable("the credentials had been rotated, and were read again", status=401)
         raise failure.error()
 
-    async def _once(self, wire: HttpSession, ask: _Ask) -> bytes | Failure:
-        method, target, _, headers, body, deadline, is_lease, sink, guard = ask
+    async def _once(self, wire: HttpSession, request: _Call) -> bytes | Failure:
+        method, target, _, headers, body, deadline, is_lease, sink, guard = request
         timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
         began = self._clock()
         try:
@@ -341,18 +341,18 @@ class Transport:
                 else:
                     answer = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self.counters.note_duration(method, ask.kind, self._clock() - began)
+            self.counters.note_duration(method, request.kind, self._clock() - began)
             if _is_dead(error):
-                self._reopen(wire, ask, began)
-            raise await self._no_answer(wire, ask, error) from error
-        self.counters.note_duration(method, ask.kind, self._clock() - began)
-        self.counters.answers[method, ask.kind, response.status] += 1
+                self._reopen(wire, request, began)
+            raise await self._no_answer(wire, request, error) from error
+        self.counters.note_duration(method, request.kind, self._clock() - began)
+        self.counters.answers[method, request.kind, response.status] += 1
         if 200 <= response.status < 300:
             return answer
-        return self._failure(ask, response, answer)
+        return self._failure(request, response, answer)
 
-    def _failure(self, ask: _Ask, response: aiohttp.ClientResponse, body: bytes) -> Failure:
-        failure = parse_failure(ask.name, response.status, response.headers, body)
+    def _failure(self, request: _Call, response: aiohttp.ClientResponse, body: bytes) -> Failure:
+        failure = parse_failure(request.name, response.status, response.headers, body)
         if failure.of_a_budget:
             self.counters.blocked += 1
             return failure  # that pod's own state: it slows no other request
@@ -372,7 +372,7 @@ class Transport:
             )
         return failure
 
-    def _reopen(self, wire: HttpSession, ask: _Ask, began: float) -> None:
+    def _reopen(self, wire: HttpSession, request: _Call, began: float) -> None:
         """A request found its connection dead: open the watches anew that were silent meanwhile.
 
         A load balancer that fails over drops all connections without a word, and a watch alone
@@ -385,22 +385,22 @@ class Transport:
             return
         self._reopened_at = now
         wire.replace_connections()
-        silent = [one for one in self._streams if one.heard_at <= (began + now) / 2]
+        silent = [one for one in self._streams if one.received_at <= (began + now) / 2]
         for stream in silent:
             stream.close()
         _LOG.warning(
             "a request found its connection to the API server dead: %d watches are opened anew",
             len(silent),
-            extra={"event": "api.dead_connection", "request": ask.name},
+            extra={"event": "api.dead_connection", "request": request.name},
         )
 
-    async def _no_answer(self, wire: HttpSession, ask: _Ask, error: Exception) -> Unreachable:
-        self.counters.answers[ask.method, ask.kind, 0] += 1
+    async def _no_answer(self, wire: HttpSession, request: _Call, error: Exception) -> Unreachable:
+        self.counters.answers[request.method, request.kind, 0] += 1
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             await self._renewed(wire)  # the cluster's CA may be a new one
-        why = f"no answer in {ask.deadline:g} s" if isinstance(error, TimeoutError) else error
+        why = f"no answer in {request.deadline:g} s" if isinstance(error, TimeoutError) else error
         host = urlsplit(wire.url).netloc
-        return Unreachable(f"{ask.name}: the API server at {host} is out of reach: {why}")
+        return Unreachable(f"{request.name}: the API server at {host} is out of reach: {why}")
 
     async def _renewed(self, refused: HttpSession) -> bool:
         """Read the credentials again, as they may have been rotated; whether they were read."""

@@ -51,7 +51,7 @@ class PostgresLease:
 
     async def read(self) -> Lease | None:
         """See the protocol."""
-        rows = await self._ask(lambda connection: run_statement(connection, _READ))
+        rows = await self._query(lambda connection: run_statement(connection, _READ))
         return _lease(rows[0]) if rows else None
 
     async def write(self, draft: Draft) -> Lease:
@@ -82,7 +82,7 @@ class PostgresLease:
                 raise LeaseConflict(f"the Lease is no longer at version {draft.version}")
             raise LeaseNotFound("the Lease is gone")
 
-        return await self._ask(renew if draft.version else create)
+        return await self._query(renew if draft.version else create)
 
     async def close(self) -> None:
         """A later request connects again."""
@@ -90,7 +90,7 @@ class PostgresLease:
         if line is not None:
             await line.close()
 
-    async def _ask(self, work: Callable[[sa.Connection], T]) -> T:
+    async def _query(self, work: Callable[[sa.Connection], T]) -> T:
         line = self._line = self._line or _Line(self._engine())
         try:
             async with asyncio.timeout(self._deadline):

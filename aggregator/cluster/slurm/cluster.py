@@ -73,7 +73,7 @@ class SlurmCluster(LocalCluster):
         self._client = client
         self._reads: SharedRead[SlurmNode] = SharedRead(self._read_some)
         self._poll = poll
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._controller_start = ""
         #: SlurmUser, once it was read.
         self._slurm_user: str | None = None
@@ -307,7 +307,7 @@ class SlurmCluster(LocalCluster):
 
     async def read_changes(self) -> Sequence[ClusterEvent]:
         """Changes of our drains, by people or by slurmctld, since the last look."""
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self._next_poll:
             return ()
         drains = await self._in_thread(self._open.drains)
         started = self._controller_start
@@ -316,7 +316,7 @@ class SlurmCluster(LocalCluster):
         restarted = self._controller_start not in ("", started)
         self._controller_start = started
         found = {one.name: one for one in await self._client.read_nodes(drains)}
-        self._next_look = time.monotonic() + self._poll
+        self._next_poll = time.monotonic() + self._poll
         events: list[ClusterEvent] = []
         for name, text in drains.items():
             one, ours = found.get(name), _RECORD.decode(text)

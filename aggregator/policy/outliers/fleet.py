@@ -18,14 +18,14 @@ from aggregator.health.model import MeasuredSeries
 from aggregator.policy.outliers.measures import MEASURES
 from aggregator.policy.outliers.spread import Spread
 
-#: Seconds between two judgements of one node, at least: agents send every 60 s.
+#: Seconds between two evaluations of one node, at least: agents send every 60 s.
 EVERY = 45.0
 #: Parts of one node that its present stream has not named and whose tracks are kept: as many as one
 #: stream may name.
 MOST_KEPT = 256
-#: Values of one node in one distribution. More of them are not judged, and sway no median.
+#: Values of one node in one distribution. More of them are not evaluated, and sway no median.
 MOST_OF_A_NODE = 16
-#: Distributions in all; series that would need more are not judged.
+#: Distributions in all; series that would need more are not evaluated.
 MOST_SPREADS = 8_192
 #: A point of a chart every so many seconds, so many of them (12 hours), for so many charts.
 POINT_EVERY = 300.0
@@ -98,7 +98,7 @@ class _Node:
 
     __slots__ = (
         "components",
-        "judged_at",
+        "evaluated_at",
         "kept",
         "models",
         "pool",
@@ -117,7 +117,7 @@ class _Node:
         self.seen = 0  # a bit for each series that has had a value
         self.tracks: dict[int, _Track] = {}
         self.kept: dict[MeasuredSeries, _Track] = {}
-        self.judged_at = float("-inf")
+        self.evaluated_at = float("-inf")
 
 
 class FleetMeasurements:
@@ -259,14 +259,14 @@ class FleetMeasurements:
     def _tracks(known: _Node | None) -> Iterable[_Track]:
         return () if known is None else [*known.tracks.values(), *known.kept.values()]
 
-    # -- judging ------------------------------------------------------------------------------
+    # -- evaluating ------------------------------------------------------------------------------
 
-    def judge(self, node: str, now: float) -> list[OutlierChange]:
+    def evaluate(self, node: str, now: float) -> list[OutlierChange]:
         """Compare the node's values with the others': the findings that begin and end by it."""
         known = self._nodes.get(node)
-        if known is None or now - known.judged_at < EVERY:
+        if known is None or now - known.evaluated_at < EVERY:
             return []
-        known.judged_at = now
+        known.evaluated_at = now
         changes = self._end_superseded(node, known) + self._end_surplus(known)
         compared = _compared(known)
         tracked: list[tuple[int, _Track]] = []

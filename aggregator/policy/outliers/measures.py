@@ -1,6 +1,6 @@
 """The measurements that are compared across the fleet: one row each. Pure.
 
-A measurement of a name that is not here is counted and not judged, so an agent may be newer.
+A measurement of a name that is not here is counted and not evaluated, so an agent may be newer.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ CHECK = "fleet-outlier"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How one kind of measurement is judged.
+    """How one kind of measurement is evaluated.
 
     ``low`` is whether low values are the bad ones. A value deviates that is further from the
     median than `spread.FACTOR` robust standard deviations, than ``floor`` (in ``unit``) and than

@@ -287,10 +287,10 @@ class FleetCounters:
             if value == before or minute < known.quiet_until.get(number, minute):
                 continue
             if kind.rise(node, number, minute, value - before):
-                changes += self._judge(node, known, number, kind, series, minute)
+                changes += self._evaluate(node, known, number, kind, series, minute)
         return changes
 
-    def _judge(
+    def _evaluate(
         self,
         node: str,
         known: _Node,

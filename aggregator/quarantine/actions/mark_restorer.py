@@ -25,7 +25,7 @@ _NONE = MarksStatus()
 
 @define(eq=False, slots=False, kw_only=True)
 class MarkRestorer:
-    """Steps `ObjectStep.TELL_MARKS` and `MarkStep.RESTORE`, for one node at a time."""
+    """Steps `ObjectStep.REPORT_MARKS` and `MarkStep.RESTORE`, for one node at a time."""
 
     _cluster: Cluster
     _acts: NodeActions

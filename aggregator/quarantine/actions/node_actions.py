@@ -41,7 +41,7 @@ class MarkWriter:
         self._cluster = cluster
         self._now = clocks.now
         self._without_until = float("-inf")
-        self._is_told = False
+        self._is_reported = False
 
     async def mark(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """As `Cluster.patch_node`. The refused request changed nothing, so the second one stands
@@ -77,8 +77,8 @@ class MarkWriter:
 
     def _note_refusal(self, node: Node, error: AdmissionRefused) -> None:
         self._without_until = self._now() + WITHOUT_FOR
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             text = (
                 "admission refuses annotations for other tools: nodes are marked and released"
                 " without them (apply deploy/kubernetes/admission-policies.yaml, and name"
@@ -87,8 +87,8 @@ class MarkWriter:
             log.warning(text, extra={"node": node.name, "error": str(error)})
 
     def _note_success(self, plain: NodeChange | None) -> None:
-        if plain is not None and self._is_told:
-            self._is_told = False
+        if plain is not None and self._is_reported:
+            self._is_reported = False
             log.info("admission takes annotations for other tools again")
 
 
@@ -118,7 +118,7 @@ class NodeActions(NodeReports):
         self.announcer = announcer
         self.mark_writer = MarkWriter(cluster, clocks)
 
-    async def look_at_node(self, node_state: NodeState) -> None:
+    async def read_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""
         node_state.work.begin_read()
         try:

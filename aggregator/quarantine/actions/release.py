@@ -56,7 +56,7 @@ log = logging.getLogger("sickbay.quarantine")
 RECORD_WITHIN = 5.0
 _WAITS = "the node is released; its admission record entry goes when the record can be used again"
 #: The objections to a release are checked again after so long (seconds).
-LOOK_AGAIN = 30.0
+CHECK_AGAIN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ReleaseActions:
                 return
             taken_back = (
                 quarantine.spec.requester != FORCED
-                or not node_state.cluster.operator_requests.force_asked
+                or not node_state.cluster.operator_requests.force_requested
             )
             if step.because == NODE_ABSENT and not node_state.cluster.node_gone:
                 return  # it is back
@@ -143,7 +143,7 @@ class ReleaseActions:
             self._acts.emit_event(node_state, EventKind.RELEASE_HELD, text)
         node_state.own_quarantine_view().hold_release(why)
         # Before the write: a change of the node's checks meanwhile hastens the next check.
-        node_state.own_quarantine_view().delay_release_check(self._clocks.now(), LOOK_AGAIN)
+        node_state.own_quarantine_view().delay_release_check(self._clocks.now(), CHECK_AGAIN)
         if quarantine.status.release_held == why or quarantine.unread:
             return
         try:

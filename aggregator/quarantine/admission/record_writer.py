@@ -260,11 +260,11 @@ class AdmissionRecordWriter:
         """Returns None when the node's entry stands now, else the hold: `UNREAD_NODE` where the
         node has to be read first.
         """
-        return await self._ask(_Request(propose=proposal))
+        return await self._submit(_Request(propose=proposal))
 
     async def enter(self, entry: Entry) -> None:
         """Count a quarantine made by hand. Never refused."""
-        await self._ask(_Request(enter=entry))
+        await self._submit(_Request(enter=entry))
 
     async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
         """The same, of a Quarantine that stands or is about to be made."""
@@ -279,27 +279,27 @@ class AdmissionRecordWriter:
         used, no answer comes from memory.
         """
         if self.problem or node not in self.record.entries:
-            await self._ask(_Request(look=node))
+            await self._submit(_Request(look=node))
         return self.record.entries.get(node)
 
     async def forget_entry(self, entry: Entry | None) -> None:
         """Take the entry out, after its node is undone."""
         if entry is not None:
-            await self._ask(_Request(forget=entry))
+            await self._submit(_Request(forget=entry))
 
     async def withdraw(self, entry: Entry | None) -> None:
         """Take out an entry on which no action was begun, as if it had never been admitted."""
         if entry is not None:
-            await self._ask(_Request(withdraw=entry))
+            await self._submit(_Request(withdraw=entry))
 
     async def reserve(self, proposal: OperationProposal, limits: OperationLimits) -> Held | None:
         """Returns None when the record has the operation under way now, else the hold."""
-        return await self._ask(_Request(reserve=(proposal, limits)))
+        return await self._submit(_Request(reserve=(proposal, limits)))
 
     async def end_operation(self, operation: str) -> None:
         """It has ended, and counts for no limit any more."""
         if operation in self.record.operations:
-            await self._ask(_Request(unreserve=operation))
+            await self._submit(_Request(unreserve=operation))
 
     def has_operation(self, node: str, operation: str) -> bool:
         """Whether the record, as last read, is whole and has the operation's reservation."""
@@ -314,7 +314,7 @@ class AdmissionRecordWriter:
     async def restore_operation(self, lost: RunningOperation) -> None:
         """Count an operation under way that the record has lost. Never refused."""
         if self.record.restore(lost) is not self.record and not self.is_over(lost):
-            await self._ask(_Request(restore=lost))
+            await self._submit(_Request(restore=lost))
 
     def current_record(self) -> Record:
         """The record as last read or written here, without reservations that are over."""
@@ -334,7 +334,7 @@ class AdmissionRecordWriter:
         running = record.operations.items()
         return record.without_operations({key for key, one in running if self.is_over(one)})
 
-    async def _ask(self, request: _Request) -> Held | None:
+    async def _submit(self, request: _Request) -> Held | None:
         self._put(request)
         return await request.done
 
@@ -481,7 +481,7 @@ class AdmissionRecordWriter:
         record = replace(record, generation=record.generation + 1)
         text, before = self._scribe.dump(record), self._stored
         self._writing = (text, record)
-        guard = Guard(self.switch.check_beside) if admits else None
+        guard = Guard(self.switch.check_meanwhile) if admits else None
         try:
             written = await self._cluster.write_record(text, version, guard=guard)
             self._take_answer(written, before, sure=True)

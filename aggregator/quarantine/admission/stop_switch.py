@@ -20,7 +20,7 @@ from aggregator.cluster.port import (
 
 #: A read of the switch counts for acts of so many seconds after it was begun.
 FRESH = 0.5
-#: After so many seconds without a read no request has acted: see `check_beside`.
+#: After so many seconds without a read no request has acted: see `check_meanwhile`.
 REST = 5.0
 
 NOT_CONTROLLER = "this replica may not be the controller any more"
@@ -109,7 +109,7 @@ class StopSwitch:
             await asyncio.shield(self._reading)
         self._refuse()
 
-    async def check_beside(self) -> None:
+    async def check_meanwhile(self) -> None:
         """`check`, for the record's writes; after a rest only by what is known, with a read begun.
 
         An entry alone touches no node, and the steps after it wait for that read. So the first

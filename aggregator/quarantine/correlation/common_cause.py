@@ -93,7 +93,7 @@ class CommonCauseTracker:
         self._clique_label = limits.clique_label
         self._fabric_hold = limits.fabric_hold
         self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
-        self._cooldown_told = ChangeNotice()
+        self._cooldown_reported = ChangeNotice()
         #: Each node's versions; and when they last changed, where they did (monotonic).
         self._versions: dict[str, tuple[Group, ...]] = {}
         self._changed: dict[str, float] = {}
@@ -317,7 +317,7 @@ class CommonCauseTracker:
         self._fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
         until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
-        if self._cooldown_told.is_due("it is cooling down" if until else ""):
+        if self._cooldown_reported.is_due("it is cooling down" if until else ""):
             kind = EventKind.COOLDOWN if until else EventKind.COOLDOWN_OVER
             text = f"no new quarantine is admitted {until}" if until else "admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))

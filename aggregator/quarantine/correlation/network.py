@@ -26,7 +26,7 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 #: Seconds in which changes are gathered.
 GATHER = 1.0
-#: Where judging had to wait until enough of the fleet had reported, it waits so many seconds more:
+#: Where evaluation had to wait until enough of the fleet had reported, it waits these seconds more:
 #: by then the first agents, which were assigned each other, have been assigned peers among all.
 ASSIGNED_ANEW_WITHIN = 120.0
 #: A node that no other reaches and whose agent is silent is reported after so many seconds: a
@@ -73,7 +73,7 @@ class NetworkTracker:
         self._labels = tuple(labels)
         self._evaluate = evaluate
         self._network = Triangulation()
-        #: Since when we may judge (monotonic).
+        #: Since when we may evaluate (monotonic).
         self._from = float("-inf")
         self._limits = limits
         #: Whether the quorum was reached, and whether we waited for it.
@@ -209,9 +209,9 @@ class NetworkTracker:
                 self._note(EventKind.NODE_LOST, node, f"{node}: {text}", "")
 
     def settle(self) -> None:
-        """Judge the changes."""
+        """Evaluate the changes."""
         self._timer = None
-        if not self._may_judge(self._clocks.now()):
+        if not self._may_evaluate(self._clocks.now()):
             self._soon()
             return
         changed, others = self._network.settle(self._clocks.now())
@@ -220,7 +220,7 @@ class NetworkTracker:
         if others:
             self.assign_targets()
 
-    def _may_judge(self, now: float) -> bool:
+    def _may_evaluate(self, now: float) -> bool:
         if not self._had_quorum:
             if quorum(self._limits, self._registry.size()) is not None:
                 self._waited = True

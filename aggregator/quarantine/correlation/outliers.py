@@ -22,11 +22,11 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 @define(eq=False, slots=False, kw_only=True)
 class OutlierTracker:
-    """Implements `MeasurementTracker`. ``say`` gives a node evidence in our own name."""
+    """Implements `MeasurementTracker`. ``emit`` gives a node evidence in our own name."""
 
     _registry: NodeRegistry = field(alias="node_registry")
     _fleet: FleetState
-    _say: Callable[[str, Component], object]
+    _emit: Callable[[str, Component], object]
     #: The evidence that was given of each open finding, by node.
     _findings: dict[str, dict[MeasuredSeries, Component]] = field(factory=dict, init=False)
 
@@ -35,7 +35,7 @@ class OutlierTracker:
         self._fleet.measurements.begin(node)
 
     def on_measurements(self, node: str, told: Measurements, at: float) -> None:
-        """Take the values, and judge the node by them. ``at`` is monotonic seconds."""
+        """Take the values, and evaluate the node by them. ``at`` is monotonic seconds."""
         if told.series and told.known == 0:
             self._fleet.measurements.begin(node)  # within a stream, after a resync
         if self._fleet.measurements.size(node) != told.known:
@@ -49,7 +49,7 @@ class OutlierTracker:
                 node, findings_in_quarantine(self._fleet, node, CHECK), at
             )
         self._fleet.measurements.update(node, told.values, told.absent)
-        changes += self._fleet.measurements.judge(node, at)
+        changes += self._fleet.measurements.evaluate(node, at)
         self._report(node, changes, at)
 
     def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
@@ -77,9 +77,9 @@ class OutlierTracker:
                 findings[series] = evidence(outlier)
             elif findings.pop(series, None) is not None:
                 text = "as the others of the pool again"
-                self._say(node, Component(CHECK, component(series), Status.OK, "", text, at))
+                self._emit(node, Component(CHECK, component(series), Status.OK, "", text, at))
         for found in findings.values():  # again, for the node's evidence may have been discarded
-            self._say(node, found)
+            self._emit(node, found)
         if not findings:
             del self._findings[node]
 

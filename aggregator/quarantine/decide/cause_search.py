@@ -41,7 +41,7 @@ _MOST_TARGETS = 64
 _NAMED = 10
 
 SCOPES = ("check", "target", "place", "version", "agents")
-#: Any symptom that a rule acts on: a new agent version is judged by this.
+#: Any symptom that a rule acts on: a new agent version is evaluated by this.
 FLAGS = "flags"
 VERSIONS = ("driver", "kernel", "agent")
 

@@ -111,7 +111,7 @@ def wanted_of(
     An incident that is recovering still asks: it ends by closing. An incident whose evidence in
     force a person has overruled asks for no action.
     """
-    asking = [
+    requesting = [
         incident
         for incident in incidents.values()
         if incident.action != "observe"
@@ -120,10 +120,12 @@ def wanted_of(
             for item in (incident.in_force or incident.evidence)
         )
     ]
-    if not asking:
+    if not requesting:
         return None
-    lead = max(asking, key=lambda incident: (ACTIONS.index(_asks_for(incident)), -incident.since))
-    uncapped = Action(_asks_for(lead))
+    lead = max(
+        requesting, key=lambda incident: (ACTIONS.index(_requests(incident)), -incident.since)
+    )
+    uncapped = Action(_requests(lead))
     action = min(uncapped, mode, key=STRENGTH)
     return DesiredState(
         spec=QuarantineSpec(
@@ -136,7 +138,7 @@ def wanted_of(
             policy_hash=policy_hash,
             evidence=_fitting(
                 _item(incident, evidence)
-                for incident in asking
+                for incident in requesting
                 for evidence in incident.evidence
                 if evidence.action != "observe"
             ),
@@ -145,7 +147,7 @@ def wanted_of(
         in_force=max(
             (
                 Action(item.action)
-                for incident in asking
+                for incident in requesting
                 for item in incident.in_force
                 if item.key not in overruled
             ),
@@ -174,7 +176,7 @@ def _size(item: EvidenceItem) -> int:
     return 128 + sum(map(len, texts))  # the fields' names, and the short fields
 
 
-def _asks_for(incident: Incident) -> str:
+def _requests(incident: Incident) -> str:
     """The strongest action that it asks for. A check's result counts until the incident closes.
 
     Else a check that flaps beside weaker evidence would change the intent, which is written, each

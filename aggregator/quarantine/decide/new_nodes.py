@@ -5,7 +5,7 @@ Invariants:
   that pass: no silence, no missing tool and no time limit removes it.
 - Without a person's request at most `NewNodeRules.attempts` tests end without a verdict in one
   boot, and a failed test is the last one of its boot: so the tests of a node end. A quarantine
-  that has begun since, and is over, begins the count anew: the node was repaired or judged there.
+  that has begun since, and is over, begins the count anew: the node was repaired or tested there.
 - `no_room` lets no test begin past `NewNodeRules.concurrent`. The record is changed by
   compare-and-set, so this holds for any interleaving of replicas.
 """

@@ -181,12 +181,12 @@ def read_applied(node: Node) -> AppliedChanges | None:
 def known_applied(node: Node, quarantine: Quarantine | None) -> AppliedChanges | None:
     """Our changes to this Node, by its annotation, or as the Quarantine remembers them."""
     found = read_applied(node)
-    if found is not None or quarantine is None or not _stands_on(node, quarantine):
+    if found is not None or quarantine is None or not _depends_on(node, quarantine):
         return found
     return quarantine.status.applied
 
 
-def _stands_on(node: Node, quarantine: Quarantine) -> bool:
+def _depends_on(node: Node, quarantine: Quarantine) -> bool:
     """Whether the quarantine has marked this very Node, and has not undone it."""
     undone = node.annotations.get(RELEASED, "").startswith(f"{quarantine.uid}@")
     return quarantine.status.node_uid == node.uid and not undone
@@ -201,7 +201,7 @@ def applied_to_undo(
     with the taint of the ``rules``, and a cordon stays: it may be another's.
     """
     found = known_applied(node, quarantine)
-    if found is None and quarantine.status.cordoned_at and _stands_on(node, quarantine):
+    if found is None and quarantine.status.cordoned_at and _depends_on(node, quarantine):
         kind = quarantine.spec.kind
         return AppliedChanges(
             cordoned=False, value=kind, own_taint=taint_text(rules.taint.of(kind), kind)
@@ -305,7 +305,7 @@ def foreign_hands(
     """The other party whose cordon keeps work off the node, for people; empty without one."""
     applied = known_applied(node, quarantine)
     if node.unschedulable and (applied is None or not applied.cordoned):
-        if applied is None and quarantine is not None and _stands_on(node, quarantine):
+        if applied is None and quarantine is not None and _depends_on(node, quarantine):
             return (
                 f"its {APPLIED} is gone, so that it is not known whether it was closed to new "
                 "work before; it stays closed when sickbay lets go"

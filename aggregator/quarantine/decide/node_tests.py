@@ -243,7 +243,7 @@ def verdict_at(test: NodeTest | None) -> float:
     return test.ended_at if test.state in VERDICTS else test.verdict_at
 
 
-def standing_failure(test: NodeTest | None) -> tuple[str, str]:
+def open_failure(test: NodeTest | None) -> tuple[str, str]:
     """The failed idle test that no later verdict has replaced, in words, and its boot; else empty.
 
     The failure of a new node's test stands as long as its taint: `has_failed`.
@@ -257,7 +257,7 @@ def standing_failure(test: NodeTest | None) -> tuple[str, str]:
 
 def carried_failure(last: NodeTest | None) -> tuple[str, str]:
     """The same for the test that follows: a quarantine since is over, and with it the failure."""
-    return ("", "") if last is not None and last.quarantined else standing_failure(last)
+    return ("", "") if last is not None and last.quarantined else open_failure(last)
 
 
 def passed_in_quarantine(test: NodeTest, boot_id: str, repair: RepairStatus | None) -> str:
@@ -285,7 +285,7 @@ def has_failed(
         return False
     if test.quarantined and quarantine is None:
         return False
-    failed, failed_boot = standing_failure(test)
+    failed, failed_boot = open_failure(test)
     if failed:
         return failed_boot == boot_id
     repair = quarantine.repair if quarantine is not None else None
@@ -316,7 +316,7 @@ def failure_evidence(test: NodeTest | None, since: float) -> Component:
     """A failed test as level evidence in the aggregator's own name; None: that is over."""
     if test is None:
         return Component(CHECK, "", Status.OK, "", "no failed test counts any more", since)
-    text = standing_failure(test)[0] or _failure_of(test)
+    text = open_failure(test)[0] or _failure_of(test)
     return Component(CHECK, "", Status.FAILED, "failed", text, since)
 
 

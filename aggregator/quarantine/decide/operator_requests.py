@@ -33,7 +33,7 @@ _FORCE_FORM = 'expected "cordon REASON" or "drain REASON"'
 class OperatorRequests:
     """The requests on a node. ``exempt_until`` is wall clock seconds, 0: not exempt.
 
-    ``force_asked``: there is a force annotation, be it understood (``force``) or not.
+    ``force_requested``: there is a force annotation, be it understood (``force``) or not.
     """
 
     exempt_until: float = 0.0
@@ -41,7 +41,7 @@ class OperatorRequests:
     exempt_unclear: str = ""
     force: Action | None = None
     force_reason: str = ""
-    force_asked: bool = False
+    force_requested: bool = False
     force_unclear: str = ""
     pinned: bool = False
     pin_reason: str = ""
@@ -82,7 +82,7 @@ def read_operator_requests(annotations: Mapping[str, str]) -> OperatorRequests:
         exempt_unclear=unclear,
         force=force,
         force_reason=why,
-        force_asked=FORCE in annotations,
+        force_requested=FORCE in annotations,
         force_unclear=no_force,
         pinned=PIN in annotations,
         pin_reason=_short(annotations.get(PIN, "")),

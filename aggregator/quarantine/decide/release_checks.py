@@ -57,7 +57,7 @@ def release_hold(
     return name_gpus(found, health)
 
 
-def standing_of_gpus(health: NodeHealth) -> frozenset[tuple[str, str, Status]]:
+def state_of_gpus(health: NodeHealth) -> frozenset[tuple[str, str, Status]]:
     """The results of checks that may hold its release, without texts, which often change."""
     return frozenset(
         (check, one.component, one.status)

@@ -45,7 +45,7 @@ from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.verdicts import (
     is_verified,
     last_repair,
-    standing_failure,
+    open_failure,
     without_verdict,
 )
 from aggregator.rfc3339 import span
@@ -189,7 +189,7 @@ class RepairFacts:
     past: Sequence[PastRepair] = ()
     verdict: str = ""
     lemon: bool = False
-    stands: bool = True
+    is_open: bool = True
     began: float = 0.0
     request: RepairRequest | None = None
     returns: bool = False
@@ -216,7 +216,7 @@ def next_repair(
         return NextRepair(Do.EXHAUST, because="a person ended the repairs", request=asked.ident)
     if facts.returns:
         return _before_release(status, facts, rules, now)
-    if status.exhausted or not facts.stands:
+    if status.exhausted or not facts.is_open:
         return NextRepair(Do.NOTHING)
     before = last_repair(status)
     ended = _after(before, rules, now) if before is not None else None
@@ -264,29 +264,29 @@ def _before_release(
     """All evidence is over: the node is tested, and repaired where it does not pass."""
     if is_verified(status, rules.verify, facts.boot_id):
         return NextRepair(Do.NOTHING)
-    failed = standing_failure(status)
+    failed = open_failure(status)
     if failed is not None:
         return _after_failure(status, facts, rules, failed, now)
     last = status.attempts[-1] if status.attempts else None
     if last is not None and last.repair == TEST and last.state is RepairState.CANCELLED:
-        return _ask_a_person(status, last.ended_at, "a person cancelled the test")
+        return _hand_to_person(status, last.ended_at, "a person cancelled the test")
     open_ended = without_verdict(status)
     if len(open_ended) >= rules.test_attempts:
         text = (
             f"{len(open_ended)} tests gave no verdict about the node (repair.test_attempts = "
             f"{rules.test_attempts}): {open_ended[-1].message}"
         )
-        return _ask_a_person(status, open_ended[-1].ended_at, text)
+        return _hand_to_person(status, open_ended[-1].ended_at, text)
     if last is not None and len(status.attempts) >= MOST_ATTEMPTS:
         text = f"this quarantine has had {MOST_ATTEMPTS} attempts, and its node is to be tested"
-        return _ask_a_person(status, last.ended_at, text)
+        return _hand_to_person(status, last.ended_at, text)
     since = status.test_waits_since
     if since and now >= since + rules.verify_within:
         text = (
             f"the test before the release could not begin within {span(rules.verify_within)} "
             f"(repair.verify_within): {status.held}"
         )
-        return _ask_a_person(status, since, text)
+        return _hand_to_person(status, since, text)
     if TEST not in facts.available:
         return NextRepair(Do.NOTHING, because="no repairer of kind test is configured")
     if open_ended and now < open_ended[-1].ended_at + rules.test_pause:
@@ -304,7 +304,7 @@ def _after_failure(
     """The node has failed a test: its evidence counts as in force, and the next rung is due."""
     told = f"test {failed.profile} failed"
     if status.exhausted:
-        return _ask_a_person(status, failed.ended_at, f"{told}, and before: {status.exhausted}")
+        return _hand_to_person(status, failed.ended_at, f"{told}, and before: {status.exhausted}")
     last = status.attempts[-1]
     ended = _after(last, rules, now) if last.repair != TEST else None
     if ended is not None and ended.do is Do.NOTHING:
@@ -316,7 +316,7 @@ def _after_failure(
     return NextRepair(Do.EXHAUST, because=f"{told}: {failed.message}; {why}")
 
 
-def _ask_a_person(status: RepairStatus, since: float, why: str) -> NextRepair:
+def _hand_to_person(status: RepairStatus, since: float, why: str) -> NextRepair:
     """Say once that a person has to go on, for a reason that has stood since then."""
     if status.exhausted and status.exhausted_at >= since:
         return NextRepair(Do.NOTHING)

@@ -42,7 +42,7 @@ def outdates(status: RepairStatus | None) -> bool:
     return tested or status.test_waits_since > 0
 
 
-def standing_failure(status: RepairStatus) -> RepairAttempt | None:
+def open_failure(status: RepairStatus) -> RepairAttempt | None:
     """The failed test that no repair and no later test has answered."""
     for one in reversed(status.attempts):
         answered = one.state is RepairState.SUCCEEDED and one.repair not in ASKS_A_PERSON

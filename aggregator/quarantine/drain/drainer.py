@@ -56,7 +56,7 @@ from aggregator.quarantine.drain.pod_waits import DrainRound, PodWaits
 from aggregator.quarantine.state.drain_memory import DrainMemory, blocked_backoff
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
-from aggregator.quarantine.state.race import Still, while_it_stands
+from aggregator.quarantine.state.race import Still, while_in_force
 from aggregator.rfc3339 import span
 from aggregator.runtime.interning import EMPTY
 
@@ -75,11 +75,11 @@ READY_EVERY = 30.0
 EMPTY_FOR = 5.0
 #: With so many begins of drains under way, a further one reads the node's pods first.
 MANY_BEGIN = 32
-_LOOK_FIRST = 0.1
+_POLL_FIRST = 0.1
 #: The pods of a drain that is blocked are read so often (seconds) ...
-_LOOK_MOST = 30.0
+_POLL_MOST = 30.0
 #: ... unless there are so many such drains that this would be more reads a second than these.
-LOOKS_A_SECOND = 3.0
+POLLS_A_SECOND = 3.0
 _UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
 _PLACED = "it was placed here after the drain"
 _MOST_NAMED = 3
@@ -142,7 +142,7 @@ class Drainer:
             if node_at is not None and await self._hook_runner.before_evictions(node_state, still):
                 evictions = self._evictions(node_state, still)
                 rounds = self._until_empty(node_state, evictions, node_at)
-                read = await while_it_stands(node_state, rounds, still)
+                read = await while_in_force(node_state, rounds, still)
                 if read is not None and still():
                     await self._finish(node_state, read, evictions)
         finally:
@@ -183,7 +183,7 @@ class Drainer:
         ``node_at``: when the node was read (monotonic seconds); minus infinity: it was only marked.
         """
         memory, still = evictions.memory, evictions.still
-        look, before = _LOOK_FIRST, frozenset[tuple[str, bool]]()
+        look, before = _POLL_FIRST, frozenset[tuple[str, bool]]()
         while still():
             began, is_first = self._clocks.now(), memory.first_seen is None
             pods = await self._cluster.pods_on(node_state.node, background=not is_first)
@@ -204,11 +204,11 @@ class Drainer:
             read = await self._read_waits(node_state, pods, memory, began, still)
             if read is None or not still():
                 return None
-            moved = await self._ask(node_state, read, evictions)
+            moved = await self._evict(node_state, read, evictions)
             pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
             if moved or pods_now != before:
                 quick = moved or read.plan.leaving
-                look = _LOOK_FIRST if quick else blocked_backoff(self._running).first
+                look = _POLL_FIRST if quick else blocked_backoff(self._running).first
             else:
                 look = self._longer(look)
             before = pods_now
@@ -241,10 +241,10 @@ class Drainer:
             and read.began - view.begun_at(quarantine.uid) >= EMPTY_FOR
         )
 
-    async def _ask(self, node_state: NodeState, read: _Read, evictions: Evictor) -> bool:
+    async def _evict(self, node_state: NodeState, read: _Read, evictions: Evictor) -> bool:
         """Send the evictions that are due, and write the progress: also where sending failed."""
         try:
-            moved = await evictions.ask(read.plan)
+            moved = await evictions.evict(read.plan)
         except ClusterError:
             if evictions.still():
                 with contextlib.suppress(ClusterError):
@@ -274,7 +274,7 @@ class Drainer:
 
     def _longer(self, look: float) -> float:
         """The wait after one of ``look``: with jitter, as thousands of drains wait alike."""
-        most = max(_LOOK_MOST, self._running / LOOKS_A_SECOND)
+        most = max(_POLL_MOST, self._running / POLLS_A_SECOND)
         return min(most, look * 1.5) * self._rng.uniform(0.85, 1.0)
 
     async def _read_waits(
@@ -354,7 +354,7 @@ class Drainer:
             read = None
             if self._begins > MANY_BEGIN and not self._hook_runner.is_due(marks.status):
                 empty = self._empty_since_marks(node_state, marks)
-                read = await while_it_stands(node_state, empty, still)
+                read = await while_in_force(node_state, empty, still)
                 if not still():
                     await self._write_marks_alone(node_state, marks)
                     return
@@ -362,7 +362,7 @@ class Drainer:
                 write = self._finish_with_marks(node_state, marks, read)
             else:
                 write = self._write_begin(node_state, marks.quarantine, marks.status)
-            if not await while_it_stands(node_state, write, writable):
+            if not await while_in_force(node_state, write, writable):
                 await self._write_marks_alone(node_state, marks)
                 return
         finally:
@@ -408,7 +408,7 @@ class Drainer:
                 return None
             if marked_for >= EMPTY_FOR:
                 return _Read(plan, moment, round(self._clocks.wall(), 3), began)
-            await asyncio.sleep(EMPTY_FOR - marked_for + _LOOK_FIRST)  # past it, by any rounding
+            await asyncio.sleep(EMPTY_FOR - marked_for + _POLL_FIRST)  # past it, by any rounding
 
     async def _finish_with_marks(self, node_state: NodeState, marks: NewMarks, read: _Read) -> bool:
         """Write phase Drained in place of Cordoned; the begin of the drain is told with its end.

@@ -100,17 +100,17 @@ class Evictor:
     landing: set[asyncio.Task[bool]]
     _lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT_PER_NODE))
 
-    async def ask(self, plan: DrainPlan) -> bool:
+    async def evict(self, plan: DrainPlan) -> bool:
         """Ask for all pods that are due. Returns whether any pod went; raises the first error."""
         now, memory = self.clocks.now(), self.memory
         going = (*plan.evict, *plan.force, *plan.returned)
         memory.keep_only({pod.uid: pod.version for pod in going}, now, self.rng)
-        self._tell_kept(plan)
+        self._report_kept(plan)
         asking: list[Awaitable[bool]] = []
         for due_at, group in self._groups(plan):
             if due_at <= now:
                 memory.note_retried({slot_of(pod) for pod in group.pods}, now, self.rng)
-                asking.append(self._ask_group(group))
+                asking.append(self._evict_group(group))
         for pod in plan.force:
             if pod.uid not in memory.forced:
                 memory.forced.add(pod.uid)
@@ -161,7 +161,7 @@ class Evictor:
                 gangs.setdefault(gang, []).append(pod)
         return groups + [_Group(gang, tuple(members)) for gang, members in gangs.items()]
 
-    async def _ask_group(self, group: _Group) -> bool:
+    async def _evict_group(self, group: _Group) -> bool:
         here, others, first = list(group.pods), list[Pod](), list[Pod]()
         if group.gang is not None:
             others = await self._pods_on_other_nodes(group.gang, group.pods)
@@ -453,13 +453,13 @@ class Evictor:
         if block.named:
             self.emit_evictions(pod.key, reason)
 
-    def _tell_kept(self, plan: DrainPlan) -> None:
+    def _report_kept(self, plan: DrainPlan) -> None:
         for key, reason in (plan.kept or {}).items():
             self.emit_evictions(key, reason)
         for pod in plan.returned:
-            self._tell_returned(pod, plan.named[pod.key])
+            self._report_returned(pod, plan.named[pod.key])
 
-    def _tell_returned(self, pod: Pod, reason: str) -> None:
+    def _report_returned(self, pod: Pod, reason: str) -> None:
         """Report once for all that come back in one place, whatever their names are."""
         place = slot_of(pod)
         known = {one.partition("/")[0] for one, why in self._reasons().items() if why == reason}

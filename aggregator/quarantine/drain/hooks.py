@@ -24,7 +24,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.race import Still, while_it_stands
+from aggregator.quarantine.state.race import Still, while_in_force
 from aggregator.runtime.backoff import Backoff
 
 _BACKOFF = Backoff(first=1.0, most=30.0, spread=0.3)
@@ -53,7 +53,7 @@ class HookAnswer:
 class Hook(Protocol):
     """A command or a webhook. It never raises; cancelled, it leaves no process running."""
 
-    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         """Ask once, after ``guard``; where that refuses, the answer is LATER. ``values``: hook,
         node, reason, action, kind, incident, quarantine (its uid). ``limit`` is in seconds.
         """
@@ -142,7 +142,7 @@ class HookRunner:
             pause = max(_BACKOFF.pause(asked, self._rng), answer.retry_after or 0.0)
             if late or not self._rules.go_on:
                 left = pause
-            await while_it_stands(node_state, asyncio.sleep(min(pause, max(left, 0.1))), still)
+            await while_in_force(node_state, asyncio.sleep(min(pause, max(left, 0.1))), still)
         return False
 
     async def _asked(
@@ -163,13 +163,13 @@ class HookRunner:
             node_state, against=over, fresh=self._acts.fresh_quarantine(quarantine)
         )
 
-        async def ask() -> HookAnswer:
+        async def call() -> HookAnswer:
             async with self._lane:
                 if not still():
                     return HookAnswer(HookResult.LATER)
-                return await hook.ask(_values("pre_evict", quarantine), limit=limit, guard=guard)
+                return await hook.call(_values("pre_evict", quarantine), limit=limit, guard=guard)
 
-        return await while_it_stands(node_state, ask(), still)
+        return await while_in_force(node_state, call(), still)
 
     async def after_release(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The node is released: run the site's hook. After its time this is given up, and reported.
@@ -203,7 +203,7 @@ class HookRunner:
                 async with self._lane:
                     # It reports a release, which is done: nothing stops that.
                     values = _values("post_release", quarantine)
-                    return await hook.ask(values, limit=left, guard=UNGUARDED)
+                    return await hook.call(values, limit=left, guard=UNGUARDED)
         except TimeoutError:
             return HookAnswer(HookResult.FAILED, "too many hooks are at work (drain.hooks_at_once)")
 

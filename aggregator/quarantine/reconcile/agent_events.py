@@ -11,7 +11,7 @@ from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_reports import NodeReports
 from aggregator.quarantine.correlation.trackers import FleetTrackers
-from aggregator.quarantine.decide.release_checks import standing_of_gpus
+from aggregator.quarantine.decide.release_checks import state_of_gpus
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.loss_reports import LossReports
 from aggregator.quarantine.state.node import NodeState
@@ -96,7 +96,7 @@ class AgentEventHandler:
         if health is None or node not in self._lines:
             return _never()  # rejected, and its stream has not ended yet
         node_state.agent.note_message(at)
-        before = standing_of_gpus(health) if node_state.release_held else None
+        before = state_of_gpus(health) if node_state.release_held else None
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
             self._registry.count(node_state)
@@ -119,7 +119,7 @@ class AgentEventHandler:
                 node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
             )
         self._network_tracker.on_evidence(node, evidence)
-        if before is not None and standing_of_gpus(health) != before:
+        if before is not None and state_of_gpus(health) != before:
             node_state.hasten_release_check(RELEASE_SOON)
         if evidence.cleared:
             self._measurements.on_cleared(node, evidence.cleared, at)
@@ -192,7 +192,7 @@ class AgentEventHandler:
         del self._lines[node], self._hellos[node]
         node_state = self._registry.node_state(node)
         node_state.agent.disconnect()
-        if node_state.agent.was_heard:
+        if node_state.agent.was_received:
             node_state.agent.note_message(self._clocks.now())
         else:  # no report now: an agent that is refused at each attempt falls silent
             node_state.agent.refuse(f"no snapshot of it was accepted: {reason}")

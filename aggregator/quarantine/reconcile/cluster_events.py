@@ -37,7 +37,7 @@ from aggregator.quarantine.reconcile.record_events import RecordEvents
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
+from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
 from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
@@ -47,10 +47,10 @@ FORGOTTEN_AFTER = 3600.0
 #: Nodes handled before the event loop runs other tasks: some milliseconds.
 _SLICE = 100
 #: A quarantined node is read at most so often (seconds) because of a watch event about its marks.
-_BETWEEN_LOOKS = 2.0
+_BETWEEN_READS = 2.0
 
 
-def _is_asked_for_otherwise(node: Node, node_state: NodeState) -> bool:
+def _is_requested_otherwise(node: Node, node_state: NodeState) -> bool:
     """Whether a person or another tool asks for something else than by the last read."""
     return read_operator_requests(
         node.annotations
@@ -71,7 +71,7 @@ def _shows_known_marks(node: Node, node_state: NodeState, quarantine: Quarantine
         status = replace(quarantine.status, node_uid=node.uid)
         return not node_state.lacks(node, replace(quarantine, status=status))
     known = node_state.quarantine_view.missing
-    return node_state.lacks(node, quarantine) == known == marks_told(quarantine)
+    return node_state.lacks(node, quarantine) == known == marks_reported(quarantine)
 
 
 def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
@@ -177,21 +177,21 @@ class ClusterEventHandler:
             return
         if _shows_known_marks(node, node_state, quarantine) and not (
             self._pools.has_moved(node)
-            or _asks_for_repair(node.annotations, node_state)
-            or _is_asked_for_otherwise(node, node_state)
+            or _requests_repair(node.annotations, node_state)
+            or _is_requested_otherwise(node, node_state)
         ):
             return
         now = self._clocks.now()
-        if now - node_state.work.looked_at < _BETWEEN_LOOKS:
+        if now - node_state.work.polled_at < _BETWEEN_READS:
             self._changed.add(node.name)
             if self._timer is None:
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(_BETWEEN_LOOKS, self._look_at_changed)
+                self._timer = loop.call_later(_BETWEEN_READS, self._evaluate_changed)
             return
         node_state.work.note_poll(now)
         self._queue.add_for_read(node_state)
 
-    def _look_at_changed(self) -> None:
+    def _evaluate_changed(self) -> None:
         """Read those nodes whose marks have changed too soon after their last read."""
         changed, self._changed, self._timer = self._changed, set(), None
         for name in changed:
@@ -229,7 +229,7 @@ class ClusterEventHandler:
         known = node_state.quarantine
         if (known is None or known.uid != uid) and node_state.quarantine_view.vanished != uid:
             return
-        if not node_state.agent.was_heard:  # its incidents came from that object alone
+        if not node_state.agent.was_received:  # its incidents came from that object alone
             node_state.decision.forget_evidence()
         if known is not None and known.foreign:
             node_state.work.request_read()  # a person may have ended it
@@ -295,7 +295,7 @@ class ClusterEventHandler:
                 await asyncio.sleep(0)
         self._trackers.network.listed()
         for name in self.records.record_writer.record.entries:
-            self._entry_stands(self._registry.node_state(name))
+            self._entry_is_open(self._registry.node_state(name))
         async for node_state in self._registry.by_slices():
             if self._is_no_more(node_state):
                 self._forget(node_state)
@@ -319,7 +319,7 @@ class ClusterEventHandler:
         self._queue.forget_node(node_state)
         self._trackers.forget_node(node_state)
 
-    def _entry_stands(self, node_state: NodeState) -> None:
+    def _entry_is_open(self, node_state: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""
         if node_state.quarantine is None and not self._registry.is_listed(node_state.node):
             node_state.work.request_read()
@@ -385,7 +385,7 @@ class ClusterEventHandler:
         elif (
             quarantine.status.node_uid not in ("", meta.uid)
             or _has_lost(node_state, meta)
-            or _asks_for_repair(meta.annotations, node_state)
+            or _requests_repair(meta.annotations, node_state)
         ):
             node_state.work.request_read()
         if node_state.agent.claimed not in ("", meta.uid):
@@ -438,7 +438,7 @@ def _log_unreadable(meta: NodeMeta, before: NodeMeta | None, words: ClusterWords
             )
 
 
-def _asks_for_repair(annotations: Mapping[str, str], node_state: NodeState) -> bool:
+def _requests_repair(annotations: Mapping[str, str], node_state: NodeState) -> bool:
     """Whether a person's request about its repair is new; one that is taken back asks nothing."""
     request = read_request(annotations)
     return request is not None and request != node_state.cluster.repair_request

@@ -1,7 +1,7 @@
 """Reads the node conditions that rules name, and gives each node its evidence.
 
 The evidence is level evidence in the aggregator's own name, which the agent's own evidence stands
-beside: a node without an agent is not judged. What was read ages by its own heartbeat, so that a
+beside: a node without an agent is not evaluated. What was read ages by its own heartbeat, so that a
 list that fails, or a writer that has died, ends in "unknown" and in no action.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger("sickbay.quarantine")
 #: Seconds between two lists of all nodes. Writers renew a condition every 5 minutes.
 READ_EVERY = 180.0
 #: The last list is passed on again so often (seconds): an agent may attach between two lists.
-SAY_EVERY = 5.0
+LOG_EVERY = 5.0
 #: Nodes handled before the event loop runs other tasks.
 _SLICE = 500
 
@@ -84,7 +84,7 @@ class NodeConditionReader:
                 due = self._clocks.now() + READ_EVERY
                 await self.read()
             self.report()
-            await asyncio.sleep(SAY_EVERY)
+            await asyncio.sleep(LOG_EVERY)
 
     async def read(self) -> None:
         """List the conditions of all nodes, once."""
@@ -115,7 +115,7 @@ class NodeConditionReader:
         for kind, unhealthy in self._unhealthy.items():
             key, condition = _Key(found.node, kind), found.conditions.get(kind)
             is_bad = condition is not None and condition.status == unhealthy
-            if is_bad or key in self._open or self._stands(key):
+            if is_bad or key in self._open or self._is_open(key):
                 self._open[key] = _Reading(self._dated(condition, key), found.uid)
 
     def _dated(self, condition: ReportedCondition | None, key: _Key) -> ReportedCondition | None:
@@ -154,7 +154,7 @@ class NodeConditionReader:
         claimed = node_state.agent.claimed if node_state is not None else ""
         return (meta is None or meta.uid == uid) and claimed in {"", uid}
 
-    def _stands(self, key: _Key) -> bool:
+    def _is_open(self, key: _Key) -> bool:
         """Whether evidence of the condition stands, perhaps from before this process."""
         node_state = self._registry.known(key.node)
         return node_state is not None and key.type in _standing(node_state)

@@ -62,10 +62,10 @@ class CurrentNodes:
             return kept.current
         reading = self._reads.get(key)
         if reading is None:
-            reading = self._reads[key] = asyncio.create_task(self._ask(key), name=f"node {node}")
+            reading = self._reads[key] = asyncio.create_task(self._fetch(key), name=f"node {node}")
         return await asyncio.shield(reading)
 
-    async def _ask(self, key: tuple[str, str]) -> bool | None:
+    async def _fetch(self, key: tuple[str, str]) -> bool | None:
         try:
             current = await self._read(*key)
         finally:

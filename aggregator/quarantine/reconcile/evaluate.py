@@ -48,7 +48,7 @@ class NodeEvaluator:
             key=STRENGTH,
         )
         policy = self._pools.policy_of(node_state.node, self._policy)
-        closed, again = node_state.rejudge(policy, mode, now, silent_action=self._silent_action)
+        closed, again = node_state.evaluate(policy, mode, now, silent_action=self._silent_action)
         if any(one.action != "observe" for one in closed) and not node_state.acting:
             node_state.note_recovery()
         wanted = node_state.decision.wanted
@@ -59,8 +59,8 @@ class NodeEvaluator:
             arrived=arrived,
         )
         self._cause_tracker.receive_symptoms(node_state)
-        self._tell_incidents(node_state, before, closed)
-        self._tell_would(node_state, wall)
+        self._emit_incidents(node_state, before, closed)
+        self._emit_preview(node_state, wall)
         fabric_hold_ends = self._cause_tracker.fabric_hold_ends(node_state)
         if fabric_hold_ends is not None:
             again = min(again or fabric_hold_ends, fabric_hold_ends)
@@ -76,7 +76,7 @@ class NodeEvaluator:
         """Whether its mode is not known yet: it has just joined, or this process has just begun."""
         return not (self._pools.knows(node_state.node) or node_state.cluster.node_gone)
 
-    def _tell_incidents(
+    def _emit_incidents(
         self, node_state: NodeState, before: Mapping[str, Incident], closed: list[Incident]
     ) -> None:
         for ident, incident in node_state.decision.incidents.items():
@@ -124,7 +124,7 @@ class NodeEvaluator:
         }
         self._reports.emit_event(node_state, kind, text, details, incident=incident.id)
 
-    def _tell_would(self, node_state: NodeState, wall: float) -> None:
+    def _emit_preview(self, node_state: NodeState, wall: float) -> None:
         wanted = node_state.decision.wanted
         would = ""
         if (

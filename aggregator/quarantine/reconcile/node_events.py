@@ -75,7 +75,7 @@ class NodeEventPublisher:
         summary = self._registry.known(transition.node)
         quarantine = summary.quarantine if summary is not None else None
         if quarantine is not None and transition.kind in _OF_A_LONGER_DRAIN:
-            self._tell_begin(quarantine.uid)
+            self._emit_begin(quarantine.uid)
         if transition.kind not in REASONS or not self._enabled(transition.node):
             return
         event = event_of(transition, self._registry.uid_of(transition.node), quarantine)
@@ -102,7 +102,7 @@ class NodeEventPublisher:
             self._waiting[event.name, event.reason] = event
         self._more.set()
 
-    def _tell_begin(self, quarantine_uid: str) -> None:
+    def _emit_begin(self, quarantine_uid: str) -> None:
         """Its drain has evicted a pod, or can't: its begin goes before the Events of that."""
         _, event = self._begins.pop(quarantine_uid, (0.0, None))
         if event is not None:

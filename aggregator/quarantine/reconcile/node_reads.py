@@ -59,7 +59,7 @@ class NodeReads:
             return True
         self._drain.report_phase(node_state)
         if node_state.work.needs_read:
-            await self.acts.look_at_node(node_state)
+            await self.acts.read_node(node_state)
             await self._drain.explain(node_state)
             return False
         if node_state.work.begin_pods():

@@ -38,7 +38,7 @@ class OperationReconciler:
             knows=inputs.knows(node_state),
             due=self._repairs.is_due(node_state),
             untested=self._repairs.holds_release(node_state),
-            release_waits=bool(node_state.release_held) and inputs.now() < known.release_look,
+            release_waits=bool(node_state.release_held) and inputs.now() < known.release_poll,
             unforced=is_unforced(node_state),
             exempt=cluster.operator_requests.exempt(inputs.wall()),
             maintained=bool(cluster.maintained),

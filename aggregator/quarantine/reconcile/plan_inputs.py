@@ -59,7 +59,7 @@ class PlanInputs:
     def knows(self, node_state: NodeState) -> bool:
         """Whether its agent has reported, or this process has waited for that long enough."""
         waited = self.now() - self._started_at
-        return node_state.agent.was_heard or waited >= self._limits.silent_drain_after
+        return node_state.agent.was_received or waited >= self._limits.silent_drain_after
 
     def is_absent_too_long(self, quarantine: Quarantine) -> bool:
         since = quarantine.status.node_absent_since
@@ -75,5 +75,5 @@ def is_unforced(node_state: NodeState) -> bool:
     """Whether the annotation of a person's force is gone, by the last read of the node."""
     cluster = node_state.cluster
     return cluster.node_gone or (
-        cluster.operator_requests_known and not cluster.operator_requests.force_asked
+        cluster.operator_requests_known and not cluster.operator_requests.force_requested
     )

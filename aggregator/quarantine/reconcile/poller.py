@@ -103,12 +103,12 @@ class NodePoller:
                     waits[node_state.node] = self._wait(
                         node_state, self._waits.get(node_state.node), now
                     )
-                if _is_drained(node_state) and node_state.work.looked_at == float("-inf"):
+                if _is_drained(node_state) and node_state.work.polled_at == float("-inf"):
                     self._put_off(node_state, now)  # since a restart
                 polled.append(node_state)
         self._waits = waits
         due = [node_state for node_state in polled if self._is_due(node_state)]
-        due.sort(key=lambda node_state: (_rank(node_state), node_state.work.looked_at))
+        due.sort(key=lambda node_state: (_rank(node_state), node_state.work.polled_at))
         return due[: int(A_SECOND * _ROUND)]
 
     def _wait(self, node_state: NodeState, known: _Wait | None, now: float) -> _Wait:
@@ -127,7 +127,7 @@ class NodePoller:
 
     def _is_due(self, node_state: NodeState) -> bool:
         now = self._clocks.now()
-        waited = now - node_state.work.looked_at
+        waited = now - node_state.work.polled_at
         if not self._queue.holds_lease():
             return False
         wait = self._waits.get(node_state.node)
@@ -162,15 +162,15 @@ class NodePoller:
             return
         if node is None:
             return
-        self._look_at_cordon(node_state, node)
+        self._check_cordon(node_state, node)
         if wait is not None:
-            self._look_at_others(node_state, node)
+            self._check_others(node_state, node)
             return
         if _is_draining(node_state):
             self._check_requests(node_state, node)
-        self._look_at_silence(node_state, node)
+        self._check_silence(node_state, node)
 
-    def _look_at_others(self, node_state: NodeState, node: Node) -> None:
+    def _check_others(self, node_state: NodeState, node: Node) -> None:
         """Check whether the work that it waits for is over, or has changed."""
         if node_state.cluster.node_gone or not node_state.cluster.has_others_marks_of(
             node, node_state.others
@@ -178,7 +178,7 @@ class NodePoller:
             node_state.work.request_read()
             self._queue.add(node_state)
 
-    def _look_at_cordon(self, node_state: NodeState, node: Node) -> None:
+    def _check_cordon(self, node_state: NodeState, node: Node) -> None:
         """Check whether a node left schedulable is cordoned, or lacks other marks, by now."""
         quarantine = node_state.quarantine
         if quarantine is None or not _is_left_schedulable(node_state):
@@ -201,7 +201,7 @@ class NodePoller:
             node_state.cluster.take_requests(requests)
             self._queue.evaluate(node_state)
 
-    def _look_at_silence(self, node_state: NodeState, node: Node) -> None:
+    def _check_silence(self, node_state: NodeState, node: Node) -> None:
         last = failing_in_silence(node_state)
         if not last or node_state.agent.silent_failing or node.ready is not True:
             return

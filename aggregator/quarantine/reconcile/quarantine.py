@@ -27,7 +27,7 @@ from aggregator.quarantine.reconcile.plan_inputs import (
     is_unforced,
 )
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
+from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
 from aggregator.quarantine.state.race import Still
 
 
@@ -77,9 +77,9 @@ class QuarantineReconciler:
             unforced=is_unforced(node_state),
             exempt=requests.exempt(wall),
             release_held=bool(node_state.release_held),
-            marks_untold=quarantine.status.phase in MARKED
+            marks_unreported=quarantine.status.phase in MARKED
             and not cluster.node_gone
-            and known.missing != marks_told(quarantine),
+            and known.missing != marks_reported(quarantine),
             node_gone=cluster.node_gone,
             node_found=cluster.node_found,
             node_replaced=known.node_replaced,
@@ -163,7 +163,7 @@ class QuarantineReconciler:
                 await self._objects.show_override(node_state, quarantine)
             case ObjectStep.RESTART:
                 await self._cordon.restart(node_state, quarantine)
-            case ObjectStep.TELL_MARKS:
+            case ObjectStep.REPORT_MARKS:
                 await self._restorer.report(node_state, quarantine)
             case ObjectStep.UNHOLD:
                 await self._objects.unhold(node_state, quarantine)
@@ -176,7 +176,7 @@ class QuarantineReconciler:
                 await self._cordon.recordon(node_state)
             case MarkStep.RESTORE:
                 await self._restorer.restore(node_state)
-            case MarkStep.TELL_CORDON:
+            case MarkStep.REPORT_CORDON:
                 await self._objects.show_cordon(node_state, quarantine, step.because)
 
 

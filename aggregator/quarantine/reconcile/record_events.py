@@ -41,7 +41,7 @@ class RecordEvents:
         self._entries: Mapping[str, Entry] = {}
         self._problem = ""
         self._stop = ChangeNotice()
-        self._record_told = ChangeNotice()
+        self._record_reported = ChangeNotice()
 
     def view_lost(self) -> None:
         """The watches stopped: their next events count, whatever the versions are."""
@@ -115,7 +115,7 @@ class RecordEvents:
         A rebuild takes less than a round, while its hold on admissions afterwards lasts longer.
         """
         trouble = self.record_writer.trouble
-        if self._record_told.is_due(trouble):
+        if self._record_reported.is_due(trouble):
             kind = EventKind.RECORD_LOST if trouble else EventKind.RECORD_WHOLE
             text = trouble or "the admission record is whole again: admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))

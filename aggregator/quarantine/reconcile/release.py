@@ -45,7 +45,7 @@ class ReleaseReconciler:
             definition_going=known.definition_going,
             uncordoned=node_state.is_released_by_uncordon(self._uncordon),
             release_held=bool(node_state.release_held),
-            look_later=inputs.now() < known.release_look,
+            poll_later=inputs.now() < known.release_poll,
             unforced=is_unforced(node_state),
             exempt=cluster.operator_requests.exempt(inputs.wall()),
             untested=self._repairs.holds_release(node_state),

@@ -16,7 +16,7 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 #: Held proposals, silence and the fleet's size are checked again so often (seconds).
 ROUNDS = 5.0
-_QUORUM_LOOKS = 0.5
+_QUORUM_POLLS = 0.5
 #: The list of nodes is read anew so often (seconds).
 REFRESH = 180.0
 #: While the cluster can't be seen its list of nodes is asked for again after so long (seconds).
@@ -76,8 +76,8 @@ class ControllerRounds:
         if not self._report.waits_for_quorum():
             await asyncio.sleep(ROUNDS)
             return
-        for _ in range(int(ROUNDS / _QUORUM_LOOKS)):
-            await asyncio.sleep(_QUORUM_LOOKS)
+        for _ in range(int(ROUNDS / _QUORUM_POLLS)):
+            await asyncio.sleep(_QUORUM_POLLS)
             self._report.update_quorum()
             if not self._report.waits_for_quorum():
                 return

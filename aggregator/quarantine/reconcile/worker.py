@@ -30,7 +30,7 @@ from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.reconciler import Reconciler
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.race import while_it_stands
+from aggregator.quarantine.state.race import while_in_force
 from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
@@ -40,7 +40,7 @@ _BACKOFF = Backoff(first=0.2, most=15.0)
 #: the server's Retry-After applies to other requests.
 _RELEASE_WAIT = 5.0
 #: A step that has failed so often is logged; most failures pass by themselves.
-_SAID_FROM = 2
+_LOGGED_FROM = 2
 
 
 @define(eq=False, slots=False, kw_only=True)
@@ -101,7 +101,7 @@ class NodeWorker:
                     )
                 failures = await self._after_failure(node_state, failures + 5, str(error))
             except ClusterError as error:
-                if failures >= _SAID_FROM and str(error) != said:
+                if failures >= _LOGGED_FROM and str(error) != said:
                     said = str(error)
                     log.warning(
                         "step of a node failed",
@@ -158,7 +158,7 @@ class NodeWorker:
         def still() -> bool:
             return not self._is_way_out(node_state) and node_state.work.needs_read == needs_read
 
-        await while_it_stands(node_state, asyncio.sleep(max(pause, at_least)), still)
+        await while_in_force(node_state, asyncio.sleep(max(pause, at_least)), still)
 
     def _is_way_out(self, node_state: NodeState) -> bool:
         _, step = self._plan(node_state, node_state.quarantine)

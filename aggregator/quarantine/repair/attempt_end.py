@@ -7,8 +7,8 @@ from aggregator.cluster.port import RepairAttempt, RepairState
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.repair.attempts import (
-    LOOK_SOON,
     MOST_TEXT,
+    POLL_SOON,
     attempt_details,
     attempt_name,
     end_in_words,
@@ -62,7 +62,7 @@ class AttemptEnds:
             attempt = await self._status.change(node_state, attempt, known)
         left = await self._leftovers.remove(node_state, attempt, state)
         if left is None:
-            node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+            node_state.own_quarantine_view().delay_repair(self._clocks.now() + POLL_SOON)
             return
         text = "; ".join(part for part in (text, left) if part)
         ended = replace(

@@ -9,7 +9,7 @@ from aggregator.quarantine.decide.admission import Held
 #: Texts of `status.repair` have at most so many characters.
 MOST_TEXT = 500
 #: A step about an attempt that did not succeed is tried again after so long (seconds).
-LOOK_SOON = 3.0
+POLL_SOON = 3.0
 
 _STATE_IN_WORDS: Mapping[RepairState, str] = {
     RepairState.SUCCEEDED: "succeeded",

@@ -14,7 +14,7 @@ from aggregator.quarantine.repair.status_writer import NO_FIELD, RepairStatusWri
 from aggregator.quarantine.state.node import NodeState
 
 #: So long (seconds) a look at the node's pods stands, which shows that no test is due on it.
-_LOOK_STANDS = 60.0
+_POLL_VALID = 60.0
 
 
 class TestsBeforeRelease:
@@ -72,7 +72,7 @@ class TestsBeforeRelease:
 
     def note_use(self, quarantine: Quarantine, why: str) -> None:
         """The node, which was only cordoned, is in use: no test is due on it."""
-        self._in_use[quarantine.node] = quarantine.uid, why, self._clocks.now() + _LOOK_STANDS
+        self._in_use[quarantine.node] = quarantine.uid, why, self._clocks.now() + _POLL_VALID
 
     def note_evidence(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Evidence in force outdates a test, also where it is over before the next step."""

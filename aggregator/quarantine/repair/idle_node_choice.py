@@ -13,7 +13,7 @@ from aggregator.quarantine.decide.idle_nodes import (
 )
 from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_state import LOOK_EVERY, WatchedNode
+from aggregator.quarantine.repair.node_test_state import POLL_EVERY, WatchedNode
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -88,7 +88,7 @@ class IdleNodeChoice:
                 continue
             candidates.append(IdleCandidate(name, self._registry.uid_of(name), test))
         if not candidates:
-            self._choose_at = now + LOOK_EVERY
+            self._choose_at = now + POLL_EVERY
         chosen = choose(candidates, idle, room, pause=pause, now=earliest)
         for due in chosen:
             self._again[due.node] = now + _IDLE_AGAIN

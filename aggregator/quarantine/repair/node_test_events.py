@@ -37,7 +37,7 @@ class NodeTestEvents:
         #: The Nodes whose test mode observe has reported, by uid.
         self._observed: set[str] = set()
         #: Whether mode observe has reported that idle nodes would be tested.
-        self.idle_told = False
+        self.idle_reported = False
 
     def keep_observed(self, uids: AbstractSet[str]) -> None:
         """Forget the Nodes that are gone."""
@@ -57,9 +57,9 @@ class NodeTestEvents:
 
     def emit_idle_suppressed(self, name: str, profile: str) -> None:
         """Mode observe orders no test of idle nodes: say so of the first alone."""
-        if self.idle_told:
+        if self.idle_reported:
             return
-        self.idle_told = True
+        self.idle_reported = True
         text = (
             f"{TEST} {profile} of the idle node would be ordered, and of other idle "
             "nodes too, of which nothing more is told (repair.mode is observe)"

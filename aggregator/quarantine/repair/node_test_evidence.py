@@ -20,7 +20,7 @@ class NodeTestEvidence:
         clocks: Clocks,
         node_registry: NodeRegistry,
         may_act: Callable[[], bool],
-        say: Callable[[str, Component], object],
+        emit: Callable[[str, Component], object],
     ) -> None:
         """``say`` gives a node evidence in our own name. ``may_act`` tells whether we are
         the controller at this moment.
@@ -28,7 +28,7 @@ class NodeTestEvidence:
         self._clocks = clocks
         self._registry = node_registry
         self._may_act = may_act
-        self._say = say
+        self._emit = emit
 
     def give(self, name: str, watched: WatchedNode | None) -> None:
         """Say that the node has failed its test, or that this is over; rules decide on it.
@@ -47,9 +47,9 @@ class NodeTestEvidence:
             tainted=watched.tainted,
         )
         if failed and watched is not None and not standing:
-            self._say(name, failure_evidence(watched.test, self._clocks.now()))
+            self._emit(name, failure_evidence(watched.test, self._clocks.now()))
         elif standing and not failed:
-            self._say(name, failure_evidence(None, self._clocks.now()))
+            self._emit(name, failure_evidence(None, self._clocks.now()))
 
 
 def _has_own_evidence(node_state: NodeState) -> bool:

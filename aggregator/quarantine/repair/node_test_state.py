@@ -15,7 +15,7 @@ EVERY = 3.0
 #: Nodes that are looked at together, beside those under test.
 AT_ONCE = 8
 #: A node that waits is looked at so often (seconds), one under test so often.
-LOOK_EVERY, LOOK_BUSY = 15.0, 5.0
+POLL_EVERY, POLL_BUSY = 15.0, 5.0
 #: Failure domains of a reservation.
 _MOST_DOMAINS = 8
 
@@ -42,7 +42,7 @@ class WatchedNode:
     requested: str = ""
     domains: tuple[str, ...] = ()
     tries: int = 0
-    look_at: float = float("-inf")
+    poll_at: float = float("-inf")
     step: asyncio.Task[None] | None = None
 
     def take_read(self, node: Node, taint: str, domain_labels: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ def start_steps(
     """
     busy = sum(one.step is not None for one in watched_nodes.values())
     for name, watched in watched_nodes.items():
-        if watched.step is not None or now < watched.look_at or not may_start(name, watched):
+        if watched.step is not None or now < watched.poll_at or not may_start(name, watched):
             continue
         if busy >= most:
             return

@@ -34,7 +34,7 @@ from aggregator.quarantine.decide.repair import RepairMode, followed_change
 from aggregator.quarantine.decide.reservation import OperationProposal
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
-from aggregator.quarantine.repair.node_test_state import LOOK_BUSY, WatchedNode, parse_test
+from aggregator.quarantine.repair.node_test_state import POLL_BUSY, WatchedNode, parse_test
 from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder, RepairSettings
 from aggregator.quarantine.repair.repairer_calls import (
     REMOVE_WITHIN,
@@ -125,7 +125,7 @@ class NodeTestSteps:
             watched.held = held.text
         return held is None
 
-    async def ask_to_end(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> bool:
+    async def request_end(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> bool:
         """Whether the test has ended, as its agent tells; the agent is asked to end it.
 
         Without that answer the test may go on, and keeps its reservation.
@@ -272,7 +272,7 @@ class NodeTestSteps:
             if not await self._reserve(name, watched, test, left):
                 return
         await self._checks.order_guard()()
-        watched.look_at = self._clocks.now() + LOOK_BUSY
+        watched.poll_at = self._clocks.now() + POLL_BUSY
         guard = self._order_guard(name, watched.uid, test)
         answer = await self._calls.order(self._order(name, watched.uid, test), guard)
         end = end_state(TEST, answer)
@@ -336,7 +336,7 @@ class NodeTestSteps:
 
     async def _prove(self, name: str, watched: WatchedNode, test: NodeTest) -> bool:
         """End the test where its end is known. Returns whether it is."""
-        watched.look_at = self._clocks.now() + LOOK_BUSY
+        watched.poll_at = self._clocks.now() + POLL_BUSY
         if test.operation in self._ends:
             await self._end(name, watched, test, *self._ends[test.operation])
             return True
@@ -394,13 +394,13 @@ class NodeTestSteps:
         if entry is not None and entry.clean_up is not None and not verdict:
             left = await entry.clean_up(order)
             if left.state is AnswerState.NOT_SENT and in_time:
-                watched.held, watched.look_at = left.text, self._clocks.now() + LOOK_BUSY
+                watched.held, watched.poll_at = left.text, self._clocks.now() + POLL_BUSY
                 return
         node_state = self._registry.known(name)
         passed = state is RepairState.SUCCEEDED
         if passed and in_time and not (node_state is not None and node_state.agent.is_fresh):
             # It has passed: its agent's evidence comes before the taint goes.
-            watched.held, watched.look_at = "its agent is awaited", self._clocks.now() + LOOK_BUSY
+            watched.held, watched.poll_at = "its agent is awaited", self._clocks.now() + POLL_BUSY
             return
         written = await self._write_end(name, watched, test, state, text)
         del self._ends[test.operation]

@@ -36,8 +36,8 @@ from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestStep,
     ended,
+    open_failure,
     passed_in_quarantine,
-    standing_failure,
     under_way,
 )
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode, test_request
@@ -51,8 +51,8 @@ from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
 from aggregator.quarantine.repair.node_test_state import (
     AT_ONCE,
     EVERY,
-    LOOK_BUSY,
-    LOOK_EVERY,
+    POLL_BUSY,
+    POLL_EVERY,
     WatchedNode,
     cancel_steps,
     parse_test,
@@ -94,7 +94,7 @@ class NodeTests:
         may_act: Callable[[], bool],
         view: Callable[[], bool],
         event_sink: EventSink,
-        say: Callable[[str, Component], object],
+        emit: Callable[[str, Component], object],
     ) -> None:
         """``say`` gives a node evidence in our own name. ``may_act`` tells whether we are
         the controller at this moment, ``view`` whether the picture of the cluster is whole.
@@ -155,7 +155,7 @@ class NodeTests:
             checks=self._checks,
         )
         self._evidence = NodeTestEvidence(
-            clocks=clocks, node_registry=node_registry, may_act=may_act, say=say
+            clocks=clocks, node_registry=node_registry, may_act=may_act, emit=emit
         )
         self._display = NodeTestDisplay(
             cluster=cluster,
@@ -204,7 +204,7 @@ class NodeTests:
                 self._trouble = str(error)
                 text = "nodes can't be listed: no test of a new or an idle one begins"
                 log.warning(text, extra={"error": self._trouble})
-            self._list_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
+            self._list_at = self._clocks.now() + max(POLL_EVERY, error.retry_after or 0.0)
         else:
             self._trouble = ""
         self._take_requests()
@@ -274,7 +274,7 @@ class NodeTests:
         test, problem = parse_test(one.annotations, one.uid)
         told = condition_of(test, tainted=one.tainted, rules=self._rules)
         busy = test is not None and test.is_busy
-        stays = one.tainted or busy or bool(standing_failure(test)[0])
+        stays = one.tainted or busy or bool(open_failure(test)[0])
         if not (stays or (told is not None and told != one.condition)):
             self._drop(one.node)
             return
@@ -325,7 +325,7 @@ class NodeTests:
                 continue
             watched = self._watched.setdefault(name, WatchedNode(meta.uid, tainted=False))
             if not (watched.tainted or watched.requested or watched.step is not None):
-                watched.requested, watched.look_at = asked, float("-inf")
+                watched.requested, watched.poll_at = asked, float("-inf")
 
     def _listed_request(self, name: str) -> str:
         """The id of the request for a test that the last list of nodes has, or empty text."""
@@ -350,13 +350,13 @@ class NodeTests:
         for one in self._watched.values():
             if one.chosen and one.step is None and not self._may_act():
                 one.chosen = False
-        told = self._settings.rules.mode is RepairMode.OBSERVE and self._events.idle_told
+        told = self._settings.rules.mode is RepairMode.OBSERVE and self._events.idle_reported
         if self._seen is None or told or self._record_writer.switch.reason:
             return
         for due in await self._idle_choice.choose_due(idle, self._watched, self._tests):
             watched = self._watched.setdefault(due.node, WatchedNode(due.uid, tainted=False))
             if watched.step is None:
-                watched.chosen, watched.look_at = True, float("-inf")
+                watched.chosen, watched.poll_at = True, float("-inf")
 
     def _start_steps(self) -> None:
         most = AT_ONCE + self._rules.concurrent
@@ -374,7 +374,7 @@ class NodeTests:
         acts = watched.tainted or watched.chosen or watched.requested
         if acts or test is None or test.is_busy:
             return False
-        if not standing_failure(test)[0] or self._passed_since(name, test):
+        if not open_failure(test)[0] or self._passed_since(name, test):
             return False
         if self._is_quarantined(name) and not test.quarantined:
             return False
@@ -396,17 +396,17 @@ class NodeTests:
     # -- one step ---------------------------------------------------------------------------
 
     async def _step(self, name: str, watched: WatchedNode) -> None:
-        watched.look_at = self._clocks.now() + LOOK_EVERY
+        watched.poll_at = self._clocks.now() + POLL_EVERY
         try:
-            await self._look_at(name, watched)
+            await self._advance(name, watched)
         except (GuardRefused, Conflict) as error:  # decided anew at the next look
-            watched.look_at = self._clocks.now() + LOOK_BUSY
+            watched.poll_at = self._clocks.now() + POLL_BUSY
             log.info(
                 "the test of a node is decided on anew",
                 extra={"event": "node.test_redecided", "node": name, "error": str(error)},
             )
         except ClusterError as error:
-            watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
+            watched.poll_at = self._clocks.now() + max(POLL_EVERY, error.retry_after or 0.0)
             self._note_failure(name, watched, str(error))
         else:
             watched.note_failure("")
@@ -421,7 +421,7 @@ class NodeTests:
                 extra={"event": "node.test_unfinished", "node": name, "error": error},
             )
 
-    async def _look_at(self, name: str, watched: WatchedNode) -> None:
+    async def _advance(self, name: str, watched: WatchedNode) -> None:
         node_state = self._registry.known(name)
         await self._note_quarantine(name, watched)
         busy = watched.test is not None and watched.test.is_busy
@@ -454,7 +454,7 @@ class NodeTests:
         await self._display.write_condition(name, watched)
         if watched.test is not None:
             self._tests[name] = watched.test
-        stays = watched.tainted or watched.requested or standing_failure(watched.test)[0]
+        stays = watched.tainted or watched.requested or open_failure(watched.test)[0]
         if not watched.requested:
             self._note_followed(name, listed)
         if not stays and not (watched.test is not None and watched.test.is_busy):
@@ -474,7 +474,7 @@ class NodeTests:
         test = watched.test
         if test is None or test.quarantined or test.is_busy or not self._is_quarantined(name):
             return
-        if not (needs_a_person(test, watched.boot_id, self._rules) or standing_failure(test)[0]):
+        if not (needs_a_person(test, watched.boot_id, self._rules) or open_failure(test)[0]):
             return
         await self._steps.change(name, watched, test, replace(test, quarantined=True))
 
@@ -483,7 +483,7 @@ class NodeTests:
         would stand again when the quarantine is gone.
         """
         test = watched.test
-        if test is None or test.is_busy or not standing_failure(test)[0]:
+        if test is None or test.is_busy or not open_failure(test)[0]:
             return
         operation = self._passed_since(name, test)
         if operation:

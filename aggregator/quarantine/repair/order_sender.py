@@ -12,7 +12,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.repair.attempts import LOOK_SOON
+from aggregator.quarantine.repair.attempts import POLL_SOON
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.operand_pause import OperandPause
@@ -23,7 +23,7 @@ from aggregator.quarantine.repair.repairer_calls import SEND_WITHIN, RepairerCal
 from aggregator.quarantine.repair.reservations import RepairReservations
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.race import while_it_stands
+from aggregator.quarantine.state.race import while_in_force
 
 
 class OrderSender:
@@ -112,7 +112,7 @@ class OrderSender:
                 self._unsent[node_state.node] = unsent
 
         ordering = self._calls.order(order, guard, on_unsent=note_unsent)
-        return await while_it_stands(node_state, ordering, still)
+        return await while_in_force(node_state, ordering, still)
 
     async def _is_prepared(
         self,
@@ -131,7 +131,7 @@ class OrderSender:
         waits = await self._operands.stop(node_state, attempt) if entry.pauses_operands else ""
         if waits:
             await self._status.hold(node_state, quarantine, f"{attempt.repair} waits: {waits}")
-            node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+            node_state.own_quarantine_view().delay_repair(self._clocks.now() + POLL_SOON)
         return not waits
 
     def _is_wanted(self, node_state: NodeState, quarantine_uid: str) -> bool:

@@ -25,7 +25,7 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import Do, NextRepair, RepairMode, is_busy, malformed
 from aggregator.quarantine.repair.attempt_end import AttemptEnds
 from aggregator.quarantine.repair.attempt_start import AttemptStarts
-from aggregator.quarantine.repair.attempts import LOOK_SOON, MOST_TEXT, busy_attempt
+from aggregator.quarantine.repair.attempts import MOST_TEXT, POLL_SOON, busy_attempt
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.leftovers import RepairLeftovers
@@ -50,7 +50,7 @@ from aggregator.quarantine.state.node import NodeState
 log = logging.getLogger("sickbay.quarantine")
 
 #: A node whose repair waits for something is looked at so often (seconds).
-LOOK_EVERY = 15.0
+POLL_EVERY = 15.0
 
 
 class RepairRunner:
@@ -129,7 +129,7 @@ class RepairRunner:
 
     def is_due(self, node_state: NodeState) -> bool:
         """Whether it is time to look at the node's repair."""
-        is_time = self._clocks.now() >= node_state.quarantine_view.repair_look
+        is_time = self._clocks.now() >= node_state.quarantine_view.repair_poll
         return is_time and self.waits(node_state)
 
     def waits(self, node_state: NodeState) -> bool:
@@ -156,7 +156,7 @@ class RepairRunner:
 
     async def run(self, node_state: NodeState) -> None:
         """Do what is next for the node's repair, once."""
-        node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_EVERY)
+        node_state.own_quarantine_view().delay_repair(self._clocks.now() + POLL_EVERY)
         quarantine = node_state.quarantine
         if quarantine is None:
             return
@@ -254,7 +254,7 @@ class RepairRunner:
             case _ if outcome is not None:
                 await self._ends.end(node_state, attempt, outcome)
             case AnswerState.NOT_SENT:
-                node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+                node_state.own_quarantine_view().delay_repair(self._clocks.now() + POLL_SOON)
                 if not self._settings.repairers[attempt.repair].repairer.sends_twice:
                     outcome = AttemptOutcome(_not_carried_out(attempt), answer.text)
                     await self._ends.end(node_state, attempt, outcome)
@@ -265,7 +265,7 @@ class RepairRunner:
                 taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
                 await self._status.change(node_state, attempt, taken)
                 if not self.is_due(node_state):  # (its end was told meanwhile)
-                    node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+                    node_state.own_quarantine_view().delay_repair(self._clocks.now() + POLL_SOON)
             case AnswerState.UNSURE:
                 log.warning(
                     "the outcome of a repair's order is not known",

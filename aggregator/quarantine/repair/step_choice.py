@@ -54,7 +54,7 @@ class RepairStepChoice:
             past=tuple(one for one in past if abs(now - one.at) < rules.window),
             verdict=verdict_of(node_state.agent.health),
             lemon=is_lemon(node_state.agent.health),
-            stands=_stands(node_state, quarantine),
+            is_open=_is_open(node_state, quarantine),
             began=quarantine.status.admitted_at or quarantine.created_at,
             request=request_for(node_state.cluster.repair_request, quarantine.uid),
             returns=self._tests.is_what_holds(node_state),
@@ -64,7 +64,7 @@ class RepairStepChoice:
         return next_repair(quarantine.status.repair, facts, rules, now)
 
 
-def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
+def _is_open(node_state: NodeState, quarantine: Quarantine) -> bool:
     """Whether evidence of the quarantine is in force, and is not only waited for to stay away."""
     if quarantine.status.phase not in MARKED:
         return False

@@ -24,8 +24,8 @@ from aggregator.quarantine.decide.node_tests import (
 from aggregator.quarantine.repair.node_test_state import (
     AT_ONCE,
     EVERY,
-    LOOK_BUSY,
-    LOOK_EVERY,
+    POLL_BUSY,
+    POLL_EVERY,
     WatchedNode,
     cancel_steps,
     parse_test,
@@ -40,7 +40,7 @@ from aggregator.runtime.backoff import Backoff
 log = logging.getLogger("sickbay.quarantine")
 
 #: The pauses after tries in vain. Without jitter: each node's begin at the end of its own try.
-_BACKOFF = Backoff(first=LOOK_EVERY, most=300.0)
+_BACKOFF = Backoff(first=POLL_EVERY, most=300.0)
 #: Why a test is ended, where ``repair.mode`` is off.
 REPAIRS_OFF = "repairs are off (repair.mode: off)"
 #: The same where no repairer and no section of the configuration is about tests of nodes any more.
@@ -126,11 +126,11 @@ class UnwantedTests:
         return self._may_act()
 
     async def _step(self, name: str, watched: WatchedNode) -> None:
-        watched.look_at = self._clocks.now() + LOOK_EVERY
+        watched.poll_at = self._clocks.now() + POLL_EVERY
         try:
-            await self._look_at(name, watched)
+            await self._advance(name, watched)
         except Conflict:  # the kubelet writes its node too: the next look decides anew
-            watched.look_at = self._clocks.now() + LOOK_BUSY
+            watched.poll_at = self._clocks.now() + POLL_BUSY
         except ClusterError as error:
             self._try_later(watched, error.retry_after or 0.0)
             self._note_failure(name, watched, str(error))
@@ -147,7 +147,7 @@ class UnwantedTests:
                 extra={"event": "node.test_not_ended", "node": name, "error": error},
             )
 
-    async def _look_at(self, name: str, watched: WatchedNode) -> None:
+    async def _advance(self, name: str, watched: WatchedNode) -> None:
         node = await self._cluster.read_node(name, background=True)
         if node is None:
             watched.test = None
@@ -166,7 +166,7 @@ class UnwantedTests:
                 watched.tries = 0  # a new stream of the agent is asked at once
                 return
             if by_agent:
-                if not await self._steps.ask_to_end(name, watched, test, self._why):
+                if not await self._steps.request_end(name, watched, test, self._why):
                     watched.held = f"{self._why}; its agent has not confirmed the end of the test"
                     self._try_later(watched)
                     return
@@ -189,7 +189,7 @@ class UnwantedTests:
         """Look at the node again after a pause that grows with each try in vain."""
         watched.tries += 1
         pause = max(_BACKOFF.longest(watched.tries), at_least)
-        watched.look_at = self._clocks.now() + pause
+        watched.poll_at = self._clocks.now() + pause
 
     def _ends_by_agent(self, watched: WatchedNode, test: NodeTest) -> bool:
         """Whether its agent alone can end the test: not beyond its deadline or a boot of the node,

@@ -42,14 +42,14 @@ class AgentView:
         return self.attached and not self.refused
 
     @property
-    def was_heard(self) -> bool:
+    def was_received(self) -> bool:
         """Its agent has sent a snapshot since this process started, and may be gone since."""
         return self.health is not None and self.health.has_snapshot
 
     @property
     def is_fresh(self) -> bool:
         """The agent is attached and has given its snapshot since."""
-        return self.attached and self.was_heard
+        return self.attached and self.was_received
 
     def connect(self, hello: Hello, now: float) -> None:
         """An authenticated stream said Hello; its snapshot follows."""
@@ -148,7 +148,7 @@ class Decision:
     unreported: frozenset[str] = frozenset()
     timer: asyncio.TimerHandle | None = None
 
-    def judge(self, incidents: Mapping[str, Incident], wanted: DesiredState | None) -> None:
+    def update(self, incidents: Mapping[str, Incident], wanted: DesiredState | None) -> None:
         """The result of an evaluation."""
         self.incidents, self.wanted = incidents, wanted
 

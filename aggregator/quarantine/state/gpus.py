@@ -11,7 +11,7 @@ from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.stage_times import StageTimes
 
-#: The check with a component for each GPU of the node, and the prefix of all that judge a GPU.
+#: The check with a component for each GPU of the node, and the prefix of all that evaluate a GPU.
 _INVENTORY, _GPU_CHECKS = "gpu-inventory", "gpu-"
 #: The label of GPU Feature Discovery, for nodes whose agent has not reported since the start.
 GPU_COUNT_LABEL = "nvidia.com/gpu.count"

@@ -217,7 +217,7 @@ class NodeState(NodeSummary):
         if self.release_held:
             self.own_quarantine_view().hasten_release_check(self.now() + after)
 
-    def rejudge(
+    def evaluate(
         self, policy: Policy, mode: Action, now: float, *, silent_action: str = "observe"
     ) -> tuple[list[Incident], float | None]:
         """Evaluate anew. Returns the closed incidents, and when time may change the result."""
@@ -231,7 +231,7 @@ class NodeState(NodeSummary):
         quarantine = self.quarantine
         has_begun = quarantine is not None and quarantine.spec.requester == OURS
         before = self.decision.incidents
-        judgement = evaluate(
+        evaluation = evaluate(
             policy,
             health,
             before if has_begun or not policy.selecting else reweighed(before, policy),
@@ -243,9 +243,9 @@ class NodeState(NodeSummary):
             on_degraded, words = policy.acting_on_degraded, self.cluster.overruled
             self.cluster.end_overrides({w for w in words if not stands(w, health, on_degraded)})
         overruled = frozenset(word.key for word in self.cluster.overruled)
-        wanted = wanted_of(judgement.incidents, overruled, mode, policy.hash)
-        self.decision.judge(judgement.incidents, wanted)
-        return list(judgement.closed), judgement.look_again
+        wanted = wanted_of(evaluation.incidents, overruled, mode, policy.hash)
+        self.decision.update(evaluation.incidents, wanted)
+        return list(evaluation.closed), evaluation.evaluate_again
 
     def overrule(self, remembered: frozenset[Override] = frozenset()) -> frozenset[Override]:
         """All that the quarantine stands on and that is not over, as overruled by a person.

@@ -53,8 +53,8 @@ class QuarantineView:
     ``node_replaced``: the Node is another one than the one that was marked.
     ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
     ``missing``: our marks that it lacks although its quarantine stands.
-    ``release_held``: its cause is over, and this holds its release; ``release_look``: when to check
-    that again, ``release_looked``: when it was checked (monotonic). ``release_pause``: a hastened
+    ``release_held``: its cause is over, and this holds its release; ``release_poll``: when to check
+    that again, ``release_polled``: when it was checked (monotonic). ``release_pause``: a hastened
     check comes so long after that at least (seconds).
     ``most_pods``: the most pods that were left in its drain since this replica knows of it.
     ``conditions_of``: the version whose conditions were written last for their own sake;
@@ -62,7 +62,7 @@ class QuarantineView:
     own.
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
-    ``repair_look``: when to look at its repair again; ``repair_hastened``: when its recovery last
+    ``repair_poll``: when to look at its repair again; ``repair_hastened``: when its recovery last
     brought such a look (monotonic).
     ``empty_at``: when the read began that found the node empty at the end of its drain (monotonic).
     ``begun``: the uid of the quarantine that this process created, and when it had marked the node
@@ -87,8 +87,8 @@ class QuarantineView:
     reborn: str = ""
     missing: tuple[str, ...] = ()
     release_held: str = ""
-    release_look: float = 0.0
-    release_looked: float = -math.inf
+    release_poll: float = 0.0
+    release_polled: float = -math.inf
     release_pause: float = 0.0
     most_pods: int = 0
     conditions_of: str = ""
@@ -96,7 +96,7 @@ class QuarantineView:
     trail: asyncio.Task[None] | None = None
     trail_aged: bool = False
     condition_seen: bool = False
-    repair_look: float = 0.0
+    repair_poll: float = 0.0
     repair_hastened: float = -math.inf
     empty_at: float | None = None
     begun: tuple[str, float] | None = None
@@ -112,10 +112,10 @@ class QuarantineView:
         if known is not None and is_other:
             self.unhold_release()  # that was the other's
         if is_other:
-            self.missing = marks_told(quarantine)
+            self.missing = marks_reported(quarantine)
         if is_other:
             self.most_pods = 0
-            self.repair_look = 0.0
+            self.repair_poll = 0.0
             self.empty_at = None
         self._keep(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
@@ -252,7 +252,7 @@ class QuarantineView:
 
     def take_marks(self, quarantine: Quarantine) -> None:
         """The marks that the node lacks, as the object lists them."""
-        self.missing = marks_told(quarantine)
+        self.missing = marks_reported(quarantine)
 
     def note_restart(self) -> None:
         """The quarantine begins again on the Node that came in place of the marked one."""
@@ -318,14 +318,14 @@ class QuarantineView:
 
     def delay_repair(self, until: float) -> None:
         """Its repair is looked at again then (monotonic seconds)."""
-        self.repair_look = until
+        self.repair_poll = until
 
     def note_recovery(self, now: float) -> None:
         """All its incidents that act have ended: its repair is looked at now, unless the last such
         look was just before. An agent may tell of a recovery at each moment.
         """
         if now >= self.repair_hastened + _BETWEEN_RECOVERIES:
-            self.repair_hastened = self.repair_look = now
+            self.repair_hastened = self.repair_poll = now
 
     def note_empty(self, began: float) -> None:
         """The drain's last read of the pods, which began then, found none that would go."""
@@ -346,21 +346,21 @@ class QuarantineView:
         A check that was hastened doubles the pause before the next one may be: an agent's checks
         may change for ever.
         """
-        hastened = now < self.release_looked + after
+        hastened = now < self.release_polled + after
         self.release_pause = 2 * self.release_pause if hastened else _SHORTEST_PAUSE
-        self.release_looked, self.release_look = now, now + after
+        self.release_polled, self.release_poll = now, now + after
 
     def hasten_release_check(self, until: float) -> None:
         """They are checked again by then, or after the pause: its evidence has changed."""
-        soonest = max(until, self.release_looked + self.release_pause)
-        self.release_look = min(self.release_look, soonest)
+        soonest = max(until, self.release_polled + self.release_pause)
+        self.release_poll = min(self.release_poll, soonest)
 
     def repeat_release_check(self) -> None:
         """They are checked again at once: what was found is not written."""
-        self.release_look = 0.0
+        self.release_poll = 0.0
 
     def unhold_release(self) -> None:
-        self.release_held, self.release_look = "", 0.0
+        self.release_held, self.release_poll = "", 0.0
 
 
 class _NoQuarantine(QuarantineView):
@@ -383,6 +383,6 @@ def _shared() -> QuarantineView:
 NO_QUARANTINE: Final = _shared()
 
 
-def marks_told(quarantine: Quarantine) -> tuple[str, ...]:
+def marks_reported(quarantine: Quarantine) -> tuple[str, ...]:
     """The marks that the node lacks, as the object lists them."""
     return quarantine.status.marks.missing if quarantine.status.marks is not None else ()

@@ -12,7 +12,7 @@ Still = Callable[[], bool]
 T = TypeVar("T")
 
 
-async def while_it_stands(
+async def while_in_force(
     node_state: NodeState, what: Coroutine[Any, Any, T], still: Still
 ) -> T | None:
     """Return the coroutine's result; cancel it and return None as soon as ``still`` says no.

@@ -229,7 +229,7 @@ class NodeRegistry:
     def _count(self, node: str) -> None:
         """Whether it has reported."""
         node_state = self._node_states.get(node)
-        has_reported = node_state is not None and node_state.agent.was_heard
+        has_reported = node_state is not None and node_state.agent.was_received
         if has_reported and self._may_count(node):
             self._reported.add(node)
         else:

@@ -14,7 +14,7 @@ class Work:
     ``waiters``: messages that are acknowledged when their evidence is durable.
     ``needs_read``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``recheck_pods``: it was drained, and its pods are to be read again.
-    ``looked_at``: when the node was last polled, or read for the begin of its drain (monotonic).
+    ``polled_at``: when the node was last polled, or read for the begin of its drain (monotonic).
     ``in_record``: the record, as last seen, has an entry of it.
     ``last_error``: why the last step failed, which is tried again; empty: it did not.
     ``evaluation_due``: its state has changed since it was last evaluated; ``arrived``: when the
@@ -28,7 +28,7 @@ class Work:
     waiters: tuple[asyncio.Future[None], ...] = ()
     needs_read: bool = False
     recheck_pods: bool = False
-    looked_at: float = float("-inf")
+    polled_at: float = float("-inf")
     in_record: bool = False
     last_error: str = ""
     evaluation_due: bool = False
@@ -97,7 +97,7 @@ class Work:
         return requested
 
     def note_poll(self, at: float) -> None:
-        self.looked_at = at
+        self.polled_at = at
 
     def add_waiter(self, waiter: asyncio.Future[None]) -> None:
         self.waiters = (*self.waiters, waiter)

@@ -477,7 +477,7 @@ class Fault(_message.Message):
 
     @_builtins.property
     def occurrence_ages_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ages of the latest occurrences, oldest first, bounded: repeats within a day are judged by them."""
+        """Ages of the latest occurrences, oldest first, bounded: repeats within a day are evaluated by them."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class MarkStep(enum.StrEnum):
     CORDON = "cordon"
     RECORDON = "recordon"  # the node was uncordoned, and that is no release
     RESTORE = "restore"  # set marks again that were removed or changed
-    TELL_CORDON = "tell-cordon"  # the status reports that the node is, or was, left schedulable
+    REPORT_CORDON = "report-cordon"  # the status reports that the node is, or was, left schedulable
 
 
 @dataclass(slots=True)
@@ -53,9 +53,9 @@ def plan_marks(now: MarkView) -> NextStep | None:
     quarantine = now.quarantine
     if quarantine is None:
         return None
-    untold = _untold_cordon(now, quarantine)
+    untold = _unreported_cordon(now, quarantine)
     if untold:
-        return NextStep(MarkStep.TELL_CORDON, untold)
+        return NextStep(MarkStep.REPORT_CORDON, untold)
     step = _act(now, quarantine)
     return None if step is None else unless_stopped(NextStep(step), stopped=now.stopped)
 
@@ -76,7 +76,7 @@ def _act(now: MarkView, quarantine: Quarantine) -> enum.StrEnum | None:
     return MarkStep.RESTORE if now.restore_due else None
 
 
-def _untold_cordon(now: MarkView, quarantine: Quarantine) -> str:
+def _unreported_cordon(now: MarkView, quarantine: Quarantine) -> str:
     """The text about the node's cordon that the status lacks; empty: it is up to date.
 
     The step that undoes an uncordon at once reports it itself. This text is about a node that is

@@ -27,14 +27,14 @@ class ObjectStep(enum.StrEnum):
     UNHOLD = "unhold"  # the node to release is unhealthy again: its release is not held any more
     UPDATE = "update"  # write the changed intent
     OVERRIDE = "override"  # its status reports that a person has set, or taken back, an action
-    TELL_MARKS = "tell-marks"  # its status reports which marks are missing, or that none is
+    REPORT_MARKS = "report-marks"  # its status reports which marks are missing, or that none is
 
 
 @dataclass(slots=True)
 class ObjectView:
     """What the object's contents are compared with.
 
-    ``marks_untold``: the object does not report which of our marks the node lacks. ``node_gone``
+    ``marks_unreported``: the object does not report which marks the node lacks. ``node_gone``
     and ``node_found`` are the result of the last read of the node. The rest as in `AdmissionView`
     and `ReleaseView`.
     """
@@ -48,7 +48,7 @@ class ObjectView:
     unforced: bool = False
     exempt: bool = False
     release_held: bool = False
-    marks_untold: bool = False
+    marks_unreported: bool = False
     node_gone: bool = False
     node_found: bool = False
     node_replaced: bool = False
@@ -92,7 +92,7 @@ def _unwritten(now: ObjectView, quarantine: Quarantine) -> ObjectStep | None:
         return ObjectStep.UPDATE  # a positive sign that is not written is lost with this process
     if describe_override(quarantine.spec) != quarantine.status.override:
         return ObjectStep.OVERRIDE
-    return ObjectStep.TELL_MARKS if now.marks_untold else None
+    return ObjectStep.REPORT_MARKS if now.marks_unreported else None
 
 
 def _is_wanted_again(now: ObjectView, quarantine: Quarantine) -> bool:

@@ -31,7 +31,7 @@ class ReleaseView:
     """The inputs of a release; `release_reasons.ReleaseFacts` has the fields that are not here.
 
     ``uncordoned``: the node that we cordoned was read and is schedulable again, and that releases
-    it. ``release_held``: the cause is over and a check holds the release; ``look_later``: it is not
+    it. ``release_held``: the cause is over and a check holds the release; ``poll_later``: it is not
     yet time to check again. ``absent_too_long``: the Node has been gone for longer than one of our
     quarantines stands for it.
     """
@@ -42,7 +42,7 @@ class ReleaseView:
     definition_going: bool = False
     uncordoned: bool = False
     release_held: bool = False
-    look_later: bool = False
+    poll_later: bool = False
     unforced: bool = False
     exempt: bool = False
     untested: bool = False
@@ -69,7 +69,7 @@ def plan_release(now: ReleaseView) -> NextStep | None:
         return None
     if now.uncordoned:
         return NextStep(ReleaseStep.RELEASE, UNCORDONED, overruled=True)
-    waits = now.release_held and now.look_later
+    waits = now.release_held and now.poll_later
     if quarantine.unread:
         # A repair that can't be read may be under way: a person alone ends the quarantine.
         goes = is_withdrawn(now, quarantine) and not waits

@@ -9,7 +9,7 @@ from nodeagent.active_tests.profile import StepSpec, Threshold
 from nodeagent.sources.command import CommandStuck
 from nodeagent.sources.command import Outcome as Ended
 
-__all__ = ["judge"]
+__all__ = ["evaluate"]
 
 _NOT_FOUND = {2: "is not there", 13: "may not be executed"}
 _MEANINGS: Mapping[str, Verdict] = {
@@ -21,7 +21,7 @@ _MEANINGS: Mapping[str, Verdict] = {
 _REASONS = {"passed": "", "skipped": "missing-tool"}
 
 
-def judge(
+def evaluate(
     spec: StepSpec, ended: Ended | CommandStuck, *, models: Sequence[str], seconds: float
 ) -> Step:
     """The step's result. ``models`` are the names of the node's GPUs."""
