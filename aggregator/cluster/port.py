@@ -566,7 +566,7 @@ class NodeTestCondition:
 class ListedNodeTest:
     """A Node that carries a startup taint, or that was tested. ``annotations``: ours alone.
 
-    ``condition``: what it tells of its last test, None where it tells nothing.
+    ``condition``: the result of its last test, or None without a test.
     """
 
     node: str

@@ -70,7 +70,7 @@ def killed(kills: int, rng: random.Random) -> tuple[Figures, Kills]:
 
 
 def fenced(schedules: int, rng: random.Random) -> tuple[Figures, Fences]:
-    """What random schedules of replicas found."""
+    """The breaches that random schedules of replicas found."""
     found = play_schedules(schedules, rng)
     return {**found.figures(), "fence_schedules": schedules}, found
 

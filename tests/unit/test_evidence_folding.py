@@ -62,7 +62,7 @@ def test_evidence_beyond_the_most_that_an_incident_keeps_is_not_added() -> None:
     health.snapshot(snapshot(*many))
     (incident,) = evaluated(POLICY, health)
     assert len(incident.evidence) == MOST_EVIDENCE
-    # What it has already is evaluated anew all the same.
+    # Evidence that the node has already is evaluated anew all the same.
     health.delta(Delta(faults=(replace(many[0], message="again"),)))
     (again,) = evaluated(POLICY, health, {incident.id: incident})
     assert len(again.evidence) == MOST_EVIDENCE

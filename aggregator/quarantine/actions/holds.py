@@ -160,7 +160,7 @@ class Proposals:
         return replace(wanted, spec=replace(wanted.spec, action=quarantine.spec.action))
 
     def repair_hold(self, node_state: NodeState) -> Held | None:
-        """What speaks against a repair of the node's evidence as an act on this node alone."""
+        """The reason against a repair of the node's evidence as an act on this node alone."""
         wanted = node_state.decision.wanted
         if wanted is None:
             return None  # its evidence is over, and it has failed a test of its own
@@ -179,5 +179,5 @@ class Proposals:
         )
 
     def fabric_hold(self, node_state: NodeState) -> Held | None:
-        """What holds it while the fabric may be the cause of its fault."""
+        """The reason that holds it while the fabric may be the cause of its fault."""
         return self._evictions.hold(node_state) or self._causes.fabric_hold(node_state)
