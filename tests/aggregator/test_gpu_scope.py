@@ -34,8 +34,8 @@ from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
 BAD = "GPU-1"
-DAY = 86400.0
-RULES = DrainRules(gpu_scope_for=DAY)
+SCOPE_FOR = 7200.0
+RULES = DrainRules(gpu_scope_for=SCOPE_FOR)
 SCOPES = {rule.name: rule.scope for rule in POLICY.rules}
 
 
@@ -54,7 +54,7 @@ def kept(
     gpus: frozenset[str] = frozenset({BAD}),
     report: GpuReport = NO_REPORT,
 ) -> set[str]:
-    moment = DrainMoment(1000.0 + after, 1000.0, 1000.0 + 7 * DAY)
+    moment = DrainMoment(1000.0 + after, 1000.0, 1000.0 + 7 * SCOPE_FOR)
     used = gpus_by_pod(pods, report)
     return {uid.removeprefix("uid-") for uid in spared(pods, gpus, RULES, moment, used)}
 
@@ -91,7 +91,7 @@ def test_the_pods_that_do_not_use_the_gpu_run_to_their_end(
 ) -> None:
     assert kept(*pods) == expected
     assert kept(*reversed(pods)) == expected
-    assert kept(*pods, after=DAY) == set()  # no drain lasts for ever
+    assert kept(*pods, after=SCOPE_FOR) == set()  # no drain lasts for ever
     assert kept(*pods, gpus=frozenset()) == set()
 
 
@@ -245,7 +245,7 @@ def test_every_reason_of_the_quarantine_has_to_be_of_one_gpu() -> None:
 
 
 def settings(clock: Running, reports: GpuReports, **changes: Any) -> Settings:
-    rules = DrainRules(gpu_scope_for=DAY, **changes)
+    rules = DrainRules(gpu_scope_for=SCOPE_FOR, **changes)
     reader = PodGpuReader(reports, Clocks(clock, clock))
     return replace(SETTINGS, drain=rules, waits=GpuScope(rules, scope_of, reader))
 
@@ -302,7 +302,7 @@ def test_a_second_fault_of_the_whole_node_and_the_end_of_the_time_evict_the_rest
         await replica.stop()
         world = world_of(USER, OTHER)
         replica = await begun(world)
-        await asyncio.sleep(DAY + 60)
+        await asyncio.sleep(SCOPE_FOR + 60)
         assert sorted(world.evicted) == ["uid-other", "uid-user"]
         await replica.stop()
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jwt
 import pytest
 
 from tests.controlplane.api import MERGE_PATCH, ApiClient
@@ -50,24 +49,9 @@ def _daemon_set(name: str, node_prefix: str) -> dict[str, Any]:
     return document
 
 
-def _disruption_budget(name: str, app: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": name},
-        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": app}}},
-    }
-
-
 def _running(space: Space, app: str) -> list[Any]:
     pods = space.plane.call("GET", f"{space.path('pods')}?labelSelector=app%3D{app}")["items"]
     return [pod for pod in pods if pod["status"]["phase"] == "Running"]
-
-
-def test_a_deployment_is_scheduled_and_its_pods_run(cluster_space: Space) -> None:
-    cluster_space.create_nodes(2)
-    cluster_space.plane.apply(json.dumps(_deployment("web", 3)), namespace=cluster_space.namespace)
-    wait_until(lambda: len(_running(cluster_space, "web")) == 3, what="3 pods to run")
 
 
 def test_a_daemon_set_runs_on_each_of_its_nodes(cluster_space: Space) -> None:
@@ -113,34 +97,6 @@ def test_a_cleared_space_has_no_nodes_no_pods_and_no_quarantines_and_a_deploymen
     assert not any(
         one["metadata"]["name"].startswith("n-cleared-") for one in [*nodes, *quarantines]
     )
-
-
-def test_a_disruption_budget_blocks_an_eviction_and_says_so(cluster_space: Space) -> None:
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    [node] = cluster_space.create_nodes(1)
-    # The budget counts by controllers: it protects the pods of a Deployment, say.
-    plane.apply(json.dumps(_deployment("rank", 1)), namespace=namespace)
-    plane.apply(json.dumps(_disruption_budget("keep", "rank")), namespace=namespace)
-    wait_until(lambda: len(_running(cluster_space, "rank")) == 1, what=f"a pod on {node}")
-    budget = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/keep"
-    wait_until(
-        lambda: plane.call("GET", budget)["status"].get("currentHealthy") == 1,
-        what="the disruption controller to count the pod",
-    )
-    [pod] = _running(cluster_space, "rank")
-
-    refused = plane.evict(namespace, pod["metadata"]["name"])
-
-    assert refused.status == 429
-    assert [cause["reason"] for cause in refused.body["details"]["causes"]] == ["DisruptionBudget"]
-
-
-def test_an_unprotected_pod_is_evicted_and_vanishes(cluster_space: Space) -> None:
-    [node] = cluster_space.create_nodes(1)
-    cluster_space.plane.create_pod(cluster_space.namespace, "free", node=node)
-    cluster_space.plane.wait_pod_running(cluster_space.namespace, "free")
-    assert cluster_space.plane.evict(cluster_space.namespace, "free").status == 201
-    cluster_space.plane.wait_gone(cluster_space.path("pods", "free"))
 
 
 def test_a_lingering_pod_stays_terminating_and_a_pending_one_never_starts(
@@ -191,23 +147,6 @@ def test_a_node_without_kubelet_ends_no_pod_until_it_is_back(cluster_space: Spac
 
     plane.return_kubelet(hung)
     plane.wait_gone(cluster_space.path("pods", "stuck"))
-
-
-def test_a_node_bound_token_names_its_node_and_verifies_offline(cluster_space: Space) -> None:
-    plane, namespace = cluster_space.plane, cluster_space.namespace
-    [node] = cluster_space.create_nodes(1)
-    plane.create_service_account(namespace, "agent")
-    pod = plane.create_pod(namespace, "agent-0", node=node, service_account="agent")
-
-    token = plane.token_for(namespace, "agent", pod="agent-0")
-
-    keys = jwt.PyJWKSet.from_dict(plane.call("GET", "/openid/v1/jwks"))
-    key = keys[jwt.get_unverified_header(token)["kid"]]
-    claims = jwt.decode(token, key, algorithms=["RS256"], audience="sickbay", issuer=plane.issuer)
-    assert claims["sub"] == f"system:serviceaccount:{namespace}:agent"
-    kubernetes = claims["kubernetes.io"]
-    assert kubernetes["node"] == {"name": node, "uid": plane.node(node)["metadata"]["uid"]}
-    assert kubernetes["pod"] == {"name": "agent-0", "uid": pod["metadata"]["uid"]}
 
 
 def test_rbac_refuses_what_nobody_granted_and_allows_what_somebody_did(
