@@ -145,8 +145,11 @@ def defined(plane: ControlPlane, files: Iterable[Path]) -> Iterator[None]:
             )
         yield
     finally:
-        for name in names:
-            plane.request("DELETE", f"{DEFINITIONS}/{name}")
+        paths = [f"{DEFINITIONS}/{name}" for name in names]
+        for path in paths:
+            plane.request("DELETE", path)
+        for path in paths:  # the next test may define the same
+            plane.wait_gone(path, timeout_s=PATIENCE)
 
 
 def _is_served(plane: ControlPlane, spec: JSON) -> bool:
