@@ -187,21 +187,6 @@ def test_a_rejected_eviction_is_a_blocker_with_the_servers_words_and_the_deadlin
     virtual_time.run(scenario())
 
 
-def test_a_webhook_that_fails_once_is_no_blocker() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        world.rejections["uid-a"] = WEBHOOK_DOWN
-        replica = await begun(world, SETTINGS)
-        await until(lambda: replica.cluster.asked["evict"] == 1)
-        await asyncio.sleep(0.1)
-        world.rejections.clear()
-        await drained(world)
-        assert "work.blocked" not in replica.notes.kinds("n1")
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
 def test_the_deadline_comes_although_every_eviction_fails() -> None:
     async def scenario() -> None:
         world = world_with("a")
