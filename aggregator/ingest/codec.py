@@ -178,8 +178,13 @@ def hello(message: pb.Hello, dropped: Dropped | None = None) -> Hello:
 
 
 def _check(check: pb.CheckInfo) -> CheckOff:
-    interval = _age("interval_ms", check.interval_ms)
-    return CheckOff(_name("name", check.name), interval, _text(check.off_because))
+    return _check_off(check.name, check.interval_ms, check.off_because)
+
+
+@lru_cache(maxsize=512)
+def _check_off(name: str, interval_ms: int, off_because: str) -> CheckOff:
+    """One for all nodes on which the check runs alike."""
+    return CheckOff(_name("name", name), _age("interval_ms", interval_ms), _text(off_because))
 
 
 def _traits(traits: Mapping[str, str], dropped: Dropped | None) -> dict[str, str]:
@@ -424,8 +429,13 @@ class _History:
         return found
 
     def recent(self, changes: Sequence[pb.Transition]) -> tuple[tuple[float, Status], ...]:
-        latest = self.latest(changes, MAX_TRANSITIONS)
-        key = tuple([(change.age_ms, change.status) for change in latest])
+        if len(changes) == 1 and self._left > 0:  # of nearly all: no list is made of it
+            self._left -= 1
+            (change,) = changes
+            key: tuple[tuple[int, int], ...] = ((change.age_ms, change.status),)
+        else:
+            latest = self.latest(changes, MAX_TRANSITIONS)
+            key = tuple([(change.age_ms, change.status) for change in latest])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = tuple(
