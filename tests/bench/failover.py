@@ -26,6 +26,9 @@ from tests.support.replica_processes import SNAPSHOTS, TRUSTING_TLS, Replicas
 #: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
 BEFORE, AFTER, PATIENCE = (*small_or((0.5, 0.5), (10.0, 10.0)), 240.0)
 EVERY = 1.0
+#: Between two answers, while snapshots come and many are missing: each answer of the controller
+#: takes a tenth of a second's work, next to which Prometheus' own requests are few.
+SELDOM = 3.0
 #: Pairs of faults by which the relay's share is measured, and faults at the kill.
 HOPS, FAULTS = small_or((1, 2), (60, 50))
 #: Seconds after the evidence is complete until a fault without a taint counts as lost.
@@ -64,12 +67,14 @@ class Diary:
         return None if found is None else found - moment
 
     def _write(self) -> None:
-        while not self._over.wait(EVERY):
+        every = EVERY
+        while not self._over.wait(every):
             told = self._replicas.standings(self.names)
             controllers = sum(one.get("controller", 0.0) for one in told.values())
             heard = sum(_complete(one) for one in told.values())
             at = time.monotonic()  # when they had answered, not when they were asked
             self.rows.append((at, self._crowd.streaming, int(controllers), int(heard)))
+            every = SELDOM if 0 < heard < 0.7 * len(self._crowd) else EVERY
 
 
 def _complete(standing: Mapping[str, float]) -> float:
