@@ -40,18 +40,6 @@ class Owed:
         self._paid.append((self._name, asyncio.get_running_loop().time()))
 
 
-def test_few_are_acknowledged_at_once() -> None:
-    async def play() -> None:
-        agents = Agents()
-        for number in range(200):
-            agents.let(str(number))
-            await asyncio.sleep(1 / AT_ONCE)
-        assert agents.names == [str(number) for number in range(200)]
-        assert agents.paid[-1][1] - agents.begun < 200 / AT_ONCE
-
-    run(play())
-
-
 def test_one_that_says_much_delays_no_other() -> None:
     async def play() -> None:
         agents = Agents()

@@ -571,18 +571,6 @@ def test_the_schedules_find_a_holder_that_acts_for_too_long() -> None:
 # -- one story each --------------------------------------------------------------------------------
 
 
-def test_a_killed_holder_is_followed_within_seventeen_seconds() -> None:
-    for seed in range(10):
-        with contending("abc", seed) as world:
-            world.pass_time(10.0)
-            (first,) = world.acting()
-            world.kill(first)
-            world.pass_time(12.0)
-            assert world.acting() == []
-            world.pass_time(6.0)
-            assert len(world.acting()) == 1
-
-
 def test_a_holder_that_leaves_is_followed_within_three_seconds() -> None:
     for seed in range(10):
         with contending("abc", seed) as world:
