@@ -285,7 +285,7 @@ def test_so_many_requests_of_one_node_are_in_flight_at_most() -> None:
             within[0] -= 1
             return GONE
 
-        bench.evictor.cluster = SimpleNamespace(evict=slow)
+        bench.evictor.cluster = SimpleNamespace(evict=slow, words=KUBERNETES)
         await bench.evictor.evict(DrainPlan(evict=tuple(pod(str(n)) for n in range(9))))
         assert within == [0, IN_FLIGHT_PER_NODE]
 
