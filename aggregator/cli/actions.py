@@ -12,14 +12,10 @@ from typing import Protocol
 from aggregator.cli.durations import read_duration
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import brief, clean
-from aggregator.cluster.port import BUSY, Action, QuarantineSpec, RepairStatus
+from aggregator.cluster.port import BUSY, Action, OperationSpec, QuarantineSpec, RepairStatus
 from aggregator.quarantine.decide.operator_requests import (
-    CANCEL_REPAIR,
     EXEMPT,
-    NO_QUARANTINE,
     PIN,
-    QUARANTINE_IS,
-    REPAIR,
     exemption,
 )
 from aggregator.rfc3339 import write_time
@@ -42,6 +38,11 @@ class ClusterActions(Protocol):
 
     def quarantine(self, node: str, spec: QuarantineSpec) -> str: ...
     def annotate(self, node: str, change: "AnnotationChange") -> str: ...
+    def request_operation(self, name: str, spec: OperationSpec) -> str: ...
+
+    def cancel_operations(self, node: str) -> str:
+        """Delete those of the node that have not ended."""
+        ...
 
     def drain_preview(self, node: str) -> str:
         """The work that a drain of the node would end, before a person confirms it."""
@@ -110,31 +111,34 @@ def unpinned(node: str) -> AnnotationChange:
     return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
 
 
-def repair_requested(
-    node: str, what: str, ident: str, quarantine_uid: str, *, how: str
-) -> AnnotationChange:
-    """Begin a repair, or take one back (``what``: `CANCEL_REPAIR`). ``ident``: each request's own.
+def operation_requested(name: str, spec: OperationSpec, *, how: str) -> str:
+    """After a person's request for an operation, which is the object ``name``."""
+    node = spec.node
+    follow = f"sickbay {'repair' if spec.quarantine else 'node'} {node}{how}"
+    cancel = f"sickbay repair {node} --cancel{how}"
+    if not spec.quarantine:
+        cancel = f"kubectl delete --wait=false operation {name}"
+    return (
+        f"{node}: {spec.kind} is requested (operation {name}).\n"
+        f"To follow it: {follow}\nTo cancel it: {cancel}"
+    )
 
-    The annotation stays on the node, so it names the quarantine: a later one does not follow it.
-    ``quarantine_uid`` is empty where the aggregator is of a version that does not send it, and
-    `NO_QUARANTINE` for the test of a new node, or of one in service.
-    """
-    bound = f" {QUARANTINE_IS}{quarantine_uid}" if quarantine_uid else ""
-    is_new = quarantine_uid == NO_QUARANTINE
-    follow = f"To follow it: sickbay {'node' if is_new else 'repair'} {node}{how}"
-    if is_new:
-        said = (
-            f"{node}: {what} is asked for (request {ident}).\n{follow}\n"
-            f"To take it back before it begins: kubectl annotate node {node} {REPAIR}-"
-        )
-    elif what == CANCEL_REPAIR:
-        said = f"{node}: the end of its repairs is asked for (request {ident}).\n{follow}"
-    else:
-        said = (
-            f"{node}: {what} is asked for (request {ident}).\n"
-            f"{follow}\nTo take it back: sickbay repair {node} --cancel{how}"
-        )
-    return AnnotationChange({REPAIR: f"{what} {ident}{bound}"}, said)
+
+def operations_cancelled(node: str, names: Sequence[str], *, how: str) -> str:
+    """After a person has deleted these open operations of the node."""
+    return (
+        f"{node}: operation {clean(', '.join(names))} is cancelled, where its repairer still can. "
+        f"No further repair begins by itself in this quarantine if it had begun.\n"
+        f"To follow it: sickbay repair {node}{how}"
+    )
+
+
+def none_open(node: str, *, how: str) -> str:
+    """There is no operation to cancel."""
+    return (
+        f"{node} has no open operation to cancel\n  To keep one from beginning: sickbay exempt "
+        f'{node} --for 8h --reason "no repair"{how}'
+    )
 
 
 def manual_quarantine(action: Action, reason: str, requester: str) -> QuarantineSpec:

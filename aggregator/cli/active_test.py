@@ -18,7 +18,7 @@ from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.read_commands import node_answer
-from aggregator.cli.repair import change, effect, repair_of
+from aggregator.cli.repair import effect, operation_of, repair_of
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import Source, open_source
 from aggregator.cli.text_table import clean, printable, table
@@ -26,7 +26,6 @@ from aggregator.cli.wait import state
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE, REPAIR
 
 #: Measure, component, value, unit.
 Row = tuple[str, str, float, str]
@@ -99,7 +98,6 @@ def _confirm(options: argparse.Namespace) -> None:
     confirms = not (options.yes or options.dry_run)
     if confirms:
         require_terminal("a test")
-    what = f"{TEST}:{options.profile}" if options.profile else TEST
     with open_source(options) as source:
         known = node_answer(source, options.name)
         in_quarantine = known["quarantine"] is not None
@@ -112,20 +110,20 @@ def _confirm(options: argparse.Namespace) -> None:
             _require_service(options, known)
             told = _effect_in_service(options, known)
         _require_profile(options, known)
-        uid = known["quarantine"].get("uid", "") if in_quarantine else NO_QUARANTINE
-        change_of, ident = change(options, what, uid)
+        uid = known["quarantine"].get("uid", "") if in_quarantine else ""
+        ident, spec = operation_of(options, TEST, uid, options.profile or "")
         with open_actions(options) as actions:
             if confirms:
                 confirm(told)
             else:
                 print(printable(told), file=sys.stderr)
-            said = actions.annotate(options.name, change_of)
+            said = actions.request_operation(ident, spec)
         if options.dry_run or not options.wait:
             report(options, said)
             return
         print(printable(said), file=sys.stderr)
         wait = _wait if in_quarantine else _wait_without_quarantine
-        commands = _commands(options, in_quarantine=in_quarantine)
+        commands = _commands(options, ident, in_quarantine=in_quarantine)
         try:
             attempt = wait(source, options.name, ident, options.timeout or _WAITS, commands)
         except KeyboardInterrupt:
@@ -254,24 +252,19 @@ def _profiles(known: Answer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Commands:
-    """The commands for a test whose end is not waited for any more: those that show it, end it
-    when it has begun, and withdraw its request before that.
-    """
+    """The commands for a test whose end is not waited for any more: they show it and cancel it."""
 
     show: str
     end: str
-    withdraw: str
 
 
-def _commands(options: argparse.Namespace, *, in_quarantine: bool) -> _Commands:
+def _commands(options: argparse.Namespace, name: str, *, in_quarantine: bool) -> _Commands:
+    """``name``: of its Operation."""
     node, how = options.name, flags_of(options)
     cancel = f"sickbay repair {node} --cancel{how}"
-    exempt = f'sickbay exempt {node} --for 1h --reason "to end its test"{how}'
-    withdraw = f"kubectl annotate node {node} {REPAIR}-"
     return _Commands(
         show=f"sickbay {'repair' if in_quarantine else 'node'} {node}",
-        end=cancel if in_quarantine else exempt,
-        withdraw=cancel if options.local is not None else withdraw,
+        end=cancel if in_quarantine else f"kubectl delete --wait=false operation {name}",
     )
 
 
@@ -335,7 +328,7 @@ def _why_no_end(last: _State | None, commands: _Commands) -> str:
         )
     return (
         f"{last.now}. The request stands, and the test may begin later: {commands.show}. To "
-        f"withdraw the request: {commands.withdraw}"
+        f"withdraw the request: {commands.end}"
     )
 
 

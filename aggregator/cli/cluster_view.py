@@ -104,6 +104,7 @@ def _repair(found: RepairStatus | None) -> dict[str, Any] | None:
             }
             for one in found.attempts
         ],
+        "requested": ", ".join(f"{one.what} ({one.name})" for one in found.requests),
         "waits": found.exhausted or found.held,
         "exhausted": found.exhausted,
         "exhausted_at": _time(found.exhausted_at),

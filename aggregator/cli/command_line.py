@@ -433,7 +433,7 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--cancel",
         action="store_true",
-        help="take the repair under way back, and have none begin by itself",
+        help="cancel the repair that is requested or under way; after that none begins by itself",
     )
     local_option(made)
     dry_run_option(made)

@@ -1,5 +1,6 @@
 """Acting through the Kubernetes API, with the person's own kubeconfig and rights."""
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
@@ -19,7 +20,11 @@ from aggregator.cluster.kubernetes.objects import (
     to_pod,
     to_stop,
 )
-from aggregator.cluster.kubernetes.operation_client import join_operations
+from aggregator.cluster.kubernetes.operation_client import (
+    join_operations,
+    list_operations,
+    operation_body,
+)
 from aggregator.cluster.kubernetes.quarantine_codec import (
     GROUP,
     VERSION,
@@ -27,7 +32,7 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
     encode_spec,
 )
 from aggregator.cluster.kubernetes.transport import MERGE_PATCH, METADATA, Transport, encode
-from aggregator.cluster.port import Conflict, NotFound, QuarantineSpec, Refused
+from aggregator.cluster.port import Conflict, NotFound, OperationSpec, QuarantineSpec, Refused
 from aggregator.rfc3339 import write_time
 
 T = TypeVar("T")
@@ -179,6 +184,47 @@ class KubeActions:
                     f'there is no node "{node}"\n  See: kubectl get nodes'
                 ) from error
             return change.said
+
+        return self._session.call(work)
+
+    def request_operation(self, name: str, spec: OperationSpec) -> str:
+        async def work(api: Transport) -> str:
+            await _must_be_a_node(api, spec.node)
+            try:
+                await api.request(
+                    "POST",
+                    paths.OPERATIONS,
+                    kind="operations",
+                    lane=Priority.RECORD,
+                    query=self._dry,
+                    body=encode(operation_body(name, spec)),
+                )
+            except NotFound as error:
+                raise CommandFailed(
+                    f"this cluster knows no operations: {error}\n"
+                    "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
+                ) from error
+            return actions.operation_requested(name, spec, how=self._how)
+
+        return self._session.call(work)
+
+    def cancel_operations(self, node: str) -> str:
+        async def work(api: Transport) -> str:
+            found = [one for one in await list_operations(api) if one.spec.node == node]
+            there = [one for one in found if one.is_open]
+            if not there:
+                raise CommandFailed(actions.none_open(node, how=self._how))
+            for one in there:
+                with contextlib.suppress(NotFound):
+                    await api.request(
+                        "DELETE",
+                        f"{paths.OPERATIONS}/{paths.quoted(one.name)}",
+                        kind="operations",
+                        lane=Priority.RELEASE,
+                        query=self._dry,
+                        body=encode({"preconditions": {"uid": one.uid}}),
+                    )
+            return actions.operations_cancelled(node, [one.name for one in there], how=self._how)
 
         return self._session.call(work)
 

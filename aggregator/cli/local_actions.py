@@ -13,7 +13,7 @@ from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cluster.local.place import FilePlace, StorePlace
 from aggregator.cluster.local.sqlite_rows import UnreleasedFile
 from aggregator.cluster.local.store import ClusterStore
-from aggregator.cluster.port import ClusterError, Conflict, QuarantineSpec
+from aggregator.cluster.port import ClusterError, Conflict, OperationSpec, QuarantineSpec
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 
 #: Requests that a person may have made for a node, and the command that takes each back.
@@ -173,6 +173,20 @@ class LocalActions:
                 except Conflict:
                     continue  # the aggregator wrote in between
                 return change.said + new
+
+    def request_operation(self, name: str, spec: OperationSpec) -> str:
+        with self._store() as store:
+            store.operations.create(name, spec)
+            return actions.operation_requested(name, spec, how=self._how)
+
+    def cancel_operations(self, node: str) -> str:
+        with self._store() as store:
+            there = [one for one in store.operations.of(node) if one.is_open]
+            if not there:
+                raise CommandFailed(actions.none_open(node, how=self._how))
+            for one in there:
+                store.operations.cancel(one)
+            return actions.operations_cancelled(node, [one.name for one in there], how=self._how)
 
     def forget_node(self, node: str) -> str:
         """Take a name out of the file that belongs to no node: misspelt, or of a machine that is

@@ -1,4 +1,4 @@
-"""`sickbay repair`: a node's repairs, and a person's request that begins one or takes one back."""
+"""`sickbay repair`: a node's repairs, and a person's Operation that requests one, or its end."""
 
 import argparse
 import datetime as dt
@@ -6,7 +6,6 @@ import secrets
 import sys
 from collections.abc import Iterator
 
-from aggregator.cli.actions import AnnotationChange, repair_requested
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import UsageError
 from aggregator.cli.options import flags_of
@@ -17,8 +16,8 @@ from aggregator.cli.screen import Screen
 from aggregator.cli.source import open_source
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.words import phase_of
-from aggregator.cli.write_commands import open_actions, report
-from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
+from aggregator.cli.write_commands import open_actions, report, this_user
+from aggregator.cluster.port import OperationSpec
 from aggregator.runtime.text import shell_quoted
 
 _BUSY = ("Ordering", "Ordered")
@@ -26,7 +25,7 @@ _KIND = "quarantine.sickbay.dev"
 
 
 def repair(options: argparse.Namespace) -> None:
-    """Without a kind and without --cancel it reads; else it writes a request on the node."""
+    """Without a kind and without --cancel it reads; else it makes or deletes an Operation."""
     if options.kind and options.cancel:
         raise UsageError(f"repair: {options.kind} and --cancel; expected one of them, or none")
     if not options.kind and not options.cancel:
@@ -35,7 +34,7 @@ def repair(options: argparse.Namespace) -> None:
     if options.output.name not in {"table", "json"}:
         name = options.output.name
         raise UsageError(f"-o {name}: a request has no such form; expected table or json")
-    _confirm(options, CANCEL_REPAIR if options.cancel else options.kind)
+    _confirm(options, options.kind or "")
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -77,25 +76,35 @@ def lines(told: Answer, screen: Screen) -> Iterator[str]:
 
 
 def _confirm(options: argparse.Namespace, what: str) -> None:
+    """``what``: the kind of repair; empty: the end of those that are open."""
     confirms = not (options.yes or options.dry_run)
     if confirms:
-        require_terminal("a repair" if what != CANCEL_REPAIR else "the end of a repair")
+        require_terminal("a repair" if what else "the end of a repair")
     with open_source(options) as source:
         known = node_answer(source, options.name)
     told = effect(options, known, what)
-    request, _ = change(options, what, known["quarantine"].get("uid", ""))
+    uid = known["quarantine"].get("uid", "")
     with open_actions(options) as actions:
         if confirms:
             confirm(told)
         else:
             print(printable(told), file=sys.stderr)
-        report(options, actions.annotate(options.name, request))
+        done = (
+            actions.request_operation(*operation_of(options, what, uid))
+            if what
+            else actions.cancel_operations(options.name)
+        )
+        report(options, done)
 
 
-def change(options: argparse.Namespace, what: str, uid: str) -> tuple[AnnotationChange, str]:
-    """The request, and its id."""
-    ident = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    return repair_requested(options.name, what, ident, uid, how=flags_of(options)), ident
+def operation_of(
+    options: argparse.Namespace, kind: str, uid: str, profile: str = ""
+) -> tuple[str, OperationSpec]:
+    """The name and spec of the person's Operation. ``uid``: of the quarantine that it is for."""
+    name = f"{kind}-{dt.datetime.now(dt.UTC):%Y%m%dt%H%M%Sz}-{secrets.token_hex(4)}"
+    return name, OperationSpec(
+        node=options.name, kind=kind, quarantine=uid, profile=profile, requester=this_user()
+    )
 
 
 def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
@@ -117,8 +126,8 @@ def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
         _require_repairs(node, found, what)
     last = found["attempts"][-1] if found is not None and found["attempts"] else None
     busy = last["repair"] if last is not None and last["state"] in _BUSY else ""
-    if what == CANCEL_REPAIR:
-        return _effect_of_cancel(node, found, busy)
+    if not what:
+        return _effect_of_cancel(node, busy)
     after = f"; {busy} is under way, and it follows the end of that" if busy else ""
     return (
         f"{node}: {what} is ordered once the node is drained and the limits of repairs have "
@@ -130,7 +139,7 @@ def _require_repairs(node: str, found: Answer | None, what: str) -> None:
     """Raise UsageError where the aggregator's configuration repairs no node in this way."""
     mode = found["mode"] if found is not None else "off"
     busy = found is not None and any(one["state"] in _BUSY for one in found["attempts"])
-    if what == CANCEL_REPAIR and (busy or mode != "off"):
+    if not what and (busy or mode != "off"):
         return
     if mode != "repair":
         raise UsageError(
@@ -145,15 +154,10 @@ def _require_repairs(node: str, found: Answer | None, what: str) -> None:
         )
 
 
-def _effect_of_cancel(node: str, found: Answer | None, busy: str) -> str:
+def _effect_of_cancel(node: str, busy: str) -> str:
     if busy:
         return (
             f"{node}: {busy} is taken back, where its repairer still can, and no further repair "
             "begins by itself in this quarantine."
         )
-    if found is not None and found["exhausted"]:
-        raise UsageError(
-            f"{node}: no repair is under way and none begins by itself ({found['exhausted']}); "
-            "expected a kind of repair in place of --cancel"
-        )
-    return f"{node}: no repair is under way; none begins by itself in this quarantine any more."
+    return f"{node}: the requests that have not begun are taken back."

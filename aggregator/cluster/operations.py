@@ -1,8 +1,9 @@
-"""Operations: one reset, reboot, replacement, ticket or test of a quarantined node, an object each.
+"""Operations: one reset, reboot, replacement, ticket or test of a node, an object each.
 
-Its name follows from the quarantine, a number and the kind, so that creating it is the
+The name of our own follows from the quarantine, a number and the kind, so that creating it is the
 compare-and-set: two processes that decide on the same step compute the same name, and one of them
-gets a `Conflict`. A `Quarantine` is read with the attempts that its operations are.
+gets a `Conflict`. An object with any other name is a person's request, which begins by a write at
+its version. A `Quarantine` is read with the attempts and requests that its operations are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from aggregator.cluster.port import (
     Operation,
+    OperationRequest,
     OperationSpec,
     OperationStatus,
     Quarantine,
@@ -19,12 +21,21 @@ from aggregator.cluster.port import (
     is_older,
 )
 
+#: The requester of our own.
+_OURS = "sickbay"
+
 
 class KnownOperations:
     """The operations as last read, seen or written: none goes back to an earlier version."""
 
     def __init__(self) -> None:
         self._by_node: dict[str, dict[str, Operation]] = {}
+        self._requests: dict[str, Operation] = {}
+
+    @property
+    def requests(self) -> list[Operation]:
+        """People's own that have not ended, the oldest first."""
+        return sorted(self._requests.values(), key=_age)
 
     def has(self, node: str) -> bool:
         """Whether the node has any."""
@@ -37,19 +48,27 @@ class KnownOperations:
         same = known is not None and known.uid == operation.uid
         if known is not None and same and not is_older(known.version, operation.version):
             return False
-        there[operation.name] = operation
+        self._keep(operation)
         return True
 
+    def _keep(self, operation: Operation) -> None:
+        self._by_node.setdefault(operation.spec.node, {})[operation.name] = operation
+        self._requests.pop(operation.name, None)
+        if operation.is_open and is_request(operation):
+            self._requests[operation.name] = operation
+
     def take_read(self, operations: Iterable[Operation], node: str = "") -> None:
-        """These are all that there are of the node, or of the fleet: versions go backwards when
-        etcd is restored.
+        """These are all that there are of the fleet, or of the node and held: versions go backwards
+        when etcd is restored.
         """
-        if node:
-            self._by_node.pop(node, None)
-        else:
+        before = [*self._by_node.pop(node, {}).values()] if node else []
+        if not node:
             self._by_node.clear()
-        for one in operations:
-            self._by_node.setdefault(one.spec.node, {})[one.name] = one
+            self._requests.clear()
+        for one in before:
+            self._requests.pop(one.name, None)
+        for one in (*(one for one in before if not one.held), *operations):
+            self._keep(one)
 
     def drop(self, operation: Operation) -> None:
         """It is gone."""
@@ -57,6 +76,7 @@ class KnownOperations:
         known = there.get(operation.name)
         if known is not None and known.uid == operation.uid:
             del there[operation.name]
+            self._requests.pop(operation.name, None)
         if not there:
             self._by_node.pop(operation.spec.node, None)
 
@@ -64,62 +84,106 @@ class KnownOperations:
         return with_attempts(quarantine, self._by_node.get(quarantine.node, {}).values())
 
 
+def _age(operation: Operation) -> tuple[float, str]:
+    return operation.created_at, operation.name
+
+
+def name_of(quarantine_uid: str, number: int, kind: str) -> str:
+    """The name of our own operation: the same for each process that decides on it."""
+    return f"{quarantine_uid}-{number}-{kind}"
+
+
+def is_request(operation: Operation) -> bool:
+    """Whether a person has made it: its name is none of ours."""
+    spec, name = operation.spec, operation.name
+    number = name.removeprefix(f"{spec.quarantine}-").removesuffix(f"-{spec.kind}")
+    ours = number.isdecimal() and name == name_of(spec.quarantine, int(number), spec.kind)
+    return not (spec.quarantine and ours)
+
+
 def with_attempts(quarantine: Quarantine, operations: Iterable[Operation]) -> Quarantine:
-    """The Quarantine with the attempts that its operations are, the oldest first."""
+    """The Quarantine with the attempts and requests that its operations are, the oldest first."""
+    found = list(operations)
     begun = (
         one
-        for one in operations
-        if one.spec.quarantine == quarantine.uid and one.status.phase is not RepairState.PENDING
+        for one in found
+        if one.status.quarantine == quarantine.uid and one.status.phase is not RepairState.PENDING
     )
-    attempts = tuple(attempt_of(one) for one in sorted(begun, key=lambda one: one.spec.number))
+    attempts = tuple(attempt_of(one) for one in sorted(begun, key=lambda one: one.status.number))
+    asked = (one for one in sorted(found, key=_age) if is_request(one) and not one.deleting)
+    requests = tuple(
+        OperationRequest(one.name, one.spec.kind, one.spec.profile)
+        for one in asked
+        if _may_begin(one, quarantine)
+    )
     status = quarantine.status
-    if attempts == (status.repair.attempts if status.repair is not None else ()):
+    known = status.repair or RepairStatus()
+    if (attempts, requests) == (known.attempts, known.requests):
         return quarantine
-    repair = replace(status.repair or RepairStatus(), attempts=attempts)
+    repair = replace(known, attempts=attempts, requests=requests)
     return replace(quarantine, status=replace(status, repair=repair))
+
+
+def _may_begin(operation: Operation, quarantine: Quarantine) -> bool:
+    """Whether it may become the next attempt of the quarantine."""
+    spec = operation.spec
+    pending = operation.status.phase is RepairState.PENDING
+    return pending and spec.node == quarantine.node and spec.quarantine in ("", quarantine.uid)
 
 
 def attempt_of(operation: Operation) -> RepairAttempt:
     """The attempt that an operation is."""
     spec, status = operation.spec, operation.status
     return RepairAttempt(
-        operation=operation.name,
+        operation=status.operation or operation.name,
         repair=spec.kind,
         state=status.phase,
-        boot_id=spec.boot_id,
-        node_uid=spec.node_uid,
-        request=status.request,
+        boot_id=status.boot_id,
+        node_uid=status.node_uid,
+        request=operation.name if status.operation else "",
         began_at=status.began_at,
         deadline_at=status.deadline_at,
         ended_at=status.ended_at,
         message=status.message,
-        domains=spec.domains,
-        profile=spec.profile,
+        domains=status.domains,
+        profile=status.profile or spec.profile,
         ends_as=status.ends_as,
         deleted=operation.deleting,
     )
 
 
-def spec_of(quarantine: Quarantine, attempt: RepairAttempt, number: int) -> OperationSpec:
-    """The spec of the operation that an attempt is to become."""
+def spec_of(quarantine: Quarantine, attempt: RepairAttempt, reason: str = "") -> OperationSpec:
+    """The spec of the operation that an attempt of ours is to become."""
     return OperationSpec(
         node=quarantine.node,
         kind=attempt.repair,
         quarantine=quarantine.uid,
-        number=number,
-        boot_id=attempt.boot_id,
-        node_uid=attempt.node_uid,
         profile=attempt.profile,
-        domains=attempt.domains,
+        requester=_OURS,
+        reason=reason,
     )
 
 
-def status_of(attempt: RepairAttempt) -> OperationStatus:
-    """The status by which an operation is that attempt."""
-    return OperationStatus(
+def begun_status(quarantine: Quarantine, attempt: RepairAttempt, number: int) -> OperationStatus:
+    """The status by which an operation becomes that attempt."""
+    begun = OperationStatus(
+        operation=attempt.operation if attempt.request else "",
+        quarantine=quarantine.uid,
+        number=number,
+        boot_id=attempt.boot_id,
+        node_uid=attempt.node_uid,
+        domains=attempt.domains,
+        profile=attempt.profile if attempt.request else "",
+    )
+    return status_of(attempt, begun)
+
+
+def status_of(attempt: RepairAttempt, before: OperationStatus) -> OperationStatus:
+    """The status of an attempt that has gone on since ``before``."""
+    return replace(
+        before,
         phase=attempt.state,
         message=attempt.message,
-        request=attempt.request,
         began_at=attempt.began_at,
         deadline_at=attempt.deadline_at,
         ended_at=attempt.ended_at,
@@ -127,15 +191,17 @@ def status_of(attempt: RepairAttempt) -> OperationStatus:
     )
 
 
+def cancelled(before: OperationStatus, message: str, now: float) -> OperationStatus:
+    """The status of an operation that ends before its order. ``now``: wall clock seconds."""
+    phase, at = RepairState.CANCELLED, round(now, 3)
+    return replace(before, phase=phase, message=message, ended_at=at)
+
+
 def pending_of(quarantine: Quarantine, operations: Iterable[Operation]) -> list[Operation]:
-    """The operations of the quarantine of which certainly nothing was ordered, and that may begin
-    at any moment.
+    """The operations of which certainly nothing was ordered, and that may become an attempt of the
+    quarantine at any moment.
     """
-    return [
-        one
-        for one in operations
-        if one.spec.quarantine == quarantine.uid and one.status.phase is RepairState.PENDING
-    ]
+    return [one for one in operations if _may_begin(one, quarantine)]
 
 
 def outdated(

@@ -271,14 +271,14 @@ BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 
 @dataclass(frozen=True, slots=True)
 class RepairAttempt:
-    """One attempt at a repair: an Operation of the node. ``operation`` is the name of that, and its
-    id everywhere, made of the quarantine's uid.
+    """One attempt at a repair: an Operation of the node. ``operation`` is its id everywhere, made
+    of the quarantine's uid.
 
     ``boot_id`` and ``node_uid`` are the node's when it began, for the proof. ``domains`` are its
-    failure domains then, for the limits, as "LABEL=VALUE". ``request`` is the id of a person's
-    request, empty where the ladder asked for it. ``profile`` is that of a test. ``ends_as``: how it
-    ends once what its order left is removed, after which no object tells it. ``deleted``: a person
-    has deleted its object, which cancels it. Times are wall clock seconds.
+    failure domains then, for the limits, as "LABEL=VALUE". ``request`` is the name of the object
+    with which a person requested it, empty where the ladder did. ``profile`` is that of a test.
+    ``ends_as``: how it ends once what its order left is removed, after which no object reports it.
+    ``deleted``: a person has deleted its object, which cancels it. Times are wall clock seconds.
     """
 
     operation: str
@@ -296,47 +296,88 @@ class RepairAttempt:
     ends_as: RepairState | None = None
     deleted: bool = False
 
+    @property
+    def name(self) -> str:
+        """The name of its object."""
+        return self.request or self.operation
+
 
 @dataclass(frozen=True, slots=True)
 class OperationSpec:
     """The act, and its cause. It never changes.
 
-    ``quarantine``: the UID of the Quarantine that it is carried out for. ``number`` counts the
-    operations of that. ``boot_id`` and ``node_uid`` are the node's when it was decided, and
-    ``domains`` its failure domains then, as "LABEL=VALUE". ``profile`` is that of a test.
+    ``quarantine``: the UID of the Quarantine that it is for; empty in a person's request: the one
+    that is in force then, and for a test also none. ``profile`` is that of a test. ``requester``
+    and ``reason`` are for people.
     """
 
     node: str
     kind: str
     quarantine: str = ""
-    number: int = 0
-    boot_id: str = ""
-    node_uid: str = ""
     profile: str = ""
-    domains: tuple[str, ...] = ()
+    requester: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRequest:
+    """A person's Operation that has not begun. ``name``: of the object; ``what``: the kind."""
+
+    name: str
+    what: str
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCondition:
+    """A condition by Kubernetes' convention, of a Quarantine or an Operation; the types are in
+    `quarantine_conditions` and `operation_conditions`.
+
+    ``status`` is "True" or "False". ``last_transition_time``: wall clock seconds, when it became
+    so. ``observed_generation`` is the generation of the spec that it is about.
+    """
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    observed_generation: int = 0
+    last_transition_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
     """Progress. Times are wall clock seconds (0: not yet).
 
-    ``request``: the id of the person's request that it answers, or that ended it. ``ends_as``: the
-    phase in which it ends once what its order left in the cluster is removed, after which no
-    object tells it.
+    ``operation``: its id at repairers, agents and in the record, where that is not the object's
+    name: of a person's request. ``quarantine``: the UID of the Quarantine whose ``number``-th
+    attempt it is. ``boot_id`` and ``node_uid`` are the node's when it began, and ``domains`` its
+    failure domains then, as "LABEL=VALUE". ``profile``: of a test whose request names none.
+    ``ends_as``: the phase in which it ends once what its order left in the cluster is removed,
+    after which no object reports it.
     """
 
     phase: RepairState = RepairState.PENDING
     message: str = ""
-    request: str = ""
+    operation: str = ""
+    quarantine: str = ""
+    number: int = 0
+    boot_id: str = ""
+    node_uid: str = ""
+    domains: tuple[str, ...] = ()
+    profile: str = ""
     began_at: float = 0.0
     deadline_at: float = 0.0
     ended_at: float = 0.0
     ends_as: RepairState | None = None
+    conditions: tuple[ObjectCondition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``version`` is what a write names. ``deleting``: a person has deleted it."""
+    """``version`` is what a write names. ``deleting``: a person has deleted it. ``held``: our
+    finalizer keeps it, which a person's request has from its beginning on.
+    """
 
     name: str
     uid: str
@@ -345,6 +386,7 @@ class Operation:
     status: OperationStatus = field(default_factory=OperationStatus)
     created_at: float = 0.0
     deleting: bool = False
+    held: bool = True
 
     @property
     def is_open(self) -> bool:
@@ -354,8 +396,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class RepairStatus:
-    """``attempts`` are the node's operations for this quarantine, the oldest first, which no write
-    of the status changes. ``held``: why the next one does not begin now.
+    """``attempts`` are the node's operations for this quarantine, the oldest first, and
+    ``requests`` those of people that may be its next; no write of the status changes these.
+    ``held``: why the next one does not begin now.
 
     ``exhausted``: why no further one begins by itself, since ``exhausted_at``; empty: one may.
     ``test_waits_since``: since when the test before the release can't begin; 0: it does not wait.
@@ -365,6 +408,7 @@ class RepairStatus:
     """
 
     attempts: tuple[RepairAttempt, ...] = ()
+    requests: tuple[OperationRequest, ...] = ()
     held: str = ""
     exhausted: str = ""
     exhausted_at: float = 0.0
@@ -385,22 +429,6 @@ class MarksStatus:
     since: float = 0.0
     restored: int = 0
     restored_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantineCondition:
-    """A condition by Kubernetes' convention; `quarantine_conditions` has the types.
-
-    ``status`` is "True" or "False". ``last_transition_time``: wall clock seconds, when it became
-    so. ``observed_generation`` is the generation of the spec that it is about.
-    """
-
-    type: str
-    status: str
-    reason: str
-    message: str
-    observed_generation: int = 0
-    last_transition_time: float = 0.0
 
 
 #: The beginning of `QuarantineStatus.uncordoned` for a node that is schedulable, and stays so for
@@ -459,7 +487,7 @@ class QuarantineStatus:
     repair: RepairStatus | None = None
     #: The generation of the spec that this status is about, and what follows from both for others.
     observed_generation: int = 0
-    conditions: tuple[QuarantineCondition, ...] = ()
+    conditions: tuple[ObjectCondition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -860,12 +888,20 @@ class Operations(Protocol):
         """Make it, in phase Pending, with our finalizer. `Conflict` where the name is taken."""
         ...
 
+    async def adopt(self, operation: Operation) -> Operation:
+        """Give a person's request our finalizer and label, at the version that was read."""
+        ...
+
+    def requests(self) -> list[Operation]:
+        """People's own that have not ended, as last seen: no request is made."""
+        ...
+
     async def read(self, name: str) -> Operation | None:
         """Never from a cache."""
         ...
 
     async def of(self, node: str) -> list[Operation]:
-        """All of the node's, never from a cache: a release decides on them."""
+        """All of the node's that may have begun, never from a cache: a release decides on them."""
         ...
 
     async def all(self) -> list[Operation]:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from aggregator.cluster.port import (
     Action,
+    ObjectCondition,
     Phase,
     Quarantine,
-    QuarantineCondition,
     QuarantineSpec,
     QuarantineStatus,
     RepairAttempt,
@@ -74,7 +74,7 @@ def are_conditions_current(quarantine: Quarantine) -> bool:
 
 def _conditions(
     node: str, spec: QuarantineSpec, status: QuarantineStatus
-) -> Iterator[QuarantineCondition]:
+) -> Iterator[ObjectCondition]:
     yield _condition(TAINTED, _tainted(node, spec, status))
     yield _condition(DRAINED, _drained(spec, status))
     blocked = status.phase is Phase.DRAINING and bool(status.blockers)
@@ -93,7 +93,7 @@ def _conditions(
 
 def _progress(
     node: str, spec: QuarantineSpec, status: QuarantineStatus
-) -> Iterator[QuarantineCondition]:
+) -> Iterator[ObjectCondition]:
     """Ready: the node is as the spec says. Stalled: a person has to act. Else it is on its way."""
     tainted, drained = _tainted(node, spec, status), _drained(spec, status)
     last = tainted if spec.action is not Action.DRAIN or not tainted[0] else drained
@@ -166,6 +166,6 @@ def _describe_attempt(last: RepairAttempt) -> str:
     return f"{named}: {last.message}".removesuffix(": ")
 
 
-def _condition(kind: str, found: tuple[bool, str, str]) -> QuarantineCondition:
+def _condition(kind: str, found: tuple[bool, str, str]) -> ObjectCondition:
     stands, reason, message = found
-    return QuarantineCondition(kind, "True" if stands else "False", reason, message[:_MOST_MESSAGE])
+    return ObjectCondition(kind, "True" if stands else "False", reason, message[:_MOST_MESSAGE])

@@ -45,6 +45,7 @@ from aggregator.jobs.recorder import JobRecorder
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.drift import DriftWatch
 from aggregator.quarantine.drain.pod_waits import PodWaits
+from aggregator.quarantine.repair import operation_requests
 from aggregator.quarantine.repair.operation_retention import EVERY, OperationRetention
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
@@ -188,6 +189,10 @@ class ControllerParts:
             may_act=replica.may_act,
         )
 
+        self._person_operations = operation_requests.OperationRequests(
+            cluster.operations, fleet, clocks, replica.may_act
+        )
+
     def start(self, ending: AsyncExitStack) -> None:
         """All but the acts. ``ending`` closes it again."""
         spawn(watch(self._clocks.doubt, self._fleet.doubt_clock), "clock", ending)
@@ -223,6 +228,7 @@ class ControllerParts:
             pod_ends=self._follow_pod_ends(),
             repair_rights=self._report_repair_rights(),
             operations=self._retain_operations(),
+            requests=self._report_requests(),
         )
 
     async def _follow_agent_pods(self) -> None:
@@ -251,6 +257,12 @@ class ControllerParts:
         while True:
             await asyncio.sleep(EVERY)
             await self._retention.go_round()
+
+    async def _report_requests(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(operation_requests.EVERY)
+            await self._person_operations.go_round()
 
     async def _report_repair_rights(self) -> None:
         """For ever, as its end would end the process. Beside the others: a management cluster that

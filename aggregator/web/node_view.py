@@ -340,7 +340,6 @@ def quarantine(
             found,
             repairs,
             moment.wall,
-            node_summary.cluster.repair_request,
             unheard=agent(node_summary) == "never" and moment.now < repairs.agents_awaited_until,
         ),
         uid=found.uid,

@@ -7,12 +7,6 @@ from collections.abc import Iterable, Iterator
 from aggregator.cluster.port import BUSY, NodeMeta, Quarantine, RepairStatus
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.node_tests import BY_HAND, NodeTestUnreadable, read_test
-from aggregator.quarantine.decide.repair import (
-    CANCEL,
-    RepairRequest,
-    open_request,
-    request_for,
-)
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.state.fleet import NodeTestView
@@ -28,20 +22,16 @@ def repair(
     found: Quarantine,
     plan: RepairPlan,
     now: float,
-    asked: RepairRequest | None = None,
     *,
     unheard: bool = False,
 ) -> models.Repair | None:
     """The node's ladder, its attempts and what holds the next; None where repairs are off and none
-    ever was. ``now`` is wall clock seconds, ``asked`` the request in the node's annotation, and
-    ``unheard`` as for `RepairPlan.waits`.
+    ever was. ``now`` is wall clock seconds, and ``unheard`` as for `RepairPlan.waits`.
     """
     status = found.status.repair
     if status is None and plan.is_off:
         return None
     status = status or RepairStatus()
-    request = open_request(status, request_for(asked, found.uid))
-    requested = request is not None and request.what != CANCEL
     return models.Repair(
         mode=plan.rules.mode.value,
         ladder=list(plan.ladder(found.spec)),
@@ -60,8 +50,8 @@ def repair(
             )
             for one in status.attempts
         ],
-        requested=f"{request.what} ({request.ident})" if request is not None else "",
-        waits=plan.waits(found, now, requested=requested, unheard=unheard),
+        requested=", ".join(f"{one.what} ({one.name})" for one in status.requests),
+        waits=plan.waits(found, now, requested=bool(status.requests), unheard=unheard),
         exhausted=status.exhausted,
         exhausted_at=wall_time(status.exhausted_at),
         verify=plan.rules.verify,

@@ -273,6 +273,7 @@ class ControllerWorld(RuleBasedStateMachine):
 
     def _restart(self) -> None:
         self.restarts.append(self.loop.time())
+        self.world.facts.calm_since = self.world.now  # until now no process could release a node
         self.loop.run_until_complete(self.replica.stop())
         self.world.listeners.clear()
         spoke = [agent for agent in self.agents.values() if agent.line is not None]

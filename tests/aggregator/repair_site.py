@@ -132,3 +132,8 @@ class Site:
 def reported_ends(site: Site) -> list[str]:
     notes = site.replica.notes.transitions
     return [one.details["outcome"] for one in notes if one.kind == "repair.ended"]
+
+
+def phases(site: Site) -> dict[str, str]:
+    """The phase of each operation, by its name."""
+    return {name: one.status.phase.value for name, one in site.world.operations.by_name.items()}

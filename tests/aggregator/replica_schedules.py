@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from aggregator.cluster.port import BUSY, Action
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, exemption
-from aggregator.quarantine.decide.repair import CANCEL, REQUEST, RepairMode, RepairRules
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from tests.aggregator.replica_simulator import DAY, Simulation
@@ -106,15 +106,16 @@ def _force(sim: Simulation, _: str, node: str) -> None:
 
 
 def _cancel(sim: Simulation, _: str, node: str) -> None:
-    """A person cancels the repair that is under way: by the CLI, or deletes its Operation."""
+    """A person deletes the Operation that is under way, or requests one, which follows it."""
     quarantine = sim.world.quarantines.get(node)
     repair = quarantine.status.repair if quarantine is not None else None
     for one in repair.attempts if repair is not None else ():
         if one.state in BUSY:
             if sim.rng.random() < 0.5:
-                sim.world.operations.person_deletes(one.operation)
-            else:
-                sim.world.person_annotates(node, REQUEST, f"{CANCEL} c{sim.world.tick()}")
+                sim.world.operations.person_requests(
+                    node, one.repair, f"by-hand-{sim.world.tick()}"
+                )
+            sim.world.operations.person_deletes(one.name)
             sim.world.facts.cancelled.setdefault(one.operation, sim.time.now)
 
 

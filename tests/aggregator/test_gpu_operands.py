@@ -224,8 +224,7 @@ async def test_the_operands_run_again_at_every_end(end: str) -> None:
     if end == "failed":
         site.shop.look = RepairAnswer(AnswerState.FAILED, "Unknown Error")
     elif end.startswith("cancelled"):
-        site.world.person_annotates("n1", "sickbay.dev/repair", "cancel because")
-        await site.replica.controller.parts.cluster_events.refresh_nodes()
+        site.world.operations.person_cancels("n1")
     elif end == "release":
         site.world.person_deletes("n1")
     await site.settles(site.are_labels_restored)

@@ -12,7 +12,7 @@ from aggregator.cluster.port import Guard, Phase, RepairState, Unreachable
 from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -294,7 +294,7 @@ async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_g
     await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
     await later(HOUR)
     assert len(site.program.operations) == 1
-    site.world.person_annotates("n1", REQUEST, "test:quick r1")
+    site.world.operations.person_requests("n1", "test", "r1", profile="quick")
     await site.settles(lambda: site.world.quarantines == {}, within=4 * HOUR)
     assert site.last_test()["state"] == "Succeeded"
     await later(HOUR)

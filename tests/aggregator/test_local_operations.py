@@ -38,15 +38,24 @@ def written_by_two(stores: Iterable[ClusterStore]) -> None:
     quarantine = store.create_quarantine(
         "n1", QuarantineSpec(Action.DRAIN, "gpu", "x"), finalizer=True
     )
-    spec = OperationSpec("n1", "reboot", quarantine.uid, 1, boot_id="b1", domains=("rack=1",))
+    spec = OperationSpec("n1", "reboot", quarantine.uid, requester="sickbay", reason="x")
     first, second = store.operations, other.operations
     made = first.create("n1-1", spec)
     assert (made.spec, made.status, made.created_at) == (spec, OperationStatus(), 5.0)
     with pytest.raises(Conflict):
         second.create("n1-1", spec)
-    ordering = OperationStatus(RepairState.ORDERING, began_at=6.0, deadline_at=60.0)
+    ordering = OperationStatus(
+        RepairState.ORDERING,
+        quarantine=quarantine.uid,
+        number=1,
+        boot_id="b1",
+        domains=("rack=1",),
+        began_at=6.0,
+        deadline_at=60.0,
+    )
     written = second.write_status(made, ordering)
-    assert written.status == ordering
+    assert replace(written.status, conditions=()) == ordering
+    assert [one.type for one in written.status.conditions] == ["Admitted", "Complete"]
     with pytest.raises(Conflict):
         first.write_status(made, OperationStatus(RepairState.CANCELLED))
     [found] = first.of("n1")
@@ -61,9 +70,23 @@ def written_by_two(stores: Iterable[ClusterStore]) -> None:
         assert [one.operation for one in read.status.repair.attempts] == ["n1-1"]
     with pytest.raises(Conflict):
         first.drop(made)
-    removed_once(first, second, written)
+    a_person_cancels(first, second, written)
     store.close()
     other.close()
+
+
+def a_person_cancels(first: OperationTable, second: OperationTable, begun: Operation) -> None:
+    """One that has begun is to be cancelled; a request that has not is gone."""
+    asked = second.create("ask", replace(begun.spec, quarantine="", requester="ann"))
+    second.cancel(asked)
+    assert first.read("ask") is None
+    second.cancel(begun)
+    cancelled = first.read(begun.name)
+    assert cancelled is not None
+    assert cancelled.deleting
+    with pytest.raises(Conflict):
+        first.write_status(begun, begun.status)
+    removed_once(first, second, cancelled)
 
 
 def removed_once(first: OperationTable, second: OperationTable, there: Operation) -> None:
@@ -72,7 +95,7 @@ def removed_once(first: OperationTable, second: OperationTable, there: Operation
     assert second.all() == []
     again = second.create(there.name, there.spec)
     with pytest.raises(Conflict):  # an older object of that name
-        first.drop(replace(there, version="7"))
+        first.drop(replace(there, version="70"))
     assert second.read(there.name) == again
 
 

@@ -17,7 +17,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
@@ -416,15 +416,17 @@ async def test_a_person_has_an_exhausted_node_tested_again() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()
     await site.settles(lambda: "node.test_exhausted" in site.kinds())
-    site.world.person_annotates("n1", REQUEST, "test:standard r1 quarantine=some-uid")
+    site.world.operations.person_requests(
+        "n1", "test", "r0", profile="standard", quarantine="some-uid"
+    )
     await later(TIMEOUT)
     assert not site.is_open()
-    site.world.person_annotates("n1", REQUEST, "test:standard r1 quarantine=none")
+    site.world.operations.person_requests("n1", "test", "r1", profile="standard")
     await site.settles(site.is_open)
     site.check()
     assert [one.profile for one in site.program.orders] == ["quick", "standard"]
     assert site.last_test()["request"] == "r1"
-    assert "r1" in site.world.nodes["n1"].annotations["sickbay.dev/repair-followed"]
+    await site.settles(lambda: not site.world.operations.by_name["r1"].is_open)
     assert site.replica.fleet.stages.tests["by-hand", "Succeeded"] == 1
     await site.replica.stop()
 
@@ -628,7 +630,7 @@ async def test_a_failed_node_that_a_limit_keeps_from_its_quarantine_is_tested_ag
     await site.settles(lambda: evidence(site) == ["active-test:failed"])
     await later(TIMEOUT)
     assert site.world.quarantines == {}
-    site.world.person_annotates("n1", REQUEST, "test:quick r1")
+    site.world.operations.person_requests("n1", "test", "r1", profile="quick")
     await site.settles(site.is_open)
     await site.settles(lambda: evidence(site) == [])
     site.check()

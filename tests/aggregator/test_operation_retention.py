@@ -1,4 +1,4 @@
-"""Old operations are removed, and those end that have lost their quarantine."""
+"""Old operations are removed, those that have lost their quarantine end, and requests report."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,14 +8,20 @@ from aggregator.cluster.port import (
     Action,
     Conflict,
     Operation,
+    OperationRequest,
     OperationSpec,
     OperationStatus,
+    Phase,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
     Refused,
     RepairState,
+    RepairStatus,
 )
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.decide.repair_plan import RepairPlan
+from aggregator.quarantine.repair.operation_requests import OperationRequests
 from aggregator.quarantine.repair.operation_retention import PER_NODE, OperationRetention
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from tests.support.memory_cluster import MemoryCluster, World
@@ -29,7 +35,10 @@ STANDING = Quarantine(
 
 def put(world: World, name: str, quarantine: str, phase: RepairState, at: float) -> Operation:
     spec = OperationSpec("n1", "reboot", quarantine)
-    status = OperationStatus(phase, "why", began_at=at, ended_at=at)
+    begun = phase is not RepairState.PENDING
+    status = OperationStatus(
+        phase, "why", quarantine=quarantine if begun else "", began_at=at, ended_at=at
+    )
     return world.operations.store(Operation(name, f"uid-{name}", "0", spec, status, created_at=at))
 
 
@@ -151,3 +160,87 @@ async def test_an_operation_that_another_has_changed_meanwhile_waits_for_the_nex
     await retention.go_round()
     status = world.operations.by_name["ordered"].status
     assert (status.phase, status.message) == (RepairState.ORDERED, "changed")
+
+
+def ask(world: World, name: str, *, node: str = "n1", kind: str = "reboot", uid: str = "") -> None:
+    world.operations.person_requests(node, kind, name, quarantine=uid)
+
+
+def messages(world: World) -> dict[str, str]:
+    return {name: one.status.message for name, one in world.operations.by_name.items()}
+
+
+async def reported(world: World, fleet: FleetState) -> dict[str, str]:
+    """The messages after one round."""
+    operations = MemoryCluster(world).operations
+    clocks = Clocks(lambda: 0.0, lambda: NOW)
+    await OperationRequests(operations, fleet, clocks, always).go_round()
+    return messages(world)
+
+
+def fleet_of(repair: RepairStatus | None = None, *kinds: str) -> FleetState:
+    summary = NodeSummary("n1")
+    status = QuarantineStatus(Phase.DRAINED, repair=repair)
+    summary.own_quarantine_view().write(replace(STANDING, status=status))
+    fleet = FleetState({"n1": summary})
+    fleet.repairs = RepairPlan(RepairRules(RepairMode.REPAIR), frozenset(kinds))
+    return fleet
+
+
+async def test_a_request_reports_why_it_does_not_begin_and_that_it_may() -> None:
+    world = World()
+    ask(world, "a")
+    ask(world, "b")
+    ask(world, "elsewhere", node="n2")
+    ask(world, "of-another", uid="q-of-before")
+    ask(world, "test-of-service", node="n2", kind="test")
+    waiting = (OperationRequest("a", "reboot"), OperationRequest("b", "reboot"))
+    full = RepairStatus(requests=waiting, held="the rack is full")
+    assert await reported(world, fleet_of(full)) == {
+        "a": "repair.repairers has no reboot",
+        "b": "operation a is before it",
+        "elsewhere": "its node is in no quarantine, and no other node is repaired",
+        "of-another": "its quarantine is no longer in force",
+        "test-of-service": "its node is in no quarantine, and no repairer tests nodes in service",
+    }
+    assert (await reported(world, fleet_of(full, "reboot")))["a"] == "the rack is full"
+    written = len(world.writes)
+    await reported(world, fleet_of(full, "reboot"))
+    assert len(world.writes) == written, "only what has changed"
+    now = await reported(world, fleet_of(RepairStatus(requests=waiting), "reboot"))
+    assert now["a"] == ""
+    off = fleet_of(full, "reboot")
+    off.repairs = RepairPlan()
+    assert (await reported(world, off))["a"] == "repair.mode is off"
+
+
+async def test_a_request_that_no_node_in_quarantine_answers_ends_in_time() -> None:
+    world = World()
+    ask(world, "elsewhere", node="n2")
+    ask(world, "of-another", uid="q-of-before")
+    ask(world, "waits")
+    for one in list(world.operations.by_name.values()):
+        world.operations.by_name[one.name] = replace(one, created_at=NOW - 3600)
+    ask(world, "young", node="n2")
+    world.operations.by_name["young"] = replace(
+        world.operations.by_name["young"], created_at=NOW - 60
+    )
+    assert await go_round(world) == {
+        "elsewhere": RepairState.CANCELLED,
+        "of-another": RepairState.CANCELLED,
+        "waits": RepairState.PENDING,
+        "young": RepairState.PENDING,
+    }
+    assert messages(world)["elsewhere"] == "its node is in no quarantine"
+
+
+async def test_a_test_of_a_node_in_service_keeps_its_operation_for_its_time() -> None:
+    world = World()
+    ask(world, "test", node="n2", kind="test")
+    there = world.operations.by_name["test"]
+    busy = OperationStatus(RepairState.ORDERED, began_at=NOW - 7200, deadline_at=NOW + 60)
+    world.operations.by_name["test"] = replace(there, created_at=NOW - 7200, status=busy, held=True)
+    assert await go_round(world) == {"test": RepairState.ORDERED}
+    late = replace(busy, deadline_at=NOW - 3600)
+    world.operations.by_name["test"] = replace(world.operations.by_name["test"], status=late)
+    assert await go_round(world) == {"test": RepairState.UNKNOWN}

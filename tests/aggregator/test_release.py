@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.operations import spec_of, status_of
+from aggregator.cluster.operations import begun_status, name_of, spec_of
 from aggregator.cluster.port import (
     Action,
     ClusterError,
@@ -243,8 +243,10 @@ def test_an_operation_that_no_watch_has_shown_holds_a_release_until_it_has_ended
         async def made_meanwhile() -> list[Operation]:
             for number, phase in enumerate((RepairState.ORDERED, RepairState.PENDING), 1):
                 one = replace(attempt("reboot", phase, number), deadline_at=1e9)
-                name, spec = one.operation, spec_of(found, one, number)
-                shelf.by_name[name] = Operation(name, name, "1", spec, status_of(one))
+                name, spec = name_of(found.uid, number, "reboot"), spec_of(found, one)
+                shelf.by_name[name] = Operation(
+                    name, name, "1", spec, begun_status(found, one, number)
+                )
             replica.cluster.operations.all = listed  # type: ignore[method-assign]
             return await listed()
 
@@ -252,8 +254,8 @@ def test_an_operation_that_no_watch_has_shown_holds_a_release_until_it_has_ended
         replica.agent("n1", snapshot(replace(disk, status=Status.OK)))
         await later(1200)
         assert phase_of(world, "n1") is Phase.DRAINED
-        assert list(shelf.by_name) == ["q-1"]  # the one that has not begun does not begin any more
-        there = shelf.by_name["q-1"]
+        [there] = shelf.by_name.values()  # the one that has not begun does not begin any more
+        assert there.name == name_of(found.uid, 1, "reboot")
         shelf.store(replace(there, status=replace(there.status, phase=RepairState.SUCCEEDED)))
         await gone(world)
         await replica.stop()

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import BUSY, Node, RepairAttempt, RepairState, RepairStatus
+from aggregator.cluster.port import (
+    BUSY,
+    Node,
+    OperationRequest,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.policy.repairs import REPAIRS, TEST, TICKET, rank
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import (
@@ -23,24 +30,18 @@ from aggregator.quarantine.decide.admission_record import (
 )
 from aggregator.quarantine.decide.record_continuity import Known, rebuild
 from aggregator.quarantine.decide.repair import (
-    CANCEL,
-    FOLLOWED,
     MOST_ATTEMPTS,
-    REQUEST,
     Do,
     NextRepair,
     RepairFacts,
     RepairLimits,
-    RepairRequest,
     RepairRules,
     domains_of,
-    followed_change,
     is_busy,
     malformed,
     next_repair,
     operation_id,
     other_party,
-    read_request,
     running_of,
 )
 from aggregator.quarantine.decide.reservation import OperationProposal, reserve
@@ -66,6 +67,11 @@ def attempt(repair: str, state: RepairState, number: int = 1, **more: object) ->
 
 def status(*attempts: RepairAttempt) -> RepairStatus:
     return RepairStatus(attempts)
+
+
+def requested(what: str, before: RepairStatus | None = None, profile: str = "") -> RepairStatus:
+    asked = OperationRequest("1", what, profile)
+    return replace(before or RepairStatus(), requests=(asked,))
 
 
 def facts(ladder: tuple[str, ...] = FULL, **more: Any) -> RepairFacts:
@@ -229,81 +235,31 @@ def test_only_an_order_that_may_be_sent_twice_is_sent_again() -> None:
         assert next_repair(had, facts(), RULES, NOW + later).do is not Do.RESEND
 
 
-def test_a_person_cancels_what_is_under_way_and_ends_what_is_not() -> None:
-    asked = RepairRequest(CANCEL, "1")
-    busy = status(attempt("reboot", RepairState.ORDERED))
-    assert next_repair(busy, facts(request=asked), RULES, NOW).do is Do.CANCEL
-    assert next_repair(None, facts(request=asked), RULES, NOW).do is Do.EXHAUST
+def test_a_persons_deletion_cancels_what_is_under_way_and_nothing_follows() -> None:
+    busy = status(attempt("reboot", RepairState.ORDERED, deleted=True))
+    assert next_repair(busy, facts(), RULES, NOW).do is Do.CANCEL
+    ended = status(attempt("reboot", RepairState.CANCELLED, deleted=True))
+    assert next_repair(ended, facts(), RULES, NOW).do is Do.EXHAUST
 
 
-def test_a_persons_request_is_followed_once_and_past_the_bounds_of_the_ladder() -> None:
-    asked = RepairRequest("gpu-reset", "1")
+def test_a_persons_request_is_next_and_past_the_bounds_of_the_ladder() -> None:
     over = replace(status(attempt("reboot", RepairState.UNKNOWN)), exhausted="over")
-    step = next_repair(over, facts((), request=asked, is_open=False), RULES, NOW)
+    asked = requested("gpu-reset", over)
+    step = next_repair(asked, facts((), is_open=False), RULES, NOW)
     assert step == NextRepair(Do.ORDER, "gpu-reset", "asked for by hand", "1")
     done = replace(over, attempts=(attempt("gpu-reset", RepairState.FAILED, request="1"),))
-    assert next_repair(done, facts((), request=asked), RULES, NOW).do is Do.NOTHING
+    assert next_repair(done, facts(()), RULES, NOW).do is Do.NOTHING
 
 
 def test_a_persons_request_waits_for_the_attempt_under_way() -> None:
     busy = status(attempt("reboot", RepairState.ORDERED))
-    asked = RepairRequest("replace", "1")
-    assert next_repair(busy, facts(request=asked), RULES, NOW).do is Do.PROVE
+    assert next_repair(requested("replace", busy), facts(), RULES, NOW).do is Do.PROVE
 
 
 def test_a_request_for_a_repair_without_repairer_is_named() -> None:
-    step = next_repair(None, facts(available={}, request=RepairRequest("reboot", "1")), RULES, NOW)
+    step = next_repair(requested("reboot"), facts(available={}), RULES, NOW)
     assert step.do is Do.NOTHING
     assert "no such repairer" in step.because
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("reboot 7f", RepairRequest("reboot", "7f")),
-        ("  cancel   7f ", RepairRequest(CANCEL, "7f")),
-        ("reboot ann, 7f", RepairRequest("reboot", "ann, 7f")),
-        ("reboot 7f  quarantine=q1 ", RepairRequest("reboot", "7f", "q1")),
-        ("reboot quarantine=q1", None),
-        ("reboot", None),
-        ("rebot 7f", None),
-        ("", None),
-    ],
-)
-def test_a_request_is_read_from_the_annotation(text: str, found: RepairRequest | None) -> None:
-    assert read_request({REQUEST: text}) == found
-
-
-def test_a_request_that_was_followed_is_none_and_one_that_was_not_ends_with_its_quarantine() -> (
-    None
-):
-    notes = {REQUEST: "reboot a1"}
-    followed = {key: text or "" for key, text in followed_change(notes, ("a1", "")).items()}
-    assert followed[FOLLOWED] == '["a1"]'
-    assert read_request({**notes, **followed}) is None
-    assert followed_change({**notes, **followed}, ("a1",), last=True) == {}
-    another = {**followed, REQUEST: "reboot a2"}
-    assert read_request(another) == RepairRequest("reboot", "a2")
-    assert followed_change(another, ()) == {}
-    ended = {**another, **{k: t or "" for k, t in followed_change(another, (), last=True).items()}}
-    assert read_request(ended) is None
-    assert read_request({**ended, REQUEST: "reboot a1"}) is None, "for ever"
-
-
-@pytest.mark.parametrize("text", ["a1", "[1]", '{"a1": 1}', "[" * 100_000])
-def test_without_a_readable_memory_of_requests_none_is_followed(text: str) -> None:
-    notes = {REQUEST: "reboot a1", FOLLOWED: text}
-    assert read_request(notes) is None
-    assert followed_change(notes, ("a1",)) == {}
-
-
-def test_the_memory_of_requests_is_bounded_and_keeps_the_latest() -> None:
-    notes: dict[str, str] = {}
-    for number in range(200):
-        change = followed_change(notes, (f"{number:060}",))
-        notes = {key: text or "" for key, text in change.items()}
-    assert len(notes[FOLLOWED]) < 4000
-    assert read_request({**notes, REQUEST: f"reboot {199:060}"}) is None
 
 
 def test_attempts_that_sickbay_cannot_have_written_stop_all_repairs() -> None:
@@ -492,30 +448,12 @@ def test_tests_end_and_only_a_pass_ends_them_without_a_person(
     assert all(rank(one) < rank(other) for one, other in pairwise(rungs))
 
 
-@pytest.mark.parametrize(
-    ("text", "what", "profile"),
-    [("test:quick a", TEST, "quick"), ("test a", TEST, ""), ("test:x.y-1 a", TEST, "x.y-1")],
-)
-def test_a_request_names_the_profile_of_its_test(text: str, what: str, profile: str) -> None:
-    asked = read_request({REQUEST: text})
-    assert asked is not None
-    assert (asked.what, asked.profile, asked.ident) == (what, profile, "a")
-
-
-@pytest.mark.parametrize(
-    "text", ["reboot:quick a", "test:../x a", "cancel:x a", f"test:{'x' * 65} a"]
-)
-def test_a_request_with_a_profile_that_makes_no_sense_asks_nothing(text: str) -> None:
-    assert read_request({REQUEST: text}) is None
-
-
 def test_a_test_by_hand_has_the_profile_that_was_asked_for_else_the_configured_one() -> None:
     known = replace(facts(), available={TEST: True})
-    asked = RepairRequest(TEST, "a", profile="quick")
-    assert next_repair(None, replace(known, request=asked), RULES, NOW).profile == "quick"
-    plain = replace(known, request=RepairRequest(TEST, "a"))
-    assert next_repair(None, plain, VERIFYING, NOW).profile == "standard"
-    without = next_repair(None, plain, RULES, NOW)
+    asked, plain = requested(TEST, profile="quick"), requested(TEST)
+    assert next_repair(asked, known, RULES, NOW).profile == "quick"
+    assert next_repair(plain, known, VERIFYING, NOW).profile == "standard"
+    without = next_repair(plain, known, RULES, NOW)
     assert without.do is Do.NOTHING
     assert "without a profile" in without.because
 

@@ -20,7 +20,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -271,14 +271,14 @@ async def test_after_a_cancellation_that_came_too_late_no_other_rung_begins(*, s
     state = RepairState.ORDERED if sent else RepairState.ORDERING
     await site.settles(lambda: site.shop.orders and site.attempts() == [("reboot", state)])
     site.shop.answer = RepairAnswer(AnswerState.UNSURE)
-    site.world.person_annotates("n1", REQUEST, "cancel a1")
+    site.world.operations.person_cancels("n1")
     await site.settles(site.is_exhausted)
     orders = len(site.shop.orders)
     await later(2 * TIMEOUT)
     ended = RepairState.FAILED if sent else RepairState.UNKNOWN
     assert site.attempts() == [("reboot", ended)]
     assert len(site.shop.orders) == orders
-    site.world.person_annotates("n1", REQUEST, "replace a2")  # a person may go on
+    site.world.operations.person_requests("n1", "replace", "a2")  # a person may go on
     await site.settles(lambda: site.repaired[-1] == "replace")
     await site.replica.stop()
 

@@ -12,7 +12,7 @@ import pytest
 from aggregator.cluster.node_names import APPLIED, NODE_TEST
 from aggregator.cluster.port import Phase, RepairState, Unreachable
 from aggregator.ingest.codec import InvalidMessage, permission_request
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.repairers.gpu_use import GpuUse
 from aggregator.repairers.permission_answers import PermissionAnswers
@@ -117,7 +117,7 @@ _CHANGES: list[tuple[str, Change, str]] = [
     ("work", lambda one: one.site.world.add_pod("n1", "late"), "work is still on the node"),
     (
         "cancelled",
-        lambda one: one.change_node(annotations={REQUEST: "cancel id-1"}),
+        lambda one: one.site.world.operations.person_cancels("n1"),
         "a person has cancelled it",
     ),
     (

@@ -1,7 +1,6 @@
 """A person requests a repair, takes it back, or releases the node that is under repair."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -13,12 +12,11 @@ from aggregator.cluster.port import (
     RepairState,
 )
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.repair import REQUEST, read_request
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
 )
-from tests.aggregator.repair_site import Site, reported_ends
+from tests.aggregator.repair_site import Site, phases, reported_ends
 from tests.support.repair_shop import TIMEOUT
 from tests.support.virtual_replica import later, soon
 from tests.support.virtual_time import in_virtual_time
@@ -114,9 +112,8 @@ async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -
     await site.replica.stop()
 
 
-@pytest.mark.parametrize("how", ["by request", "by deletion"])
 @in_virtual_time
-async def test_a_person_starts_a_repair_and_takes_it_back(how: str) -> None:
+async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     site = Site()
     site.ill = {}
     site.shop.boots, site.shop.cancels = False, True
@@ -124,15 +121,11 @@ async def test_a_person_starts_a_repair_and_takes_it_back(how: str) -> None:
     await site.drained_by_hand()
     await later(600)
     assert site.repaired == []  # a person's quarantine has no ladder
-    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    site.world.operations.person_requests("n1", "reboot", "a1")
     await site.settles(lambda: site.repaired == ["reboot"])
     await later(60)
     began = asyncio.get_running_loop().time()
-    if how == "by deletion":
-        [operation] = site.world.operations.by_name
-        site.world.operations.person_deletes(operation)
-    else:
-        site.world.person_annotates("n1", REQUEST, "cancel a2")
+    site.world.operations.person_cancels("n1")
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
     assert asyncio.get_running_loop().time() - began < 60  # by the watch, before its deadline
     await later(600)
@@ -148,7 +141,7 @@ async def test_a_person_deletes_an_operation_before_its_order() -> None:
     site.start()
     await site.settles(lambda: site.world.quarantines)
     uid = site.quarantine().uid
-    name, spec = f"{uid}-1-reboot", OperationSpec("n1", "reboot", uid, 1, "boot-1")
+    name, spec = f"{uid}-1-reboot", OperationSpec("n1", "reboot", uid)
     site.world.operations.store(Operation(name, "o", "0", spec, deleting=True))
     await site.settles(site.is_exhausted)
     assert site.attempts() == [("reboot", RepairState.CANCELLED)]
@@ -156,28 +149,6 @@ async def test_a_person_deletes_an_operation_before_its_order() -> None:
     assert site.repaired == []
     assert parse_record(site.world.record.text).repairs == {}
     site.check()
-    await site.replica.stop()
-
-
-@in_virtual_time
-@pytest.mark.parametrize("request_text", ["reboot a1", "cancel a2"])
-async def test_a_request_that_no_watch_has_shown_is_followed_after_the_next_list(
-    request_text: str,
-) -> None:
-    """The local cluster has no watch of nodes, and a watch's event may be lost."""
-    site = Site()
-    site.ill = {}
-    site.shop.boots, site.shop.cancels = False, True
-    site.start()
-    await site.drained_by_hand()
-    if request_text.startswith("cancel"):
-        site.world.person_annotates("n1", REQUEST, "reboot a1")
-        await site.settles(lambda: site.repaired == ["reboot"])
-    node = site.world.nodes["n1"]
-    asked = {**node.annotations, REQUEST: request_text}
-    site.world.nodes["n1"] = replace(node, annotations=asked, version=node.version + "1")
-    ended = RepairState.CANCELLED if request_text.startswith("cancel") else RepairState.ORDERED
-    await site.settles(lambda: site.attempts() == [("reboot", ended)], within=400)
     await site.replica.stop()
 
 
@@ -198,13 +169,13 @@ async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quara
         await site.settles(lambda: not site.world.quarantines)
 
     await forced()
-    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    site.world.operations.person_requests("n1", "reboot", "a1")
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.SUCCEEDED)])
     await released()
     await forced()
     await later(600)
     assert site.repaired == ["reboot"]
-    site.world.person_annotates("n1", REQUEST, "reboot a2")
+    site.world.operations.person_requests("n1", "reboot", "a2")
     await site.settles(lambda: len(site.repaired) == 2)
     site.check()
     await site.replica.stop()
@@ -217,7 +188,7 @@ async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo
     site.ill, site.shop.boots = {}, False
     site.start()
     await site.drained_by_hand()
-    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    site.world.operations.person_requests("n1", "reboot", "a1")
     await site.settles(lambda: site.repaired)
     site.world.person_removes_by_force("n1")
     await site.settles(lambda: not site.world.nodes["n1"].unschedulable)
@@ -235,12 +206,12 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
     site.ill = {}
     site.start()
     await site.drained_by_hand()
-    site.world.person_annotates("n1", REQUEST, "replace a1")  # nobody carries that out
+    site.world.operations.person_requests("n1", "replace", "a1")  # nobody carries that out
     await site.settles(lambda: site.quarantine().status.repair)
     site.world.person_annotates("n1", "sickbay.dev/force", None)
     await site.replica.controller.parts.cluster_events.refresh_nodes()
     await site.settles(lambda: not site.world.quarantines)
-    assert read_request(site.world.nodes["n1"].annotations) is None
+    assert phases(site) == {"a1": "Cancelled"}
     await site.replica.stop()
 
 
@@ -252,7 +223,7 @@ async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool)
     site.ill, site.shop.boots = {}, False
     site.start()
     await site.drained_by_hand()
-    site.world.person_annotates("n1", REQUEST, "replace a1")
+    site.world.operations.person_requests("n1", "replace", "a1")
     await site.settles(lambda: site.repaired)
     if there:
         site.world.person_annotates("n1", "sickbay.dev/force", None)
@@ -273,8 +244,8 @@ async def test_a_request_of_before_the_drains_end_ends_with_its_quarantine() -> 
     site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
     await site.replica.controller.parts.cluster_events.refresh_nodes()
     await soon(lambda: site.world.quarantines and site.quarantine().status.phase is Phase.DRAINING)
-    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    site.world.operations.person_requests("n1", "reboot", "a1")
     site.world.person_deletes("n1")
     await site.settles(lambda: not site.world.quarantines)
-    assert read_request(site.world.nodes["n1"].annotations) is None
+    assert phases(site) == {"a1": "Cancelled"}
     await site.replica.stop()

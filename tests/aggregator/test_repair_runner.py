@@ -19,7 +19,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.orders import evidence_bundle
 from aggregator.quarantine.repair.protocol import (
@@ -499,7 +499,7 @@ async def test_a_person_may_have_a_node_repaired_whatever_the_fleet_has() -> Non
     assert repair is not None
     assert "limits.quorum_percent" in repair.held
     assert site.shop.orders == []
-    site.world.person_annotates("n1", REQUEST, "reboot by-hand")
+    site.world.operations.person_requests("n1", "reboot", "by-hand")
     await site.settles(lambda: site.shop.orders)
     await site.replica.stop()
 
@@ -590,7 +590,7 @@ async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
-    site.world.person_annotates("n1", REQUEST, "cancel a1")
+    site.world.operations.person_cancels("n1")
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
     assert site.shop.done == []
     await site.replica.stop()

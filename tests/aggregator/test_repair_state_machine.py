@@ -15,7 +15,6 @@ from hypothesis.stateful import invariant, rule
 from aggregator.cluster.port import Action, Phase, Quarantine, RepairState
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.decide.plans.release import RECOVERED
-from aggregator.quarantine.decide.repair import CANCEL, FOLLOWED, REQUEST
 from aggregator.quarantine.reconcile.rounds import REFRESH
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.gpu_use import GpuUse, GpuUseRequests
@@ -203,7 +202,7 @@ class RepairMachine(ControllerMachine):
 
     @rule(
         name=nodes,
-        what=st.sampled_from(("gpu-reset", "reboot", "replace", CANCEL)),
+        what=st.sampled_from(("gpu-reset", "reboot", "replace", "cancel")),
         ident=st.sampled_from(("a", "b", "c")),
         answer=st.sampled_from(ANSWERS),
         death=DEATHS,
@@ -218,18 +217,24 @@ class RepairMachine(ControllerMachine):
     ) -> None:
         self._nothing_is_in_the_way(name)
         self.world.person_annotates(name, FORCE, "drain fan 3")
-        self.world.person_annotates(name, REQUEST, f"{what} {ident}")
+        self._asks(name, what, ident)
         self._go(REFRESH + 1)
         self._is_repaired(answer, death)
 
     @rule(
         name=nodes,
-        what=st.sampled_from(("gpu-reset", "reboot", "replace", CANCEL)),
+        what=st.sampled_from(("gpu-reset", "reboot", "replace", "cancel")),
         ident=st.sampled_from(("a", "b", "c")),
     )
     def a_person_asks_for_a_repair(self, name: str, what: str, ident: str) -> None:
-        self.world.person_annotates(name, REQUEST, f"{what} {ident}")
+        self._asks(name, what, ident)
         self._go(20)
+
+    def _asks(self, name: str, what: str, ident: str) -> None:
+        if what == "cancel":
+            self.world.operations.person_cancels(name)
+        else:
+            self.world.operations.person_requests(name, what, f"{name}-{what}-{ident}")
 
     @rule(name=nodes)
     def a_process_opens_a_gpu_or_ends(self, name: str) -> None:
@@ -293,12 +298,19 @@ class RepairMachine(ControllerMachine):
         self.shop.answer = self.shop.look = RepairAnswer(AnswerState.TAKEN)
         self.shop.verdicts = [RepairAnswer(AnswerState.DONE, "passed")]
         self.world.facts.gpus_open.clear()
-        for name in self.agents:
-            self.world.person_annotates(name, REQUEST, None)
+        for one in list(self.world.operations.by_name.values()):
+            if one.status.phase is RepairState.PENDING:
+                self.world.operations.person_deletes(one.name)
         super()._settles()
-        assert not [n for n, node in self.world.nodes.items() if REQUEST in node.annotations]
-        for node in self.world.nodes.values():
-            assert len(node.annotations.get(FOLLOWED, "")) < 100
+        self._check_requests()
+
+    @invariant()
+    def _check_requests(self) -> None:
+        """Each request of a person began at most once, and is the attempt that it began."""
+        begun = [one for one in self.world.operations.by_name.values() if one.status.operation]
+        idents = [one.status.operation for one in begun]
+        assert len(idents) == len(set(idents))
+        assert all(one.held for one in begun)
 
 
 RepairMachine.TestCase.settings = settings(HOW, max_examples=60)

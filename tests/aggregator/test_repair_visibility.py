@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from aggregator.cluster.port import Phase, QuarantineCondition
+from aggregator.cluster.port import ObjectCondition, Phase
 from aggregator.health.model import Cleared
-from aggregator.quarantine.decide.operator_requests import REPAIR
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
@@ -42,7 +41,7 @@ class Site:
         boot = self.world.nodes[name].boot_id
         self.replica.agent(name, ILL if boot == "boot-1" else WELL, boot_id=boot)
 
-    def condition(self) -> QuarantineCondition | None:
+    def condition(self) -> ObjectCondition | None:
         found = self.world.quarantines.get("n1")
         conditions = found.status.conditions if found is not None else ()
         return next((one for one in conditions if one.type == "Repaired"), None)
@@ -115,7 +114,7 @@ async def test_without_repairs_there_is_no_condition_about_them() -> None:
 async def test_a_request_of_an_earlier_quarantine_is_not_followed_in_a_later_one() -> None:
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")
-    site.world.person_annotates("n1", REPAIR, "reboot a1 quarantine=an-earlier-one")
+    site.world.operations.person_requests("n1", "reboot", "a1", quarantine="an-earlier-one")
     await site.until("Exhausted")
     await later(3600)
     [order] = site.shop.orders  # the ladder's
@@ -123,7 +122,7 @@ async def test_a_request_of_an_earlier_quarantine_is_not_followed_in_a_later_one
     assert attempts is not None
     assert [one.request for one in attempts.attempts] == [""]
     uid = site.world.quarantines["n1"].uid
-    site.world.person_annotates("n1", REPAIR, f"reboot a2 quarantine={uid}")
+    site.world.operations.person_requests("n1", "reboot", "a2", quarantine=uid)
     await soon(lambda: len(site.shop.orders) == 2, within=TIMEOUT)
     assert site.shop.orders[1].operation != order.operation
     await site.replica.stop()

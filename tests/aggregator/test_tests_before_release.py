@@ -10,7 +10,7 @@ from aggregator.cluster.port import Action, ClusterError, Phase, RepairState, Un
 from aggregator.health.model import Cleared, Delta, Status
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.aggregator.repair_site import Site
 from tests.support.memory_cluster import MemoryCluster
@@ -229,7 +229,7 @@ async def test_a_person_tests_a_node_that_was_left_to_them_and_it_returns() -> N
     site.kinds = ("reboot", "test")
     site.start()
     await site.settles(site.is_exhausted)
-    site.world.person_annotates("n1", REQUEST, "test:standard by-hand")
+    site.world.operations.person_requests("n1", "test", "by-hand", profile="standard")
     await site.settles(site.is_released)
     site.check()
     assert site.shop.orders[-1].profile == "standard"
@@ -242,7 +242,7 @@ async def test_another_profile_by_hand_is_no_pass_of_the_one_that_is_asked_for()
     site.kinds = ("reboot", "test")
     site.start()
     await site.settles(site.is_exhausted)
-    site.world.person_annotates("n1", REQUEST, "test:quick by-hand")
+    site.world.operations.person_requests("n1", "test", "by-hand", profile="quick")
     await site.settles(lambda: len(site.repaired) == 4)
     assert [one.profile for one in site.shop.orders] == ["", "standard", "quick", "standard"]
     assert not site.is_released()

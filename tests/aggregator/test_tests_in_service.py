@@ -2,7 +2,6 @@
 interruption.
 """
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +10,7 @@ import pytest
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Action, Phase, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.idle_node_tests import HOUR, IdleNodes, dying_before_the_order, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
@@ -39,8 +38,13 @@ def in_service(*names: str, **more: object) -> IdleNodes:
     return site
 
 
-def ask(site: IdleNodes, name: str = "n1", what: str = "test", ident: str = "r1") -> None:
-    site.world.person_annotates(name, REQUEST, f"{what} {ident} quarantine=none")
+def ask(site: IdleNodes, name: str = "n1", profile: str = "", ident: str = "r1") -> None:
+    ident = ident if name == "n1" else f"{ident}-{name}"
+    site.world.operations.person_requests(name, "test", ident, profile=profile)
+
+
+def ended_as(site: IdleNodes, ident: str = "r1") -> str:
+    return site.world.operations.by_name[ident].status.phase.value
 
 
 def evidence(site: IdleNodes, name: str = "n1") -> list[str]:
@@ -60,7 +64,9 @@ async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> N
     assert (order.profile, order.reason) == ("quick", "the node in service")
     last = site.last_test()
     assert (last["state"], last["request"], last["reason"]) == ("Succeeded", "r1", "idle")
-    assert json.loads(site.world.nodes["n1"].annotations[FOLLOWED]) == ["r1"]
+    await site.settles(lambda: ended_as(site) == "Succeeded")
+    asked = site.world.operations.by_name["r1"]
+    assert (asked.held, asked.status.operation) == (True, last["operation"])
     assert site.kinds() == ["repair.ordered", "repair.ended"]
     [begun, ended] = site.replica.notes.transitions
     assert begun.summary.endswith("test quick of the node in service is ordered: asked for by hand")
@@ -74,12 +80,12 @@ async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> N
 
 
 @in_virtual_time
-async def test_a_request_that_comes_later_is_seen_with_the_next_list_of_nodes() -> None:
+async def test_a_request_that_comes_later_begins_its_test() -> None:
     site = in_service()
     site.start()
     await later(HOUR)
     assert site.world.writes == []
-    ask(site, what="test:standard")
+    ask(site, profile="standard")
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
     assert [one.profile for one in site.program.orders] == ["standard"]
@@ -109,7 +115,8 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
     assert site.kinds() == ["repair.ended"]
     assert site.condition() == ("", "")
     assert parse_record(site.world.record.text).node_tests == {}
-    assert len(site.world.writes) == 1
+    assert site.world.writes == ["patch n1", "operation n1 Cancelled"]
+    assert site.world.operations.by_name["r1"].status.message == last["message"]
     ask(site, ident="r2")
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     await site.replica.stop()
@@ -118,7 +125,7 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
 @in_virtual_time
 async def test_a_profile_that_there_is_not_is_refused() -> None:
     site = in_service()
-    ask(site, what="test:thorough")
+    ask(site, profile="thorough")
     site.start()
     await site.settles(lambda: site.last_test().get("state") == "Cancelled")
     text = "refused: there is no profile thorough; expected one of quick, standard"
@@ -300,8 +307,7 @@ async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> N
     shown = site.replica.fleet.node_tests["n1"]
     assert (shown.test, shown.tainted, shown.requested) == (None, False, "r1")
     await site.settles(lambda: "maintenance" in site.replica.fleet.node_tests["n1"].held)
-    annotations = {k: v for k, v in site.world.nodes["n1"].annotations.items() if k != REQUEST}
-    site.world.set_node(replace(site.world.nodes["n1"], annotations=annotations))
+    site.world.operations.person_cancels("n1")
     await site.settles(lambda: not site.replica.fleet.node_tests)
     site.world.person_stops("")
     await later(HOUR)
@@ -310,9 +316,26 @@ async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> N
 
 
 @in_virtual_time
+async def test_a_person_deletes_the_operation_of_a_test_under_way() -> None:
+    site = in_service(verdicts=(GOING,))
+    ask(site)
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.world.operations.person_cancels("n1")
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=60)
+    assert site.last_test()["message"] == "a person deleted its operation"
+    await site.settles(lambda: ended_as(site) == "Cancelled")
+    await later(HOUR)
+    assert len(site.program.orders) == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_request_that_names_a_quarantine_is_not_about_a_node_in_service() -> None:
     site = in_service()
-    site.world.person_annotates("n1", REQUEST, "test:quick r1 quarantine=q-of-before")
+    site.world.operations.person_requests(
+        "n1", "test", "r1", profile="quick", quarantine="q-of-before"
+    )
     site.start()
     await later(HOUR)
     assert (site.program.orders, site.world.writes) == ([], [])

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.repair import REQUEST, read_request
 from tests.support.idle_node_tests import HOUR, IdleNodes
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster
@@ -65,7 +64,7 @@ class Scenario:
                 if what != "ask":
                     world.add_pod(name, f"work-of-{name}")
                 self.asked += 1
-                world.person_annotates(name, REQUEST, f"test r{self.asked} quarantine=none")
+                world.operations.person_requests(name, "test", f"r{self.asked}")
             case "work":
                 world.add_pod(name, f"work-of-{name}")
             case "idle":
@@ -88,12 +87,8 @@ class Scenario:
     def unanswered(self) -> list[str]:
         """The nodes whose last request has no end, except those in quarantine."""
         world = self.site.world
-        found = {name: world.nodes[name].annotations for name in NAMES}
-        return [
-            name
-            for name, notes in found.items()
-            if name not in world.quarantines and read_request(notes) is not None
-        ]
+        asked = {one.spec.node for one in world.operations.by_name.values() if one.is_open}
+        return [name for name in NAMES if name not in world.quarantines and name in asked]
 
     async def end(self) -> None:
         """The site comes to rest: the work is gone, and one process goes on."""

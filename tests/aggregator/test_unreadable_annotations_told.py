@@ -11,7 +11,7 @@ from aggregator.cli.cluster_view import node_answer
 from aggregator.cli.explain import explanation
 from aggregator.cli.render_nodes import node as rendered_node
 from aggregator.cli.screen import Screen
-from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST
+from aggregator.cluster.node_names import NODE_TEST
 from aggregator.web import node_view
 from aggregator.web.node_view import ViewMoment
 from tests.support.idle_node_tests import HOUR, IdleNodes
@@ -19,7 +19,7 @@ from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
 NOW = dt.datetime(2026, 11, 26, tzinfo=dt.UTC)
-COMMAND = "kubectl annotate node n1 sickbay.dev/repair- sickbay.dev/repair-followed-"
+COMMAND = f"kubectl annotate node n1 {NODE_TEST}-"
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -33,8 +33,8 @@ async def test_it_is_logged_once_and_explained_with_the_next_step(
 ) -> None:
     site = IdleNodes()
     site.idle = None
-    site.world.person_annotates("n1", FOLLOWED, "{")
-    site.world.person_annotates("n1", REQUEST, "test r1 quarantine=none")
+    site.world.person_annotates("n1", NODE_TEST, "{")
+    site.world.operations.person_requests("n1", "test", "r1")
     site.start()
     await later(HOUR)
     assert site.program.orders == []
@@ -46,17 +46,16 @@ async def test_it_is_logged_once_and_explained_with_the_next_step(
     told = json.loads(msgspec.json.encode(view))
     assert COMMAND in explanation(told, NOW).to_do[0]
     assert COMMAND in " ".join("\n".join(rendered_node(told, Screen(NOW, 400))).split())
-    # A person removes both and asks again.
-    site.world.person_annotates("n1", FOLLOWED, "[]")
-    site.world.person_annotates("n1", REQUEST, "test r2 quarantine=none")
+    # A person removes it.
+    site.world.person_annotates("n1", NODE_TEST, None)
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     assert len(logged(caplog)) == 1
     await site.replica.stop()
 
 
 def test_it_is_explained_while_no_aggregator_answers() -> None:
-    meta = {"name": "n1", "uid": "u", "annotations": {FOLLOWED: "{"}}
+    meta = {"name": "n1", "uid": "u", "annotations": {NODE_TEST: "{"}}
     told = node_answer("n1", {"metadata": meta}, None, NOW.timestamp())
     [sentence, *_] = explanation(told, NOW).to_do
-    assert sentence.startswith("Note sickbay.dev/repair-followed can't be read: no request")
+    assert sentence.startswith(f"Note {NODE_TEST} can't be read: no test")
     assert COMMAND in sentence

@@ -9,7 +9,7 @@ import pytest
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -74,7 +74,7 @@ def site_with_a_test(kind: str) -> NewNodes:
     site = WithJob(verdicts=(GOING,))
     if kind == "by hand":
         site.idle = None
-        site.world.person_annotates("n1", REQUEST, "test r1 quarantine=none")
+        site.world.operations.person_requests("n1", "test", "r1")
     return site
 
 

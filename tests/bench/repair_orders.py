@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.operations import spec_of, status_of
+from aggregator.cluster.operations import begun_status, spec_of
 from aggregator.cluster.port import (
     Phase,
     QuarantineStatus,
@@ -89,12 +89,10 @@ async def _requests(cluster: KubeCluster, shop: RepairReceiver, nodes: list[str]
             await cluster.read_stop()
             record = await cluster.write_record(f'{{"version":1,"at":{begun}}}', record.version)
             attempt = RepairAttempt(f"{made.uid}-1-gpu-reset", "gpu-reset", RepairState.ORDERING)
-            operation = await cluster.operations.create(
-                attempt.operation, spec_of(fresh, attempt, 1)
-            )
+            operation = await cluster.operations.create(attempt.operation, spec_of(fresh, attempt))
             status = replace(drained, repair=RepairStatus(began_at=time.time()))
             await cluster.write_quarantine_status(fresh, status)
-            await cluster.operations.write_status(operation, status_of(attempt))
+            await cluster.operations.write_status(operation, begun_status(fresh, attempt, 1))
             body = {
                 "operation": attempt.operation,
                 "quarantine": made.uid,

@@ -15,6 +15,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.port import (
     Action,
+    Operation,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -23,7 +24,6 @@ from aggregator.cluster.port import (
     RepairState,
     RepairStatus,
 )
-from aggregator.quarantine.decide.repair import RepairRequest, read_request
 from tests.controlplane.pytest_plugin import Space
 from tests.support.put_attempts import drop_operations, put_attempts
 from tests.web.cli import in_process, sickbay
@@ -53,13 +53,13 @@ def person(cluster_space: Space) -> list[str]:
     return ["--kubeconfig", kubeconfig, "--namespace", cluster_space.namespace]
 
 
-async def request_on(kube: KubeCluster, node: str) -> RepairRequest | None:
-    read = await kube.read_node(node)
-    assert read is not None
-    return read_request(read.annotations)
+async def requests_on(kube: KubeCluster, node: str) -> list[Operation]:
+    """The node's own operations that have not ended, except its reboot under way."""
+    found = [one for one in await kube.operations.all() if one.spec.node == node]
+    return [one for one in found if one.is_open and not one.name.endswith("-1-reboot")]
 
 
-async def test_a_request_is_written_with_the_persons_own_rights_while_no_aggregator_answers(
+async def test_a_request_is_made_with_the_persons_own_rights_while_no_aggregator_answers(
     kube: KubeCluster, cluster_space: Space, person: list[str]
 ) -> None:
     node, well = cluster_space.create_nodes(2)
@@ -72,23 +72,23 @@ async def test_a_request_is_written_with_the_persons_own_rights_while_no_aggrega
     assert "Shown is what the Quarantines in the cluster say" in shown.err
     dry = await in_process("repair", node, "reboot", "--dry-run", *person)
     assert (dry.code, dry.out.startswith("DRY RUN, nothing is written.")) == (0, True), dry.err
-    assert await request_on(kube, node) is None
+    assert await requests_on(kube, node) == []
     done = await sickbay("repair", node, "reboot", "--yes", *person)
     assert done.code == 0, done.err
-    assert f"To take it back: sickbay repair {node} --cancel {shlex.join(person)}\n" in done.out
-    asked = await request_on(kube, node)
-    assert asked is not None
-    assert asked.what == "reboot"
-    assert asked.ident in done.out
-    assert asked.quarantine == made.uid
+    assert f"To cancel it: sickbay repair {node} --cancel {shlex.join(person)}\n" in done.out
+    [asked] = await requests_on(kube, node)
+    assert (asked.spec.kind, asked.spec.quarantine, asked.held) == ("reboot", made.uid, False)
+    assert asked.name in done.out
     cancel = await in_process("repair", node, "--cancel", "--yes", *person)
     assert "reboot is taken back, where its repairer still can" in cancel.err
-    taken = await request_on(kube, node)
-    assert taken is not None
-    assert (taken.what, taken.ident != asked.ident) == ("cancel", True)
+    assert cancel.code == 0, cancel.err
+    assert await requests_on(kube, node) == []
+    under_way = await kube.operations.read(f"{made.uid}-1-reboot")
+    assert under_way is not None
+    assert under_way.deleting, "the finalizer keeps it, and the aggregator cancels it"
     refused = await in_process("repair", well, "reboot", "--yes", *person)
     assert (refused.code, f"{well} is not in quarantine" in refused.err) == (2, True)
-    assert await request_on(kube, well) is None
+    assert await requests_on(kube, well) == []
     typo = await in_process("repair", "no-such-node", "reboot", "--yes", *person)
     assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
     await drop_operations(kube, node)

@@ -288,7 +288,7 @@ async def test_an_attempt_at_a_repair_is_stored_whole_and_written_by_one_process
     written = await put_attempts(kube, made, attempt)
     assert written.status.repair == RepairStatus((attempt,))
     with pytest.raises(Conflict):  # another process that decided on the same rung
-        await kube.operations.create(attempt.operation, spec_of(made, attempt, 1))
+        await kube.operations.create(attempt.operation, spec_of(made, attempt))
     ended = replace(attempt, state=RepairState.UNKNOWN, ended_at=9.5, message="no proof")
     written = await put_attempts(kube, made, ended)
     repair = RepairStatus((ended,), exhausted="a person decides", exhausted_at=10.0)

@@ -10,10 +10,11 @@ def attempts_of(plane: ControlPlane) -> dict[str, list[dict[str, Any]]]:
     """By the quarantine's uid, the oldest first: spec, status, and an attempt's own words."""
     found: dict[str, list[dict[str, Any]]] = {}
     operations = plane.call("GET", paths.OPERATIONS)["items"]
-    for one in sorted(operations, key=lambda one: int(one["spec"].get("number", 0))):
+    for one in sorted(operations, key=lambda one: int(one.get("status", {}).get("number", 0))):
         spec, status = one["spec"], one.get("status", {})
         phase = status.get("phase", "Pending")
         if phase != "Pending":
-            named = {"operation": one["metadata"]["name"], "repair": spec["kind"], "state": phase}
+            ident = status.get("operation") or one["metadata"]["name"]
+            named = {"operation": ident, "repair": spec["kind"], "state": phase}
             found.setdefault(spec.get("quarantine", ""), []).append({**spec, **status, **named})
     return found

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aggregator.cluster.operations import attempt_of, spec_of, status_of, with_attempts
+from aggregator.cluster.operation_conditions import with_conditions
+from aggregator.cluster.operations import (
+    attempt_of,
+    begun_status,
+    is_request,
+    spec_of,
+    with_attempts,
+)
 from aggregator.cluster.port import (
     Conflict,
     NotFound,
@@ -31,17 +38,18 @@ class OperationShelf:
         """The attempts of a test's own quarantine become its operations, and no others are."""
         repair = quarantine.status.repair
         attempts = repair.attempts if repair is not None else ()
-        kept = {one.operation for one in attempts}
+        kept = {one.name for one in attempts}
         for found in list(self.by_name.values()):
-            if found.spec.quarantine == quarantine.uid and found.name not in kept:
+            if found.status.quarantine == quarantine.uid and found.name not in kept:
                 del self.by_name[found.name]
         for number, one in enumerate(attempts, 1):
-            spec, there = spec_of(quarantine, one, number), self.by_name.get(one.operation)
+            spec, there = spec_of(quarantine, one), self.by_name.get(one.name)
             if there is None or attempt_of(there) != one:
                 version = self.world.tick()
                 uid = there.uid if there is not None else f"o-{version}"
-                self.by_name[one.operation] = Operation(
-                    one.operation, uid, version, spec, status_of(one), deleting=one.deleted
+                status = begun_status(quarantine, one, number)
+                self.by_name[one.name] = Operation(
+                    one.name, uid, version, spec, status, deleting=one.deleted
                 )
 
     def show(self, quarantine: Quarantine) -> Quarantine:
@@ -60,9 +68,28 @@ class OperationShelf:
         del self.by_name[operation.name]
         self._changed(operation)
 
+    def person_requests(
+        self, node: str, kind: str, name: str, *, profile: str = "", quarantine: str = ""
+    ) -> None:
+        """`kubectl create -f OPERATION`; the name of another one refuses it."""
+        spec, version = OperationSpec(node, kind, quarantine, profile, "ann"), self.world.tick()
+        made = Operation(name, f"o-{version}", "0", spec, created_at=self.world.now, held=False)
+        if name not in self.by_name:
+            self.store(made)
+
+    def person_cancels(self, node: str) -> None:
+        """Each of the node that has not ended."""
+        for one in list(self.by_name.values()):
+            if one.spec.node == node and one.is_open:
+                self.person_deletes(one.name)
+
     def person_deletes(self, name: str) -> None:
-        """`kubectl delete operation NAME`: the finalizer keeps it."""
-        self.store(replace(self.by_name[name], deleting=True))
+        """`kubectl delete operation NAME`: a finalizer keeps one that has begun."""
+        there = self.by_name[name]
+        if there.held:
+            self.store(replace(there, deleting=True))
+        else:
+            self.remove(there)
 
     def _changed(self, operation: Operation) -> None:
         found = self.world.quarantines.get(operation.spec.node)
@@ -99,6 +126,16 @@ class MemoryOperations:
 
         return await self._cluster.call("create_operation", effect)
 
+    async def adopt(self, operation: Operation) -> Operation:
+        def effect() -> Operation:
+            return self._shelf.store(replace(self._shelf.standing(operation), held=True))
+
+        return await self._cluster.call("adopt_operation", effect)
+
+    def requests(self) -> list[Operation]:
+        found = [one for one in self._shelf.by_name.values() if one.is_open and is_request(one)]
+        return sorted(found, key=lambda one: (one.created_at, one.name))
+
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.call("read_operation", lambda: self._shelf.by_name.get(name))
 
@@ -114,7 +151,8 @@ class MemoryOperations:
         def effect() -> Operation:
             now = self._shelf.standing(operation)
             self._cluster.world.writes.append(f"operation {now.spec.node} {status.phase}")
-            return self._shelf.store(replace(now, status=status))
+            written = with_conditions(now.status, status, 0.0)
+            return self._shelf.store(replace(now, status=replace(written, conditions=())))
 
         return await self._cluster.call("write_operation", effect)
 

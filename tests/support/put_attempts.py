@@ -1,6 +1,6 @@
 """Attempts at repairs as a process has written them: an Operation each."""
 
-from aggregator.cluster.operations import spec_of, status_of
+from aggregator.cluster.operations import begun_status, spec_of, status_of
 from aggregator.cluster.port import Cluster, Quarantine, RepairAttempt
 
 
@@ -9,11 +9,12 @@ async def put_attempts(
 ) -> Quarantine:
     """Write them, in this order. Returns the Quarantine as it is read then."""
     for number, one in enumerate(attempts, 1):
-        there = await cluster.operations.read(one.operation)
+        there = await cluster.operations.read(one.name)
         if there is None:
-            spec = spec_of(quarantine, one, number)
-            there = await cluster.operations.create(one.operation, spec)
-        await cluster.operations.write_status(there, status_of(one))
+            there = await cluster.operations.create(one.name, spec_of(quarantine, one))
+        begun = begun_status(quarantine, one, number)
+        known = there.status if there.status.quarantine else begun
+        await cluster.operations.write_status(there, status_of(one, known))
     found = await cluster.read_quarantine(quarantine.node)
     assert found is not None
     return found

@@ -2,14 +2,20 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.kubernetes.operation_client import decode_operation
+from aggregator.cluster.operation_conditions import MOST_MESSAGE, with_conditions
 from aggregator.cluster.operations import (
     KnownOperations,
     attempt_of,
+    begun_status,
+    cancelled,
+    is_request,
+    name_of,
     outdated,
     pending_of,
     spec_of,
@@ -19,6 +25,7 @@ from aggregator.cluster.operations import (
 from aggregator.cluster.port import (
     Action,
     Operation,
+    OperationRequest,
     OperationSpec,
     OperationStatus,
     Quarantine,
@@ -37,36 +44,98 @@ QUARANTINE = Quarantine(
 
 
 def operation(number: int, phase: RepairState, at: float = 0.0, node: str = "n1") -> Operation:
-    spec = OperationSpec(node, "reboot", quarantine="q", number=number)
-    status = OperationStatus(phase, began_at=at, ended_at=at + 1)
-    return Operation(f"{node}-{number}", str(number), "1", spec, status)
+    spec = OperationSpec(node, "reboot", quarantine="q")
+    status = OperationStatus(phase, quarantine="q", number=number, began_at=at, ended_at=at + 1)
+    return Operation(name_of("q", number, "reboot"), f"{node}-{number}", "1", spec, status)
+
+
+def request(name: str, **more: Any) -> Operation:
+    spec = OperationSpec(**{"node": "n1", "kind": "reboot", **more})
+    return Operation(name, name, "1", spec, created_at=1.0, held=False)
 
 
 @given(values(RepairAttempt))
 def test_an_operation_is_the_attempt_from_which_it_was_written(attempt: RepairAttempt) -> None:
-    spec, status = spec_of(QUARANTINE, attempt, 3), status_of(attempt)
-    made = Operation(attempt.operation, "u", "1", spec, status, deleting=attempt.deleted)
+    attempt = replace(attempt, operation=attempt.operation or "q-3-reboot")
+    spec, status = spec_of(QUARANTINE, attempt), begun_status(QUARANTINE, attempt, 3)
+    made = Operation(attempt.name, "u", "1", spec, status, deleting=attempt.deleted)
     assert attempt_of(made) == attempt
-    assert (spec.node, spec.quarantine, spec.number) == ("n1", "q", 3)
+    assert (spec.node, spec.quarantine, status.number) == ("n1", "q", 3)
+    assert status_of(attempt, status) == status
+
+
+def test_an_object_of_another_name_is_a_persons_request_of_its_node() -> None:
+    own, other = operation(1, RepairState.PENDING), request("q-1-test", quarantine="q")
+    assert (is_request(own), is_request(other)) == (False, True)
+    bound, free = request("b", quarantine="q"), request("a", kind="test", profile="x")
+    old = request("old", quarantine="p")
+    elsewhere, gone = request("c", node="n2"), replace(request("d"), deleting=True)
+    begun = replace(request("e"), status=OperationStatus(RepairState.ORDERED, operation="q-1"))
+    found = with_attempts(QUARANTINE, [own, bound, free, old, elsewhere, gone, begun])
+    assert found.status.repair is not None
+    names = [one.name for one in found.status.repair.requests]
+    assert (names, found.status.repair.attempts) == (["a", "b"], ())
+    assert found.status.repair.requests[0] == OperationRequest("a", "test", "x")
+
+
+def test_requests_that_are_not_held_are_known_beside_a_read_of_those_that_are() -> None:
+    """The read selects by a label that only an adopted object has."""
+    known, free, held = KnownOperations(), request("free"), replace(request("held"), held=True)
+    known.take_read([free, held])
+    assert known.requests == [free, held]
+    known.take_read([], "n1")
+    assert known.requests == [free]
+    known.take(replace(free, version="2", status=OperationStatus(RepairState.CANCELLED)))
+    assert known.requests == []
+    known.take_read([])
+    assert not known.has("n1")
+
+
+def test_conditions_follow_from_the_status_and_long_texts_are_cut() -> None:
+    new = with_conditions(OperationStatus(), OperationStatus(message="x" * 2000), 5.0)
+    assert len(new.message) == MOST_MESSAGE
+    waits = with_conditions(new, replace(new, message="the rack is full"), 6.0)
+    begun = replace(waits, phase=RepairState.ORDERED, began_at=7.0)
+    ended = replace(begun, phase=RepairState.FAILED, message="no proof")
+    shown = [
+        [(each.type, each.status, each.reason, each.last_transition_time) for each in one]
+        for one in (
+            waits.conditions,
+            with_conditions(waits, begun, 7.0).conditions,
+            with_conditions(with_conditions(waits, begun, 7.0), ended, 8.0).conditions,
+        )
+    ]
+    assert shown == [
+        [("Admitted", "False", "Waiting", 5.0), ("Complete", "False", "Pending", 5.0)],
+        [("Admitted", "True", "Begun", 7.0), ("Complete", "False", "Ordered", 5.0)],
+        [("Admitted", "True", "Begun", 7.0), ("Complete", "True", "Failed", 8.0)],
+    ]
+    never = with_conditions(waits, cancelled(waits, "its node is released", 9.0), 9.0)
+    assert (never.conditions[0].reason, never.conditions[0].message) == (
+        "Cancelled",
+        "its node is released",
+    )
 
 
 def test_a_quarantine_is_read_with_its_own_begun_operations_the_oldest_first() -> None:
-    other = replace(operation(1, RepairState.FAILED), spec=OperationSpec("n1", "reboot", "other"))
+    other = operation(1, RepairState.FAILED)
+    other = replace(other, status=replace(other.status, quarantine="other"))
     first, second = operation(1, RepairState.FAILED), operation(2, RepairState.ORDERED)
     pending = operation(3, RepairState.PENDING)
     found = with_attempts(QUARANTINE, [second, pending, other, first])
     assert found.status.repair is not None
-    assert [one.operation for one in found.status.repair.attempts] == ["n1-1", "n1-2"]
+    assert [one.operation for one in found.status.repair.attempts] == ["q-1-reboot", "q-2-reboot"]
     assert pending_of(QUARANTINE, [second, pending, other, first]) == [pending]
-    held = replace(QUARANTINE, status=QuarantineStatus(repair=RepairStatus((), "held")))
+    held = replace(QUARANTINE, status=QuarantineStatus(repair=RepairStatus(held="held")))
     joined = with_attempts(held, [first]).status.repair
-    assert joined == RepairStatus((attempt_of(first),), "held")
+    assert joined == RepairStatus((attempt_of(first),), held="held")
     assert with_attempts(QUARANTINE, []) is QUARANTINE
 
 
 def test_no_known_operation_goes_back_to_an_earlier_version() -> None:
     known, one = KnownOperations(), operation(1, RepairState.ORDERED)
-    newer = replace(one, version="10", status=OperationStatus(RepairState.SUCCEEDED))
+    done = replace(one.status, phase=RepairState.SUCCEEDED)
+    newer = replace(one, version="10", status=done)
     assert known.take(newer)
     assert not known.take(replace(one, version="9"))
     assert not known.take(newer)

@@ -247,7 +247,7 @@ def repaired(
     sign = "reboot" if cleared else ""
     evidence = (EvidenceItem("xid:79", "GPU-1", "boot", "reboot", "gpu-gone", "i", cleared=sign),)
     drained = replace(NEW, spec=replace(SPEC, evidence=evidence))
-    now = status(Phase.DRAINED, repair=RepairStatus(attempts, held, exhausted))
+    now = status(Phase.DRAINED, repair=RepairStatus(attempts, held=held, exhausted=exhausted))
     found = {one.type: one for one in written(drained, now, 7.0).status.conditions}
     one = found.get("Repaired")
     return (one.status, one.reason, one.message) if one is not None else None

@@ -12,17 +12,14 @@ from aggregator.quarantine.decide.node_marks import write_overruled
 from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
-from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 
 TEST = NodeTest(1, operation_of("u", "b", 1), "quick", RepairState.SUCCEEDED, "b")
-KEYS = (FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY)
+KEYS = (OVERRULED, NODE_TEST, RELEASE_HISTORY)
 
 
 def test_what_sickbay_and_people_write_is_readable() -> None:
     written = {
-        FOLLOWED: json.dumps(["r1", "r2"]),
-        REQUEST: "test:quick r3 quarantine=none",
         OVERRULED: write_overruled(frozenset({Override("xid:79", "GPU-1", "b", "reboot")})),
         NODE_TEST: write_test(TEST),
         RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", 1.0]]),
@@ -31,27 +28,12 @@ def test_what_sickbay_and_people_write_is_readable() -> None:
     assert unreadable_annotations("n1", written, "u") == ()
     assert unreadable_annotations("n1", {}, "u") == ()
     assert unreadable_annotations("n1", {OVERRULED: write_overruled(frozenset())}, "u") == ()
-    assert unreadable_annotations("n1", {OVERRULED: "", REQUEST: " "}, "u") == ()
-
-
-def test_unreadable_memory_of_requests_names_both_annotations_to_remove() -> None:
-    """The request that stands may have been followed already: it would be followed once more."""
-    for text in ("{", "", '"r1"', "[1]", "[" * 100_000):
-        [told] = unreadable_annotations("n1", {FOLLOWED: text, REQUEST: "reboot r1"}, "u")
-        assert told == (
-            "note sickbay.dev/repair-followed can't be read: no request of "
-            "sickbay.dev/repair is followed, as one of before might be followed twice. To go on: "
-            "kubectl annotate node n1 sickbay.dev/repair- sickbay.dev/repair-followed-, and ask "
-            "again"
-        )
+    assert unreadable_annotations("n1", {OVERRULED: ""}, "u") == ()
 
 
 @pytest.mark.parametrize(
     ("key", "text", "effect"),
     [
-        (REQUEST, "rebot r1", "the request is not followed"),
-        (REQUEST, "reboot", "the request is not followed"),
-        (REQUEST, "reboot:quick r1", "the request is not followed"),
         (OVERRULED, "{", "evidence that a person has overruled counts again"),
         (OVERRULED, '{"evidence": [["xid:79"]]}', "evidence that a person has overruled counts"),
         (NODE_TEST, "{}", "no test of the node outside of a quarantine begins"),

@@ -17,7 +17,7 @@ from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import LocalActions, scratch_copy
 from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
-from aggregator.cluster.operations import spec_of, status_of
+from aggregator.cluster.operations import begun_status, spec_of
 from aggregator.cluster.port import (
     Action,
     QuarantineSpec,
@@ -69,8 +69,8 @@ def orders_a_reboot(store: LocalStore, node: str) -> None:
     assert found is not None
     name = f"{found.uid}-1-reboot"
     order = RepairAttempt(name, "reboot", RepairState.ORDERED, began_at=1.8e9)
-    made = store.operations.create(order.operation, spec_of(found, order, 1))
-    store.operations.write_status(made, status_of(order))
+    made = store.operations.create(order.operation, spec_of(found, order))
+    store.operations.write_status(made, begun_status(found, order, 1))
 
 
 @pytest.fixture

@@ -12,15 +12,9 @@ from pathlib import Path
 import pytest
 
 from aggregator.cluster.local.store import LocalStore
-from aggregator.cluster.port import RepairState
-from aggregator.policy.repairs import REPAIRS as KINDS
-from aggregator.quarantine.decide.operator_requests import REPAIR
-from aggregator.quarantine.decide.repair import (
-    RepairMode,
-    RepairRequest,
-    RepairRules,
-    read_request,
-)
+from aggregator.cluster.operations import begun_status, spec_of
+from aggregator.cluster.port import Action, Operation, QuarantineSpec, RepairState
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from tests.web.cli import in_process, sickbay, start_on
 from tests.web.support import (
     NIGHT,
@@ -35,6 +29,7 @@ from tests.web.support import (
 )
 
 HANDS = Hands()
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79")
 ORDERED = reboot_of("node-2", HANDS.wall, RepairState.ORDERED, message="asked the BMC")
 FAILED = replace(ORDERED, state=RepairState.FAILED, ended_at=HANDS.wall, message="no proof came")
 
@@ -55,10 +50,9 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def request_in(database: Path, node: str = "node-2") -> RepairRequest | None:
+def requests_in(database: Path, node: str = "node-2") -> list[Operation]:
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
-        found = store.node_now(node)
-        return read_request(found.annotations) if found is not None else None
+        return store.operations.of(node)
 
 
 async def test_a_node_alone_shows_its_ladder_its_attempts_and_what_holds_the_next(
@@ -99,7 +93,7 @@ async def test_node_and_explain_name_the_ladder_and_the_attempts(served: Served)
     assert "The next repair waits: the <rack> is full\n" in why.out
 
 
-async def test_a_kind_is_written_on_the_node_with_an_id_of_its_own(
+async def test_a_kind_is_an_operation_with_a_name_of_its_own_until_it_is_cancelled(
     served: Served, database: Path
 ) -> None:
     where = ["--url", served.url, "--local", str(database)]
@@ -107,22 +101,21 @@ async def test_a_kind_is_written_on_the_node_with_an_id_of_its_own(
     assert done.code == 0, done.err
     assert "node-2: reboot is ordered once the node is drained" in done.err
     assert f"To follow it: sickbay repair node-2 --local {database}\n" in done.out
-    assert f"To take it back: sickbay repair node-2 --cancel --local {database}\n" in done.out
-    first = request_in(database)
-    assert first is not None
-    assert first.what == "reboot"
-    assert first.ident in done.out
-    assert first.quarantine == "q-node-2", "a later quarantine does not follow it"
+    assert f"To cancel it: sickbay repair node-2 --cancel --local {database}\n" in done.out
+    [first] = requests_in(database)
+    assert (first.spec.kind, bool(first.spec.requester)) == ("reboot", True)
+    assert first.name in done.out
+    assert first.spec.quarantine == "q-node-2", "a later quarantine does not follow it"
     await in_process("repair", "node-2", "reboot", "--yes", *where)
-    second = request_in(database)
-    assert second is not None
-    assert (second.what, second.ident != first.ident) == ("reboot", True)
+    assert len(requests_in(database)) == 2
     cancel = await in_process("repair", "node-2", "--cancel", "--yes", "-o", "json", *where)
     assert json.loads(cancel.out)["done"] is True
-    assert "no repair is under way; none begins by itself" in cancel.err
-    third = request_in(database)
-    assert third is not None
-    assert third.what == "cancel"
+    assert "the requests that have not begun are taken back" in cancel.err
+    assert requests_in(database) == []
+    again = await in_process("repair", "node-2", "--cancel", "--yes", *where)
+    assert (again.code, again.out) == (1, "")
+    assert "node-2 has no open operation to cancel" in again.err
+    assert "sickbay exempt node-2" in again.err
 
 
 async def test_a_request_is_confirmed_on_a_terminal_and_refused_without_one(
@@ -136,27 +129,33 @@ async def test_a_request_is_confirmed_on_a_terminal_and_refused_without_one(
     assert (dry.code, dry.out.startswith("DRY RUN, nothing is written.")) == (0, True)
     ours, theirs = pty.openpty()
     for answer, code in ((b"no\n", 1), (b"yes\n", 0)):
-        assert request_in(database) is None
+        assert requests_in(database) == []
         os.write(ours, answer)
         process = await start_on(theirs, *ask)
         _, err = await process.communicate()
         assert process.returncode == code, err
         assert b'Go on? Type "yes": ' in err
-    assert request_in(database) is not None
+    assert len(requests_in(database)) == 1
     os.close(ours)
     os.close(theirs)
 
 
 async def test_the_effect_on_a_repair_under_way_is_said(served: Served, database: Path) -> None:
     repaired(served.fleet.node_summaries["node-2"], ORDERED)
-    where = ["--dry-run", "--url", served.url, "--local", str(database)]
-    cancel = await in_process("repair", "node-2", "--cancel", *where)
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        found = store.create_quarantine("node-2", SPEC, finalizer=True)
+        made = store.operations.create(ORDERED.operation, spec_of(found, ORDERED))
+        store.operations.write_status(made, begun_status(found, ORDERED, 1))
+    where = ["--url", served.url, "--local", str(database)]
+    cancel = await in_process("repair", "node-2", "--cancel", "--dry-run", *where)
     assert "node-2: reboot is taken back, where its repairer still can" in cancel.err
-    more = await in_process("repair", "node-2", "ticket", *where)
+    assert [one.deleting for one in requests_in(database)] == [False]
+    more = await in_process("repair", "node-2", "ticket", "--dry-run", *where)
     assert "reboot is under way, and it follows the end of that" in more.err
     served.fleet.repairs = replace(REPAIRS, rules=RepairRules(RepairMode.OFF))
-    off = await in_process("repair", "node-2", "--cancel", *where)
+    off = await in_process("repair", "node-2", "--cancel", "--yes", *where)
     assert off.code == 0, "what is under way can be taken back in any mode"
+    assert [one.deleting for one in requests_in(database)] == [True]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,7 @@ async def test_a_request_without_sense_names_what_is_expected(
     done = await in_process("repair", *words, *where)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
-    assert request_in(database, words[0]) is None
+    assert requests_in(database, words[0]) == []
 
 
 @pytest.mark.parametrize("mode", [RepairMode.OFF, RepairMode.OBSERVE])
@@ -197,17 +196,3 @@ async def test_a_mode_that_orders_nothing_refuses_a_request(
     shown = await in_process("repair", "node-8", "--url", served.url)
     expected = "repair.mode is off" if mode is RepairMode.OFF else "repair.mode observe"
     assert expected in shown.out
-
-
-async def test_a_ladder_that_has_ended_can_not_be_cancelled(served: Served, database: Path) -> None:
-    summary = served.fleet.node_summaries["node-2"]
-    repaired(summary, FAILED, exhausted="no further repair is on its ladder")
-    where = ["--yes", "--url", served.url, "--local", str(database)]
-    done = await in_process("repair", "node-2", "--cancel", *where)
-    assert (done.code, done.out) == (2, "")
-    assert "expected a kind of repair in place of --cancel" in done.err
-
-
-def test_each_kind_makes_an_annotation_that_is_understood() -> None:
-    for what in (*KINDS, "cancel"):
-        assert read_request({REPAIR: f"{what} 20261125T210000Z-0a1b2c3d"}) is not None

@@ -17,17 +17,11 @@ from aggregator.cli import active_test
 from aggregator.cli.errors import CommandFailed, Unreached
 from aggregator.cli.source import Source
 from aggregator.cluster.local.store import LocalStore
-from aggregator.cluster.port import Phase, RepairAttempt, RepairState
+from aggregator.cluster.port import Operation, Phase, RepairAttempt, RepairState
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.node_tests import NodeTest
-from aggregator.quarantine.decide.repair import (
-    RepairMode,
-    RepairRequest,
-    RepairRules,
-    read_request,
-    request_for,
-)
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.fleet import NodeTestView
 from tests.web.cli import in_process, start_on
@@ -44,8 +38,7 @@ from tests.web.support import (
 HANDS = Hands()
 COMMANDS = active_test._Commands(
     show="sickbay node node-1",
-    end='sickbay exempt node-1 --for 1h --reason "to end its test"',
-    withdraw="kubectl annotate node node-1 sickbay.dev/repair-",
+    end="kubectl delete --wait=false operation test-1",
 )
 TESTING = replace(
     REPAIRS,
@@ -70,10 +63,9 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def request_in(database: Path) -> RepairRequest | None:
+def request_in(database: Path, node: str = "node-2") -> Operation | None:
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
-        found = store.node_now("node-2")
-        return read_request(found.annotations) if found is not None else None
+        return next(iter(store.operations.of(node)), None)
 
 
 def ended(
@@ -113,12 +105,12 @@ async def test_the_verdict_is_waited_for_printed_and_the_exit_code(
         told += line
     asked = request_in(database)
     assert asked is not None
-    assert (asked.what, asked.profile) == ("test", "")
+    assert (asked.spec.kind, asked.spec.profile) == ("test", "")
     attempt = RepairAttempt(
         "q-1-test",
         "test",
         state,
-        request=asked.ident,
+        request=asked.name,
         began_at=HANDS.wall,
         deadline_at=HANDS.wall + 9,
         ended_at=HANDS.wall,
@@ -161,7 +153,8 @@ async def test_without_a_wait_the_request_alone_is_written(served: Served, datab
     assert done.code == 0, done.err
     asked = request_in(database)
     assert asked is not None
-    assert (asked.what, asked.profile, asked.quarantine) == ("test", "long", "q-node-2")
+    spec = asked.spec
+    assert (spec.kind, spec.profile, spec.quarantine) == ("test", "long", "q-node-2")
 
 
 async def test_no_end_within_the_time_is_no_verdict(served: Served, database: Path) -> None:
@@ -202,11 +195,11 @@ def test_the_end_of_the_wait_tells_a_test_that_runs_from_one_that_waits(
     start = "node-1: no end within 60 s; "
     assert waited(rest | {"new_node": {"tainted": False, "test": test}}, capsys) == (
         f"{start}the test has begun, and goes on: sickbay node node-1. To end it without a "
-        'verdict: sickbay exempt node-1 --for 1h --reason "to end its test"'
+        "verdict: kubectl delete --wait=false operation test-1"
     )
     stands = (
         "The request stands, and the test may begin later: sickbay node node-1. To withdraw the "
-        "request: kubectl annotate node node-1 sickbay.dev/repair-"
+        "request: kubectl delete --wait=false operation test-1"
     )
     assert waited(rest | {"new_node": held}, capsys) == (
         f"{start}the test has not begun: 2 nodes are tested. {stands}"
@@ -342,15 +335,14 @@ async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
         assert line, told
         told += line
     assert "Its pass removes the taint k" in told
-    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
-        asked = read_request(store.node_now("node-3").annotations)  # type: ignore[union-attr]
+    asked = request_in(database, "node-3")
     assert asked is not None
-    assert (asked.what, asked.profile, asked.quarantine) == ("test", "quick", "none")
-    assert request_for(asked, "q-node-3") is None
+    spec = asked.spec
+    assert (spec.kind, spec.profile, spec.quarantine) == ("test", "quick", "")
     assert "sickbay node node-3" in told
     assert "--cancel" not in told
     test = replace(
-        failed, number=2, operation="u-b-2-test", state=state, request=asked.ident, message="done"
+        failed, number=2, operation="u-b-2-test", state=state, request=asked.name, message="done"
     )
     served.feed.record_event(ended("node-3", "u-b-2-test", state.value, 1840.0))
     served.fleet.node_tests = {"node-3": NodeTestView(test, tainted=state is RepairState.FAILED)}
@@ -410,12 +402,11 @@ async def test_a_node_in_service_is_tested_by_hand_and_a_refusal_is_no_verdict(
         told += line
     assert "node-1 is in service: test quick is ordered as a Job of the lowest priority" in told
     assert "no pod is evicted for it" in told
-    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
-        asked = read_request(store.node_now("node-1").annotations)  # type: ignore[union-attr]
+    asked = request_in(database, "node-1")
     assert asked is not None
-    assert (asked.what, asked.quarantine) == ("test", "none")
+    assert (asked.spec.kind, asked.spec.quarantine) == ("test", "")
     served.fleet.node_tests = {
-        "node-1": NodeTestView(None, tainted=False, held="no room", requested=asked.ident)
+        "node-1": NodeTestView(None, tainted=False, held="no room", requested=asked.name)
     }
     HANDS.advance(5)
     while "the test has not begun: no room" not in told:
@@ -428,7 +419,7 @@ async def test_a_node_in_service_is_tested_by_hand_and_a_refusal_is_no_verdict(
         "quick",
         RepairState.CANCELLED,
         "b",
-        request=asked.ident,
+        request=asked.name,
         reason="idle",
         message="refused: the node has work",
     )

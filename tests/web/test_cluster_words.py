@@ -20,7 +20,6 @@ from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.node_marks import foreign_hands
 from aggregator.quarantine.decide.plans.marks import MarkView, plan_marks
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
-from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST
 from aggregator.quarantine.decide.uncordon import Uncordoned, UncordonRules, after_uncordon
 from aggregator.quarantine.state.evidence import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
@@ -46,7 +45,7 @@ def site(words: ClusterWords) -> FleetState:
     record_common_cause(fleet, HANDS.now)
     cause = next(iter(fleet.causes.values()))
     fleet.causes = {scope: replace(cause, id=scope, scope=scope) for scope in advice._CAUSES}
-    unread = dict.fromkeys((FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY), "{")
+    unread = dict.fromkeys((OVERRULED, NODE_TEST, RELEASE_HISTORY), "{")
     for number, phase in enumerate(Phase):
         summary = well(fleet, f"n{number}", HANDS.now)
         incident_of(summary, HANDS.now)

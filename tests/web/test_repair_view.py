@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from aggregator.cli.render_nodes import new_node
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import NodeMeta, RepairAttempt, RepairState
+from aggregator.cluster.port import NodeMeta, OperationRequest, RepairAttempt, RepairState
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.node_tests import NodeTest, write_test
-from aggregator.quarantine.decide.repair import RepairMode, RepairRequest, RepairRules
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
@@ -142,11 +142,9 @@ def test_a_request_is_shown_until_an_attempt_answers_it() -> None:
         return made.repair
 
     assert (shown().requested, shown().waits[:17]) == ("", "no further repair")
-    set_fields(summary, repair_request=RepairRequest("ticket", "a1"))
+    asked = (OperationRequest("a1", "ticket"),)
+    repaired(summary, DONE, exhausted="over", requests=asked)
     assert (shown().requested, shown().waits) == ("ticket (a1)", "")
-    set_fields(summary, repair_request=RepairRequest("ticket", "a1", "another quarantine"))
-    assert shown().requested == ""
-    set_fields(summary, repair_request=RepairRequest("ticket", "a1"))
     answer = replace(DONE, operation="q-node-2-2-ticket", repair="ticket", request="a1")
     repaired(summary, DONE, answer)
     assert shown().requested == ""

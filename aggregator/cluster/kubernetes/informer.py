@@ -70,7 +70,7 @@ _HELD_S = 10.0
 #: Phases in which the node is unschedulable by our hand.
 _CORDONED = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.DRAINED})
 
-#: Nodes decoded before the event loop runs other tasks; about a millisecond.
+#: Objects decoded before the event loop runs other tasks; about a millisecond.
 _SLICE = 100
 
 _NO_RECORD = RecordText(text="", version="")
@@ -150,7 +150,11 @@ class ClusterInformer:
         if not before.uid:
             self._report_all_gone(emit)
             raise _no_definition()
-        operations = [decode_operation(raw) for raw in await self._operations.read_all()]
+        operations = []
+        for number, raw in enumerate(await self._operations.read_all(), 1):
+            operations.append(decode_operation(raw))
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
         self._known_operations.take_read(operations)
         quarantines = [
             decode_quarantine(raw, self._namespace) for raw in await self._quarantines.read_all()

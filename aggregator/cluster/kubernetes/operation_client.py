@@ -1,7 +1,8 @@
 """Operations in the API: made, read, changed and dropped, each write with its fence."""
 
+import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,17 +13,21 @@ from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
 from aggregator.cluster.kubernetes.objects import (
     Meta,
+    PartialObjectMetadata,
     RawList,
     decode,
     seconds,
 )
 from aggregator.cluster.kubernetes.paths import quoted
-from aggregator.cluster.kubernetes.quarantine_codec import GROUP, VERSION
+from aggregator.cluster.kubernetes.quarantine_codec import CONDITION, GROUP, VERSION
 from aggregator.cluster.kubernetes.reflector import Resource, list_pages
 from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport, encode
+from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import KnownOperations, with_attempts
 from aggregator.cluster.port import (
+    Conflict,
     NotFound,
+    ObjectCondition,
     Operation,
     OperationSpec,
     OperationStatus,
@@ -37,8 +42,9 @@ NODE_LABEL = f"{GROUP}/node"
 _LONGEST_LABEL = 63
 RESOURCE = Resource("operations", paths.OPERATIONS)
 _FORMS: Mapping[type, ObjectForm] = {
-    OperationSpec: ObjectForm(required=frozenset({"node", "kind"}), always={"number": 0}),
-    OperationStatus: ObjectForm(always={"phase": RepairState.PENDING}),
+    OperationSpec: ObjectForm(required=frozenset({"node", "kind"})),
+    OperationStatus: ObjectForm(always={"phase": RepairState.PENDING, "number": 0}),
+    ObjectCondition: CONDITION,
 }
 SPEC, STATUS = ObjectCodec(OperationSpec, _FORMS), ObjectCodec(OperationStatus, _FORMS)
 _SPEC_DECODER = msgspec.json.Decoder(SPEC.struct)
@@ -52,27 +58,39 @@ class _Object(msgspec.Struct, frozen=True):
 
 
 class KubeOperations:
-    """Implements `Operations`."""
+    """Implements `Operations`. ``wall`` (seconds) is the time of conditions that change."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, wall: Callable[[], float]) -> None:
         self._transport = transport
+        self._wall = wall
         #: What is known of them; the informer keeps it up to date.
         self.known = KnownOperations()
 
     async def create(self, name: str, spec: OperationSpec) -> Operation:
-        values = msgspec.to_builtins(SPEC.encode(spec))
-        body = {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": "Operation",
-            "metadata": {
-                "name": name,
-                "labels": {NODE_LABEL: label_of(spec.node)},
-                "finalizers": [FINALIZER],
-            },
-            "spec": {key: value for key, value in values.items() if value is not None},
-        }
+        body = operation_body(name, spec, finalizers=[FINALIZER])
         made = await self._request("POST", paths.OPERATIONS, Priority.PHASE, body=encode(body))
         return self._take(made)
+
+    async def adopt(self, operation: Operation) -> Operation:
+        """Finalizers of others are read with it, so that the list keeps them."""
+        if operation.held:
+            return operation
+        path = _path(operation.name)
+        meta = decode(await self._request("GET", path), PartialObjectMetadata).metadata
+        if (meta.uid, meta.resource_version) != (operation.uid, operation.version):
+            raise Conflict(f"operation {operation.name} has changed since it was read")
+        if meta.deletion_timestamp is not None:
+            raise Conflict(f"operation {operation.name} is being deleted")
+        change = {
+            "uid": meta.uid,
+            "resourceVersion": meta.resource_version,
+            "labels": {NODE_LABEL: label_of(operation.spec.node)},
+            "finalizers": [*(meta.finalizers or ()), FINALIZER],
+        }
+        return await self._patch(path, {"metadata": change}, Priority.PHASE)
+
+    def requests(self) -> list[Operation]:
+        return self.known.requests
 
     async def read(self, name: str) -> Operation | None:
         try:
@@ -89,17 +107,12 @@ class KubeOperations:
         return found
 
     async def all(self) -> list[Operation]:
-        found: list[Operation] = []
-        pages = list_pages(self._transport, RESOURCE)
-        async with contextlib.aclosing(pages):
-            async for page in pages:
-                found += [decode_operation(one) for one in page.items or ()]
-        return found
+        return await list_operations(self._transport)
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         fence = {"resourceVersion": operation.version, "uid": operation.uid}
-        values = msgspec.to_builtins(STATUS.encode(status))
-        patch = {"metadata": fence, "status": values}
+        written = with_conditions(operation.status, status, self._wall())
+        patch = {"metadata": fence, "status": msgspec.to_builtins(STATUS.encode(written))}
         return await self._patch(f"{_path(operation.name)}/status", patch, Priority.PHASE)
 
     async def drop(self, operation: Operation) -> None:
@@ -135,13 +148,41 @@ class KubeOperations:
         return await self._transport.request(method, path, kind="operations", lane=lane, **more)
 
 
+async def list_operations(transport: Transport) -> list[Operation]:
+    """All of the fleet's. Others run between two pages."""
+    found: list[Operation] = []
+    pages = list_pages(transport, RESOURCE)
+    async with contextlib.aclosing(pages):
+        async for page in pages:
+            found += [decode_operation(one) for one in page.items or ()]
+            await asyncio.sleep(0)
+    return found
+
+
+def operation_body(
+    name: str, spec: OperationSpec, finalizers: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The object, as it is created."""
+    values = msgspec.to_builtins(SPEC.encode(spec))
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "Operation",
+        "metadata": {
+            "name": name,
+            "labels": {NODE_LABEL: label_of(spec.node)},
+            "finalizers": finalizers,
+        },
+        "spec": {key: value for key, value in values.items() if value is not None},
+    }
+
+
 async def join_operations(
     transport: Transport, quarantines: Sequence[Quarantine], node: str = ""
 ) -> list[Quarantine]:
     """The quarantines with their attempts, read now; ``node``: all are of this one. Without them
     where the account may not read operations.
     """
-    operations = KubeOperations(transport)
+    operations = KubeOperations(transport, lambda: 0.0)
     try:
         found = await (operations.of(node) if node else operations.all())
     except Refused as error:
@@ -183,4 +224,5 @@ def decode_operation(body: bytes | msgspec.Raw) -> Operation:
         status=status,
         created_at=seconds(meta.creation_timestamp),
         deleting=meta.deletion_timestamp is not None,
+        held=FINALIZER in (meta.finalizers or ()),
     )

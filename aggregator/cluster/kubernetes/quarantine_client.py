@@ -46,7 +46,7 @@ class KubeQuarantines:
         self._transport = transport
         self._installation = installation
         self._wall = wall
-        self.operations = KubeOperations(transport)
+        self.operations = KubeOperations(transport, wall)
 
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None

@@ -23,9 +23,9 @@ from aggregator.cluster.port import (
     EvidenceItem,
     HookStatus,
     MarksStatus,
+    ObjectCondition,
     Phase,
     Quarantine,
-    QuarantineCondition,
     QuarantineSpec,
     QuarantineStatus,
     RepairStatus,
@@ -37,6 +37,10 @@ DEFINITION = f"{PLURAL}.{GROUP}"
 FINALIZER = f"{GROUP}/undo"
 
 
+CONDITION = ObjectForm(
+    required=frozenset({"type", "status", "reason", "message"}),
+    is_item=True,
+)
 #: How the objects differ from what `object_codec` makes of the port's dataclasses.
 FORMS: Mapping[type, ObjectForm] = {
     # A spec's `always` are the schema's defaults: fields that a hand-made one may leave out.
@@ -49,13 +53,10 @@ FORMS: Mapping[type, ObjectForm] = {
         required=frozenset({"workload", "ident", "state"}), names={"ident": "id"}, is_item=True
     ),
     HookStatus: ObjectForm(required=frozenset({"state"})),
-    QuarantineCondition: ObjectForm(
-        required=frozenset({"type", "status", "reason", "message"}),
-        is_item=True,
-    ),
+    ObjectCondition: CONDITION,
     MarksStatus: ObjectForm(always={"restored": 0}),
     # They are objects of their own: `operations`.
-    RepairStatus: ObjectForm(elsewhere=frozenset({"attempts"})),
+    RepairStatus: ObjectForm(elsewhere=frozenset({"attempts", "requests"})),
     AppliedChanges: ObjectForm(
         names={"taint": "taintBefore", "label": "labelBefore", "codes": "codesBefore"},
         required=frozenset({"cordoned"}),

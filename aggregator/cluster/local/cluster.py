@@ -17,6 +17,7 @@ from aggregator.cluster.local.commands import SiteCommandFailed, run_command
 from aggregator.cluster.local.place import ClosableLease, FilePlace, StorePlace
 from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.local.store import ClusterStore
+from aggregator.cluster.operations import KnownOperations
 from aggregator.cluster.port import (
     UNGUARDED,
     ClusterError,
@@ -81,9 +82,18 @@ class LocalOperations:
 
     def __init__(self, cluster: "LocalCluster") -> None:
         self._cluster = cluster
+        #: As of the last change of the state.
+        self.known = KnownOperations()
 
     async def create(self, name: str, spec: OperationSpec) -> Operation:
         return await self._cluster.write_store(lambda store: store.operations.create(name, spec))
+
+    async def adopt(self, operation: Operation) -> Operation:
+        """Nothing but its deletion ends a row."""
+        return operation
+
+    def requests(self) -> list[Operation]:
+        return self.known.requests
 
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.read_store(lambda store: store.operations.read(name))
@@ -233,6 +243,9 @@ class LocalCluster:
         nodes = frozenset(node.name for node in self._open.nodes() if node.unschedulable)
         news += [NodeUncordoned(name) for name in told.unschedulable - nodes]
         told.record, told.quarantines, told.unschedulable = record, now, nodes
+        known = KnownOperations()
+        known.take_read(self._open.operations.all())
+        self.operations.known = known
         return news
 
     # -- the record and the quarantines ---------------------------------------------------

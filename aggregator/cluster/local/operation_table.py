@@ -9,17 +9,18 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.local.rows import Rows
+from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.port import Conflict, Operation, OperationSpec, OperationStatus, RepairState
 
-_COLUMNS = "name, uid, version, spec, status, created_at"
+_COLUMNS = "name, uid, version, spec, status, created_at, deleting"
 _INSERT = """
-INSERT INTO operations VALUES (:name, :uid, 1, :node, :spec, :status, :created_at)
-ON CONFLICT DO NOTHING RETURNING name, uid, version, spec, status, created_at
+INSERT INTO operations VALUES (:name, :uid, 1, :node, :spec, :status, :created_at, 0)
+ON CONFLICT DO NOTHING RETURNING name, uid, version, spec, status, created_at, deleting
 """
 _UPDATE = """
 UPDATE operations SET status = :status, version = version + 1
 WHERE name = :name AND uid = :uid AND version = :version
-RETURNING name, uid, version, spec, status, created_at
+RETURNING name, uid, version, spec, status, created_at, deleting
 """
 _SPEC = msgspec.json.Decoder(OperationSpec)
 _STATUS = msgspec.json.Decoder(OperationStatus)
@@ -64,18 +65,33 @@ class OperationTable:
 
     def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         """Against the version that was read."""
-        written = self._rows.change(
+        written = with_conditions(operation.status, status, self._wall())
+        rows = self._rows.change(
             lambda run: run(
                 _UPDATE,
-                status=json.dumps(asdict(status)),
+                status=json.dumps(asdict(written)),
                 name=operation.name,
                 uid=operation.uid,
                 version=int(operation.version),
             )
         )
-        if not written:
+        if not rows:
             raise Conflict(f"operation {operation.name} was written in between")
-        return _operation(written[0])
+        return _operation(rows[0])
+
+    def cancel(self, operation: Operation) -> None:
+        """A person deletes it: one that has not begun is gone, another one is to be cancelled."""
+        if operation.status.phase is RepairState.PENDING:
+            self.drop(operation)
+            return
+        self._rows.change(
+            lambda run: run(
+                "UPDATE operations SET deleting = 1, version = version + 1"
+                " WHERE name = :name AND uid = :uid",
+                name=operation.name,
+                uid=operation.uid,
+            )
+        )
 
     def drop(self, operation: Operation) -> None:
         """Against the version that was read."""
@@ -93,7 +109,7 @@ class OperationTable:
 
 
 def _operation(row: tuple[Any, ...]) -> Operation:
-    name, ident, version, spec, text, created_at = row
+    name, ident, version, spec, text, created_at, deleting = row
     try:
         status = _STATUS.decode(text)
     except msgspec.ValidationError as error:  # a later version wrote it: nothing follows it
@@ -105,4 +121,5 @@ def _operation(row: tuple[Any, ...]) -> Operation:
         spec=_SPEC.decode(spec),
         status=status,
         created_at=created_at,
+        deleting=bool(deleting),
     )

@@ -55,7 +55,8 @@ CREATE TABLE IF NOT EXISTS quarantines (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS operations (
   name TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, node TEXT NOT NULL,
-  spec TEXT NOT NULL, status TEXT NOT NULL, created_at REAL NOT NULL
+  spec TEXT NOT NULL, status TEXT NOT NULL, created_at REAL NOT NULL,
+  deleting INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 """
 
@@ -396,7 +397,7 @@ def _encode_status(status: QuarantineStatus, unread: Mapping[str, Any] = EMPTY) 
     """
     found = {**asdict(status), **unread}
     if status.repair is not None and "repair" not in unread:
-        del found["repair"]["attempts"]
+        del found["repair"]["attempts"], found["repair"]["requests"]
     return json.dumps(found)
 
 

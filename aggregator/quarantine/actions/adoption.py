@@ -38,7 +38,6 @@ from aggregator.quarantine.decide.node_marks import (
     stood_for,
 )
 from aggregator.quarantine.decide.operator_requests import FORCE
-from aggregator.quarantine.decide.repair import followed_change
 from aggregator.quarantine.state.fleet import UNCLAIMED
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
@@ -203,7 +202,6 @@ class MarkAdopter:
         # A person asked for marks without evidence, and the deletion, which is later, takes that
         # back.
         more: dict[str, str | None] = {} if stood else {FORCE: None}
-        more |= followed_change(node.annotations, (), last=True)
         undo = Undo(uid, read_applied(node), words, more=more)
         node_state.take_node(await self._release_actions.undo_node(node_state, node, undo))
         await self._acts.announcer.write(

@@ -44,7 +44,6 @@ from aggregator.quarantine.decide.plans.release import UNCORDONED
 from aggregator.quarantine.decide.plans.release_reasons import NODE_ABSENT
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.release_checks import memory_change, release_hold, remember
-from aggregator.quarantine.decide.repair import followed_change
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY, UncordonRules
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -110,7 +109,9 @@ class ReleaseActions:
                 return  # it is back
             if node_state.is_released_by_uncordon(self._uncordon) or not taken_back:
                 return  # operators' requests are other than we knew: decide again
-            if not await are_attempts_known(self._cluster, node_state, quarantine):
+            if not await are_attempts_known(
+                self._cluster, node_state, quarantine, self._clocks.wall()
+            ):
                 return  # an operation that we did not know of: decide again
         status = replace(
             quarantine.status,
@@ -221,10 +222,6 @@ class ReleaseActions:
         more = memory_change(memory)
         if UNCORDONED_BY in node.annotations:
             more[UNCORDONED_BY] = None
-        repair = quarantine.status.repair
-        if begun:  # what nobody has followed ends with the quarantine too
-            requests = [one.request for one in repair.attempts] if repair is not None else []
-            more |= followed_change(node.annotations, requests, last=True)
         if quarantine.status.overruled and quarantine.spec.requester == FORCED:
             more[FORCE] = None  # a person's later request takes the earlier one back
         undo = Undo(

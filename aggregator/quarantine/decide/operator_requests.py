@@ -14,12 +14,6 @@ from aggregator.rfc3339 import read_time, write_time
 EXEMPT = "sickbay.dev/exempt"
 FORCE = "sickbay.dev/force"
 PIN = "sickbay.dev/pin"
-#: About the repair of a node in quarantine, "KIND ID" or "cancel ID"; `repair` reads it.
-REPAIR = "sickbay.dev/repair"
-CANCEL_REPAIR = "cancel"
-QUARANTINE_IS = "quarantine="
-#: In place of a UID: about a new node, so that no later quarantine follows the request.
-NO_QUARANTINE = "none"
 
 #: The requester of a quarantine made by a force annotation.
 FORCED = FORCE

@@ -11,14 +11,21 @@ Invariants:
 """
 
 import enum
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from aggregator.cluster.port import BUSY, Node, RepairAttempt, RepairState, RepairStatus
+from aggregator.cluster.operations import name_of
+from aggregator.cluster.port import (
+    BUSY,
+    Node,
+    OperationRequest,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share
 from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TEST, TICKET, rank
@@ -33,13 +40,7 @@ from aggregator.quarantine.decide.admission_record import (
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
-from aggregator.quarantine.decide.operator_requests import (
-    CANCEL_REPAIR,
-    NO_QUARANTINE,
-    QUARANTINE_IS,
-    REPAIR,
-)
-from aggregator.quarantine.decide.profiles import PROFILE, MaybeProfile
+from aggregator.quarantine.decide.profiles import MaybeProfile
 from aggregator.quarantine.decide.reservation import LINGERS, OperationProposal
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.verdicts import (
@@ -52,14 +53,6 @@ from aggregator.rfc3339 import span
 
 #: Attempts of one quarantine.
 MOST_ATTEMPTS = 20
-#: A person's request, as an annotation of the Node: "KIND ID", "test:PROFILE ID" or "cancel ID",
-#: and in whichever quarantine, or with " quarantine=UID" in that one.
-REQUEST = REPAIR
-CANCEL = CANCEL_REPAIR
-#: The ids of the requests that are over on this Node, newest last, as a JSON list.
-FOLLOWED = "sickbay.dev/repair-followed"
-_LONGEST_ID = 60
-_MOST_FOLLOWED = 50
 
 _KURED = "weave.works/kured-reboot-in-progress"
 _KARPENTER = "karpenter.sh/nodeclaim-termination-timestamp"
@@ -145,7 +138,7 @@ class Do(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NextRepair:
-    """The next step, with which repair, why, and by which request of a person.
+    """The next step, with which repair, why, and by which request of a person: the name of that.
 
     ``profile`` is that of a test.
     """
@@ -154,20 +147,6 @@ class NextRepair:
     repair: str = ""
     because: str = ""
     request: str = ""
-    profile: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RepairRequest:
-    """A person's request: a kind of repair, or `CANCEL`, and the id that makes it one.
-
-    ``quarantine``: the UID of the one that it is about; empty: of whichever stands. ``profile``: of
-    a test, empty: that of the configuration.
-    """
-
-    what: str
-    ident: str
-    quarantine: str = ""
     profile: str = ""
 
 
@@ -191,7 +170,6 @@ class RepairFacts:
     lemon: bool = False
     is_open: bool = True
     began: float = 0.0
-    request: RepairRequest | None = None
     returns: bool = False
     whole: tuple[str, ...] = ()
     boot_id: str = ""
@@ -206,14 +184,11 @@ def next_repair(
     if wrong:
         return NextRepair(Do.NOTHING, because=wrong)
     last = status.attempts[-1] if status.attempts else None
-    asked = open_request(status, facts.request)
     if last is not None and last.state in BUSY:
         over = bool(status.exhausted) and status.exhausted_at >= last.began_at
-        return _under_way(last, facts, asked, now, over=over)
-    if asked is not None and asked.what != CANCEL:
-        return _by_hand(status, facts, asked, rules)
-    if asked is not None and not status.exhausted:
-        return NextRepair(Do.EXHAUST, because="a person ended the repairs", request=asked.ident)
+        return _under_way(last, facts, now, over=over)
+    if status.requests:
+        return _by_hand(status, facts, status.requests[0], rules)
     if facts.returns:
         return _before_release(status, facts, rules, now)
     if status.exhausted or not facts.is_open:
@@ -226,14 +201,11 @@ def next_repair(
 def _under_way(
     last: RepairAttempt,
     facts: RepairFacts,
-    asked: RepairRequest | None,
     now: float,
     *,
     over: bool,
 ) -> NextRepair:
     """``over``: a person has ended the repairs since it began, so it is not sent any more."""
-    if asked is not None and asked.what == CANCEL:
-        return NextRepair(Do.CANCEL, last.repair, "cancelled by a person", asked.ident)
     if last.deleted and not over:
         return NextRepair(Do.CANCEL, last.repair, "a person deleted its operation")
     if now >= last.deadline_at:
@@ -244,7 +216,7 @@ def _under_way(
 
 
 def _by_hand(
-    status: RepairStatus, facts: RepairFacts, asked: RepairRequest, rules: RepairRules
+    status: RepairStatus, facts: RepairFacts, asked: OperationRequest, rules: RepairRules
 ) -> NextRepair:
     if asked.what not in facts.available:
         text = f"{asked.what!r} was asked for by hand, and the configuration has no such repairer"
@@ -255,7 +227,7 @@ def _by_hand(
     if asked.what == TEST and not profile:
         text = "a test was asked for by hand without a profile, and repair.verify names none"
         return NextRepair(Do.NOTHING, because=text)
-    return NextRepair(Do.ORDER, asked.what, "asked for by hand", asked.ident, profile)
+    return NextRepair(Do.ORDER, asked.what, "asked for by hand", asked.name, profile)
 
 
 def _before_release(
@@ -406,93 +378,7 @@ def is_testing(status: RepairStatus | None) -> bool:
 def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) -> str:
     """The id of the next attempt: the same for each process that decides on it."""
     number = len(status.attempts) + 1 if status is not None else 1
-    return f"{quarantine_uid}-{number}-{repair}"
-
-
-def read_request(annotations: Mapping[str, str]) -> RepairRequest | None:
-    """A person's request in the node's annotation, unless it was followed; unclear text is none.
-
-    Where the followed ids can't be read no request is followed: one of them might be a second time.
-    """
-    asked, followed = _asked(annotations), _followed(annotations)
-    if asked is None or followed is None or asked.ident in followed:
-        return None
-    return asked
-
-
-def test_request(annotations: Mapping[str, str]) -> RepairRequest | None:
-    """A person's request for a test of a node in no quarantine, unless it was followed."""
-    asked = read_request(annotations)
-    unbound = asked is not None and asked.quarantine in ("", NO_QUARANTINE)
-    return asked if asked is not None and asked.what == TEST and unbound else None
-
-
-def followed_change(
-    annotations: Mapping[str, str], idents: Iterable[str], *, last: bool = False
-) -> dict[str, str | None]:
-    """The annotation by which the Node remembers these ids too; empty where it does already.
-
-    ``last``: the quarantine ends, and what the annotation asks for ends with it.
-    """
-    followed, asked = _followed(annotations), _asked(annotations)
-    if followed is None:
-        return {}
-    new = [ident for ident in idents if ident]
-    if last and asked is not None:
-        new.append(asked.ident)
-    added = [ident for ident in dict.fromkeys(new) if ident not in followed]
-    if not added:
-        return {}
-    kept = [*followed, *added][-_MOST_FOLLOWED:]
-    return {FOLLOWED: json.dumps(kept)}
-
-
-def remembers_requests(annotations: Mapping[str, str]) -> bool:
-    """Whether the ids that were followed can be read; an absent annotation names none."""
-    return _followed(annotations) is not None
-
-
-def is_readable_request(annotations: Mapping[str, str]) -> bool:
-    """Whether the request makes sense, followed or not; an absent one does."""
-    return not annotations.get(REQUEST, "").strip() or _asked(annotations) is not None
-
-
-def _asked(annotations: Mapping[str, str]) -> RepairRequest | None:
-    """The request in the annotation; text that can't be understood is none."""
-    what, _, rest = annotations.get(REQUEST, "").strip().partition(" ")
-    words = rest.split()
-    bound = words.pop() if words and words[-1].startswith(QUARANTINE_IS) else ""
-    ident = (" ".join(words) if bound else rest.strip())[:_LONGEST_ID]
-    what, _, profile = what.partition(":")
-    if what not in (*ATTEMPTS, CANCEL) or not ident:
-        return None
-    if profile and (what != TEST or PROFILE.fullmatch(profile) is None):
-        return None
-    return RepairRequest(what, ident, bound.removeprefix(QUARANTINE_IS), profile)
-
-
-def _followed(annotations: Mapping[str, str]) -> list[str] | None:
-    """The ids that were followed on the Node; None where an edit made them unreadable."""
-    try:
-        found = json.loads(annotations.get(FOLLOWED, "[]"))
-    except (ValueError, RecursionError):
-        return None
-    valid = isinstance(found, list) and all(isinstance(one, str) for one in found)
-    return found if valid else None
-
-
-def request_for(asked: RepairRequest | None, quarantine_uid: str) -> RepairRequest | None:
-    """The request, unless it is about another quarantine: an annotation outlives the one that its
-    writer saw, and a later quarantine must not be repaired by it.
-    """
-    return asked if asked is not None and asked.quarantine in ("", quarantine_uid) else None
-
-
-def open_request(status: RepairStatus, asked: RepairRequest | None) -> RepairRequest | None:
-    """The request, unless an attempt has answered it. A cancellation concerns what is under way."""
-    if asked is None or any(one.request == asked.ident for one in status.attempts):
-        return None
-    return asked
+    return name_of(quarantine_uid, number, repair)
 
 
 def other_party(node: Node) -> str:

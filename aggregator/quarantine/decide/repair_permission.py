@@ -1,13 +1,7 @@
 """Whether the act of a repair's order may still begin, by its Quarantine and its Node. Pure."""
 
 from aggregator.cluster.port import BUSY, Node, Phase, Quarantine, RepairAttempt, RepairStatus
-from aggregator.quarantine.decide.repair import (
-    CANCEL,
-    malformed,
-    open_request,
-    read_request,
-    request_for,
-)
+from aggregator.quarantine.decide.repair import malformed
 
 NO_ORDER = "no quarantine and no test of the node has this order"
 
@@ -37,8 +31,7 @@ def permission_refusal(
     if now >= attempt.deadline_at:
         return "the time of the attempt is over"
     status = quarantine.status.repair or RepairStatus()
-    asked = open_request(status, request_for(read_request(node.annotations), quarantine.uid))
     ended = bool(status.exhausted) and status.exhausted_at >= attempt.began_at
-    if ended or attempt.deleted or (asked is not None and asked.what == CANCEL):
+    if ended or attempt.deleted:
         return "a person has cancelled it"
     return ""

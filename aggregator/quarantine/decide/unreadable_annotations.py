@@ -7,19 +7,11 @@ from collections.abc import Mapping
 
 from aggregator.cluster.node_names import NODE_TEST, OVERRULED
 from aggregator.cluster.words import KUBERNETES, ClusterWords
-from aggregator.policy.repairs import ATTEMPTS
 from aggregator.quarantine.decide.node_marks import is_readable_memory
 from aggregator.quarantine.decide.node_tests import NodeTestUnreadable, read_test
-from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY, is_readable_history
-from aggregator.quarantine.decide.repair import (
-    FOLLOWED,
-    REQUEST,
-    is_readable_request,
-    remembers_requests,
-)
 
-_READ = frozenset({FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY})
+_READ = frozenset({OVERRULED, NODE_TEST, RELEASE_HISTORY})
 
 
 def unreadable_annotations(
@@ -40,14 +32,6 @@ def unreadable_annotations(
 def _unreadable(annotations: Mapping[str, str], uid: str) -> list[tuple[str, str, str]]:
     """The key, the effect, and the end of the command."""
     found = []
-    if not remembers_requests(annotations):
-        # The request that stands may have been followed: it must not be followed once more.
-        text = f"no request of {REQUEST} is followed, as one of before might be followed twice"
-        found.append((FOLLOWED, text, f"{REQUEST}- {FOLLOWED}-, and ask again"))
-    if not is_readable_request(annotations):
-        kinds = f"{', '.join(ATTEMPTS)} or {CANCEL_REPAIR}"
-        text = f'the request is not followed; expected "KIND ID", with one of {kinds} as KIND'
-        found.append((REQUEST, text, f"{REQUEST}-, and ask again: sickbay repair"))
     if not is_readable_memory(annotations):
         text = "evidence that a person has overruled counts again"
         found.append((OVERRULED, text, f"{OVERRULED}-"))

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -30,7 +29,6 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
-from aggregator.quarantine.decide.repair import read_request
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.record_events import RecordEvents
@@ -176,9 +174,7 @@ class ClusterEventHandler:
         if node_state is None or quarantine is None or not _may_be_marked(node_state, quarantine):
             return
         if _shows_known_marks(node, node_state, quarantine) and not (
-            self._pools.has_moved(node)
-            or _requests_repair(node.annotations, node_state)
-            or _is_requested_otherwise(node, node_state)
+            self._pools.has_moved(node) or _is_requested_otherwise(node, node_state)
         ):
             return
         now = self._clocks.now()
@@ -382,11 +378,7 @@ class ClusterEventHandler:
                     node_state.own_quarantine_view().set_unclaimed("")
             elif not node_state.quarantine_view.orphan and not node_state.quarantine_view.unclaimed:
                 node_state.own_quarantine_view().request_adoption()
-        elif (
-            quarantine.status.node_uid not in ("", meta.uid)
-            or _has_lost(node_state, meta)
-            or _requests_repair(meta.annotations, node_state)
-        ):
+        elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(node_state, meta):
             node_state.work.request_read()
         if node_state.agent.claimed not in ("", meta.uid):
             node_state.work.request_read()
@@ -436,9 +428,3 @@ def _log_unreadable(meta: NodeMeta, before: NodeMeta | None, words: ClusterWords
                     "error": text,
                 },
             )
-
-
-def _requests_repair(annotations: Mapping[str, str], node_state: NodeState) -> bool:
-    """Whether a person's request about its repair is new; one that is taken back asks nothing."""
-    request = read_request(annotations)
-    return request is not None and request != node_state.cluster.repair_request

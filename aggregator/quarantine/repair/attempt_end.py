@@ -1,4 +1,4 @@
-"""Ends an attempt: what its order left, its end on the Quarantine, the event, the reservation."""
+"""Ends an attempt: leftovers of its order, its end on the object, the event, the reservation."""
 
 from dataclasses import replace
 
@@ -46,14 +46,11 @@ class AttemptEnds:
         node_state: NodeState,
         attempt: RepairAttempt,
         outcome: AttemptOutcome,
-        *,
-        request: str = "",
     ) -> None:
         """Remove what the order left, write the attempt's end; then its reservation goes.
 
         The removal comes first, as no process would remember it after a crash, and ``ends_as``
-        before that, as no object tells the outcome any more. ``request``: that of the person who
-        has ended it.
+        before that, as no object tells the outcome any more.
         """
         state, text = outcome
         unknown = attempt.ends_as is None and state is not RepairState.CANCELLED
@@ -69,7 +66,6 @@ class AttemptEnds:
             attempt,
             state=state,
             ends_as=None,
-            request=request or attempt.request,
             ended_at=round(self._clocks.wall(), 3),
             message=(text or attempt.message)[:MOST_TEXT],
         )

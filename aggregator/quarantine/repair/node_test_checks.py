@@ -12,13 +12,15 @@ from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted, no_room
 from aggregator.quarantine.decide.node_test_limits import other_tests
 from aggregator.quarantine.decide.node_tests import (
+    NodeTest,
     NodeTestFacts,
     is_own_evidence,
     not_ready,
 )
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
-from aggregator.quarantine.decide.repair import other_party, test_request
+from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.repair.before_release import boot_of
+from aggregator.quarantine.repair.node_test_requests import NodeTestRequests
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -39,31 +41,30 @@ class NodeTestChecks:
         pools: NodePools,
         rules: NewNodeRules,
         node_registry: NodeRegistry,
-        may_act: Callable[[], bool],
         owner_kinds: Collection[str] = (),
     ) -> None:
-        """``may_act`` tells whether we are the controller at this moment. ``owner_kinds``: those of
-        `drain.node_owner_kinds`.
-        """
+        """``owner_kinds``: those of `drain.node_owner_kinds`."""
         self._cluster = cluster
+        self.requests = NodeTestRequests(cluster.operations)
         self._record_writer = record_writer
         self._clocks = clocks
         self._pools = pools
         self._rules = rules
         self._registry = node_registry
-        self._may_act = may_act
         self._owner_kinds = owner_kinds
 
-    def facts(self, node: Node, node_state: NodeState | None) -> NodeTestFacts:
-        """All that the node's next step depends on, beside its last test."""
-        by_hand = test_request(node.annotations)
+    def facts(
+        self, node: Node, node_state: NodeState | None, test: NodeTest | None
+    ) -> NodeTestFacts:
+        """All that the node's next step depends on, beside its last ``test``."""
+        by_hand = self.requests.by_node().get(node.name)
         return NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
             tainted=is_tainted(node, self._rules.taint),
             against=self._against(node, node_state),
-            ends=self._ends_test(node, node_state),
-            request=by_hand.ident if by_hand is not None else "",
+            ends=self.requests.why_ended(test) or self._ends_test(node, node_state),
+            request=by_hand.name if by_hand is not None else "",
             request_profile=by_hand.profile if by_hand is not None else "",
         )
 
@@ -164,5 +165,5 @@ class NodeTestChecks:
 
     def require_place(self) -> None:
         """Raise GuardRefused where we are not the controller at this moment."""
-        if not self._may_act():
+        if not self._record_writer.switch.may_act():
             raise GuardRefused(NOT_CONTROLLER)

@@ -8,7 +8,7 @@ from typing import Any
 from aggregator.cluster.port import Node, NodeTestCondition
 from aggregator.quarantine.decide.new_nodes import is_tainted
 from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
-from aggregator.quarantine.decide.repair import domains_of, test_request
+from aggregator.quarantine.decide.repair import domains_of
 
 #: The nodes are looked through so often (seconds).
 EVERY = 3.0
@@ -26,7 +26,7 @@ class WatchedNode:
     end. ``problem``: why its annotation can't be read. ``held``: why no test begins now.
     ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
-    ``requested``: the id of a person's request that no test answers yet. ``domains``: its failure
+    ``requested``: the name of a person's request that no test answers yet. ``domains``: its failure
     domains. ``tries``: how often in a row the end of its test was tried in vain.
     """
 
@@ -45,14 +45,16 @@ class WatchedNode:
     poll_at: float = float("-inf")
     step: asyncio.Task[None] | None = None
 
-    def take_read(self, node: Node, taint: str, domain_labels: Sequence[str]) -> None:
+    def take_read(
+        self, node: Node, taint: str, domain_labels: Sequence[str], requested: str = ""
+    ) -> None:
+        """``requested``: the name of a person's oldest request for a test of it."""
         self.uid, self.tainted = node.uid, is_tainted(node, taint)
         self.boot_id = node.boot_id
         self.test, self.problem = parse_test(node.annotations, node.uid)
         self.domains = domains_of(node.labels, domain_labels)[:_MOST_DOMAINS]
-        asked = test_request(node.annotations)
-        is_open = asked is not None and (self.test is None or self.test.request != asked.ident)
-        self.requested = asked.ident if asked is not None and is_open else ""
+        is_open = self.test is None or self.test.request != requested
+        self.requested = requested if is_open else ""
 
     def note_failure(self, error: str) -> bool:
         """Keep the cluster's answer. Empty text: it refuses nothing any more. Returns whether it is

@@ -30,7 +30,7 @@ from aggregator.quarantine.decide.node_tests import (
     write_test,
 )
 from aggregator.quarantine.decide.own_pods import without_tests
-from aggregator.quarantine.decide.repair import RepairMode, followed_change
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.reservation import OperationProposal
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
@@ -76,6 +76,7 @@ class NodeTestSteps:
         self._fleet = fleet
         self._events = events
         self._checks = checks
+        self.requests = checks.requests
         #: How tests end whose leftovers are being removed: afterwards no object tells it.
         self._ends: dict[str, tuple[RepairState, str]] = {}
 
@@ -189,9 +190,8 @@ class NodeTestSteps:
             return
         self._checks.require_place()
         test = refused(step.test, why, at=round(self._clocks.wall(), 3))
-        change: dict[str, str | None] = {NODE_TEST: write_test(test)}
-        change |= followed_change(node.annotations, (test.request,))
-        await self._cluster.patch_node(node, NodeChange(annotations=change))
+        change = NodeChange(annotations={NODE_TEST: write_test(test)})
+        await self._cluster.patch_node(node, change)
         watched.test, watched.requested = test, ""
         self._events.emit_refused(name, test)
 
@@ -223,12 +223,9 @@ class NodeTestSteps:
         test = replace(test, began_at=now, deadline_at=now + entry.timeout)
         if not await self._reserve(name, watched, test, entry.timeout):
             return
-        change: dict[str, str | None] = {NODE_TEST: write_test(test)}
-        change |= followed_change(node.annotations, (test.request,))
+        change = NodeChange(annotations={NODE_TEST: write_test(test)})
         begun_at = self._clocks.now()
-        await self._cluster.patch_node(
-            node, NodeChange(annotations=change), guard=self._checks.beginning_guard(node)
-        )
+        await self._cluster.patch_node(node, change, guard=self._checks.beginning_guard(node))
         watched.test, watched.requested = test, ""
         self._events.emit_ordered(name, test, step.because)
         if self._clocks.now() - begun_at <= SEND_WITHIN:  # else the process was paused in between
@@ -242,7 +239,7 @@ class NodeTestSteps:
         if self._settings.rules.mode is not RepairMode.REPAIR:
             watched.held = "repair.mode is observe: no order is sent"
         elif test.reason == IDLE:
-            watched.held = self._checks.facts(node, self._registry.known(name)).against
+            watched.held = self._checks.facts(node, self._registry.known(name), test).against
         if watched.held:
             return
         if test.reason == IDLE:
@@ -271,6 +268,8 @@ class NodeTestSteps:
             left = max(0.0, test.deadline_at - self._time_of(test))
             if not await self._reserve(name, watched, test, left):
                 return
+        if test.request:
+            await self.requests.begin(test, watched.uid)
         await self._checks.order_guard()()
         watched.poll_at = self._clocks.now() + POLL_BUSY
         guard = self._order_guard(name, watched.uid, test)
@@ -405,7 +404,7 @@ class NodeTestSteps:
         written = await self._write_end(name, watched, test, state, text)
         del self._ends[test.operation]
         if entry is not None and entry.clean_up is not None and verdict:
-            await entry.clean_up(order)  # what stays is deleted by the cluster: job_manifest.py
+            await entry.clean_up(order)  # leftovers are deleted by the cluster: job_manifest.py
         details = self._calls.note_end(TEST, name, test.operation)
         if written is not None:
             self._events.emit_end(name, watched, written, details)
@@ -450,7 +449,9 @@ class NodeTestSteps:
                 if attempt == _TRIES:
                     raise
             else:
-                watched.take_read(node, self._rules.taint, self._settings.domain_labels)
+                requested = self.requests.name_of(name)
+                labels = self._settings.domain_labels
+                watched.take_read(node, self._rules.taint, labels, requested)
                 return written
         raise AssertionError("unreachable")
 

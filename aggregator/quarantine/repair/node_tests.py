@@ -40,7 +40,7 @@ from aggregator.quarantine.decide.node_tests import (
     passed_in_quarantine,
     under_way,
 )
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode, test_request
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_permission import NO_ORDER
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
@@ -114,7 +114,6 @@ class NodeTests:
             pools=pools,
             rules=self._rules,
             node_registry=node_registry,
-            may_act=may_act,
             owner_kinds=settings.node_owner_kinds,
         )
         self._events = NodeTestEvents(
@@ -173,8 +172,6 @@ class NodeTests:
         self._trouble = ""
         #: The last test of each node that has one, as of the last list or of its end since.
         self._tests: dict[str, NodeTest] = {}
-        #: Requests that the nodes' list still has, and that a read has shown to be over, by node.
-        self._followed: dict[str, str] = {}
 
     async def run(self) -> None:
         """For ever."""
@@ -225,7 +222,7 @@ class NodeTests:
             return "the cluster's Node is another one, or none"
         if test is None or not test.is_busy or test.operation != request.operation:
             return NO_ORDER
-        facts = self._checks.facts(node, self._registry.known(name))
+        facts = self._checks.facts(node, self._registry.known(name), test)
         now = self._record_writer.times.time_of(test.operation, test.began_at)
         step = next_test(test, facts, self._rules, pause=0.0, now=now)
         if step.do in (NodeTestStep.STOP, NodeTestStep.END):
@@ -264,10 +261,9 @@ class NodeTests:
         async for node_state in self._registry.by_slices():  # evidence from before this process
             if node_state.node not in self._watched:
                 self._evidence.give(node_state.node, None)
-        tests = [one.test for one in self._watched.values()]
-        self._steps.keep_operations(
-            {one.operation for one in tests if one is not None and one.is_busy}
-        )
+        tests = {name: one.test for name, one in self._watched.items() if one.test is not None}
+        self._steps.keep_operations({one.operation for one in tests.values() if one.is_busy})
+        await self._checks.requests.end_left(self._tests | tests)
 
     def _take_listed(self, one: ListedNodeTest) -> None:
         """The list may be a little old: each step reads the Node anew."""
@@ -312,33 +308,16 @@ class NodeTests:
                 )
 
     def _take_requests(self) -> None:
-        """Watch the nodes in service of which a person wants a test, by the last list of nodes."""
+        """Watch the nodes in service of which a person wants a test."""
         if not self._settings.tests_in_service:
             return
-        named = self._registry.annotated(REQUEST)
-        self._followed = {name: one for name, one in self._followed.items() if name in named}
-        for name in named:
-            asked, meta = self._listed_request(name), self._registry.meta(name)
-            if not asked or meta is None or self._followed.get(name) == asked:
-                continue
-            if self._is_quarantined(name) or not self._may_act():
+        for name, asked in self._checks.requests.by_node().items():
+            meta = self._registry.meta(name)
+            if meta is None or self._is_quarantined(name) or not self._may_act():
                 continue
             watched = self._watched.setdefault(name, WatchedNode(meta.uid, tainted=False))
             if not (watched.tainted or watched.requested or watched.step is not None):
-                watched.requested, watched.poll_at = asked, float("-inf")
-
-    def _listed_request(self, name: str) -> str:
-        """The id of the request for a test that the last list of nodes has, or empty text."""
-        meta = self._registry.meta(name)
-        asked = test_request(meta.annotations) if meta is not None else None
-        return asked.ident if asked is not None else ""
-
-    def _note_followed(self, name: str, listed: str) -> None:
-        """A read has shown that no request is open. ``listed``: the request in the list of before
-        the read; a list that has come since may have another one.
-        """
-        if listed:
-            self._followed[name] = listed
+                watched.requested, watched.poll_at = asked.name, float("-inf")
 
     def _drop(self, name: str) -> None:
         known = self._watched.get(name)
@@ -431,16 +410,15 @@ class NodeTests:
             await self._steps.forget_leftover(name, watched)
             await self._display.write_condition(name, watched)
             return
-        listed = self._listed_request(name)
         node = await self._cluster.read_node(name, background=True)
         if node is None:
             watched.test = None
             await self._steps.forget_leftover(name, watched)
-            self._note_followed(name, listed)
             self._watched.pop(name, None)
             self._tests.pop(name, None)
             return
-        watched.take_read(node, self._rules.taint, self._settings.domain_labels)
+        requested = self._checks.requests.name_of(name)
+        watched.take_read(node, self._rules.taint, self._settings.domain_labels, requested)
         if watched.problem:
             return
         await self._take_later_pass(name, watched)
@@ -452,11 +430,10 @@ class NodeTests:
         if step.do is NodeTestStep.ORDER:  # it may have been refused after its reservation
             await self._steps.forget_leftover(name, watched)
         await self._display.write_condition(name, watched)
+        await self._checks.requests.settle(watched.test)
         if watched.test is not None:
             self._tests[name] = watched.test
         stays = watched.tainted or watched.requested or open_failure(watched.test)[0]
-        if not watched.requested:
-            self._note_followed(name, listed)
         if not stays and not (watched.test is not None and watched.test.is_busy):
             self._watched.pop(name, None)
             self._evidence.give(name, None)
@@ -495,7 +472,7 @@ class NodeTests:
             await self._steps.change(name, watched, test, passed)
 
     def _next(self, node: Node, node_state: NodeState | None, watched: WatchedNode) -> NextTest:
-        test, facts = watched.test, self._checks.facts(node, node_state)
+        test, facts = watched.test, self._checks.facts(node, node_state, watched.test)
         pause, now = self._settings.rules.test_pause, self._clocks.earliest()
         asked = watched.requested and not watched.tainted and self._settings.tests_in_service
         busy = test is not None and test.is_busy

@@ -1,11 +1,11 @@
-"""Ends operations whose quarantine is gone, and removes old ones, those that a person has deleted
-first.
+"""Ends operations whose quarantine is gone, and requests that can't begin, and removes old ones,
+those that a person has deleted first.
 
 An operation of a quarantine that stands is never removed: the ladder counts it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -27,6 +27,8 @@ EVERY = 300.0
 #: An open operation without its quarantine is ended so long after its creation (seconds): its
 #: quarantine may be newer than what is known of it.
 _SETTLED = 600.0
+_GONE = "its quarantine is gone"
+_NONE = "its node is in no quarantine"
 #: Ended operations that each node keeps beyond the window of the limits, and the fleet.
 PER_NODE, MOST = 20, 2000
 
@@ -83,12 +85,14 @@ class OperationRetention:
 
     async def _retain(self) -> None:
         found = await self._operations.all()
-        summaries = self._fleet.node_summaries.values()
-        standing = {one.quarantine.uid for one in summaries if one.quarantine is not None}
-        left = [one for one in found if one.spec.quarantine not in standing]
+        quarantines = (one.quarantine for one in self._fleet.node_summaries.values())
+        standing = {one.uid: one.node for one in quarantines if one is not None}
+        left = [one for one in found if self._is_left(one, standing)]
         now = self._clocks.earliest()
         for one in left:
-            if one.is_open and now - one.created_at > _SETTLED:
+            # A test of a node in no quarantine ends in its own time.
+            ends = 0.0 if one.status.quarantine else one.status.deadline_at
+            if one.is_open and now - max(one.created_at, ends) > _SETTLED:
                 await self._try(one, ends_at=now)
         ended = [one for one in left if not one.is_open]
         for one in ended:
@@ -98,12 +102,24 @@ class OperationRetention:
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
             await self._try(one)
 
+    def _is_left(self, operation: Operation, standing: Mapping[str, str]) -> bool:
+        """Whether no quarantine keeps it. ``standing``: the node of each, by uid."""
+        spec, status = operation.spec, operation.status
+        pending = status.phase is RepairState.PENDING
+        if pending and operation.deleting:
+            return True
+        if pending and not spec.quarantine:
+            view = self._fleet.node_tests.get(spec.node)
+            waits = view is not None and view.requested == operation.name
+            return not waits and spec.node not in standing.values()
+        return (status.quarantine or spec.quarantine) not in standing
+
     async def _end(self, operation: Operation, now: float) -> None:
         pending = operation.status.phase is RepairState.PENDING
         status = replace(
             operation.status,
             phase=RepairState.CANCELLED if pending else RepairState.UNKNOWN,
-            message="its quarantine is gone",
+            message=_GONE if operation.spec.quarantine else _NONE,
             ended_at=round(now, 3),
         )
         await self._operations.write_status(operation, status)

@@ -14,7 +14,6 @@ from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.repair.attempts import POLL_SOON
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
-from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.order_checks import OrderChecks
 from aggregator.quarantine.repair.orders import RepairOrders
@@ -39,7 +38,6 @@ class OrderSender:
         calls: RepairerCalls,
         tests: TestsBeforeRelease,
         reservations: RepairReservations,
-        requests: FollowedRequests,
         operands: OperandPause,
         status: RepairStatusWriter,
         checks: OrderChecks,
@@ -51,7 +49,6 @@ class OrderSender:
         self._calls = calls
         self._tests = tests
         self._reservations = reservations
-        self._requests = requests
         self._operands = operands
         self._status = status
         self._checks = checks
@@ -126,8 +123,6 @@ class OrderSender:
         if held:
             await self._status.hold(node_state, quarantine, held)
             return False
-        if attempt.request:  # before the order: no later quarantine may follow it again
-            await self._requests.remember(node_state, attempt.request)
         waits = await self._operands.stop(node_state, attempt) if entry.pauses_operands else ""
         if waits:
             await self._status.hold(node_state, quarantine, f"{attempt.repair} waits: {waits}")

@@ -27,7 +27,6 @@ from aggregator.quarantine.repair.attempt_end import AttemptEnds
 from aggregator.quarantine.repair.attempt_start import AttemptStarts
 from aggregator.quarantine.repair.attempts import MOST_TEXT, POLL_SOON, busy_attempt
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
-from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.leftovers import RepairLeftovers
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.order_checks import OrderChecks
@@ -84,7 +83,6 @@ class RepairRunner:
         )
         self._orders = RepairOrders(settings.collected, record_writer.times)
         self._calls = RepairerCalls(settings.repairers)
-        self._requests = FollowedRequests(cluster)
         self._reservations = RepairReservations(record_writer, settings, pool_label)
         self._starts = AttemptStarts(
             cluster=cluster,
@@ -107,7 +105,6 @@ class RepairRunner:
             calls=self._calls,
             tests=self._tests,
             reservations=self._reservations,
-            requests=self._requests,
             operands=operands,
             status=self._status,
             checks=self.order_checks,
@@ -178,8 +175,6 @@ class RepairRunner:
                 await self._begin(node_state, step)
             case Do.EXHAUST if self._settings.rules.mode is RepairMode.REPAIR:
                 await self._status.exhaust(node_state, quarantine, step.because)
-                if step.request:
-                    await self._requests.remember(node_state, step.request)
             case Do.NOTHING if step.because:
                 await self._status.hold(node_state, quarantine, step.because)
             case Do.RESEND | Do.PROVE if self._may_resend(node_state, quarantine, step):
@@ -337,20 +332,20 @@ class RepairRunner:
         unsent = self._sender.is_unsent(node_state, attempt)
         if unsent or await self._calls.cancel(order):
             outcome = AttemptOutcome(RepairState.CANCELLED, step.because)
-            await self._ends.end(node_state, attempt, outcome, request=step.request)
+            await self._ends.end(node_state, attempt, outcome)
         else:
             # The attempt goes on to its proof, is not sent again, and nothing follows it.
             text = f"{attempt.repair} can't be taken back any more; its end is waited for"
-            going = replace(attempt, request=step.request or attempt.request, message=text)
+            going = replace(attempt, message=text)
             await self._status.change(
                 node_state, attempt, going, exhausted="a person ended the repairs"
             )
-        if step.request:
-            await self._requests.remember(node_state, step.request)
 
     async def withdraw(self, node_state: NodeState) -> None:
-        """The node is released while a repair may act on it: cancel its order, and report it."""
+        """The node is released: people's requests end, and an order that may act is cancelled."""
         quarantine = node_state.quarantine
+        if quarantine is not None:
+            await self._status.end_requests(node_state, quarantine)
         if quarantine is None or not is_busy(quarantine.status.repair):
             return
         if malformed(quarantine.status.repair or RepairStatus()):

@@ -4,17 +4,17 @@ An older definition of quarantines drops fields that it does not know, so each w
 step depends on is compared with what the server says.
 """
 
+import contextlib
 import logging
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import attempt_of, spec_of, status_of
+from aggregator.cluster.operations import attempt_of, begun_status, cancelled, spec_of, status_of
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
     Operation,
     Operations,
-    OperationSpec,
     Quarantine,
     RepairAttempt,
     RepairState,
@@ -62,8 +62,8 @@ class RepairStatusWriter:
         by which it counts as an attempt. A release that reads later finds the operation.
         """
         before = quarantine.status.repair or RepairStatus()
-        spec = spec_of(quarantine, attempt, len(before.attempts) + 1)
-        pending = await self._pending(attempt, spec)
+        number = len(before.attempts) + 1
+        pending = await self._pending(quarantine, attempt, number)
         begun = replace(before, held="", test_waits_since=0.0, began_at=attempt.began_at)
         if attempt.repair != TEST:  # a test says nothing about why no further repair begins
             begun = replace(begun, exhausted="", exhausted_at=0.0)
@@ -71,31 +71,35 @@ class RepairStatusWriter:
         if written.status.repair is None or written.status.repair.began_at != begun.began_at:
             # An older definition drops the field: then no write makes that of a release fail.
             raise ClusterError(NO_FIELD)
-        await self._operations.write_status(pending, status_of(attempt))
+        ordering = begun_status(quarantine, attempt, number)
+        await self._operations.write_status(pending, ordering)
         return self._take(node_state, written, (*before.attempts, attempt))
 
-    async def _pending(self, attempt: RepairAttempt, spec: OperationSpec) -> Operation:
-        """The operation, certainly not ordered: made here, or left by a process that has died."""
-        try:
-            return await self._operations.create(attempt.operation, spec)
-        except Conflict:
-            there = await self._operations.read(attempt.operation)
-            if there is None or there.status.phase is not RepairState.PENDING:
-                raise
-            if there.deleting:  # a person has cancelled what never began
-                message = "a person deleted its operation before its order"
-                ended = replace(
-                    attempt,
-                    state=RepairState.CANCELLED,
-                    ended_at=attempt.began_at,
-                    message=message,
-                )
-                await self._operations.write_status(there, status_of(ended))
-                raise
-            if there.spec == spec:
-                return there
-            await self._operations.drop(there)  # of another boot, say: it is made anew
-            raise
+    async def _pending(
+        self, quarantine: Quarantine, attempt: RepairAttempt, number: int
+    ) -> Operation:
+        """The operation, certainly not ordered: a person's request, or made here or by a process
+        that has died.
+        """
+        spec = spec_of(quarantine, attempt, attempt.message)
+        if not attempt.request:
+            with contextlib.suppress(Conflict):
+                return await self._operations.create(attempt.name, spec)
+        there = await self._operations.read(attempt.name)
+        if there is None or there.status.phase is not RepairState.PENDING:
+            raise Conflict(f"operation {attempt.name} is gone, or has begun")
+        if there.deleting:  # a person has cancelled what never began
+            text = "a person deleted its operation before its order"
+            # The ladder counts our own, whose name is taken.
+            of = there.status if attempt.request else begun_status(quarantine, attempt, number)
+            await self._operations.write_status(there, cancelled(of, text, attempt.began_at))
+            raise Conflict(text)
+        if attempt.request:
+            return await self._operations.adopt(there)
+        if replace(there.spec, reason=spec.reason) != spec:
+            await self._operations.drop(there)
+            raise Conflict(f"operation {attempt.name} was another one, and is made anew")
+        return there
 
     async def change(
         self,
@@ -109,10 +113,10 @@ class RepairStatusWriter:
 
         ``exhausted``: why no attempt follows.
         """
-        operation = await self._operations.read(before.operation)
+        operation = await self._operations.read(before.name)
         if operation is None or attempt_of(operation) != before:
             raise Conflict("the attempt was changed by another process")
-        await self._operations.write_status(operation, status_of(after))
+        await self._operations.write_status(operation, status_of(after, operation.status))
         quarantine = await self._acts.reread(node_state)
         repair = quarantine.status.repair if quarantine is not None else None
         if quarantine is None or repair is None:
@@ -128,29 +132,36 @@ class RepairStatusWriter:
     async def end_with_release(
         self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
     ) -> None:
-        """Write the end of an attempt whose node is released, which no failure holds up: what is
-        not written here `OperationRetention` ends.
+        """Write the end of an attempt whose node is released, which no failure holds up: a later
+        round of `OperationRetention` ends the others.
         """
         try:
-            operation = await self._operations.read(before.operation)
+            operation = await self._operations.read(before.name)
             if operation is not None and attempt_of(operation) == before:
-                await self._operations.write_status(operation, status_of(after))
+                ended = status_of(after, operation.status)
+                await self._operations.write_status(operation, ended)
         except ClusterError as error:
-            log.info(
-                "the end of an operation is written later",
-                extra={
-                    "event": "repair.end_unwritten",
-                    "node": node_state.node,
-                    "operation": before.operation,
-                    "error": str(error),
-                },
-            )
+            _log_unwritten(node_state.node, before.operation, error)
+
+    async def end_requests(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """The same of people's requests that have not begun."""
+        repair = quarantine.status.repair
+        for one in repair.requests if repair is not None else ():
+            try:
+                there = await self._operations.read(one.name)
+                if there is not None and there.status.phase is RepairState.PENDING:
+                    ended = cancelled(there.status, "its node is released", self._clocks.wall())
+                    await self._operations.write_status(there, ended)
+            except ClusterError as error:
+                _log_unwritten(node_state.node, one.name, error)
 
     def _take(
         self, node_state: NodeState, quarantine: Quarantine, attempts: tuple[RepairAttempt, ...]
     ) -> Quarantine:
         """The Quarantine as this process knows it after a write of an operation."""
-        repair = replace(quarantine.status.repair or RepairStatus(), attempts=attempts)
+        known = quarantine.status.repair or RepairStatus()
+        left = tuple(one for one in known.requests if one.name != attempts[-1].request)
+        repair = replace(known, attempts=attempts, requests=left)
         taken = replace(quarantine, status=replace(quarantine.status, repair=repair))
         node_state.wrote(taken)
         return taken
@@ -182,7 +193,7 @@ class RepairStatusWriter:
     ) -> None:
         """Say why the next repair does not begin now; in mode observe no object is written.
 
-        ``step``: what does not begin. A test before a release does not wait for ever.
+        ``step``: the one that does not begin. A test before a release does not wait for ever.
         """
         before = quarantine.status.repair or RepairStatus()
         since = before.test_waits_since
@@ -194,6 +205,18 @@ class RepairStatusWriter:
         written = await self.write(node_state, quarantine, after)
         if since and (written.status.repair is None or not written.status.repair.test_waits_since):
             raise ClusterError(NO_FIELD)  # else it would wait for ever
+
+
+def _log_unwritten(node: str, operation: str, error: ClusterError) -> None:
+    log.info(
+        "the end of an operation is written later",
+        extra={
+            "event": "repair.end_unwritten",
+            "node": node,
+            "operation": operation,
+            "error": str(error),
+        },
+    )
 
 
 def _about(status: RepairStatus) -> dict[str, str]:

@@ -5,7 +5,7 @@ from aggregator.cluster.port import BUSY, Quarantine
 from aggregator.policy.repairs import is_lemon, verdict_of
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.repair import NextRepair, RepairFacts, next_repair, request_for
+from aggregator.quarantine.decide.repair import NextRepair, RepairFacts, next_repair
 from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of, is_in_force
 from aggregator.quarantine.repair.protocol import RepairSettings
@@ -56,7 +56,6 @@ class RepairStepChoice:
             lemon=is_lemon(node_state.agent.health),
             is_open=_is_open(node_state, quarantine),
             began=quarantine.status.admitted_at or quarantine.created_at,
-            request=request_for(node_state.cluster.repair_request, quarantine.uid),
             returns=self._tests.is_what_holds(node_state),
             whole=ladder_of(quarantine.spec, self._policy, cleared=True),
             boot_id=boot_of(node_state),

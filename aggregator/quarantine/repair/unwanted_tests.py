@@ -178,6 +178,7 @@ class UnwantedTests:
                 watched.tries = 0
                 return
         await self._steps.forget_leftover(name, watched)
+        await self._steps.requests.settle(test)
         told = condition_of(test, tainted=False, rules=self._rules)
         if told is not None and is_ended_by(test, self._why):
             await self._cluster.write_test_condition(name, node_uid=watched.uid, condition=told)

@@ -25,7 +25,6 @@ from aggregator.quarantine.decide.operator_requests import (
     read_operator_requests,
 )
 from aggregator.quarantine.decide.overrides import Override, ended_by
-from aggregator.quarantine.decide.repair import RepairRequest, read_request
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -128,7 +127,6 @@ class ClusterView:
     ``foreign``: cordoned by another party, being maintained: shown, left alone.
     ``maintained``: another party is at work on the node; no step begins meanwhile.
     ``operator_requests``: operators' requests in its annotations, as last read in full, or listed.
-    ``repair_request``: a person's request about its repair.
     ``overruled``: evidence that a person has overruled.
     ``ended_overrides``: overrides that have ended, and that the node still remembers.
     ``signs``: signs that came before the overrides in the node's annotation were read.
@@ -148,7 +146,6 @@ class ClusterView:
     evictions_forbidden: str = ""
     operator_requests: OperatorRequests = NONE
     operator_requests_known: bool = False
-    repair_request: RepairRequest | None = None
     overruled: frozenset[Override] = frozenset()
     ended_overrides: frozenset[Override] = frozenset()
     signs: tuple[Cleared, ...] = ()
@@ -184,7 +181,6 @@ class ClusterView:
             read_operator_requests(node.annotations),
             True,
         )
-        self.repair_request = read_request(node.annotations)
         self.take_overruled(read_overruled(node.annotations))
 
     def has_others_marks_of(self, node: Node, others: OthersMarks) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Node, Quarantine, is_older
+from aggregator.cluster.port import Action, Node, Quarantine, RepairStatus, is_older
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.node_rules import reweighed
@@ -94,13 +94,14 @@ class NodeState(NodeSummary):
     def is_news(self, quarantine: Quarantine) -> bool:
         """Whether it is newer than the known one: our own writes come back as watch events.
 
-        A person's deletion of its last operation leaves the version of the quarantine as it was.
+        A person's request for an operation, and the deletion of its last one, leave the version of
+        the quarantine as it was.
         """
         known = self.quarantine
         if known is None or known.uid != quarantine.uid:
             return True
         if known.version == quarantine.version:
-            return _is_cancelled(quarantine, known)
+            return _has_news_of_people(quarantine, known)
         return not _is_past(quarantine, known)
 
     def wrote(self, quarantine: Quarantine) -> None:
@@ -273,15 +274,17 @@ def _is_past(one: Quarantine, other: Quarantine) -> bool:
     return one.uid == other.uid and is_older(one.version, other.version)
 
 
-def _is_cancelled(one: Quarantine, other: Quarantine) -> bool:
-    """Whether one has the same operations as the other, the last of them deleted since."""
-    mine, before = (each.status.repair for each in (one, other))
-    if mine is None or before is None or not mine.attempts or not mine.attempts[-1].deleted:
+def _has_news_of_people(one: Quarantine, other: Quarantine) -> bool:
+    """Whether one has the same attempts as the other, the last of them deleted since, or people
+    have made or deleted requests.
+    """
+    mine, before = (each.status.repair or RepairStatus() for each in (one, other))
+    names = ([each.operation for each in found.attempts] for found in (mine, before))
+    if next(names) != next(names):
         return False
-    same = [each.operation for each in mine.attempts] == [
-        each.operation for each in before.attempts
-    ]
-    return same and not before.attempts[-1].deleted
+    deleted = any(each.deleted for each in mine.attempts[-1:])
+    news = deleted and not before.attempts[-1].deleted
+    return news or mine.requests != before.requests
 
 
 def _joined(mine: Incident, remembered: Incident) -> Incident:

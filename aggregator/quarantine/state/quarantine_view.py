@@ -6,7 +6,14 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineSpec, QuarantineStatus
+from aggregator.cluster.port import (
+    Node,
+    OperationRequest,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
 from aggregator.cluster.quarantine_conditions import are_conditions_current
 from aggregator.quarantine.decide.intent import ended_by_birth
 from aggregator.quarantine.decide.lost_marks import CONDITION, missing_marks
@@ -115,8 +122,9 @@ class QuarantineView:
             self.missing = marks_reported(quarantine)
         if is_other:
             self.most_pods = 0
-            self.repair_poll = 0.0
             self.empty_at = None
+        if is_other or (known is not None and _requests(known) != _requests(quarantine)):
+            self.repair_poll = 0.0
         self._keep(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
         self.to_adopt, self.remains = False, None
@@ -380,6 +388,11 @@ def _shared() -> QuarantineView:
 
 
 #: The view of each node that never had a quarantine: it would take 264 bytes each.
+def _requests(quarantine: Quarantine) -> tuple[OperationRequest, ...]:
+    repair = quarantine.status.repair
+    return repair.requests if repair is not None else ()
+
+
 NO_QUARANTINE: Final = _shared()
 
 
