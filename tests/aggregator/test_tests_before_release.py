@@ -296,7 +296,7 @@ async def test_a_cordoned_node_with_work_is_released_without_a_test_and_says_so(
     told = [
         one.summary for one in site.replica.notes.transitions if one.kind == "repair.suppressed"
     ]
-    assert any("released without the test standard: pods are still on" in text for text in told)
+    assert any("released without the test standard: work is still on" in text for text in told)
     await site.replica.stop()
 
 
