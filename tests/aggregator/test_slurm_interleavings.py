@@ -51,6 +51,8 @@ class FakeSlurm:
     now: int = 1
     start: int = 1
     quiet: bool = False
+    #: As in Slurm 24.11: the reason of a drain that has ended stays.
+    keeps_reasons: bool = True
     foreign_undone: list[str] = field(default_factory=list)
     overwritten: list[str] = field(default_factory=list)
 
@@ -147,7 +149,7 @@ class FakeSlurm:
         self.author.pop(node, None)
         down = self.nodes[node].base == "DOWN"
         self.nodes[node] = replace(self.nodes[node], flags=frozenset())
-        if not down:
+        if not down and not self.keeps_reasons:
             self.nodes[node] = replace(self.nodes[node], reason="", reason_user="", reason_at=0)
 
 
@@ -200,7 +202,7 @@ class Controller:
 
 async def play(seed: int, place: Path | StorePlace) -> FakeSlurm:
     rng = random.Random(seed)
-    slurm = FakeSlurm(rng)
+    slurm = FakeSlurm(rng, keeps_reasons=seed % 2 == 0)
     controller = Controller(place, slurm)
     await controller.start()
     for _ in range(12):
@@ -228,6 +230,21 @@ async def test_nothing_of_an_administrator_is_undone_and_nothing_of_ours_is_left
     tmp_path: Path,
 ) -> None:
     await expect_nothing_undone(tmp_path / "cluster.db", range(250))
+
+
+async def test_a_reason_that_slurm_kept_is_not_given_to_a_node_that_died_in_quarantine(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm(random.Random(1), quiet=True)
+    old = {"reason": "fan", "reason_user": "admin", "reason_at": 1}
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], **old)
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    slurm.nodes["n1"] = replace(slurm.nodes["n1"], base="DOWN")
+    await controller.release("n1")
+    assert slurm.nodes["n1"].reason == "Not responding", "ReturnToService needs these words"
+    await controller.cluster.close()
 
 
 async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:

@@ -216,7 +216,7 @@ class SlurmCluster(LocalCluster):
             ours = OurDrain(
                 reason,
                 self._client.user,
-                # From Slurm 23.11 on the reason of a drain that has ended stays.
+                # Slurm 24.11 keeps the reason of a drain that has ended.
                 before=found.reason if found.is_down else "",
                 instance_id=found.instance_id,
                 slurm_user=self._slurm_user or "",
