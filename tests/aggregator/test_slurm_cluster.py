@@ -34,7 +34,7 @@ from aggregator.jobs.identity import job_of
 from aggregator.policy.slurm_reason import SLURM_TYPES
 from tests.controlplane.waiting import wait_until
 from tests.support.slurm import Slurm, needs_slurm
-from tests.support.waiting import until
+from tests.support.waiting import patiently, until
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples/slurm"
 pytestmark = [needs_slurm, pytest.mark.root]
@@ -268,6 +268,34 @@ async def test_a_stopped_slurmctld_is_reported_and_a_drain_that_it_forgot_is_no_
     following.cancel()
     # slurmctld refuses an undrain until the node has registered.
     await until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
+
+
+async def test_the_backup_of_slurmctld_keeps_our_drain_and_takes_it_back(tmp_path: Path) -> None:
+    with Slurm(tmp_path, silent=0, backup=True) as slurm:
+        cluster = cluster_of(slurm, tmp_path / "cluster.db")
+        await cluster.start()
+        await quarantined(cluster, "w1")
+        await cluster.read_changes()
+        slurm.kill_controller()
+
+        async def changes() -> bool:
+            try:
+                return await cluster.read_changes() == []
+            except Unreachable:
+                return False
+
+        for _ in patiently():  # it takes over within seconds, and answers no one before
+            if await changes():
+                break
+            await asyncio.sleep(0.1)
+        assert "backup is UP" in slurm.run("scontrol", "ping", check=False)
+        quarantine = await cluster.read_quarantine("w1")
+        assert quarantine is not None
+        assert not quarantine.deleting, "a failover is no person's RESUME"
+        assert slurm.shown("w1")["Reason"] == OURS
+        await released(cluster, "w1")
+        assert "DRAIN" not in slurm.state("w1")
+        await cluster.close()
 
 
 async def test_names_that_slurm_does_not_know_or_reads_as_all_nodes_are_refused(

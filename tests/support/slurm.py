@@ -56,12 +56,18 @@ GresTypes=gpu
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
+_TWO_CONTROLLERS = """\
+SlurmctldHost=primary(127.0.0.1)
+SlurmctldHost=backup(127.0.0.2)
+SlurmctldTimeout=10"""
+
 
 class Slurm:
     """``working``: nodes with a slurmd of their own; ``silent``: nodes that never answer.
 
     ``lacking``: nodes that work and register one GPU less than they have in slurm.conf.
     ``tokens``: slurmctld accepts tokens that `jwt_key` signs. ``more``: lines for slurm.conf.
+    ``backup``: a second slurmctld takes over when the first one is killed.
     ``guard`` receives the pid of each program: another process may have to end it.
     """
 
@@ -74,6 +80,7 @@ class Slurm:
         lacking: int = 0,
         tokens: bool = False,
         more: str = "",
+        backup: bool = False,
         guard: Callable[[int], object] = id,
     ) -> None:
         self.folder = folder
@@ -101,9 +108,14 @@ class Slurm:
             self.jwt_key.write_bytes(os.urandom(32))
             self.jwt_key.chmod(0o600)
             lines += ["AuthAltTypes=auth/jwt", f"AuthAltParameters=jwt_key={self.jwt_key}"]
-        self.conf.write_text(
-            CONF.format(folder=folder, controller=ports[0], nodes="\n".join(lines))
-        )
+        text = CONF.format(folder=folder, controller=ports[0], nodes="\n".join(lines))
+        self._backup = backup
+        if backup:
+            text = text.replace("SlurmctldHost=localhost(127.0.0.1)", _TWO_CONTROLLERS)
+            text = text.replace("NoInAddrAny", "NoInAddrAny,NoCtldInAddrAny")
+            (folder / "hosts").write_text("127.0.0.1 localhost primary\n127.0.0.2 backup\n")
+            (folder / "backup.conf").write_text(text.replace("slurmctld.pid", "backup.pid"))
+        self.conf.write_text(text)
 
     def __enter__(self) -> Self:
         (self.folder / "state").mkdir()
@@ -135,8 +147,29 @@ class Slurm:
 
     def start_controller(self, *, clean: bool = False) -> None:
         """Start slurmctld; ``clean``: without its saved state."""
-        self._controller = self._start(["slurmctld", "-D", *(["-c"] if clean else [])])
-        wait_until(lambda: "UP" in self.run("scontrol", "ping", check=False), what=self.log)
+        command = ["slurmctld", "-D", *(["-c"] if clean else [])]
+        if self._backup:
+            self._controller = self._start(self._on_host("primary", *command))
+            self._start(
+                self._on_host("backup", "slurmctld", "-D", "-f", str(self.folder / "backup.conf"))
+            )
+        else:
+            self._controller = self._start(command)
+        up = 1 + self._backup
+        wait_until(
+            lambda: self.run("scontrol", "ping", check=False).count("is UP") == up, what=self.log
+        )
+
+    def _on_host(self, name: str, *command: str) -> list[str]:
+        """The command with a host name of its own: two slurmctld of one machine differ by that."""
+        hosts = f"mount --bind {self.folder}/hosts /etc/hosts && hostname {name}"
+        return ["unshare", "--uts", "--mount", "sh", "-c", f'{hosts} && exec "$@"', name, *command]
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld, as a power cut would."""
+        assert self._controller is not None
+        self._controller.kill()
+        self._controller.wait()
 
     def stop_controller(self) -> None:
         assert self._controller is not None
