@@ -236,8 +236,8 @@ async def test_a_reason_that_slurm_kept_is_not_given_to_a_node_that_died_in_quar
     tmp_path: Path,
 ) -> None:
     slurm = FakeSlurm(random.Random(1), quiet=True)
-    old = {"reason": "fan", "reason_user": "admin", "reason_at": 1}
-    slurm.nodes["n1"] = replace(slurm.nodes["n1"], **old)
+    one = slurm.nodes["n1"]
+    slurm.nodes["n1"] = replace(one, reason="fan", reason_user="admin", reason_at=1)
     controller = Controller(tmp_path / "cluster.db", slurm)
     await controller.start()
     await controller.quarantine("n1")
