@@ -57,7 +57,8 @@ def test_the_oldest_incidents_come_first_and_exempt_nodes_are_not_asked_about() 
 async def test_page_and_api_say_it_and_hostile_reasons_stay_text() -> None:
     async with serving(observing_fleet(), HANDS.clocks(), preview=first_two) as served:
         text = await served.text("/")
-        assert "With mode drain, <b>1</b> node would be drained now, <b>1</b> cordoned" in text
+        drained = "With mode drain, <b>1</b> node would be drained now, <b>1</b> by action cordon"
+        assert drained in text
         assert "<b>2</b> held back:" in text
         assert "docs/holds.md#limitsconcurrent" in text
         assert "<script>alert" not in text
