@@ -122,7 +122,7 @@ def test_no_text_raises_and_no_message_is_endless(
     check = a_check(a_bus(fresh_folder(tmp_path_factory, "bus")))
     for fault in check.read(record(start + rest * repeat)):
         assert len(fault.message) <= 512
-        assert all(len(value) <= 128 for value in fault.details.values())
+        assert all(len(value) <= 256 for value in fault.details.values())
 
 
 def test_the_check_is_in_the_shape_that_the_registry_takes() -> None:

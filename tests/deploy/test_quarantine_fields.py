@@ -34,7 +34,7 @@ from aggregator.web import node_view
 from aggregator.web.models import Quarantine as Page
 from aggregator.web.node_view import ViewMoment
 from tests.deploy.manifests import ROOT
-from tests.support.field_values import values, without_attempts
+from tests.support.field_values import values, without_operations
 
 #: Fields that the page does not show under their own name, and why.
 NOT_SHOWN = {
@@ -145,7 +145,7 @@ def test_every_field_is_read_as_it_was_written(
 ) -> None:
     patch = {"metadata": {"name": "n1"}, "spec": encode_spec(spec), "status": encode_status(status)}
     found = decode_quarantine(msgspec.json.encode(patch))
-    assert found.status == without_attempts(status)
+    assert found.status == without_operations(status)
     assert found.spec == spec
 
 

@@ -122,7 +122,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
         "the page   http://127.0.0.1:",
         "41 nodes are attached",
         "(by its agent)",
-        "sim-0001: marked: xid:119",
+        "sim-0001: cordoned: xid:119",
         "its job got a notice (drain.pre_evict), and saved at step",
         "sim-0001: drained",
         "by policy it is only watched",
@@ -157,7 +157,7 @@ def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     begin: Begin, number: signal.Signals
 ) -> None:
     demo = begin()
-    demo.until_said("sim-0001: marked")
+    demo.until_said("sim-0001: cordoned")
     assert len(demo.alive()) >= 4
     demo.process.send_signal(number)
     code = demo.process.wait(300)

@@ -39,7 +39,7 @@ TEXT = st.text(max_size=20)
 #: Whole microseconds, in a range whose floats tell them apart.
 MOMENT = st.one_of(st.just(0.0), st.integers(1, 2**33 * 10**5).map(lambda us: us / 1e5))
 #: Attempts are objects of their own: test_kube_operations.py.
-REPAIR = st.builds(RepairStatus, st.just(()), TEXT, TEXT, MOMENT).filter(
+REPAIR = st.builds(RepairStatus, held=TEXT, exhausted=TEXT, exhausted_at=MOMENT).filter(
     lambda repair: repair != RepairStatus()
 )
 EVIDENCE = st.builds(EvidenceItem, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT)

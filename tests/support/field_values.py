@@ -25,8 +25,9 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return st.from_type(hint)
 
 
-def without_attempts(status: QuarantineStatus) -> QuarantineStatus:
-    """The status as the object has it: the attempts at repairs are objects of their own."""
+def without_operations(status: QuarantineStatus) -> QuarantineStatus:
+    """The status as the object has it: attempts and requests are Operations."""
     if status.repair is None:
         return status
-    return dataclasses.replace(status, repair=dataclasses.replace(status.repair, attempts=()))
+    kept = dataclasses.replace(status.repair, attempts=(), requests=())
+    return dataclasses.replace(status, repair=kept)

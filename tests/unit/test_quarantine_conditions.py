@@ -34,7 +34,7 @@ from aggregator.cluster.quarantine_conditions import (
     with_conditions,
 )
 from aggregator.quarantine.state.quarantine_view import QuarantineView
-from tests.support.field_values import without_attempts
+from tests.support.field_values import without_operations
 
 _DOCS = Path(__file__).parents[2] / "docs" / "public-names.md"
 _KEY = "resource.customizations.health.sickbay.dev_Quarantine"
@@ -339,7 +339,7 @@ def test_any_sequence_of_writes_leaves_conditions_that_the_conventions_allow(
         assert 1.0 <= one.last_transition_time <= len(steps)
     body = {"metadata": {"name": "n1", "generation": 1}, "spec": {"reason": "why"}}
     sent = json.dumps(body).encode()[:-1] + b',"status":' + encoded(found.status) + b"}"
-    assert decode_quarantine(sent).status == without_attempts(found.status)
+    assert decode_quarantine(sent).status == without_operations(found.status)
 
 
 def encoded(found: QuarantineStatus) -> bytes:

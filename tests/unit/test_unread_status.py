@@ -27,7 +27,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
 )
 from aggregator.cluster.unread_status import expect_lossless
-from tests.support.field_values import values, without_attempts
+from tests.support.field_values import values, without_operations
 
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79")
 HOOK = HookStatus(HookState.ASKING, asked_at=40.0)
@@ -75,7 +75,7 @@ def test_each_field_is_read_by_itself_where_others_cannot_be(
     assert found.unread_fields == names
     assert bool(found.unread) == bool(names)
     for name in {one.name for one in fields(QuarantineStatus)} - names:
-        assert getattr(found.status, name) == getattr(without_attempts(status), name)
+        assert getattr(found.status, name) == getattr(without_operations(status), name)
 
 
 @pytest.mark.parametrize("nonsense", [[], "Drained", 7, None])
