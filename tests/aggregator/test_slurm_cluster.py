@@ -13,11 +13,13 @@ from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import (
     UNGUARDED,
     Action,
+    ClusterEvent,
     Conflict,
     Evicted,
     Guard,
     GuardRefused,
     NodeChange,
+    NodeUncordoned,
     NotFound,
     QuarantineSeen,
     QuarantineSpec,
@@ -125,6 +127,34 @@ async def test_a_node_that_a_person_has_drained_keeps_its_words_and_stays_draine
     await released(cluster, "w1")
     assert slurm.state("w1") == "IDLE+DRAIN"
     assert slurm.shown("w1")["Reason"] == "fan 3 dead RMA 123"
+
+
+async def changes(cluster: SlurmCluster) -> list[ClusterEvent]:
+    """What the next look at the drains finds."""
+    cluster._next_poll = 0.0
+    return list(await cluster.read_changes())
+
+
+async def test_the_end_of_anothers_drain_is_no_release_and_the_node_is_drained_anew(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    slurm.update("w1", "state=drain", "reason=fan 3 dead RMA 123")
+    await quarantined(cluster, "w1")
+    assert await changes(cluster) == []
+    slurm.update("w1", "state=resume")
+    assert await changes(cluster) == [NodeUncordoned("w1")]
+    assert await changes(cluster) == [], "it is reported once"
+    quarantine = await cluster.read_quarantine("w1")
+    assert quarantine is not None
+    assert not quarantine.deleting
+    node = await cluster.read_node("w1")
+    assert node is not None
+    assert not node.unschedulable
+    await cluster.patch_node(node, NodeChange(unschedulable=True))
+    assert slurm.shown("w1")["Reason"] == OURS
+    assert await changes(cluster) == []
+    await released(cluster, "w1")
+    assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == ("IDLE", "")
 
 
 async def test_a_resume_and_new_words_by_a_person_end_the_quarantine_and_are_left_as_they_are(
@@ -268,6 +298,39 @@ async def test_a_stopped_slurmctld_is_reported_and_a_drain_that_it_forgot_is_no_
     following.cancel()
     # slurmctld refuses an undrain until the node has registered.
     await until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
+
+
+async def test_a_drain_that_slurmctld_forgot_while_nobody_watched_is_no_persons_word(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    first = cluster_of(slurm, tmp_path / "cluster.db")
+    await first.start()
+    await first.list_nodes()
+    await quarantined(first, "w1")
+    began = int((await first._client.read_controller()).started)
+    await first.close()
+    slurm.stop_controller()
+    await until(lambda: time.time() >= began + 1)  # Slurm counts seconds
+    slurm.start_controller(clean=True)
+    again = cluster_of(slurm, tmp_path / "cluster.db")
+    await again.start()
+    assert await changes(again) == [NodeUncordoned("w1")]
+    assert await changes(again) == []
+    quarantine = await again.read_quarantine("w1")
+    assert quarantine is not None
+    assert not quarantine.deleting
+    node = await again.read_node("w1")
+    assert node is not None
+    await again.patch_node(node, NodeChange(unschedulable=True))
+    assert slurm.shown("w1")["Reason"] == OURS
+    # slurmctld refuses an undrain until the node has registered.
+    await until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
+    slurm.update("w1", "state=resume")
+    assert await changes(again) == []
+    quarantine = await again.read_quarantine("w1")
+    assert quarantine is not None
+    assert quarantine.deleting, "a RESUME under the same slurmctld is a person's"
+    await again.close()
 
 
 async def test_the_backup_of_slurmctld_keeps_our_drain_and_takes_it_back(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from aggregator.cluster.port import (
     Conflict,
     Guard,
     NodeChange,
+    NodeUncordoned,
     NotFound,
     Quarantine,
     QuarantineSpec,
@@ -55,6 +56,8 @@ class FakeSlurm:
     keeps_reasons: bool = True
     foreign_undone: list[str] = field(default_factory=list)
     overwritten: list[str] = field(default_factory=list)
+    #: Nodes in quarantine that got work again, of which the controller learned nothing.
+    left_open: list[str] = field(default_factory=list)
 
     async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
         await asyncio.sleep(0)
@@ -158,6 +161,10 @@ class Controller:
 
     def __init__(self, place: Path | StorePlace, slurm: FakeSlurm) -> None:
         self.place, self.slurm = place, slurm
+        #: Nodes whose drain was lost, and not yet written anew.
+        self.lost: set[str] = set()
+        #: Nodes whose last write failed: a controller would try again.
+        self.unwritten: set[str] = set()
 
     async def start(self) -> None:
         self.cluster = SlurmCluster(self.place, client=self.slurm, poll=0.0, wall=lambda: 1.0)
@@ -166,6 +173,7 @@ class Controller:
 
     async def crash(self) -> None:
         await self.cluster.close()
+        self.lost.clear()
         await self.start()
 
     async def quarantine(self, name: str) -> None:
@@ -190,14 +198,34 @@ class Controller:
     async def patch(self, name: str, change: NodeChange) -> None:
         node = await self.cluster.read_node(name)
         assert node is not None
+        self.unwritten.add(name)
         await self.cluster.patch_node(node, change)
+        self.unwritten.discard(name)
 
     async def observe(self) -> None:
-        await self.cluster.read_changes()
+        changes = await self.cluster.read_changes()
+        self.lost |= {one.node for one in changes if isinstance(one, NodeUncordoned)}
         for name in NODES:
             found = await self.cluster.read_quarantine(name)
             if found is not None and found.deleting:
                 await self.undo(found)
+        for name in sorted(self.lost):
+            if await self.cluster.read_quarantine(name) is not None:
+                await self.patch(name, NodeChange(unschedulable=True))
+            self.lost.discard(name)
+
+    async def left_open(self) -> list[str]:
+        """Nodes with the marks of a quarantine that are not drained."""
+        written = sorted(set(NODES) - self.unwritten)
+        nodes = [await self.cluster.read_node(name) for name in written]
+        return [
+            one.name
+            for one in nodes
+            if one is not None
+            and one.taints
+            and not one.unschedulable
+            and await self.cluster.read_quarantine(one.name) is not None
+        ]
 
 
 async def play(seed: int, place: Path | StorePlace) -> FakeSlurm:
@@ -217,6 +245,7 @@ async def play(seed: int, place: Path | StorePlace) -> FakeSlurm:
             continue
     slurm.quiet = True
     await controller.observe()
+    slurm.left_open = await controller.left_open()
     for name in NODES:
         await controller.release(name)
         await controller.release(name)
@@ -252,5 +281,6 @@ async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
         slurm = await play(seed, place)
         assert slurm.foreign_undone == [], seed
         assert slurm.overwritten == [], seed
+        assert slurm.left_open == [], seed
         left = [name for name, author in slurm.author.items() if author == "sickbay"]
         assert left == [], (seed, left, slurm.nodes)

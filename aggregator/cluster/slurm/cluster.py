@@ -34,7 +34,14 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.cluster.slurm.client import SlurmClient
-from aggregator.cluster.slurm.drain import OurDrain, Whose, reason_of, whose, words_to_leave
+from aggregator.cluster.slurm.drain import (
+    FOREIGN,
+    OurDrain,
+    Whose,
+    reason_of,
+    whose,
+    words_to_leave,
+)
 from aggregator.cluster.slurm.reasons import conditions_of
 from aggregator.cluster.slurm.reboot import SlurmReboots
 from aggregator.cluster.slurm.shared_read import SharedRead
@@ -74,11 +81,14 @@ class SlurmCluster(LocalCluster):
         self._reads: SharedRead[SlurmNode] = SharedRead(self._read_some)
         self._poll = poll
         self._next_poll = 0.0
-        self._controller_start = ""
+        #: The start of slurmctld, in its own words.
+        self._started = ""
         #: SlurmUser, once it was read.
         self._slurm_user: str | None = None
         #: Nodes of which a drain is being written: their state is between two.
         self.changing: set[str] = set()
+        #: Nodes whose lost drain is reported.
+        self._reported: set[str] = set()
         #: Each node as last read, and when that read began.
         self._known: dict[str, tuple[SlurmNode, float]] = {}
 
@@ -117,7 +127,7 @@ class SlurmCluster(LocalCluster):
 
     async def _read_all(self) -> list[SlurmNode]:
         if self._slurm_user is None:
-            self._slurm_user = (await self._client.read_controller()).user
+            self._started, self._slurm_user = await self._client.read_controller()
         began = time.monotonic()
         nodes = await self._client.read_nodes()
         there = {one.name for one in nodes}
@@ -200,6 +210,7 @@ class SlurmCluster(LocalCluster):
 
     async def _drain(self, node: Node, guard: Guard) -> SlurmNode:
         """The node after it. Raises `Conflict` where the machine is another one than ``node``."""
+        self._reported.discard(node.name)
         found = await self.now(node.name)
         if _uid(node.uid.partition("+")[0], found) != node.uid:
             raise Conflict(f"{node.name} is another machine now")
@@ -210,7 +221,7 @@ class SlurmCluster(LocalCluster):
         if author is Whose.ANOTHER:
             # No new work starts there already; the words of the other stay.
             await pass_guard(guard)
-            await self.record(node.name, None)
+            await self.record(node.name, FOREIGN)
             return found
         if author is Whose.NOBODY:
             ours = OurDrain(
@@ -220,6 +231,7 @@ class SlurmCluster(LocalCluster):
                 before=found.reason if found.is_down else "",
                 instance_id=found.instance_id,
                 slurm_user=self._slurm_user or "",
+                started=self._started,
             )
             await self.record(node.name, ours)
             await self._client.drain(node.name, reason, guard=guard)
@@ -227,7 +239,7 @@ class SlurmCluster(LocalCluster):
         if not found.has_drain:
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
         if ours is None or whose(found, ours) is not Whose.OURS:
-            await self.record(node.name, None)  # another wrote in the same moment
+            await self.record(node.name, FOREIGN)  # another wrote in the same moment
             return found
         await self.record(node.name, replace(ours, at=found.reason_at))
         return found
@@ -241,7 +253,7 @@ class SlurmCluster(LocalCluster):
         found = await self.now(name)
         if ours is None:
             return found
-        if found.instance_id == ours.instance_id:
+        if not ours.foreign and found.instance_id == ours.instance_id:
             if whose(found, ours) is Whose.OURS:
                 await self._client.undrain(name)
                 found = await self.now(name)
@@ -310,30 +322,36 @@ class SlurmCluster(LocalCluster):
         if time.monotonic() < self._next_poll:
             return ()
         drains = await self._in_thread(self._open.drains)
-        started = self._controller_start
         if drains:
-            started = (await self._client.read_controller()).started
-        restarted = self._controller_start not in ("", started)
-        self._controller_start = started
+            self._started = (await self._client.read_controller()).started
         found = {one.name: one for one in await self._client.read_nodes(drains)}
         self._next_poll = time.monotonic() + self._poll
         events: list[ClusterEvent] = []
         for name, text in drains.items():
             one, ours = found.get(name), _RECORD.decode(text)
-            if one is None or name in self.changing or not ours.at:
+            if one is None or name in self.changing or not (ours.at or ours.foreign):
                 continue
             if await self._in_thread(self._open.drain_of, name) != text:
                 continue
-            author = whose(one, ours)
-            if author is Whose.NOBODY and restarted:
-                # Without its saved state slurmctld forgets each drain: that is no person's word.
-                log.warning(
-                    "drain lost by slurmctld", extra={"event": "slurm.drain_lost", "node": name}
-                )
-                events.append(NodeUncordoned(name))
-            elif author is not Whose.OURS:
-                await self._give_up(name, one, author)
+            events += await self._changes_of(name, one, ours)
         return events
+
+    async def _changes_of(self, name: str, one: SlurmNode, ours: OurDrain) -> list[ClusterEvent]:
+        author = whose(one, ours)
+        if author is Whose.NOBODY and (ours.foreign or ours.started not in ("", self._started)):
+            # The end of another's drain, and that of all drains when slurmctld has lost its saved
+            # state, are no words of a person about our quarantine.
+            if name in self._reported:
+                return []
+            self._reported.add(name)
+            log.warning("drain lost", extra={"event": "slurm.drain_lost", "node": name})
+            return [NodeUncordoned(name)]
+        self._reported.discard(name)
+        if author is Whose.OURS and ours.started != self._started:
+            await self.record(name, replace(ours, started=self._started))
+        elif author is not Whose.OURS and not ours.foreign:
+            await self._give_up(name, one, author)
+        return []
 
     async def _give_up(self, name: str, one: SlurmNode, author: Whose) -> None:
         """A person's RESUME, or a person's words on our drain: the node is theirs, as if the

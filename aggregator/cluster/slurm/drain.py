@@ -27,6 +27,10 @@ class OurDrain:
     ``slurm_user`` is SlurmUser, the author of the words that slurmctld appends; empty: not known.
     ``reboot`` is the operation of the last reboot that we have ordered from Slurm, and ``booted``
     when the node had booted before that.
+
+    ``started``: the start of slurmctld under which the drain was last seen in force; empty: not
+    known. ``foreign``: another had drained the node when a quarantine needed that, and the node has
+    the other's words; no other field counts then.
     """
 
     reason: str
@@ -37,6 +41,12 @@ class OurDrain:
     slurm_user: str = ""
     reboot: str = ""
     booted: int = 0
+    started: str = ""
+    foreign: bool = False
+
+
+#: The record of a node in quarantine that another has drained.
+FOREIGN = OurDrain("", "", foreign=True)
 
 
 class Whose(enum.StrEnum):
@@ -63,6 +73,8 @@ def whose(node: SlurmNode, ours: OurDrain | None) -> Whose:
 
 def has_our_words(node: SlurmNode, ours: OurDrain) -> bool:
     """Whether the reason is still ours, with a drain or without one (a node that is DOWN)."""
+    if ours.foreign:
+        return False
     if node.reason == ours.reason:
         return node.reason_user == ours.user and ours.at in (0, node.reason_at)
     by_slurm = node.reason_user in (ours.user, ours.slurm_user) if ours.slurm_user else True
