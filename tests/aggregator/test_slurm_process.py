@@ -53,6 +53,7 @@ def expect_slurms_words(aggregator: LocalAggregator) -> None:
         with urllib.request.urlopen(f"{url}/{path}", timeout=300) as answer:
             text = answer.read().decode()
         assert found_in(shown(text)) == [], path
+        assert "<script>alert" not in text
         assert "DRAIN" in text or path in ("nodes", "jobs")
     for command in (["explain", "w1"], ["node", "w1"], ["quarantines"], ["history"], ["jobs"]):
         assert found_in(sickbay(*command, "--url", url)) == [], command
@@ -70,14 +71,14 @@ def test_a_fault_drains_the_node_its_job_ends_and_a_persons_release_returns_it(
     wait_until(
         lambda: (aggregator.ask("nodes/w1") or {}).get("agent") == "attached", what=aggregator.log
     )
-    job = slurm.submit("w1")
+    job = slurm.submit("w1", name="llama <script>alert(1)</script>\x1b[31m --all")
     agent.xid(79)
     wait_until(lambda: phase() == "Draining", what=aggregator.log)
     assert slurm.shown("w1")["Reason"].startswith("sickbay: xid:79")
     assert slurm.run("squeue", "--noheader", "--format=%T").split() == ["RUNNING"]
     wait_until(
         lambda: (
-            f"by job {job}: llama of root is running"
+            f"by job {job}: llama <script>alert(1)</script>?[31m --all of root is running"
             in sickbay("explain", "w1", "--url", f"http://{aggregator.web}")
         ),
         what=aggregator.log,
@@ -131,3 +132,25 @@ def test_a_persons_resume_ends_the_quarantine_and_the_same_fault_drains_no_more(
     agent.xid(13)  # any further evidence
     wait_until(lambda: '"event": "slurm.resumed"' in aggregator.log(), what=aggregator.log)
     assert slurm.state("w1") == "IDLE"
+
+
+def test_the_end_of_a_persons_drain_leaves_the_node_drained_for_its_fault(
+    site: tuple[Slurm, LocalAggregator, AgentProcess],
+) -> None:
+    slurm, aggregator, agent = site
+    slurm.update("w1", "state=drain", "reason=fan 3 dead RMA 123")
+    agent.xid(79)
+    wait_until(
+        lambda: (
+            ((aggregator.ask("nodes/w1") or {}).get("quarantine") or {}).get("phase") == "Drained"
+        ),
+        what=aggregator.log,
+    )
+    assert slurm.shown("w1")["Reason"] == "fan 3 dead RMA 123"
+    slurm.update("w1", "state=resume")
+    wait_until(
+        lambda: slurm.shown("w1")["Reason"].startswith("sickbay: xid:79"), what=aggregator.log
+    )
+    assert "DRAIN" in slurm.state("w1")
+    shown = (aggregator.ask("nodes/w1") or {})["quarantine"]
+    assert "it was somebody else's before" in shown["uncordoned"]

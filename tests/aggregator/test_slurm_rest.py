@@ -1,14 +1,8 @@
 """slurmrestd: Debian's, which reads, and a newer one by its published OpenAPI document."""
 
-import base64
-import copy
-import hashlib
-import hmac
-import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -24,22 +18,11 @@ from aggregator.cluster.port import (
 from aggregator.cluster.slurm.client import SlurmPrograms
 from aggregator.cluster.slurm.hostlist import expand
 from aggregator.cluster.slurm.rest import SlurmRest
-from tests.support.slurm import Slurm, needs_rest, needs_slurm
+from tests.support.new_slurm import NewSlurm, token_of
+from tests.support.slurm import NO_NAMES, REASONS, Slurm, needs_rest, needs_slurm
 
-DOCUMENTS = Path(__file__).parents[1] / "fixtures/slurm"
 #: Documents of Slurm 24.11, which was tried, and 25.11.
 PUBLISHED = ("v0.0.40", "v0.0.42", "v0.0.44")
-
-
-def token_of(user: str, key: bytes, *, ends: float) -> str:
-    """As `scontrol token` makes it (RFC 7519, HS256)."""
-    parts = ({"alg": "HS256", "typ": "JWT"}, {"exp": int(ends), "iat": 1, "sun": user})
-    text = ".".join(_encoded(json.dumps(part).encode()) for part in parts)
-    return f"{text}.{_encoded(hmac.new(key, text.encode(), hashlib.sha256).digest())}"
-
-
-def _encoded(content: bytes) -> str:
-    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 # -- Debian's slurmrestd ---------------------------------------------------------------------
@@ -100,102 +83,6 @@ async def test_a_real_slurmrestd_reads_and_scontrol_writes_where_it_can_not(
 # -- a newer one -----------------------------------------------------------------------------
 
 
-class NewSlurm:
-    """A server by the published document: a request that it does not allow fails the test."""
-
-    def __init__(self, version: str) -> None:
-        self.document = json.loads((DOCUMENTS / f"openapi-{version}.json").read_text())
-        self.published = version
-        self.versions = [version]
-        self.nodes: dict[str, dict[str, Any]] = {
-            name: {
-                "name": name,
-                "hostname": name,
-                "address": f"{name}.example.test",
-                "state": ["IDLE"],
-                "reason": "",
-                "reason_set_by_user": "",
-                "reason_changed_at": {"set": True, "infinite": False, "number": 0},
-                "boot_time": {"set": True, "infinite": False, "number": 17},
-                "instance_id": "",
-                "partitions": ["main"],
-            }
-            for name in expand("n[1-6]")
-        }
-        self.jobs: list[dict[str, Any]] = []
-        self.error: Mapping[str, Any] | None = None
-        self.status = 200
-        self.token = token_of("ann", b"k", ends=2e9)
-        self.wrong: list[str] = []
-
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        return app
-
-    async def answer(self, request: web.Request) -> web.Response:
-        if request.headers.get("X-SLURM-USER-TOKEN") != self.token:
-            return web.Response(status=401, text="Authentication failure")
-        if request.path == "/openapi/v3":
-            return web.json_response(self.described())
-        path, version = request.path, request.path.split("/")[2]
-        if version not in self.versions:
-            return web.Response(status=404, text="Unable to find requested URL")
-        named = next((one for one in self.nodes if path == f"/slurm/{version}/node/{one}"), "")
-        route = path.replace(f"/{named}", "/{node_name}") if named else path
-        method = self.document["paths"].get(route.replace(version, self.published), {})
-        if request.method.lower() not in method and "/node/" not in path:
-            self.wrong.append(f"{request.method} {path}")
-        body = await request.json() if request.can_read_body else None
-        if body is not None:
-            self.check(body)
-        answer: dict[str, Any] = {"errors": [self.error] if self.error else [], "warnings": []}
-        if self.error is None and body is not None:
-            self.update(self.nodes[named], body)
-        elif self.error is None and path.endswith("/jobs/"):
-            answer["jobs"] = self.jobs
-        elif self.error is None and path.endswith("/diag/"):
-            answer["statistics"] = {"req_time_start": {"set": True, "number": 5}}
-        elif self.error is None and "/node" in path:
-            nodes = [self.nodes[named]] if named else list(self.nodes.values())
-            if "/node/" in path and not named:  # as Slurm 24.11
-                text = f"Failure to query node {path.rpartition('/')[2]}"
-                answer["errors"] = [{"error": "No error", "error_number": 0, "description": text}]
-            answer["nodes"] = [] if answer["errors"] else nodes
-        return web.json_response(answer, status=self.status)
-
-    def described(self) -> dict[str, Any]:
-        paths = self.document["paths"]
-        return {
-            "paths": {
-                path.replace(self.published, version): copy.copy(paths[path])
-                for version in self.versions
-                for path in paths
-            }
-        }
-
-    def check(self, body: Mapping[str, Any]) -> None:
-        schemas = self.document["components"]["schemas"]
-        known = schemas[f"{self.published}_update_node_msg"]["properties"]
-        for key, value in body.items():
-            found = known.get(key, {})
-            found = schemas[found["$ref"].rpartition("/")[2]] if "$ref" in found else found
-            kind = found.get("type")
-            allowed = found.get("items", {}).get("enum", value)
-            right = isinstance(value, list if kind == "array" else str)
-            if kind is None or not right or not set(value) <= set(allowed):
-                self.wrong.append(f"{key}: {value}")
-
-    def update(self, node: dict[str, Any], body: Mapping[str, Any]) -> None:
-        if "reason" in body:
-            node["reason"], node["reason_set_by_user"] = body["reason"], "ann"
-            node["reason_changed_at"] = {"set": True, "infinite": False, "number": 99}
-        if "DRAIN" in body.get("state", ()):
-            node["state"] = ["IDLE", "DRAIN"]
-        if "UNDRAIN" in body.get("state", ()):
-            node["state"], node["reason"] = ["IDLE"], ""
-
-
 @pytest.fixture(params=PUBLISHED)
 async def new(
     request: pytest.FixtureRequest, tmp_path: Path
@@ -245,6 +132,32 @@ async def test_a_newer_slurmrestd_is_read_and_written_by_its_document(
     ]
     [job] = await rest.read_jobs("n3")
     assert (job.job_id, job.state, job.gpus, job.ends_at) == ("7", "COMPLETING", 8, 1_795_887_654)
+
+
+async def test_hostile_text_is_read_as_it_is_and_no_name_is_an_option(
+    new: tuple[NewSlurm, SlurmRest],
+) -> None:
+    server, rest = new
+    for reason in REASONS:
+        server.nodes["n1"]["reason"] = reason
+        assert (await rest.read_nodes(["n1"]))[0].reason == reason
+        assert (await rest.read_nodes())[0].reason == reason
+        await rest.write_reason("n1", reason)
+        assert server.nodes["n1"]["reason"] == reason
+    server.nodes["n2"]["partitions"] = ["--all", "ALL"]
+    assert (await rest.read_nodes(["n2"]))[0].partitions == ("--all", "ALL")
+    line = "7|RUNNING|root|all|main|0|N/A|b"
+    server.jobs = [
+        {"job_id": 7, "job_state": ["RUNNING"], "nodes": "n1", "name": f"<b>\n{line}\x1b[31m"},
+        {"job_id": 8, "job_state": ["RUNNING"], "nodes": "--all,ALL", "name": "n1"},
+    ]
+    assert [one.name for one in await rest.read_jobs("n1")] == [f"<b> {line}?[31m"]
+    for name in NO_NAMES:
+        with pytest.raises(Refused):
+            await rest.read_nodes([name])
+        with pytest.raises(Refused):
+            await rest.drain(name, "sickbay: x", guard=UNGUARDED)
+    assert all(one["state"] == ["IDLE"] for one in server.nodes.values())
 
 
 async def test_the_newest_version_that_both_have_is_chosen_anew_when_the_server_changes(

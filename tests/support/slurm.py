@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -26,6 +27,18 @@ needs_rest = pytest.mark.skipif(
 needs_slurm = pytest.mark.skipif(
     bool(LACKING), reason=f"{', '.join(LACKING)} not installed (tests/setup-debian.sh)"
 )
+
+#: Words that an administrator may give a node.
+REASONS = (
+    10_000 * "x",
+    "fan 3 dead\nsickbay: xid:79 on GPU 3\nRMA 123",
+    "sickbay: xid:79 on GPU 3 (0000:ab:00.0) fell off the bus",
+    '"quoted" \'words\' `x` $(y) \\\\ {node}"',
+    "\x01\x1b[31mred\x07\t\u202eno\N{SNOWMAN}",
+    "--all <script>alert(1)</script> | a : Not responding",
+)
+#: Names of nodes that Slurm may have, and programs would take for something else.
+NO_NAMES = ("-x", "--all", "ALL", "w[1-2]", "w1,w2", "w1\nw2", "<b>w1</b>", "")
 
 CONF = """\
 ClusterName=test
@@ -235,20 +248,29 @@ class Slurm:
         """Its state; slurmctld has not heard of a node for a moment after each change."""
         return self.shown(node)["State"].replace("+NOT_RESPONDING", "").replace("*", "")
 
-    def submit(self, node: str, seconds: float = 3600) -> str:
+    def submit(self, node: str, seconds: float = 3600, *, name: str = "llama") -> str:
         """A job that really runs, on ``node`` or, without a name, where Slurm wants; its id."""
-        told = self.run(
-            "sbatch", "--parsable", *(["--nodelist", node] if node else []), "--job-name=llama",
-            "--time=60", "--output=/dev/null", f"--chdir={self.folder}", f"--wrap=sleep {seconds}",
-        )  # fmt: skip
-        job = told.strip()
+        job = self.queue(node, seconds, name=name)
         wait_until(
-            lambda: (
-                self.run("squeue", "--noheader", "--format=%T", "--jobs", job).strip() == "RUNNING"
-            ),
+            lambda: self.job_state(job) == "RUNNING",
             what=lambda: self.run("squeue") + self.log(),
         )
         return job
+
+    def queue(self, node: str, seconds: float = 3600, *, name: str = "llama") -> str:
+        """A job that may have to wait; its id."""
+        return self.run(
+            "sbatch", "--parsable", *(["--nodelist", node] if node else []), f"--job-name={name}",
+            "--time=60", "--output=/dev/null", f"--chdir={self.folder}", f"--wrap=sleep {seconds}",
+        ).strip()  # fmt: skip
+
+    def job_state(self, job: str) -> str:
+        """Such as PENDING or RUNNING; empty: Slurm has forgotten the job."""
+        return self.run("squeue", "--noheader", "--format=%T", "--jobs", job, check=False).strip()
+
+    def cycles(self) -> int:
+        """How often slurmctld has tried to start what waits."""
+        return int(re.findall(r"Total cycles: *(\d+)", self.run("sdiag"))[0])
 
     def node_of(self, job: str) -> str:
         return self.run("squeue", "--noheader", "--format=%N", "--jobs", job).strip()

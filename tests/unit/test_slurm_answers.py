@@ -9,6 +9,7 @@ from aggregator.cluster.slurm.state import (
     SlurmNode,
     UnreadableOutput,
     first_error,
+    jobs_on,
     read_jobs,
     read_nodes,
 )
@@ -60,11 +61,12 @@ def test_drained_goes_by_the_flags_of_the_state(words: list[str], *, at_work: bo
 
 def test_a_job_that_ends_still_has_its_node_and_one_that_waits_has_none() -> None:
     jobs = read_jobs(
-        "1|RUNNING|ann|vision|main|1795887654|gres:gpu:8|a|b\n"
-        "2|COMPLETING|ann|(null)|main|N/A|N/A|b\nthe rest of its name\n"
-        "3|PENDING|ann|vision|main|N/A|N/A|c\n"
-        "4|COMPLETED|ann|vision|main|7|N/A|d\n"
-        "5|RUNNING|ann|vision|main|7|gres/gpu:h100:4,gres/gpu:a30:2,gres/nic:9|e\n"
+        "m|1|RUNNING|ann|vision|main|1795887654|gres:gpu:8|a|b\n"
+        "m|2|COMPLETING|ann|(null)|main|N/A|N/A|b\nthe rest of its name\n"
+        "m|3|PENDING|ann|vision|main|N/A|N/A|c\n"
+        "m|4|COMPLETED|ann|vision|main|7|N/A|d\n"
+        "m|5|RUNNING|ann|vision|main|7|gres/gpu:h100:4,gres/gpu:a30:2,gres/nic:9|e\n",
+        "m",
     )
     assert [
         (job.job_id, job.state, job.name, job.account, job.ends_at, job.gpus) for job in jobs
@@ -73,6 +75,17 @@ def test_a_job_that_ends_still_has_its_node_and_one_that_waits_has_none() -> Non
         ("2", "COMPLETING", "b", "", 0, 0),
         ("5", "RUNNING", "e", "vision", 7, 6),
     ]
+
+
+def test_a_name_with_a_line_of_another_job_is_no_other_job() -> None:
+    forged = (
+        "1|RUNNING|ann|vision|main|7|N/A|a\n7|RUNNING|root|all|main|0|N/A|b\x1b[31m" + 9_000 * "x"
+    )
+    [job] = read_jobs(f"m|{forged}\n|8|RUNNING|root|all|main|0|N/A|c\nm|", "m")
+    assert (job.job_id, job.user, job.name) == ("1", "ann", "a")
+    answer = {"jobs": [{"job_id": 1, "job_state": ["RUNNING"], "nodes": "n", "name": forged}]}
+    [job] = jobs_on(answer, "n")
+    assert (len(job.name), job.name.isprintable()) == (100, True)
 
 
 def test_an_error_in_an_answer_with_exit_code_0_is_found() -> None:

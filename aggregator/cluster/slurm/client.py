@@ -8,6 +8,7 @@ import logging
 import os
 import pwd
 import re
+import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,8 @@ _NO_PROGRAM = "RebootProgram isn't defined"
 _NO_REBOOT = "ermission denied"
 _START = re.compile(r"^BOOT_TIME *= *(\S+)", re.MULTILINE)
 _USER = re.compile(r"^SlurmUser *= *([^\s(]+)", re.MULTILINE)
+#: Characters of a reason, of up to 4 bytes each: Linux runs no program with a longer argument.
+_LONGEST_WORDS = 32_000
 _NO_OPTION = ("unrecognized option", "invalid option")
 
 
@@ -125,14 +128,15 @@ class SlurmPrograms:
 
     async def read_jobs(self, node: str) -> list[SlurmJob]:
         [name] = checked_names([node])
-        options = ["--noheader", "--states=all", f"--format={JOB_FORMAT}"]
+        mark = secrets.token_hex(8)
+        options = ["--noheader", "--states=all", f"--format={mark}{JOB_FORMAT}"]
         command = ["squeue", *options, "--nodelist", name]
         code, output = await self._run(command)
         if code != 0 and NO_NODE in output:
             return []
         if code != 0:
             raise _error_of(command, code, output)
-        return read_jobs(output)
+        return read_jobs(output, mark)
 
     async def read_controller(self) -> ControllerFacts:
         command = ["scontrol", "show", "config"]
@@ -149,7 +153,8 @@ class SlurmPrograms:
         await self._update(node, "state=undrain")
 
     async def write_reason(self, node: str, words: str) -> None:
-        await self._update(node, f"reason={words}")
+        # scontrol takes one quote from each end of the words.
+        await self._update(node, f'reason="{words[:_LONGEST_WORDS]}"')
 
     async def reboot(self, node: str, *, guard: Guard) -> None:
         [name] = checked_names([node])

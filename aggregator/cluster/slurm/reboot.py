@@ -13,7 +13,7 @@ from aggregator.cluster.reboots import RebootProgress, RebootState
 from aggregator.cluster.slurm.client import SlurmClient
 from aggregator.cluster.slurm.drain import OurDrain, Whose, whose, words_of_slurm
 from aggregator.cluster.slurm.state import SlurmNode
-from aggregator.runtime.text import truncate
+from aggregator.runtime.text import visible
 
 #: `scontrol reboot` leaves such nodes out, with exit code 0.
 _LEFT_OUT = frozenset({"POWER_DOWN", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DRAIN"})
@@ -47,7 +47,7 @@ class SlurmReboots:
     async def order(self, node: str, operation: str, *, guard: Guard) -> None:
         found, ours = await self._drains.now(node), await self._drains.recorded(node)
         if ours is None or whose(found, ours) is not Whose.OURS:
-            reason = truncate(found.reason, 200)
+            reason = visible(found.reason, 200)
             raise Refused(f'Slurm has {node} as {found.shown}, "{reason}": the drain is not ours')
         if ours.reboot == operation and _has_begun(found, ours):
             return

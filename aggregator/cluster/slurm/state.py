@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.cluster.slurm.hostlist import expand
+from aggregator.runtime.text import visible
 
 #: Base states: https://slurm.schedmd.com/sinfo.html#lbAG. Every other word is a flag.
 _BASES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE"})
@@ -99,27 +100,32 @@ def read_nodes(answer: Mapping[str, Any]) -> list[SlurmNode]:
     return [_node(one) for one in _list_of(answer, "nodes")]
 
 
-#: The fields of `read_jobs`, for `squeue --format`; the name is last, as it may have any character.
-JOB_FORMAT = "%i|%T|%u|%a|%P|%e|%b|%j"
+#: The fields of `read_jobs`, for `squeue --format` after a mark. The name is last, as it may have
+#: any character.
+JOB_FORMAT = "|%i|%T|%u|%a|%P|%e|%b|%j"
+#: Characters of a job's name that are kept. Slurm accepts some thousand.
+_LONGEST_NAME = 100
 #: GPUs on each node, such as gres:gpu:8 or gres/gpu:h100=8.
 _GPUS = re.compile(r"\bgpu(?::[A-Za-z][^:=,]*)?[:=](\d{1,4})\b")
 
 
-def read_jobs(text: str) -> list[SlurmJob]:
-    """The jobs that have a node now, of `squeue` with `JOB_FORMAT` and SLURM_TIME_FORMAT=%s.
+def read_jobs(text: str, mark: str) -> list[SlurmJob]:
+    """The jobs that have a node now, of `squeue` with ``mark``, `JOB_FORMAT` and
+    SLURM_TIME_FORMAT=%s.
 
-    In JSON, squeue of 22.05 prints the jobs of all nodes, whatever its options say.
+    In JSON, squeue of 22.05 prints the jobs of all nodes, whatever its options say. ``mark`` is
+    unknown to users: a line that lacks it is the rest of a name with a line break, and no job.
     """
     jobs = []
     for line in text.splitlines():
-        words = line.split("|", 7)
-        if len(words) < 8 or words[1] not in _ON_A_NODE:
-            continue  # the rest of a name with a line break, or a job that waits
-        job_id, state, user, account, partition, ends, gres, name = words
+        words = line.split("|", 8)
+        if len(words) < 9 or words[0] != mark or words[2] not in _ON_A_NODE:
+            continue  # the rest of a name, or a job that waits
+        _, job_id, state, user, account, partition, ends, gres, name = words
         jobs.append(
             SlurmJob(
                 job_id,
-                name,
+                visible(name, _LONGEST_NAME),
                 user,
                 "" if account == "(null)" else account,
                 partition,
@@ -141,7 +147,7 @@ def jobs_on(answer: Mapping[str, Any], node: str) -> list[SlurmJob]:
         jobs.append(
             SlurmJob(
                 str(number_of(one.get("job_id"))),
-                str(one.get("name") or ""),
+                visible(str(one.get("name") or ""), _LONGEST_NAME),
                 str(one.get("user_name") or ""),
                 str(one.get("account") or ""),
                 str(one.get("partition") or ""),
