@@ -164,7 +164,7 @@ def _require_service(options: argparse.Namespace, known: Answer) -> None:
     a node is not tested.
     """
     tests = known.get("tests")
-    why = _why_not_in_service(known, tests)
+    why = _why_not_in_service(known, tests, on_kubernetes=options.local is None)
     if why:
         node, how = options.name, flags_of(options)
         reads = how if options.local is None else ""
@@ -184,7 +184,7 @@ def _require_service(options: argparse.Namespace, known: Answer) -> None:
         raise UsageError(text)
 
 
-def _why_not_in_service(known: Answer, tests: Answer | None) -> str:
+def _why_not_in_service(known: Answer, tests: Answer | None, *, on_kubernetes: bool) -> str:
     """Why no test of a node in service begins; empty: one may."""
     if tests is None:
         return "the aggregator does not answer"
@@ -192,6 +192,8 @@ def _why_not_in_service(known: Answer, tests: Answer | None) -> str:
         return f"repair.mode of the aggregator is {tests['mode']}"
     if not tests["repairer"]:
         return "repair.repairers of the aggregator has no test"
+    if not on_kubernetes:
+        return "a job could start next to it, as nothing keeps jobs off a node in service"
     if not tests["in_service"]:
         return "it needs a test that work preempts, by a repairer with job and gpus: all"
     if known["mode"] == "observe":
