@@ -47,6 +47,8 @@ class GpuScope:
             if known is not None and not has_report and covers(known, gpus, work, one.moment.now):
                 reason = _reason(gpus, one.moment.began + self.rules.gpu_scope_for)
                 return {pod.uid: reason for pod in work if pod.uid in known.spared}
+            if len(work) > _MOST_PODS and not has_report:
+                why += f"; status.gpuScope has room for {_MOST_PODS} pods, and {len(work)} are here"
             self._report(one, why)
             return EMPTY
         kept = spared(one.pods, gpus, self.rules, one.moment, used)

@@ -365,6 +365,35 @@ def test_the_next_controller_evicts_no_wider_while_no_agent_answers_it() -> None
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("more", [254, 256])
+def test_of_more_pods_than_the_record_has_room_for_the_next_controller_reports_it(
+    more: int,
+) -> None:
+    """It evicts what it would without the scope, and says why; the first spared the others."""
+
+    async def scenario() -> None:
+        small = [pod(f"small-{number:03}") for number in range(more)]
+        world = world_of(BLIND_USER, BLIND_OTHER, *small)
+        replica = await begun(world, reports=PodReports(reported(*BOTH)))
+        await until(lambda: world.evicted, within=60)
+        world.kubelets_finish()
+        await asyncio.sleep(FRESH / 2)
+        assert world.evicted == ["uid-user"]
+        scope, fits = world.quarantines["n1"].status.gpu_scope, more + 2 <= 256
+        assert (scope is not None) is fits
+        await replica.stop()
+        replica = await begun(world)
+        await asyncio.sleep(FRESH / 2)
+        assert (len(world.evicted) == 1) is fits
+        texts = [one.summary for one in replica.notes.transitions if "not the GPU" in one.summary]
+        assert [text.partition("; ")[2] for text in texts] == (
+            [] if fits else ["status.gpuScope has room for 256 pods, and 257 are here"]
+        )
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
 def test_a_record_counts_for_its_gpus_and_pods_alone_and_for_an_hour() -> None:
     known = GpuScopeStatus((BAD,), ("uid-user",), ("uid-other",), read_at=1000.0)
     both, late = (USER, OTHER), pod("late", gpus=1, phase="Pending")
