@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nodeagent.checks.base import Kind, Option
@@ -107,6 +108,13 @@ def hung(check: str, component: str, result: Hung) -> Observation:
     status = Status.FAILED if result.seconds >= HUNG_FAILS_AFTER else Status.DEGRADED
     message = f"no answer for {result.seconds:.0f} s; the probe is {result.where or 'gone'}"
     return Observation(check, component, status, "hung", message)
+
+
+def of_mount(mount: Mount, observation: Observation) -> Observation:
+    """The verdict with failed as degraded for a remote filesystem: it is not this node's disk."""
+    if mount.remote and observation.status is Status.FAILED:
+        return replace(observation, status=Status.DEGRADED)
+    return observation
 
 
 def not_probed(check: str, component: str, result: NotProbed) -> Observation:

@@ -8,12 +8,14 @@ saw before:
    so itself, and its flag stays "rw" (tried on 6.18).
 2. The superblock was writable when this agent looked before, or ``writable`` names the mount.
 3. The mount is "rw" over a superblock that is "ro": ``mount -o ro`` and ``-o remount,ro`` set
-   both, an error only the superblock's. Not where an earlier mount of the same files is "ro", or
-   ext4 counts no error: then a bind mount was made writable over it.
+   both, an error only the superblock's. Not where an earlier mount of the same files is "ro", ext4
+   counts no error, or XFS has it, which shuts down on an error and stays "rw": then a bind mount
+   was made writable over it, or the program that mounted it set the superblock's alone.
 4. ``/etc/fstab`` (as it was at the first look) has it without "ro".
 5. ext4 counts errors and is mounted with ``errors=remount-ro``.
 
-Without any of them it was mounted read-only, and that is ok. A filesystem that a person remounts
+Without any of them it was mounted read-only, and that is ok. A remote filesystem is degraded at
+most: no error of this node's disk makes it read-only. A filesystem that a person remounts
 read-only on purpose counts as failed until it is excluded. Reasons: ``read-only``, ``shut-down``,
 ``not-mounted``, ``no-mount-table``. The component is the mount point.
 """
@@ -21,7 +23,13 @@ read-only on purpose counts as failed until it is excluded. Reasons: ``read-only
 from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, absolute_paths, no_mount_table
+from nodeagent.checks.disk_common import (
+    MOUNT_OPTIONS,
+    Watch,
+    absolute_paths,
+    no_mount_table,
+    of_mount,
+)
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
@@ -40,7 +48,7 @@ def evaluate(
 ) -> Observation:
     """The signs of the module's list, in its order. Pure. ``errors`` is ext4's count.
 
-    ``opened``: a bind mount was made writable over a filesystem that was mounted read-only.
+    ``opened``: the mount's own "rw" over a superblock that is "ro" proves no error.
     """
     if "shutdown" in mount.super_options:
         message = f"{mount.fstype} on {mount.source} has shut itself down after an error"
@@ -92,7 +100,7 @@ class DiskReadonly:
             mounts = self._watch.mounts()
         except OSError as error:
             return [no_mount_table(NAME, error)]
-        report = [self._verdict(mount) for mount in mounts]
+        report = [of_mount(mount, self._verdict(mount)) for mount in mounts]
         report += self._watch.missing(NAME, mounts)
         return report or Off("no disk is mounted")
 
@@ -107,7 +115,7 @@ class DiskReadonly:
             must_write=mount.point in self._writable,
             fstab_writable=mount.point in self._fstab_writable(),
             errors=errors or 0,
-            opened=mount.opened or errors == 0,
+            opened=mount.opened or errors == 0 or mount.fstype == "xfs",
         )
 
     def _fstab_writable(self) -> frozenset[str]:

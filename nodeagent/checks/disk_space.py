@@ -14,10 +14,9 @@ is as full on every other node, and whether it answers is disk-mounts's to evalu
 """
 
 import asyncio
-from dataclasses import replace
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table, without_space
+from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table, of_mount, without_space
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources.disk_probe import DiskProbe, Result, Space
@@ -56,13 +55,6 @@ def evaluate(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
     if status is Status.OK:
         return Observation(NAME, mount.name, Status.OK, "", message)
     return of_mount(mount, Observation(NAME, mount.name, status, reason, message))
-
-
-def of_mount(mount: Mount, observation: Observation) -> Observation:
-    """The verdict with failed as degraded for a remote filesystem: it is not this node's disk."""
-    if mount.remote and observation.status is Status.FAILED:
-        return replace(observation, status=Status.DEGRADED)
-    return observation
 
 
 def _space_status(space: Space, used: float, limits: SpaceLimits) -> Status:

@@ -8,12 +8,14 @@ with a line in the kernel log each time, so such a file is read once.
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.network import is_function
 from nodeagent.sources.pci_kind import pci_address
-from nodeagent.sources.small_file import entry_names
+from nodeagent.sources.small_file import entry_names, small_text
 
 __all__ = ["COUNTERS", "Place", "Port", "PortReader", "list_ports", "parse_port"]
 
@@ -59,7 +61,7 @@ class Port:
 
 
 def list_ports(machine: HostRoots) -> list[Place]:
-    """The ports by name, without virtual functions, which move into pods. Raises OSError."""
+    """The ports by name, without those of functions, which move into pods. Raises OSError."""
     try:
         devices = sorted((machine.sys / "class/infiniband").iterdir())
     except FileNotFoundError:
@@ -67,10 +69,21 @@ def list_ports(machine: HostRoots) -> list[Place]:
     return [
         Place(device.name, number, pci_address(device))
         for device in devices
-        if not (device / "device/physfn").exists()
-        for number in entry_names(device / "ports")
-        if number.isdigit()
+        if not is_function(str(device / "device"))
+        for number in _ports(device)
     ]
+
+
+def _ports(device: Path) -> list[str]:
+    """The numbers of the ports, without the representors that follow them in switchdev mode.
+
+    There the device has more network interfaces than ports that these number.
+    """
+    numbers = [name for name in entry_names(device / "ports") if name.isdigit()]
+    interfaces = entry_names(device / "device/net") if len(numbers) > 1 else []
+    real = {small_text(device / "device/net" / name / "dev_port") for name in interfaces}
+    is_switch = len(real) < len(interfaces)
+    return [number for number in numbers if not is_switch or int(number) <= len(real)]
 
 
 def parse_port(values: Mapping[str, str]) -> Port | None:

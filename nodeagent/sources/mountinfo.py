@@ -28,19 +28,30 @@ REMOTE = frozenset(
 )
 #: Local filesystems on devices without a number of their own (major 0).
 _LOCAL_WITHOUT_DEVICE = frozenset({"bcachefs", "btrfs", "virtiofs", "zfs"})
-#: Images: always full and always read-only, by design.
-_IMAGES = frozenset({"cramfs", "erofs", "iso9660", "romfs", "squashfs", "udf"})
+#: Images, always full and read-only by design; and filesystems of firmware, of a BMC's virtual media
+#: and of other systems, where no job writes.
+_IMAGES = frozenset(
+    (
+        *("cramfs", "erofs", "exfat", "iso9660", "msdos", "ntfs", "ntfs3", "romfs", "squashfs"),
+        *("udf", "vfat"),
+    )
+)
 #: A look at such a mount would mount it.
 _NEVER = frozenset({"autofs"})
-_LOOP_MAJOR = "7:"
+_LOOP_MAJOR, _LOOP = "7:", "/dev/loop"
 #: Volumes of pods come and go with them and are their tenants' business.
-_POD_VOLUME = re.compile(rb"/kubelet/(pods|plugins)/|/volumes/kubernetes\.io~|/volume-subpaths/")
+_POD_VOLUME = re.compile(
+    rb"/kubelet/(pods|plugins)/|/volumes/kubernetes\.io~|/volume-subpaths/|/plugins/kubernetes\.io/"
+)
 #: Where container runtimes mount what they hold for a container: its root filesystem, the layers of
-#: its image. Folders within a runtime's own, wherever that is; a disk that holds all of it is none.
+#: its image, its volumes; and storage drivers the volumes of their tenants (DirectPV, Portworx,
+#: Nomad's CSI plugins). Folders within their own, wherever that is; a disk that holds all of it is
+#: none.
 _CONTAINER = re.compile(
     rb"/io\.containerd\.[^/]+/|/containers/storage/[^/]+/[^/]+|/run/kata-containers/"
     rb"|/(devicemapper/mnt|zfs/graph|btrfs/subvolumes|aufs/mnt|snapshotter/[^/]+/mnt)/."
-    rb"|/storage-pools/[^/]+/[^/]+/."
+    rb"|/storage-pools/[^/]+/[^/]+/.|/snapshots/[^/]+/block/mountpoint|/volumes/[^/]+/_data"
+    rb"|/docker/plugins/.|/directpv/mnt/.|/osd/mounts/.|/client/csi/."
 )
 #: Names of partitions (GPT) that a vendor fills once: Flatcar's and others'.
 _VENDOR_PARTITIONS = frozenset({"OEM", "OEM-CONFIG", "RECOVERY", "USR-A", "USR-B"})
@@ -262,7 +273,7 @@ def _holds_files(mount: Mount) -> bool:
     if mount.fstype in _NEVER or mount.fstype in _IMAGES:
         return False
     if mount.fstype in REMOTE or mount.fstype in _LOCAL_WITHOUT_DEVICE:
-        return True
+        return not mount.source.startswith(_LOOP)
     on_device = not mount.device.startswith("0:") and not mount.device.startswith(_LOOP_MAJOR)
     return on_device and not mount.fstype.startswith("fuse")
 
@@ -307,7 +318,7 @@ class MountTable:
         return self._mounts[named]
 
     def _is_foreign(self, mount: Mount, named: Collection[bytes]) -> bool:
-        """Whether its block device is a container's snapshot, or a partition of the vendor.
+        """Whether its block device is a container's snapshot, a vendor's partition, or a stick.
 
         LVM, dm-crypt and multipath give their devices a uuid. Runtimes make thin snapshots without
         one, on a pool that is a device of the same kind.
@@ -317,5 +328,10 @@ class MountTable:
         folder = self._sys / "dev/block" / mount.device
         if read_small(folder / "dm/uuid") == "":
             return any(read_small(each / "dm/uuid") == "" for each in entries(folder / "slaves"))
+        # A partition's folder is within its disk's.
+        if mount.point != "/" and "1" in {
+            read_small(folder / each) for each in ("removable", "../removable")
+        }:
+            return True
         label = re.search(r"^PARTNAME=(.*)$", small_text(folder / "uevent"), re.MULTILINE)
         return label is not None and label[1].upper() in _VENDOR_PARTITIONS

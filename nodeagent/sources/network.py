@@ -11,11 +11,12 @@ import re
 import socket
 import struct
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources import route_lookup
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small, read_whole
+from nodeagent.sources.small_file import entry_names, read_small, read_whole
 
 __all__ = [
     "DefaultRoute",
@@ -45,6 +46,8 @@ _IPV6_DEFAULT = re.compile(
 )
 _NO_ADDRESS = "0.0.0.0"
 _ETHERNET, _INFINIBAND = 1, 32  # ARPHRD_*
+#: The interface of a USB device ("1-1.3:1.0").
+_USB = re.compile(r"/\d+-[\d.]+:\d+\.\d+$")
 
 
 #: The "operstate" of a port without a carrier (Documentation/networking/operstates.rst).
@@ -75,7 +78,8 @@ class Link:
 def physical_links(machine: HostRoots) -> list[Link]:
     """The interfaces on a device of their own, by name. Raises OSError without ``/sys``.
 
-    Virtual functions are left out, because they move into pods and back.
+    Virtual functions and subfunctions are left out, because they move into pods and back, and so are
+    their representors. An interface on USB is a BMC's, which goes down when the BMC likes.
     """
     return PhysicalLinks(machine).read()
 
@@ -109,10 +113,33 @@ class PhysicalLinks:
 
 def _is_port(folder: str) -> bool | None:
     """Whether it is one, or None for an interface that is going or is being renamed."""
-    if not os.path.lexists(f"{folder}/device") or os.path.lexists(f"{folder}/device/physfn"):
+    device = f"{folder}/device"
+    if not os.path.lexists(device) or _USB.search(os.path.realpath(device)):
+        return False
+    if is_function(device) or _is_representor(folder):
         return False
     kind = _number(f"{folder}/type")
     return None if kind is None else kind in (_ETHERNET, _INFINIBAND)
+
+
+def is_function(device: str) -> bool:
+    """Whether the folder of a device is a virtual function's, or a subfunction's."""
+    return any(os.path.lexists(f"{device}/{name}") for name in ("physfn", "sfnum"))
+
+
+def _is_representor(folder: str) -> bool:
+    """Whether another interface is the port that this one's device has.
+
+    An adapter's own switch (devlink's "switchdev") has an interface for each function, on the
+    port's device. The port is the first of them; a device with several ports numbers those.
+    """
+    net, port = f"{folder}/device/net", _number(f"{folder}/dev_port")
+    own = _number(f"{folder}/ifindex") or 0
+    return any(
+        (_number(f"{net}/{name}/ifindex") or own) < own
+        and _number(f"{net}/{name}/dev_port") == port
+        for name in entry_names(Path(net))
+    )
 
 
 def read_link(machine: HostRoots, name: str) -> Link | None:

@@ -166,7 +166,7 @@ def test_only_what_fails_of_a_remote_filesystem_becomes_degraded() -> None:
     unknown = disk_common.without_space(
         "disk-space", HOME.name, ProbeRefused(errno.EACCES, "statvfs")
     )
-    assert disk_space.of_mount(HOME, unknown) == unknown
+    assert disk_common.of_mount(HOME, unknown) == unknown
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,15 @@ async def watched(tmp_path: Path, *lines: str, named: tuple[str, ...] = ()) -> s
         "75 22 259:3 / @/mnt/fast-disks/vol1 rw - xfs /dev/nvme1n1 rw",
         "75 22 259:3 / @/mnt/local-storage/ssd/disk1 rw - xfs /dev/nvme1n1 rw",
         "76 22 8:6 / @/oem rw - ext4 /dev/sda6 rw",
+        "76 22 8:64 / @/var/lib/overlaybd/snapshots/12/block/mountpoint rw - ext4 /dev/sde rw",
+        "77 22 252:0 / @/var/lib/docker/volumes/v1/_data rw - ext4 /dev/rbd0 rw",
+        "77 22 252:0 / @/srv/docker/plugins/0a1b/propagated-mount/v rw - ext4 /dev/rbd0 rw",
+        "77 22 252:0 / @/data/k8s/plugins/kubernetes.io/csi/x.csi/ab/globalmount rw - xfs /dev/x rw",
+        "77 22 259:3 / @/var/lib/directpv/mnt/0a1b rw - xfs /dev/nvme1n1 rw",
+        "77 22 252:1 / @/var/lib/osd/mounts/pvc-1 rw - ext4 /dev/pxd/pxd1 rw",
+        "77 22 259:5 / @/opt/nomad/data/client/csi/node/ebs/staging/v/rw rw - ext4 /dev/nvme2n1 rw",
+        "78 22 0:44 / @/var/lib/machines rw - btrfs /dev/loop1 rw",
+        "78 22 8:2 / @/media/diagnostics rw - vfat /dev/sda2 rw",
     ],
 )
 async def test_mounts_of_containers_and_tenants_are_not_the_nodes(
@@ -114,6 +123,28 @@ async def test_a_vendors_partition_is_known_by_its_label(tmp_path: Path) -> None
     assert await watched(tmp_path, *lines) == {"/", "/srv/scratch"}
 
 
+@pytest.mark.parametrize("part", ["", "/sdd1"])
+async def test_a_removable_disk_is_not_the_nodes_unless_it_is_all_that_it_has(
+    tmp_path: Path, part: str
+) -> None:
+    disk = tmp_path / "sys/block/sdd"
+    (disk / "sdd1").mkdir(parents=True)
+    (disk / "removable").write_text("1\n")
+    (tmp_path / "sys/dev/block").mkdir(parents=True)
+    for number in ("8:49", "8:1"):
+        (tmp_path / "sys/dev/block" / number).symlink_to(f"{disk}{part}")
+    assert await watched(tmp_path, "93 22 8:49 / @/srv/stick rw - ext4 /dev/sdd1 rw") == {"/"}
+
+
+async def test_a_remote_filesystem_made_read_only_is_no_fault_of_a_disk(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    write_table(tmp_path, "94 22 0:70 / @/home rw - nfs4 filer:/home rw")
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
+    assert verdicts(await check.run_check()) == {"/home": (Status.OK, "")}
+    write_table(tmp_path, "94 22 0:70 / @/home ro - nfs4 filer:/home ro")
+    assert verdicts(await check.run_check()) == {"/home": (Status.DEGRADED, "read-only")}
+
+
 RO, RW = "- ext4 /dev/sdb1 ro", "- ext4 /dev/sdb1 rw"
 
 
@@ -126,6 +157,9 @@ RO, RW = "- ext4 /dev/sdb1 ro", "- ext4 /dev/sdb1 rw"
         ((f"97 22 8:17 / @/a rw {RO}", f"98 22 8:17 /x @/b ro {RO}"), "FAILED"),
         ((f"97 22 8:17 / @/a rw {RO}",), "FAILED"),
         ((f"97 22 8:17 / @/a ro {RW}", f"98 22 8:17 / @/b rw {RW}"), "OK"),
+        # XFS shuts down on an error; a program set the superblock's flag alone (fsconfig).
+        (("97 22 8:17 / @/a rw - xfs /dev/sdb1 ro,norecovery",), "OK"),
+        (("97 22 0:50 / @/a rw - btrfs /dev/sdb1 ro",), "FAILED"),
     ],
 )
 async def test_a_bind_made_writable_is_no_filesystem_that_stopped_writing(

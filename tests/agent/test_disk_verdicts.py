@@ -89,8 +89,8 @@ def test_a_remote_filesystem_that_fails_is_not_this_nodes_disk() -> None:
     failed = disk_common.without_space(
         "disk-space", DISK.name, ProbeRefused(errno.ESTALE, "statvfs")
     )
-    assert disk_space.of_mount(DISK, failed).status is Status.FAILED
-    assert disk_space.of_mount(HOME, failed).status is Status.DEGRADED
+    assert disk_common.of_mount(DISK, failed).status is Status.FAILED
+    assert disk_common.of_mount(HOME, failed).status is Status.DEGRADED
 
 
 def test_a_full_read_only_filesystem_is_ok() -> None:

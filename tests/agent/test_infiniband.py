@@ -154,6 +154,25 @@ async def test_an_adapter_with_a_spare_port_and_a_virtual_function(tmp_path: Pat
     assert verdicts(await check.run_check())["mlx5_0/1"] == (Status.DEGRADED, "slow")
 
 
+async def test_representors_and_subfunctions_are_no_ports(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    assert isinstance(await built_here(machine).run_check(), Off)
+    device(machine, "mlx5_0", "0000:3b:00.0", ports=3)
+    card = machine.sys / "bus/pci/devices/0000:3b:00.0"
+    for name in ("p0", "vf0_rep", "vf1_rep"):
+        (card / "net" / name).mkdir(parents=True)
+        (card / "net" / name / "dev_port").write_text("0\n")
+    device(machine, "mlx5_2", "0000:4b:00.0")
+    (machine.sys / "bus/pci/devices/0000:4b:00.0/sfnum").write_text("88\n")
+    device(machine, "mlx4_0", "0000:5b:00.0", ports=2)
+    for name in ("ib0", "ib1"):
+        folder = machine.sys / "bus/pci/devices/0000:5b:00.0/net" / name
+        folder.mkdir(parents=True)
+        (folder / "dev_port").write_text(f"{name[-1]}\n")
+    report = verdicts(await built_here(machine).run_check())
+    assert set(report) == {"mlx5_0/1", "mlx4_0/1", "mlx4_0/2"}
+
+
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")

@@ -217,6 +217,23 @@ async def test_physical_ports_are_watched_and_virtual_ones_are_not(tmp_path: Pat
     assert "eth0" not in verdicts(await check.run_check())
 
 
+def test_ports_are_neither_representors_nor_functions_nor_of_a_bmc(tmp_path: Path) -> None:
+    """An adapter in switchdev mode: two ports on one function, and what is on their devices."""
+    machine = made_up(tmp_path)
+    card = machine.sys / "bus/pci/devices/0000:3b:00.0"
+    numbers = {"p0": (3, 0), "p1": (4, 1), "vf0_rep": (7, 0), "sf9_rep": (9, 1), "ib0.8001": (8, 0)}
+    for name, (index, port) in numbers.items():
+        folder = nic(machine.sys, name, device=False, ifindex=index, dev_port=port)
+        (folder / "device").symlink_to(card)
+        (card / "net").mkdir(parents=True, exist_ok=True)
+        (card / "net" / name).symlink_to(folder)
+    (nic(machine.sys, "sf9", ifindex=10) / "device/sfnum").write_text("9\n")
+    usb = machine.sys / "bus/usb/devices/1-14.1:2.0"
+    usb.mkdir(parents=True)
+    (nic(machine.sys, "bmc_redfish0", device=False) / "device").symlink_to(usb)
+    assert [link.name for link in PhysicalLinks(machine).read()] == ["p0", "p1"]
+
+
 def test_an_interface_is_looked_at_once_for_its_device_and_another_of_its_name_again(
     tmp_path: Path,
 ) -> None:
