@@ -37,6 +37,10 @@ def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
         (" 7: ", "7"),
         ("logs/node17:31:", "logs/node17"),
         ('2026-04-22T21:23:52Z {host="node17", transport="kernel"} ', ""),
+        ("> ", ""),
+        ("node17: [pod/dmesg-7d9dd/dmesg] ", "node17"),
+        ("[pod/dmesg-7d9dd/dmesg] 2026-04-22T21:23:52.123456789Z stdout F ", "dmesg-7d9dd"),
+        ("> node17: 7: ", "node17"),
     ],
 )
 @pytest.mark.parametrize(
@@ -57,6 +61,39 @@ def test_the_name_of_a_machine_before_each_line_is_taken_off(
     assert codes(tmp_path, text) == [(node, "xid:79"), (node, "oom:node")]
 
 
+@pytest.mark.parametrize("names", ["dmesg-7d9dd dmesg ", "kube-system dmesg-7d9dd dmesg "])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "[  123.456789] {}",
+        "2026-04-22T21:23:52.123456789Z [  123.456789] {}",
+        "[Thu Apr 23 21:25:32 2026] {}",
+        "Apr 22 21:23:52 gpu-7 kernel: {}",
+        "<4>Apr 22 21:23:52 gpu-7 kernel: {}",
+    ],
+)
+def test_stern_names_the_pod_before_each_line(tmp_path: Path, names: str, form: str) -> None:
+    head = "+ dmesg-7d9dd \u203a dmesg\n"
+    text = "".join(f"{names}{form.format(line)}\n" for line in (XID, OOM))
+    assert codes(tmp_path, head + text) == [("dmesg-7d9dd", "xid:79"), ("dmesg-7d9dd", "oom:node")]
+
+
+@pytest.mark.parametrize("quote", ["'", '"', ""])
+@pytest.mark.parametrize("field", ["MESSAGE", "message"])
+@pytest.mark.parametrize(("transport", "found"), [("kernel", 2), ("stdout", 0)])
+def test_a_cloud_s_log_in_yaml_is_decoded(
+    tmp_path: Path, quote: str, field: str, transport: str, found: int
+) -> None:
+    """Gcloud folds a long text over several lines."""
+    fold = XID.replace("off the", "off\n    the")
+    text = "".join(
+        f"---\ninsertId: a\njsonPayload:\n  {field}: {quote}{each}{quote}\n  PRIORITY: '3'\n"
+        f"  SYSLOG_FACILITY: '0'\n  _TRANSPORT: {transport}\nresource:\n  type: k8s_node\n"
+        for each in (fold, OOM)
+    )
+    assert codes(tmp_path, text) == [("", "xid:79"), ("", "oom:node")][:found]
+
+
 def test_the_machines_of_a_paste_are_told_apart(tmp_path: Path) -> None:
     text = f"node17: [  1.5] {XID}\nnode18: [  1.5] {XID}\nnode18: [  1.5] {XID}\n"
     found = decoded(tmp_path, text)
@@ -73,6 +110,10 @@ def test_the_machines_of_a_paste_are_told_apart(tmp_path: Path) -> None:
         "".join(f"[{n}] 21:23:52 [SUCCESS] node1{n}\n[  1.5] {XID}\n" for n in (7, 8)),
         f"node17 dmesg [  1.5] {XID}\nnode18 dmesg [  1.5] {XID}\n",
         "".join(f"{'-' * 16}\n{n}\n{'-' * 16}\n[  1.5] {XID}\n" for n in ("node17", "node18")),
+        "".join(f"=== {n} ===\n[  1.5] {XID}\n" for n in ("node17", "node18")),
+        "".join(
+            f"{n} | CHANGED | rc=0 | (stdout) usb 1-1\\n[  1.5] {XID}\n" for n in ("node17", "node18")
+        ),
         "".join(f"{n}: {json.dumps(ENTRY)}\n" for n in ("node17", "node18")),
         *(
             "TASK [dmesg] ***\n" + "".join(form.format(n) for n in ("node17", "node18"))
@@ -159,6 +200,28 @@ def loki(line: str) -> dict[str, Any]:
         {"textPayload": f"[   81.042000] {XID}"},
         {"Facility": "kern", "ProcessName": "kernel", "SyslogMessage": XID},
         {"properties": {"Facility": "kern", "ProcessName": "kernel", "SyslogMessage": XID}},
+        {"InstanceId": "i-1", "Output": f"[    0.0] Linux\r\n[   81.042000] {XID}\r\n"},
+        {"kind": "compute#serialPortOutput", "contents": f"[   81.042000] {XID}\n"},
+        {"CommandInvocations": [{"CommandPlugins": [{"Output": f"[   81.042000] {XID}\n"}]}]},
+        {"node17": f"[   81.042000] {XID}\n[   81.1] usb 1-1"},
+        {"resourceLogs": [{"body": {"stringValue": f"[   81.042000] {XID}"}}]},
+        {
+            "scopeLogs": [
+                {
+                    "body": {
+                        "kvlistValue": {
+                            "values": [
+                                {"key": key, "value": {"stringValue": each}}
+                                for key, each in ENTRY.items()
+                            ]
+                        }
+                    }
+                }
+            ]
+        },
+        {"version": "1.1", "short_message": XID, "facility": "kernel"},
+        {"PROGRAM": "kernel", "MESSAGE": XID, "FACILITY": "kern"},
+        {"msg": f" {XID}", "programname": "kernel", "syslogfacility-text": "kern"},
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])
@@ -166,6 +229,13 @@ def test_json_of_clouds_and_stores_is_decoded(
     tmp_path: Path, value: Any, indent: int | None
 ) -> None:
     assert codes(tmp_path, json.dumps(value, indent=indent)) == [("", "xid:79")]
+
+
+def test_the_rows_below_columns_are_entries(tmp_path: Path) -> None:
+    table = {"columns": [{"name": "Facility"}, {"name": "SyslogMessage"}]}
+    for facility, found in (("kern", [("", "xid:79")]), ("user", [])):
+        answer = {"tables": [{**table, "rows": [[facility, XID]]}]}
+        assert codes(tmp_path, json.dumps(answer)) == found
 
 
 @pytest.mark.parametrize("writer", [{"_TRANSPORT": "syslog"}, {"SYSLOG_FACILITY": "3"}, {}])
@@ -183,6 +253,11 @@ def test_a_program_s_entry_in_a_cloud_s_json_is_not_the_kernel_s(
         {"_TRANSPORT": "stdout", "message": json.dumps(ENTRY)},
         {"appname": "app", "message": json.dumps(ENTRY)},
         {"log": json.dumps({"message": XID, "SYSLOG_IDENTIFIER": "app"})},
+        {"PROGRAM": "app", "MESSAGE": XID, "FACILITY": "kern"},
+        {"PROGRAM": "kernel", "MESSAGE": XID, "FACILITY": "user"},
+        {"msg": XID, "programname": "app", "syslogfacility-text": "user"},
+        {"ident": "app", "Output": f"[   81.042000] {XID}\n"},
+        {"version": "1.1", "short_message": XID, "facility": "app"},
     ],
 )
 def test_json_that_a_program_has_written_is_its_own(tmp_path: Path, outer: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import IO, Any
 
-from nodeagent.terminal.log_file import journal_fields
+from nodeagent.terminal.log_file import gcloud, journal_fields
 from nodeagent.terminal.log_file.entry import Entry
 from nodeagent.terminal.log_file.hosts import Hosts
 from nodeagent.terminal.log_file.lines import numbered_lines, plain
@@ -28,6 +28,9 @@ def read_entries(file: IO[bytes]) -> Iterator[Entry]:
     if head is None:
         return
     hosts = Hosts()
+    if head[1] == gcloud.BEGINNING:
+        yield from _json_entries(iter(gcloud.yaml_values(chain([head], lines))))
+        return
     if journal_fields.is_verbose(head[1]):
         yield from journal_fields.verbose_entries(chain([head], lines))
         return

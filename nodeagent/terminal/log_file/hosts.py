@@ -9,7 +9,10 @@ r"""The name of a machine before each line, as tools write it that read the logs
 - ``node17 | CHANGED | rc=0 >>`` before the lines of a machine: ansible; ``[1] 21:23:52 [SUCCESS]
   node17``: pssh; ``node17:`` before indented lines: salt;
 - ``ok: [node17] => {...}``: ansible-playbook, in JSON or YAML;
-- the name between two lines of hyphens: dshbak, ``clush -b``.
+- the name between two lines of hyphens: dshbak, ``clush -b``; ``== node17 ==``, ``==> FILE <==``;
+- ``> text``: a quotation; ``2026-04-22T21:23:52+00:00 STREAM {...}``: ``aws logs tail``.
+
+One may be within another: pdsh runs ``kubectl logs --prefix --timestamps``.
 """
 
 import re
@@ -35,12 +38,25 @@ _PREFIXES = (
     re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) ()\{[^{}]{0,2000}\} "),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) *\| ?"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252})\t"),
-    re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) [A-Za-z0-9][\w.-]{0,252} (?=\[ *\d{1,10}\.\d)"),
+    re.compile(
+        rb"(?:[A-Za-z0-9][\w.-]{0,252} )?([A-Za-z0-9][\w.-]{0,252}) [A-Za-z0-9][\w.-]{0,252} "
+        rb"(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} |<\d|\d{4}-\d\d-\d\dT|[A-Z][a-z]{2} [ \d]\d )"
+    ),
+    re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) ([\w./-]{1,252}) (?=\{)"),
+    re.compile(rb"()(?:> ?){1,5}(?=\S)"),
 )
+#: The most prefixes within one another.
+_NESTED = 3
+#: Stern's own lines about the pods that it begins and ends to read.
+_OF_STERN = re.compile(rb"[+-] (?:[\w.-]{1,253} )?[\w.-]{1,253} \xe2\x80\xba [\w.-]{1,253}$")
 _BELOW = re.compile(rb"([A-Za-z0-9][\w.-]{0,252}):")
 _SECTION = re.compile(
     rb"([A-Za-z0-9][\w.-]{0,252}) \| [A-Z]{4,20}!?(?: \| rc=-?\d{1,5})? (?:>>|=>)"
     rb"|\[\d{1,6}\] \d\d:\d\d:\d\d \[[A-Z]{4,10}\] ([A-Za-z0-9][\w.-]{0,252})$"
+    rb"|={2,8}>? ([A-Za-z0-9/][\w./-]{0,252}) <?={2,8}$"
+)
+_ONE_LINE = re.compile(
+    rb"([A-Za-z0-9][\w.-]{0,252}) \| [A-Z]{4,20}!? \| rc=-?\d{1,5} \| \(std(?:out|err)\) (.*)"
 )
 #: A label of Loki's that journald's own field gives.
 _OF_KERNEL = b'transport="kernel"'
@@ -61,18 +77,21 @@ class Hosts:
 
     def without(self, lines: Iterable[Numbered]) -> Iterator[Numbered]:
         """The lines without the names of machines, where each of them begins with one."""
-        lines = iter(lines)
+        lines = (each for each in lines if not _OF_STERN.fullmatch(each[1]))
         sample = list(islice(lines, _SAMPLE))
         every = chain(sample, lines)
-        prefix = _prefix_of([text for _, text in sample])
-        if prefix is None:
+        prefixes = _prefixes_of([text for _, text in sample])
+        if not prefixes:
             yield from self._of_sections(every)
             return
         for number, text in every:
-            named = prefix.match(text)
-            if named is not None:
-                self._remember(number, named[1])
-            rest = text if named is None else text[named.end() :]
+            rest, node = text, b""
+            for prefix in prefixes:
+                named = prefix.match(rest)
+                if named is not None:
+                    rest, node = rest[named.end() :], node or named[1]
+            if rest != text:
+                self._remember(number, node)
             if rest.strip():
                 yield number, rest
 
@@ -92,8 +111,12 @@ class Hosts:
             elif is_yaml:
                 self._remember(number, node)
                 yield number, text
+            elif (one := _ONE_LINE.match(text)) is not None:
+                self._remember(number, one[1])
+                for each in one[2].split(rb"\n"):
+                    yield number, each
             elif section is not None:
-                node = section[1] or section[2]
+                node = section[1] or section[2] or section[3]
             elif _BELOW.fullmatch(text) and text != b"kernel:":
                 node, indent = text[:-1], True
             elif _HYPHENS.fullmatch(text):
@@ -112,16 +135,25 @@ class Hosts:
             del self._nodes[next(iter(self._nodes))]
 
 
-def _prefix_of(sample: list[bytes]) -> re.Pattern[bytes] | None:
-    """The prefix that every line has, and without which one of them is the kernel's."""
+def _prefixes_of(sample: list[bytes], depth: int = _NESTED) -> list[re.Pattern[bytes]]:
+    """The prefixes that every line has, and without which one of them is the kernel's."""
+    if not sample or any(parse_line(line).writer is Writer.KERNEL for line in sample):
+        return []
+    rests: dict[re.Pattern[bytes], list[bytes]] = {}
     for prefix in _PREFIXES:
-        named = [prefix.match(line) for line in sample]
-        rests = [line[each.end() :] for line, each in zip(sample, named, strict=True) if each]
-        if len(rests) < len(sample) or not sample:
-            continue
-        kernels = [is_json(rest) or parse_line(rest).writer is Writer.KERNEL for rest in rests]
-        kernels += [_OF_KERNEL in each[0] for each in named if each]
-        whole = any(parse_line(line).writer is Writer.KERNEL for line in sample)
-        if any(kernels) and not whole:
-            return prefix
-    return None
+        named = [each for line in sample if (each := prefix.match(line)) is not None]
+        if len(named) == len(sample):
+            rests[prefix] = [
+                line[each.end() :] for line, each in zip(sample, named, strict=True)
+            ]
+            if any(map(_is_kernels, rests[prefix])) or any(_OF_KERNEL in each[0] for each in named):
+                return [prefix]
+    for prefix, within in rests.items():
+        more = _prefixes_of(within, depth - 1) if depth > 1 else []
+        if more:
+            return [prefix, *more]
+    return []
+
+
+def _is_kernels(line: bytes) -> bool:
+    return is_json(line) or parse_line(line).writer is Writer.KERNEL

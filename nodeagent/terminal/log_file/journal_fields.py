@@ -34,8 +34,10 @@ _VERBOSE_FIELD = re.compile(rb"    ([A-Z_][A-Z0-9_]{0,63})=(.*)")
 #: Fields that make a value an entry: of journald, dmesg, a container's log, a shipper, a store.
 _TEXTS = frozenset(
     {_MESSAGE, "msg", "log", "message", "line", "textPayload", "@message", "SyslogMessage"}
-    | {"_msg", "_raw"}
+    | {"_msg", "_raw", "short_message"}
 )
+#: The text, its program and its facility in the JSON of syslog-ng and of rsyslog.
+_SYSLOG = (("MESSAGE", "PROGRAM", "FACILITY"), ("msg", "programname", "syslogfacility-text"))
 #: The nesting of a cloud's answer around an entry.
 _DEEPEST = 10
 _STRING = re.compile(rb'"(?:\\.|[^"\\])*"')
@@ -148,11 +150,11 @@ def records_in(
             for record in records_in(each, {**(around or {}), **known}, depth + 1)
             if isinstance(record, dict) and _TEXTS.intersection(record)
         ]
-        yield from found or [value]
+        yield from found or _lines_within(value) or [value]
     elif isinstance(value, dict):
         name, inner = _json_within(value)
         if inner is None:
-            yield {**(around or {}), **value}
+            yield _of_syslog({**(around or {}), **value})
         else:
             outer = {key: each for key, each in value.items() if key != name}
             yield from records_in(inner, {**(around or {}), **outer}, depth + 1)
@@ -163,20 +165,56 @@ def records_in(
 def _rows(value: Any) -> Any:
     """The entries of a value that has them as a table; any other value gives None.
 
-    Loki has pairs of time and line, CloudWatch Insights the fields of an entry, Ansible lines.
+    Loki has pairs of time and line, CloudWatch Insights the fields of an entry, Ansible lines, Azure
+    rows below columns; OpenTelemetry's protocol names the type of each value.
     """
     if not isinstance(value, dict):
         return None
+    if "stringValue" in value:
+        return [{"log": value["stringValue"]}]
+    fields = value["kvlistValue"].get("values") if _is_object(value, "kvlistValue") else None
+    if isinstance(fields, list):
+        pairs = [(each.get("key"), each.get("value")) for each in fields if isinstance(each, dict)]
+        return {str(key): next(iter(of.values())) for key, of in pairs if isinstance(of, dict) and of}
+    columns, rows = value.get("columns"), value.get("rows")
+    if isinstance(columns, list) and isinstance(rows, list):
+        names = [str(each.get("name")) for each in columns if isinstance(each, dict)]
+        found = [each for each in rows if isinstance(each, list)]
+        return [dict(zip(names, each, strict=False)) for each in found]
     if value.keys() == {"field", "value"}:
         return {value["field"]: value["value"]} if value["field"] == "@message" else []
     stream, values = value.get("stream"), value.get("values")
     if isinstance(stream, dict) and isinstance(values, list):
-        pairs = [each for each in values if isinstance(each, list) and len(each) > 1]
-        return [{**stream, "line": each[1]} for each in pairs]
+        return [
+            {**stream, "line": each[1]}
+            for each in values
+            if isinstance(each, list) and len(each) > 1
+        ]
     for name, lines in value.items():
         if name.rpartition(".")[2] == "stdout_lines" and isinstance(lines, list):
             return [{"log": each} for each in lines]
     return None
+
+
+def _is_object(value: Mapping[str, Any], name: str) -> bool:
+    return isinstance(value.get(name), dict)
+
+
+def _lines_within(value: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The lines of the texts of several lines: a console's or a command's output."""
+    texts = [each for each in value.values() if isinstance(each, str) and "\n" in each]
+    if is_of_program(value):
+        return []
+    return [{"log": line} for text in texts for line in text.splitlines()]
+
+
+def _of_syslog(entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry, or that of a syslog daemon under the names that ``wrapped`` has for it."""
+    for text, program, facility in _SYSLOG:
+        if "_TRANSPORT" not in entry and program in entry and text in entry:
+            names = {"message": str(entry[text]).strip(), "program": entry[program]}
+            return names | {"facility": entry.get(facility, 0)}
+    return entry
 
 
 def _json_within(entry: Mapping[str, Any]) -> tuple[str, Any]:

@@ -12,7 +12,10 @@ from typing import Any
 
 from nodeagent.terminal.log_file.entry import Entry
 
-_TEXTS = (*("log", "message", "line", "textPayload", "@message", "SyslogMessage", "_msg", "_raw"),)
+_TEXTS = (
+    *("log", "message", "line", "textPayload", "@message", "SyslogMessage", "_msg", "_raw"),
+    "short_message",
+)
 #: Fields that name the writer; a value that is not the kernel's name is another program.
 _WRITERS = (
     *("_transport", "syslog_identifier", "appname", "app_name", "program", "ident"),
@@ -56,6 +59,6 @@ def _text(value: Mapping[str, Any]) -> bytes | None:
 def is_of_program(value: Mapping[str, Any]) -> bool:
     """Whether the fields beside the text name a writer that is not the kernel."""
     fields = {name.lower(): found for name, found in value.items()}
-    if any(str(fields.get(name, 0)) not in ("0", "kern") for name in _FACILITIES):
+    if any(str(fields.get(name, 0)) not in ("0", *_OF_KERNEL) for name in _FACILITIES):
         return True
     return any(str(fields.get(name, _OF_KERNEL[0])) not in _OF_KERNEL for name in _WRITERS)
