@@ -32,6 +32,24 @@ _OF_USERS = re.compile(
 )
 
 
+#: Before the pattern of a rule that may be anywhere in a line; the rule is the first group.
+ANYWHERE = "(?:.{0,1024}?)"
+#: The kernel's words before the name of a process, within a line.
+_BEFORE_A_NAME = re.compile(
+    rb"INFO: task |[Kk]ill(?:ed|ing)? process \d{1,10} \(|stuck for \d{1,6}s! \[|\b[Cc]omm:? "
+    rb"|, name=|the client '|in process |SIGBUS to |[Kk]illing |cgroup: fork rejected "
+)
+_NAME, _ANYWHERE = 15, ANYWHERE.encode()
+
+
+def begins_in_a_name(row: LineRow, line: bytes) -> bool:
+    """Whether a rule that may be anywhere begins to match within the name of a process."""
+    found = row.pattern.compiled.match(line) if row.pattern.source.startswith(_ANYWHERE) else None
+    return found is not None and any(
+        each.end() <= found.start(1) < each.end() + _NAME for each in _BEFORE_A_NAME.finditer(line)
+    )
+
+
 def quotes_a_user(line: bytes) -> bool:
     """Whether a user may have chosen a part of the line before the kernel's words."""
     return _OF_USERS.match(line) is not None
@@ -56,6 +74,8 @@ class OwnLines:
             short = Record(
                 record.facility, record.level, record.seq, record.at, text, record.historical
             )
+        if any(begins_in_a_name(row, short.text) for row in self._lines.rows(short.text)):
+            return ()
         return [self._stated(each) for each in self._lines.read(short)]
 
     def _stated(self, seen: FaultSighting) -> FaultSighting | Observation:

@@ -10,7 +10,7 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.kernel_lines import PREFIXES, WORDS, LineRow
 from nodeagent.checks.line_pattern import LinePattern, line_pattern
 from nodeagent.checks.line_places import KINDS, OF_MOUNTS
-from nodeagent.checks.own_lines import own_lines
+from nodeagent.checks.own_lines import ANYWHERE, own_lines
 from nodeagent.config.custom_checks import wrong_name
 from nodeagent.config.line_safety import why_forged, why_loose, why_slow
 from nodeagent.config.settings import CheckSettings
@@ -31,6 +31,8 @@ _POSIX = {
     "xdigit": "0-9A-Fa-f",
 }
 _POSIX |= {"upper": "A-Z", "lower": "a-z", "word": r"\w"}
+#: Flags at the beginning, for the whole pattern.
+_FLAGS = re.compile(r"(?:\(\?([ims]+)\))?(.*)", re.DOTALL)
 _NOT_PYTHON = re.compile(r"\\[pPCQE]|\(\?[a-z]*U|\[\[:\^?\w+:\]|\\x\{")
 
 _Specs = tuple[tuple[CheckSpec, ...], dict[str, CheckSettings]]
@@ -126,12 +128,17 @@ def read_monitor(top: Table, name: str, taken: Mapping[str, CheckSettings]) -> _
     problems: list[str] = []
     try:
         document = json.loads(regular_file.read(path))
-        source = str(document["source"])
+        source, foreign = str(document["source"]), _other_log(document)
         rules = [(at, dict(rule)) for at, rule in enumerate(document["rules"])]
+        # One rule is found for a line, and a lasting condition says more than an event.
+        rules.sort(key=lambda each: each[1].get("type") != "permanent")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         top.problem(
             name, f"{path} is not of node-problem-detector's form: {error!r}", "source, rules"
         )
+        return (), {}
+    if foreign:
+        top.problem(name, f"{path} is of {foreign}, not of the kernel log", "kernel-monitor.json")
         return (), {}
     wrong = wrong_name(source) or (("is a check in [own]", "") if source in taken else None)
     if wrong is not None:
@@ -152,24 +159,41 @@ def read_monitor(top: Table, name: str, taken: Mapping[str, CheckSettings]) -> _
     return _checks({source: rows}, {source: statuses}, f"rules of {path}")
 
 
+def _other_log(document: Mapping[str, Any]) -> str:
+    """The log of a file for another one than the kernel's; empty for the kernel's."""
+    plugin, config = document.get("plugin", "kmsg"), dict(document.get("pluginConfig") or {})
+    if plugin == "journald":
+        unit = config.get("source")
+        return "" if unit == "kernel" else f"the journal of {unit}"
+    if plugin == "filelog":
+        named = str(config.get("message"))
+        return "" if "kernel" in named else f"the file {document.get('logPath')}"
+    return "" if plugin == "kmsg" else f"the plugin {plugin}"
+
+
 def _rule(rule: Mapping[str, Any]) -> LineRow:
     """A rule's pattern may be anywhere in a line, and ends with it; of several lines the last."""
     if rule.get("type") not in ("temporary", "permanent"):
         raise ValueError(f"type {rule.get('type')!r}; expected temporary or permanent")
     if not isinstance(rule.get("pattern"), str) or not _KIND.fullmatch(str(rule.get("reason"))):
         raise ValueError("pattern and reason are texts, the reason one word")
-    source = re.split(r"\\n|\n", rule["pattern"])[-1]
+    if rule["type"] == "permanent" and not isinstance(rule.get("condition"), str):
+        raise ValueError("is of a permanent rule without a condition")
+    whole = rule["pattern"].replace(r"[^\n]", ".")
+    flags, whole = _FLAGS.fullmatch(whole).groups()  # type: ignore[union-attr]  # all is optional
+    source = re.split(r"\\n|\n", whole)[-1]
     for word, members in _POSIX.items():
         source = source.replace(f"[:{word}:]", members)
     foreign = _NOT_PYTHON.search(source)
     if foreign is not None:
         raise ValueError(f"has {foreign[0]!r} of RE2, which is not read here")
     source = re.sub(r"\{([a-z]+)\}", r"\\{\1\\}", source.replace(r"\z", ""))
+    source = f"(?{flags}:{source})" if flags else source
     own = _compiled(source, {})
-    reason = why_slow(own)
+    reason = why_slow(own) or ("matches every line" if own.compiled.match(b"") else "")
     if reason:
         raise ValueError(reason)
-    pattern = _compiled(f"(?:.{{0,1024}}?)(?:{source})$", {})
+    pattern = _compiled(f"{ANYWHERE}({source})$", {})
     component = str(rule["condition"]) if rule["type"] == "permanent" else ""
     return LineRow(pattern, str(rule["reason"]), component=component)
 

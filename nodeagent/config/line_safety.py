@@ -4,6 +4,7 @@ A user can choose the name of a process (15 bytes), with which some lines of the
 have the kernel quote his text behind words of its own.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from nodeagent.checks.own_lines import LONGEST, QUOTES
 _MOST_STEPS = 1 << 15
 #: Bytes that must be fixed: one more than the name of a process has.
 _FIXED = 16
+
+_IGNORES_CASE = re.compile(rb"(?<!\\)\(\?[a-zA-Z]*i[a-zA-Z]*[:)-]")
 
 #: Beginnings of lines that a user can cause, whatever they quote.
 _CAUSED = (
@@ -37,7 +40,9 @@ def why_slow(pattern: LinePattern) -> str:
 
 
 def why_loose(pattern: LinePattern) -> str:
-    """The reason why it matches too many lines; empty where its beginning is fixed."""
+    """The reason why it matches too many lines, or too few; empty where its beginning is fixed."""
+    if _IGNORES_CASE.search(pattern.source):
+        return "ignores the case of letters, and lines are found by their first bytes: write [Aa]"
     if any(len(head) < START for head in starts(pattern)):
         return f"does not begin with {START} fixed bytes of the kernel's own words"
     return ""
@@ -63,8 +68,8 @@ def why_forged(pattern: LinePattern) -> str:
 def _unbounded(tree: Iterable[tuple[Any, Any]], *, repeated: bool = False) -> str:
     for operation, argument in tree:
         name = str(operation)
-        if name in ("GROUPREF", "GROUPREF_EXISTS", "ASSERT", "ASSERT_NOT"):
-            return "has a back-reference or a look-around"
+        if name in ("GROUPREF", "GROUPREF_EXISTS", "ASSERT", "ASSERT_NOT", "ATOMIC_GROUP"):
+            return "has a back-reference, a look-around or an atomic group"
         if name == "BRANCH":
             if repeated:
                 return "is slow: it has alternatives within a repeat"

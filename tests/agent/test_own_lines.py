@@ -165,6 +165,45 @@ def test_no_name_of_a_process_makes_a_monitor_s_line(
     assert seen(monitor, name + after) == []
 
 
+@pytest.mark.parametrize("name", [b"EXT4-fs error x", b"x NVRM: Xid (PC", b"a SXid: 1 Fatal"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"INFO: task %s:4711 blocked for some time.",
+        b"Memory cgroup out of memory: Killed process 4711 (%s) total-vm:1kB",
+        b"watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [%s:4711]",
+        b"CPU: 3 PID: 4711 Comm: %s Not tainted 6.12.0",
+        b"EXT4-fs (sda1): ext4_x: inode #2: comm %s: reading directory",
+        b"NVRM: Fault (PCI:0000:3b:00): 31, pid=4711, name=%s, Ch 00000008",
+        b"BUG: Bad page state in process %s  pfn:10aa2c",
+        b"Memory failure: 0x1a2b3c: Sending SIGBUS to %s:4711 due to hardware memory corruption",
+    ],
+)
+def test_no_name_within_a_line_makes_a_monitor_s_line(
+    tmp_path: Path, name: bytes, line: bytes
+) -> None:
+    rules = [
+        {"type": "permanent", "condition": "C", "reason": "R", "pattern": pattern}
+        for pattern in ("EXT4-fs error .*", "NVRM: Xid.*", "SXid.*Fatal.*")
+    ]
+    assert seen(checks_of(tmp_path, monitored(tmp_path, rules=rules)), line % name) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (r"(?i)NVRM: XID.*", b"NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x"),
+        (".*SXid.*", b"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal"),
+        (r"lost [^\n]* server", b"scratchfs: lost its own server"),
+        ("^scratchfs: lost its server$", b"scratchfs: lost its server"),
+    ],
+)
+def test_patterns_of_other_monitors_are_read(tmp_path: Path, pattern: str, line: bytes) -> None:
+    rules = [{"type": "temporary", "reason": "R", "pattern": pattern}]
+    [found] = seen(checks_of(tmp_path, monitored(tmp_path, rules=rules)), line)
+    assert isinstance(found, FaultSighting)
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [
@@ -184,6 +223,9 @@ def test_no_name_of_a_process_makes_a_monitor_s_line(
         ("pattern = '[\\w]+: Unknown parameter xyz'", "does not begin with 4 fixed bytes"),
         ("pattern = 'scratchfs: lost (its server'", "is no pattern"),
         ("pattern = 'scratchfs: (?=l)lost its server'", "look-around"),
+        ("pattern = 'scratchfs: lost its (?>(a+)+b)'", "an atomic group"),
+        ("pattern = '(?i)scratchfs: lost its server'", "ignores the case of letters"),
+        ("pattern = 'scratchfs: lost its (?i:server)'", "ignores the case of letters"),
         ("pattern = 'scratchfs {disk}: lost its server'", "has {disk}, which is none of {pci}"),
         ("pattern = 'scratchfs: \u00fclost its server'", "outside ASCII"),
         ("kind = 'x'", "has no pattern"),
@@ -207,6 +249,20 @@ def test_a_bad_line_is_refused_with_its_key_and_reason(
     assert "kernel_lines.own-line" in text
 
 
+@pytest.mark.parametrize(
+    "log",
+    [
+        {"plugin": "journald", "pluginConfig": {"source": "kernel"}},
+        {"plugin": "filelog", "pluginConfig": {"message": r"kernel: \[.*\] (.*)"}},
+    ],
+)
+def test_a_file_for_the_kernel_s_lines_elsewhere_is_read(
+    tmp_path: Path, log: dict[str, object]
+) -> None:
+    checks = checks_of(tmp_path, monitored(tmp_path, **log))
+    assert len(seen(checks, b"EXT4-fs error (device sda1): x")) == 1
+
+
 def test_a_monitor_s_file_is_read_as_it_is(tmp_path: Path) -> None:
     checks = checks_of(tmp_path, monitored(tmp_path))
     [hung] = seen(checks, b"INFO: task jbd2/sda1-8:310 blocked for more than 120 seconds.")
@@ -223,6 +279,9 @@ def test_a_monitor_s_file_is_read_as_it_is(tmp_path: Path) -> None:
         b"Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB, file-rss:1kB, shmem-rss:0kB",
     )
     assert isinstance(kill, FaultSighting)
+    [docker] = seen(checks, b"INFO: task docker:4711 blocked for more than 122 seconds.")
+    assert isinstance(docker, Observation), "its first rule for the line is of an event"
+    assert (docker.component, docker.reason) == ("KernelDeadlock", "DockerHung")
     [ro] = seen(checks, b"EXT4-fs (sda1): Remounting filesystem read-only")
     assert isinstance(ro, Observation)
     assert seen(checks, b"EXT4-fs (sda1): Remounting filesystem read-only at last") == []
@@ -251,6 +310,31 @@ def test_a_monitor_s_file_is_read_as_it_is(tmp_path: Path) -> None:
             {"rules": [{"type": "sometimes", "reason": "X", "pattern": "x"}]},
             "temporary or permanent",
         ),
+        (
+            {"rules": [{"type": "permanent", "reason": "X", "pattern": "x"}]},
+            "rules[0].pattern: is of a permanent rule without a condition",
+        ),
+        *(
+            (
+                {"rules": [{"type": "temporary", "reason": "X", "pattern": pattern}]},
+                "rules[0].pattern: matches every line",
+            )
+            for pattern in ("", ".*", "BUG: x\n", "BUG: x\n.*")
+        ),
+        (
+            {"plugin": "journald", "pluginConfig": {"source": "dockerd"}},
+            "is of the journal of dockerd, not of the kernel log",
+        ),
+        (
+            {
+                "plugin": "filelog",
+                "pluginConfig": {"message": "msg=(.*)"},
+                "logPath": "/var/log/docker.log",
+            },
+            "is of the file /var/log/docker.log, not of the kernel log",
+        ),
+        ({"plugin": "custom"}, "is of the plugin custom, not of the kernel log"),
+        ({"pluginConfig": "x"}, "is not of node-problem-detector's form"),
     ],
 )
 def test_a_monitor_s_file_that_cannot_be_read_is_refused(
