@@ -256,7 +256,8 @@ def parse_ipv4(table: str) -> list[DefaultRoute]:
     routes = []
     for match in _IPV4_DEFAULT.finditer(table):
         interface, gateway, flags, metric = match.groups()
-        if _usable(flags):
+        # "*" and "lo" have the routes that lead to no one: "blackhole" and "throw" have no flag.
+        if _usable(flags) and interface not in ("*", "lo"):
             address = str(ipaddress.IPv4Address(struct.pack("=I", int(gateway, 16))))
             routes.append(DefaultRoute(interface, _if_gateway(flags, address), int(metric)))
     return routes

@@ -36,6 +36,7 @@ BOND = "bond0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
 WLAN = "eth9\t00000000\tFE01A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n"
 LAN = "bond0\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
 REJECT = "*\t00000000\t00000000\t0201\t0\t0\t1\t00000000\t0\t0\t0\n"
+BLACKHOLE = "*\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n"
 POINT_TO_POINT = "ppp0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n"
 
 ZERO = "0" * 32
@@ -45,7 +46,7 @@ V6_NET = f"fd{'0' * 30} 40 {ZERO} 00 {ZERO} 00000100 00000001 00000000 00000001 
 
 
 def test_the_default_routes_of_both_families() -> None:
-    assert parse_ipv4(HEAD + BOND + WLAN + LAN + REJECT) == [
+    assert parse_ipv4(HEAD + BLACKHOLE + BOND + WLAN + LAN + REJECT) == [
         DefaultRoute("bond0", "192.168.1.1", 100),
         DefaultRoute("eth9", "192.168.1.254", 600),
     ]

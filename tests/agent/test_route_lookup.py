@@ -33,8 +33,20 @@ def only(wire: Wire, *routes: str) -> None:
             "-4 route add default via inet6 fe80::99 dev nic table 100",
             "rule add lookup 100 priority 500",
         ),
+        (
+            "-4 route add default via inet6 fe80::99 dev nic table 100",
+            "rule add lookup 100 priority 500",
+            "route add blackhole default",
+        ),
+        (
+            "-4 route add default via inet6 fe80::99 dev nic table 100",
+            "rule add lookup 100 priority 500",
+            "nexthop add id 7 blackhole",
+            "route add default nhid 7",
+        ),
+        ("-4 route add default via inet6 fe80::99 dev nic table 253", "route add throw default"),
     ],
-    ids=["via", "nexthop", "group", "table"],
+    ids=["via", "nexthop", "group", "table", "blackhole", "no-nexthop", "throw"],
 )
 def test_the_silent_ipv6_next_hop_of_an_ipv4_route_is_the_gateway(
     wire: Wire, routes: tuple[str, ...]
