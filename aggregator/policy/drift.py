@@ -2,7 +2,8 @@
 
 A node's fact is compared with the same fact of the other nodes of its pool. Where at least
 `MAJORITY` of at least `LEAST_NODES` nodes have one value, a node that has differed from it for
-`LASTS` has drifted. A new value on more nodes is a roll-out: there is no such majority then.
+`LASTS` has drifted. A new value on more nodes is a roll-out: there is no such majority then. Nor is
+a value drift to which some node has changed within `LASTS`: a slow roll-out begins so.
 """
 
 from collections import Counter
@@ -75,6 +76,9 @@ class DriftSearch:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, Fact, str], float] = {}
+        #: When a node that had another value before last took one, by pool.
+        self._taken: dict[tuple[str, Fact, str], float] = {}
+        self._known: frozenset[str] = frozenset()
 
     def search(self, nodes: Mapping[str, ComparedNode], now: float) -> list[Drift]:
         """The drifts that have lasted, by node. At most `MOST_FINDINGS`."""
@@ -84,10 +88,14 @@ class DriftSearch:
                 counts.setdefault((facts.pool, fact), Counter())[value] += 1
         usual = {key: found for key, count in counts.items() if (found := _majority(count))}
         before, self._since = self._since, {}
+        self._taken = {key: at for key, at in self._taken.items() if now - at < LASTS}
         lasting: list[Drift] = []
         for node in sorted(nodes):
             lasting += self._of_node(node, nodes[node], usual, before, now)
-        return lasting[:MOST_FINDINGS]
+        self._known = frozenset(nodes)
+        return [
+            drift for drift in lasting if (drift.pool, drift.fact, drift.value) not in self._taken
+        ][:MOST_FINDINGS]
 
     def _of_node(
         self,
@@ -103,6 +111,8 @@ class DriftSearch:
             if most is None or most[0] == value or len(found) >= MOST_OF_A_NODE:
                 continue
             key = (node, fact, value)
+            if key not in before and node in self._known:
+                self._taken[facts.pool, fact, value] = now
             since = self._since[key] = before.get(key, now)
             if now - since >= LASTS:
                 found.append(Drift(node, facts.pool, fact, value, *most, since))

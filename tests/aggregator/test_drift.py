@@ -46,6 +46,46 @@ def test_few_nodes_and_a_roll_out_are_no_drift(count: int, odd: dict[int, str]) 
     assert after_a_day(fleet(count, odd)) == []
 
 
+HOUR = 3600.0
+
+
+def test_nodes_that_upgrade_one_after_the_other_have_not_drifted() -> None:
+    """A node an hour: after a day a tenth is not reached, and at last the oldest are the few."""
+    search = DriftSearch()
+    upgraded: dict[int, str] = {}
+    for hour in range(480):
+        upgraded |= {hour: "0106"} if hour < 470 else {}
+        found = search.search(fleet(480, upgraded), hour * HOUR)
+        assert {drift.value for drift in found} <= {"0105"}
+    found = search.search(fleet(480, upgraded), 500 * HOUR)
+    assert {drift.node for drift in found} == {f"a{n:04}" for n in range(470, 480)}
+
+
+def test_a_roll_out_that_stops_is_drift_a_day_later() -> None:
+    search = DriftSearch()
+    search.search(fleet(100, {}), 0.0)
+    for hour in range(5):
+        assert search.search(fleet(100, dict.fromkeys(range(hour + 1), "0106")), hour * HOUR) == []
+    odd = fleet(100, dict.fromkeys(range(5), "0106"))
+    assert search.search(odd, 4 * HOUR + DAY - 1) == []
+    assert len(search.search(odd, 4 * HOUR + DAY)) == 5
+
+
+def test_new_nodes_of_an_old_image_are_drift_however_often_one_comes() -> None:
+    search = DriftSearch()
+    for hour in range(48):
+        nodes = fleet(200, {}) | {
+            f"new{n}": ComparedNode("a", {FIRMWARE: "0099"}) for n in range(hour // 6 + 1)
+        }
+        found = search.search(nodes, hour * HOUR)
+    assert {drift.node for drift in found} == {f"new{n}" for n in range(4)}
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_a_pool_of_few_nodes_has_no_usual_value(count: int) -> None:
+    assert after_a_day(fleet(count, {0: "0099"})) == []
+
+
 def test_pools_are_compared_apart() -> None:
     nodes = fleet(20, {}) | fleet(20, dict.fromkeys(range(20), "0106"), pool="b")
     assert after_a_day(nodes) == []
