@@ -170,6 +170,40 @@ def test_a_healthy_fleet_of_10000_nodes_has_no_finding_in_a_month() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (8, 8), (40, 4)])
+def test_where_all_parts_of_a_small_fleet_count_none_is_a_precursor(nodes: int, gpus: int) -> None:
+    """A platform that counts PCIe errors on every GPU, four times a day; an early finding ends."""
+    fleet, dice = Played(nodes, gpus, "pcie-errors"), random.Random(3)
+    for slot in range(14 * 288):
+        for node in range(nodes):
+            for gpu in range(gpus):
+                if dice.random() < 4 / 288:
+                    fleet.rise(f"n{node}", gpu, at=slot * 5 * MINUTE)
+        for node in range(nodes):
+            fleet.counters.expire(f"n{node}", slot * 5 * MINUTE)
+    assert all(at < 2 * DAY for at, _, _ in fleet.found)
+    assert not any(fleet.counters.findings(f"n{node}") for node in range(nodes))
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_the_one_part_of_a_small_fleet_that_counts_is_a_precursor(nodes: int) -> None:
+    fleet = Played(nodes, 8, "nvlink-recoveries")
+    for time in range(4):
+        fleet.rise("n0", 3, at=DAY + time * 6 * HOUR)
+    assert {finding.series.component for _, _, finding in fleet.found} == {"n0-gpu3"}
+
+
+def test_a_counter_that_wraps_is_one_that_began_anew() -> None:
+    """17,700 a second pass the contract's 2^31 after 34 hours."""
+    fleet = Played(100, 8, "ecc-corrected")
+    for minute in range(48 * 60):
+        fleet.values["n1", 0] = (minute + 1) * 17_700 * 60 % 2**31
+        fleet.set_value("n1", 0, fleet.values["n1", 0], at=minute * MINUTE)
+    assert fleet.nodes_found == {"n1"}
+    assert fleet.found[-1][0] == (48 * 60 - 1) * MINUTE
+    assert len(fleet.found) > 46 * 60
+
+
 def test_a_link_with_rises_on_each_day_is_found_in_a_fleet_with_noise() -> None:
     rng = random.Random(3)
     fleet = Played(2_000, 8, "nvlink-recoveries")

@@ -158,7 +158,8 @@ class _Kind:
         busiest = ceil(self.series * SICK_IN_A_THOUSAND / 1000)
         quiet = slots[: max(0, len(slots) - busiest)]
         noisy = max(0, max(self.counted, len(slots)) - busiest)
-        self._fit = statistic.Background(self.series, self.days, sum(quiet), noisy)
+        rising = sum(count > 0 for count in quiet)
+        self._fit = statistic.Background(self.series, self.days, sum(quiet), noisy, rising)
         return self._fit
 
     def has_place(self, node: str) -> bool:
@@ -303,13 +304,14 @@ class FleetCounters:
         fit = kind.fit(minute)
         had_counted = number in known.counted
         found = statistic.score(part.minutes, minute, fit, had_counted=had_counted)
-        if not part.is_finding and (found < fit.threshold or not kind.has_place(node)):
+        is_weak = found < fit.threshold or fit.is_common or not kind.has_place(node)
+        if not part.is_finding and is_weak:
             return []
         part.is_finding = True
         return [PrecursorChange(series, _precursor(known, number, series, part, fit))]
 
     def expire(self, node: str, now: float) -> list[PrecursorChange]:
-        """The findings that end: no rise within the longest window. Such a count is history."""
+        """The findings that end: no rise within the longest window, or many other parts rise too."""
         known = self._nodes.get(node)
         if known is None:
             return []
@@ -319,7 +321,7 @@ class FleetCounters:
             if part is None or series is None or not part.is_finding:
                 continue
             part.expire(minute)
-            if not part.minutes:
+            if kind is not None and (not part.minutes or kind.fit(minute).is_common):
                 changes += self._end(node, number)
         return changes
 
