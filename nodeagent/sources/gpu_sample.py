@@ -21,7 +21,6 @@ class Code(enum.IntEnum):
     RESET_REQUIRED = 16
     LIBRARY_MISMATCH = 18
     MEMORY = 20
-    INSUFFICIENT_RESOURCES = 23
     UNKNOWN = 999
 
 

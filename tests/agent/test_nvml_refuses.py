@@ -103,7 +103,7 @@ async def test_a_driver_that_starts_is_no_refusal(tmp_path: Path) -> None:
         assert await driver_after(bench, 700.0) == ("UNKNOWN", "nvml-failed")
 
 
-@pytest.mark.parametrize("code", [4, 20, 23])
+@pytest.mark.parametrize("code", [4, 17, 20, 23, 27])
 async def test_an_error_of_the_agents_own_accuses_no_driver(tmp_path: Path, code: int) -> None:
     async with Bench(tmp_path, TWO, boottime=36_000.0) as bench:
         bench.gpus.fail("nvmlInitWithFlags", code=code)
