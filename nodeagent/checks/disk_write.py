@@ -3,14 +3,15 @@
 Reasons: ``io-error`` and ``read-only`` (failed), ``corrupt`` (other bytes came back: failed),
 ``hung`` (degraded, failed after a minute in the same wait), ``no-space`` (degraded: capacity, and
 disk-space's to evaluate), ``no-directory``, ``not-permitted``, ``read-only-mount`` (only this
-process's view is read-only) and ``probe-failed``: unknown. The component is the directory.
+process's view is read-only, or the filesystem is an image) and ``probe-failed``: unknown. On a
+remote filesystem failed is degraded. The component is the directory.
 """
 
 import errno
 from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import absolute_paths, hung, not_probed
+from nodeagent.checks.disk_common import absolute_paths, hung, not_probed, of_mount
 from nodeagent.model import Observation, Status
 from nodeagent.sources.disk_probe import (
     Differs,
@@ -23,7 +24,7 @@ from nodeagent.sources.disk_probe import (
 )
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements, rounded
-from nodeagent.sources.mountinfo import find, parse
+from nodeagent.sources.mountinfo import Mount, find, parse
 
 NAME = "disk-write"
 
@@ -98,18 +99,28 @@ class DiskWrite:
         return [self._verdict(path, result) for path, result in results.items()]
 
     def _verdict(self, path: str, result: Result) -> Observation:
-        read_only = isinstance(result, ProbeRefused) and result.errno == errno.EROFS
-        return evaluate(path, result, only_this_mount=read_only and self._only_this_mount(path))
+        mount = None if isinstance(result, Written) else self._mount(path)
+        if mount is None:
+            return evaluate(path, result)
+        found = evaluate(path, result, only_this_mount=_is_by_design(mount))
+        return of_mount(mount, found)
 
-    def _only_this_mount(self, path: str) -> bool:
-        """Whether the superblock is writable and only the mount's flag forbids it."""
+    def _mount(self, path: str) -> Mount | None:
         try:
-            mount = find(parse(self._table.read_bytes()), path)
+            return find(parse(self._table.read_bytes()), path)
         except OSError:
-            return False
-        if mount is None or mount.stopped_writing:
-            return False
-        return "ro" in mount.options
+            return None
+
+
+def _is_by_design(mount: Mount) -> bool:
+    """Whether the superblock is writable and only the mount's flag forbids it, or it is an image.
+
+    An overlay is read-only itself where it has no layer for writes; an error of a layer's disk
+    leaves its flag.
+    """
+    if mount.stopped_writing:
+        return mount.fstype in ("overlay", "squashfs", "erofs", "iso9660")
+    return "ro" in mount.options
 
 
 SPEC = CheckSpec(

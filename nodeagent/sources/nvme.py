@@ -86,6 +86,8 @@ def _controller(folder: Path) -> Controller | None:
     # either.
     if not state or small_text(folder / "transport") not in ("", "pcie"):
         return None
+    if (folder / "device/physfn").exists():
+        return None  # a virtual function, which is its tenant's
     return Controller(
         folder.name, state, small_text(folder / "model"), small_text(folder / "serial")
     )

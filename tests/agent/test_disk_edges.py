@@ -233,6 +233,9 @@ def test_the_words_of_a_write_probe(
     [
         ("1 0 8:1 / @ ro - ext4 /dev/sda rw", "read-only-mount"),  # the mount's flag alone
         ("1 0 8:1 / @ rw - ext4 /dev/sda ro", "read-only"),
+        ("1 0 7:1 / @ ro - squashfs /dev/loop1 ro", "read-only-mount"),
+        ("1 0 0:40 / @ rw - overlay overlay ro,lowerdir=/a:/b", "read-only-mount"),
+        ("1 0 0:40 / @ rw - overlay overlay rw,upperdir=/u", "read-only"),
         ("1 0 8:1 / @ ro - ext4 /dev/sda ro", "read-only"),
         ("1 0 8:1 / @ rw - ext4 /dev/sda rw", "read-only"),  # the mount table shows no reason
         ("", "read-only"),
@@ -258,6 +261,8 @@ async def test_a_refused_write_is_the_disks_fault_unless_this_mount_alone_forbid
     assert {reason for _, reason in verdicts(await check.run_check()).values()} == {reason}
     probe.answer = ProbeRefused(errno.EIO, "write")
     assert [*verdicts(await check.run_check()).values()] == [(Status.FAILED, "io-error")]
+    (tmp_path / "proc/self/mountinfo").write_text(f"1 0 0:70 / {tmp_path} rw - nfs4 filer:/ rw\n")
+    assert [*verdicts(await check.run_check()).values()] == [(Status.DEGRADED, "io-error")]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ async def test_drives_of_this_machine_and_none_of_a_network(tmp_path: Path) -> N
     controller(machine, 1, transport="tcp", state="connecting")
     (controller(machine, 2) / "state").unlink()
     (controller(machine, 3) / "transport").unlink()  # Linux before 4.12
+    (controller(machine, 4, state="dead") / "device/physfn").mkdir(parents=True)
     assert [found.name for found in controllers(machine)] == ["nvme0", "nvme3"]
     assert controllers(machine)[0] == Controller("nvme0", "live", "PM9A3", "S0")
     assert verdicts(await nvme(machine, Drives(machine)).run_check()) == {"nvme0": OK, "nvme3": OK}
