@@ -16,7 +16,13 @@ is as full on every other node, and whether it answers is disk-mounts's to evalu
 import asyncio
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table, of_mount, without_space
+from nodeagent.checks.disk_common import (
+    MOUNT_OPTIONS,
+    Watch,
+    no_mount_table,
+    of_mount,
+    without_space,
+)
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources.disk_probe import DiskProbe, Result, Space

@@ -28,8 +28,8 @@ REMOTE = frozenset(
 )
 #: Local filesystems on devices without a number of their own (major 0).
 _LOCAL_WITHOUT_DEVICE = frozenset({"bcachefs", "btrfs", "virtiofs", "zfs"})
-#: Images, always full and read-only by design; and filesystems of firmware, of a BMC's virtual media
-#: and of other systems, where no job writes.
+#: Images, always full and read-only by design; and filesystems of firmware, of a BMC's virtual
+#: media and of other systems, where no job writes.
 _IMAGES = frozenset(
     (
         *("cramfs", "erofs", "exfat", "iso9660", "msdos", "ntfs", "ntfs3", "romfs", "squashfs"),

@@ -78,7 +78,7 @@ class Link:
 def physical_links(machine: HostRoots) -> list[Link]:
     """The interfaces on a device of their own, by name. Raises OSError without ``/sys``.
 
-    Virtual functions and subfunctions are left out, because they move into pods and back, and so are
+    Virtual functions and subfunctions are left out, because they move into pods and back; so are
     their representors. An interface on USB is a BMC's, which goes down when the BMC likes.
     """
     return PhysicalLinks(machine).read()

@@ -44,7 +44,7 @@ async def watched(tmp_path: Path, *lines: str, named: tuple[str, ...] = ()) -> s
         "76 22 8:64 / @/var/lib/overlaybd/snapshots/12/block/mountpoint rw - ext4 /dev/sde rw",
         "77 22 252:0 / @/var/lib/docker/volumes/v1/_data rw - ext4 /dev/rbd0 rw",
         "77 22 252:0 / @/srv/docker/plugins/0a1b/propagated-mount/v rw - ext4 /dev/rbd0 rw",
-        "77 22 252:0 / @/data/k8s/plugins/kubernetes.io/csi/x.csi/ab/globalmount rw - xfs /dev/x rw",
+        "77 22 252:0 / @/data/k8s/plugins/kubernetes.io/csi/x/ab/globalmount rw - xfs /dev/x rw",
         "77 22 259:3 / @/var/lib/directpv/mnt/0a1b rw - xfs /dev/nvme1n1 rw",
         "77 22 252:1 / @/var/lib/osd/mounts/pvc-1 rw - ext4 /dev/pxd/pxd1 rw",
         "77 22 259:5 / @/opt/nomad/data/client/csi/node/ebs/staging/v/rw rw - ext4 /dev/nvme2n1 rw",

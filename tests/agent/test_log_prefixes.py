@@ -112,7 +112,8 @@ def test_the_machines_of_a_paste_are_told_apart(tmp_path: Path) -> None:
         "".join(f"{'-' * 16}\n{n}\n{'-' * 16}\n[  1.5] {XID}\n" for n in ("node17", "node18")),
         "".join(f"=== {n} ===\n[  1.5] {XID}\n" for n in ("node17", "node18")),
         "".join(
-            f"{n} | CHANGED | rc=0 | (stdout) usb 1-1\\n[  1.5] {XID}\n" for n in ("node17", "node18")
+            f"{n} | CHANGED | rc=0 | (stdout) usb 1-1\\n[  1.5] {XID}\n"
+            for n in ("node17", "node18")
         ),
         "".join(f"{n}: {json.dumps(ENTRY)}\n" for n in ("node17", "node18")),
         *(

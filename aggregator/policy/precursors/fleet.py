@@ -311,7 +311,7 @@ class FleetCounters:
         return [PrecursorChange(series, _precursor(known, number, series, part, fit))]
 
     def expire(self, node: str, now: float) -> list[PrecursorChange]:
-        """The findings that end: no rise within the longest window, or many other parts rise too."""
+        """The findings that end: no rise within the longest window, or many others rise too."""
         known = self._nodes.get(node)
         if known is None:
             return []

@@ -143,9 +143,7 @@ def _prefixes_of(sample: list[bytes], depth: int = _NESTED) -> list[re.Pattern[b
     for prefix in _PREFIXES:
         named = [each for line in sample if (each := prefix.match(line)) is not None]
         if len(named) == len(sample):
-            rests[prefix] = [
-                line[each.end() :] for line, each in zip(sample, named, strict=True)
-            ]
+            rests[prefix] = [line[each.end() :] for line, each in zip(sample, named, strict=True)]
             if any(map(_is_kernels, rests[prefix])) or any(_OF_KERNEL in each[0] for each in named):
                 return [prefix]
     for prefix, within in rests.items():

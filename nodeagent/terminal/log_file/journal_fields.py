@@ -165,8 +165,8 @@ def records_in(
 def _rows(value: Any) -> Any:
     """The entries of a value that has them as a table; any other value gives None.
 
-    Loki has pairs of time and line, CloudWatch Insights the fields of an entry, Ansible lines, Azure
-    rows below columns; OpenTelemetry's protocol names the type of each value.
+    Loki has pairs of time and line, CloudWatch Insights the fields of an entry, Ansible lines,
+    Azure rows below columns; OpenTelemetry's protocol names the type of each value.
     """
     if not isinstance(value, dict):
         return None
@@ -175,7 +175,9 @@ def _rows(value: Any) -> Any:
     fields = value["kvlistValue"].get("values") if _is_object(value, "kvlistValue") else None
     if isinstance(fields, list):
         pairs = [(each.get("key"), each.get("value")) for each in fields if isinstance(each, dict)]
-        return {str(key): next(iter(of.values())) for key, of in pairs if isinstance(of, dict) and of}
+        return {
+            str(key): next(iter(of.values())) for key, of in pairs if isinstance(of, dict) and of
+        }
     columns, rows = value.get("columns"), value.get("rows")
     if isinstance(columns, list) and isinstance(rows, list):
         names = [str(each.get("name")) for each in columns if isinstance(each, dict)]
