@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from nodeagent.terminal.log_file.entry import Entry, kernel_entry
 from nodeagent.terminal.log_file.lines import LONGEST_LINE
+from nodeagent.terminal.log_file.prefix import Writer, parse_line
 from nodeagent.terminal.log_file.wrapped import is_of_program
 
 #: Bytes of one JSON object; longer ones are not decoded.
@@ -203,11 +204,21 @@ def _is_object(value: Mapping[str, Any], name: str) -> bool:
 
 
 def _lines_within(value: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The lines of the texts of several lines: a console's or a command's output."""
+    """The lines of the texts of several lines: a console's or a command's output.
+
+    Each must have a line that its own prefix gives to the kernel.
+    """
     texts = [each for each in value.values() if isinstance(each, str) and "\n" in each]
     if is_of_program(value):
         return []
-    return [{"log": line} for text in texts for line in text.splitlines()]
+    return [
+        {"log": line}
+        for lines in map(str.splitlines, texts)
+        if any(
+            parse_line(line.encode("utf-8", "replace")).writer is Writer.KERNEL for line in lines
+        )
+        for line in lines
+    ]
 
 
 def _of_syslog(entry: dict[str, Any]) -> dict[str, Any]:
