@@ -1,7 +1,10 @@
 """Environments as they are installed: the wheel, hashed requirements, compiled bytecode.
 
 The agent's and the aggregator's are copies of their own (no hard links), because two processes that
-share a library's pages would lower each other's proportional set size by 5 MiB.
+share a library's pages would lower each other's proportional set size by 5 MiB. Their libraries are
+out of the page cache, as after a boot: since Linux 6.18 one fault maps a whole folio, and a file
+that was written in large pieces has large ones. gRPC's library (16 MiB) had 9.8 MiB mapped after
+writes of 4 KiB, and 15.1 MiB after writes of 1 MiB.
 """
 
 import os
@@ -71,4 +74,13 @@ def install(extra: str, name: str = "") -> Path:
         [_uv(), "pip", "install", *quiet, "--no-deps", str(_wheel())],
     ):
         subprocess.run(command, check=True, cwd=ROOT)
+    for library in env.rglob("*.so*"):
+        evict(library)
     return env / "bin"
+
+
+def evict(file: Path) -> None:
+    """Take the file's pages out of the page cache; those that a process has mapped stay."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
