@@ -69,8 +69,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def in_virtual_time(
-    test: Callable[P, Coroutine[Any, Any, None]],
-) -> Callable[P, None]:
+    test: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, T]:
     """The test, to its end in virtual time: a wait of a quarter of an hour costs no time.
 
     A test that asserts that an event does not happen needs this: every timer, retry and round has
@@ -78,8 +78,8 @@ def in_virtual_time(
     """
 
     @functools.wraps(test)
-    def to_its_end(*args: P.args, **kwargs: P.kwargs) -> None:
-        run(test(*args, **kwargs))
+    def to_its_end(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(test(*args, **kwargs))
 
     return to_its_end
 
