@@ -131,8 +131,13 @@ def is_young(sources: Sources, grace: float, *, since: float = 0.0) -> bool:
 
 def nobody_has(sample: GpuSample, call: str) -> bool:
     """Whether no GPU of the node supports ``call``, so that the check has no work."""
-    codes = [gpu.errors.get(call) for gpu in sample.gpus]
+    codes = [gpu.errors.get(call) for gpu in sample.gpus if not _is_silent(gpu)]
     return sample.trouble is None and bool(codes) and all(code in ABSENT for code in codes)
+
+
+def _is_silent(gpu: Gpu) -> bool:
+    """Whether a GPU was lost or gave not even its name, so that it lacks no value."""
+    return bool({"handle", "uuid"} & gpu.errors.keys()) or Code.GPU_IS_LOST in gpu.errors.values()
 
 
 class PerGpu:

@@ -200,9 +200,10 @@ def _missing_from_nvml(address: str, sample: GpuSample) -> Verdict:
     if nameless:
         codes = ", ".join(str(code) for code in sorted(nameless))
         text += f" (error {codes} for a GPU without a name)"
-        handles = [gpu.errors.get("handle") for gpu in sample.gpus if not gpu.pci]
-        if all(code is not None and not gpu_common.accuses(code) for code in handles):
-            return Status.UNKNOWN, gpu_common.reason_of(min(nameless)), text
+        # NVML may offer a GPU and refuse its identity alone.
+        verdicts = [evaluate(gpu) for gpu in sample.gpus if not gpu.pci]
+        if all(status is not Status.FAILED for status, _, _ in verdicts):
+            return Status.UNKNOWN, verdicts[0][1], text
     return Status.FAILED, "lost" if Code.GPU_IS_LOST in nameless else "missing", text
 
 

@@ -45,11 +45,11 @@ class GpuNvlink(gpu_common.GpuCheck):
         return self._per_gpu.observe(sample, lambda gpu: self._verdict(gpu, usual, sample.at))
 
     def _verdict(self, gpu: Gpu, usual: int, at: float) -> Verdict:
-        if gpu.links is None:
-            return gpu_common.unreadable(gpu, "links")
         if _has_mig(gpu):
             self._been_up.pop(gpu.uuid, None)
             return Status.OK, "", "MIG is enabled, which turns the NVLinks off"
+        if gpu.links is None:
+            return gpu_common.unreadable(gpu, "links")
         up = {link for link, is_up in enumerate(gpu.links.states) if is_up}
         been_up = self._been_up.setdefault(gpu.uuid, set())
         been_up |= up

@@ -155,9 +155,13 @@ async def test_mig_turns_the_links_off_and_that_is_no_fault(tmp_path: Path) -> N
     async with Bench(tmp_path, [gpu(index) for index in range(4)]) as bench:
         check = bench.build(gpu_nvlink.SPEC)
         assert (await run_check(check)).is_well(uuid_of(1))
-        bench.gpus.write([gpu(0), gpu(1, mig=(1, 1), links=WITHOUT_LINKS), gpu(2), gpu(3)])
+        bench.gpus.write(
+            [gpu(0), gpu(1, mig=(1, 1), links=WITHOUT_LINKS), gpu(2, mig=(1, 1), links=()), gpu(3)]
+        )
         bench.later(301)
-        assert (await run_check(check)).is_well(uuid_of(1))
+        seen = await run_check(check)
+        assert seen.is_well(uuid_of(1))
+        assert seen.is_well(uuid_of(2))
         bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
         bench.later(301)
         assert (await run_check(check)).is_well(uuid_of(1)), "the links come back after a reset"

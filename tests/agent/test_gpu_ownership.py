@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.checks import gpu_inventory, gpu_pcie
+from nodeagent.checks import gpu_common, gpu_inventory, gpu_pages, gpu_pcie
 from nodeagent.checks.base import Off
 from nodeagent.sources.gpus import GpuMap
 from tests.nvml import FakeGpus, fake_pci, gpu, pci_of, uuid_of
@@ -161,6 +161,28 @@ async def test_a_handles_error_has_one_verdict_at_the_first_sample_and_later(
             name = uuid_of(1) if looks > 1 else f"pci:{pci_of(1)}"
             assert seen.status(name) == verdict
             assert str(code) in seen.by_component[name].message
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo_v3"])
+@pytest.mark.parametrize(("code", "reason"), [(4, "no-permission"), (999, "nvml-error-999")])
+async def test_a_gpu_that_nvml_offers_without_its_identity_is_not_missing(
+    tmp_path: Path, call: str, code: int, reason: str
+) -> None:
+    async with Bench(tmp_path, TWO) as bench:
+        bench.gpus.fail(call, gpu=1, code=code)
+        seen = await run_check(bench.build(gpu_inventory.SPEC))
+        assert seen.status(f"pci:{pci_of(1)}") == ("UNKNOWN", reason)
+        assert seen.is_well(uuid_of(0))
+
+
+@pytest.mark.parametrize("code", [15, 999])
+async def test_a_gpu_without_a_handle_turns_no_check_of_the_others_on(
+    tmp_path: Path, code: int
+) -> None:
+    """No GPU here has retired pages; the one that gives no answer lacks none."""
+    async with Bench(tmp_path, TWO) as bench:
+        bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=code)
+        assert await bench.build(gpu_pages.SPEC).run_check() == gpu_common.NOT_SUPPORTED
 
 
 def test_a_gpu_of_a_virtual_machine_still_has_its_kernel_lines(tmp_path: Path) -> None:
