@@ -129,6 +129,8 @@ def _only_explicit(
     if first.elsewhere and first.row is not None:
         reason = f"the only Xid {number} of {nodes} nodes, but its register says {first.row.then}"
         return _likely(first, reason)
+    if first.row is None and first.severity.startswith("non"):  # it may be a warning
+        return _likely(first, f"the only Xid {number}, which the driver calls {first.severity}")
     if not all_follow:
         return _likely(first, f"the only Xid {number}; not all others have Xid 145 alone")
     reason = f"the only Xid {number}; the {nodes - 1} other nodes have Xid 145"

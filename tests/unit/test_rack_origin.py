@@ -34,6 +34,19 @@ def test_a_149_whose_register_leads_elsewhere_is_likely_at_most(row: Row) -> Non
     assert row.then in found.reason
 
 
+def test_a_149_without_registers_that_the_driver_calls_mild_is_likely_at_most() -> None:
+    """Without its registers it may be the warning of a bad link, for which no node is taken."""
+    mild = replace(sign("n9", "xid:149"), severity="non-fatal")
+    found = find_origin([*OTHERS, mild])
+    assert (found.node, found.confidence) == ("n9", Confidence.LIKELY)
+    assert find_origin([*OTHERS, replace(mild, severity="fatal")]).confidence is Confidence.EXPLICIT
+
+
+def test_an_origin_that_reports_late_is_explicit_and_one_that_is_silent_unknown() -> None:
+    assert find_origin([*OTHERS, sign("n9", "xid:149", 60.0)]).confidence is Confidence.EXPLICIT
+    assert find_origin(OTHERS).confidence is Confidence.UNKNOWN
+
+
 def test_other_codes_of_the_others_leave_it_likely() -> None:
     found = find_origin([*OTHERS, sign("n2", "xid:74"), sign("n9", "xid:149")])
     assert found.confidence is Confidence.LIKELY
