@@ -263,7 +263,9 @@ async def test_a_gpu_without_a_name_tells_why_another_is_missing(node: Node) -> 
     seen = await inventory(node)
     text = f"the GPU at {ADDRESSES[1]} is on the PCI bus and NVML does not offer it"
     why = " (error 5, 999 for a GPU without a name)"
-    assert said(seen, f"pci:{ADDRESSES[1]}") == ("FAILED", "missing", text + why)
+    assert said(seen, f"pci:{ADDRESSES[1]}") == ("UNKNOWN", "nvml-error-5", text + why)
+    node.set_gpus(GPUS[0], Gpu(1, errors={"handle": 999}))
+    assert (await inventory(node)).status(f"pci:{ADDRESSES[1]}") == ("FAILED", "missing")
     node.set_gpus(GPUS[0], Gpu(1, errors={"uuid": 15}))
     assert (await inventory(node)).status(f"pci:{ADDRESSES[1]}") == ("FAILED", "lost")
 

@@ -163,15 +163,34 @@ async def test_a_handles_error_has_one_verdict_at_the_first_sample_and_later(
             assert str(code) in seen.by_component[name].message
 
 
-@pytest.mark.parametrize("call", ["nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo_v3"])
-@pytest.mark.parametrize(("code", "reason"), [(4, "no-permission"), (999, "nvml-error-999")])
-async def test_a_gpu_that_nvml_offers_without_its_identity_is_not_missing(
-    tmp_path: Path, call: str, code: int, reason: str
+@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize(
+    ("call", "code", "verdict"),
+    [
+        ("nvmlDeviceGetUUID", 4, ("UNKNOWN", "no-permission")),
+        ("nvmlDeviceGetUUID", 10, ("UNKNOWN", "nvml-error-10")),
+        ("nvmlDeviceGetUUID", 999, ("UNKNOWN", "nvml-error-999")),
+        ("nvmlDeviceGetUUID", 15, ("FAILED", "lost")),
+        ("nvmlDeviceGetPciInfo_v3", 4, ("UNKNOWN", "no-permission")),
+        ("nvmlDeviceGetPciInfo_v3", 999, ("UNKNOWN", "nvml-error-999")),
+    ],
+)
+async def test_a_gpu_that_nvml_offers_without_its_identity_has_one_verdict(
+    tmp_path: Path, call: str, code: int, verdict: tuple[str, str], looks: int
 ) -> None:
     async with Bench(tmp_path, TWO) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        if looks > 1:
+            await run_check(check)
         bench.gpus.fail(call, gpu=1, code=code)
-        seen = await run_check(bench.build(gpu_inventory.SPEC))
-        assert seen.status(f"pci:{pci_of(1)}") == ("UNKNOWN", reason)
+        bench.later()
+        seen = await run_check(check)
+        if looks == 1:
+            assert seen.status(f"pci:{pci_of(1)}") == verdict
+        elif "Pci" in call:
+            assert seen.is_well(uuid_of(1)), "its address is known"
+        else:
+            assert seen.status(uuid_of(1)) == verdict
         assert seen.is_well(uuid_of(0))
 
 
