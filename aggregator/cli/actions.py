@@ -75,7 +75,7 @@ def seconds_of(text: str) -> float:
     if seconds is None:
         raise UsageError(f'--for: "{text}" is no duration; expected one such as 30m, 8h or 7d')
     if not 0 < seconds <= _LONGEST:
-        raise UsageError(f'--for: "{text}"; expected more than nothing, and 365d at most')
+        raise UsageError(f'--for: "{text}"; expected a time above 0, and 365d at most')
     return seconds
 
 
@@ -84,8 +84,8 @@ def exempted(node: str, until: float, reason: str, *, how: str) -> AnnotationCha
     return AnnotationChange(
         {EXEMPT: exemption(until, reason)},
         f"{node}: exempt until {write_time(until)}: {brief(reason)}\n"
-        f"{_SOON} A quarantine that stands stays, and its drain goes no further: sickbay release "
-        f"{node}{how} ends it.\nSooner: sickbay unexempt {node}{how}",
+        f"{_SOON} A quarantine that is in force stays, and its drain evicts no more; to end it: "
+        f"sickbay release {node}{how}\nTo end the exemption: sickbay unexempt {node}{how}",
     )
 
 
@@ -100,35 +100,34 @@ def pinned(node: str, reason: str, *, how: str) -> AnnotationChange:
     return AnnotationChange(
         {PIN: reason},
         f"{node}: pinned: {brief(reason)}\n"
-        "A quarantine of it is not released by itself until the pin is gone. It puts no node in: "
-        f"sickbay quarantine does.\nTo let go: sickbay unpin {node}{how}",
+        "Its quarantine does not end by itself while the pin is there. A pin begins no quarantine."
+        f"\nTo end the pin: sickbay unpin {node}{how}",
     )
 
 
 def unpinned(node: str) -> AnnotationChange:
     """Release the node when it is healthy."""
-    said = f"{node}: no longer pinned; it is released once no other reason speaks against it."
+    said = f"{node}: no longer pinned; it is released once nothing else holds its release."
     return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
 
 
 def operation_requested(name: str, spec: OperationSpec, *, how: str) -> str:
     """After a person's request for an operation, which is the object ``name``."""
     node = spec.node
-    follow = f"sickbay {'repair' if spec.quarantine else 'node'} {node}{how}"
-    cancel = f"sickbay repair {node} --cancel{how}"
-    if not spec.quarantine:
-        cancel = f"kubectl delete --wait=false operation {name}"
+    follow = f"sickbay repair {node}{how}"
+    if not spec.quarantine:  # the command that reads a node has no option --local
+        follow = f"sickbay node {node}{'' if how.startswith(' --local ') else how}"
     return (
         f"{node}: {spec.kind} is requested (operation {name}).\n"
-        f"To follow it: {follow}\nTo cancel it: {cancel}"
+        f"To follow it: {follow}\nTo cancel it: sickbay repair {node} --cancel{how}"
     )
 
 
 def operations_cancelled(node: str, names: Sequence[str], *, how: str) -> str:
     """After a person has deleted these open operations of the node."""
     return (
-        f"{node}: operation {clean(', '.join(names))} is cancelled, where its repairer still can. "
-        f"No further repair begins by itself in this quarantine if it had begun.\n"
+        f"{node}: the cancellation is requested of {clean(', '.join(names))}. An order that its "
+        "repairer can't cancel any more runs to its end.\n"
         f"To follow it: sickbay repair {node}{how}"
     )
 
@@ -189,8 +188,8 @@ def released(node: str, spec: QuarantineSpec) -> str:
     """After a release."""
     overruled = ", and this evidence quarantines the node no more until it is over"
     return (
-        f"{node}: release asked for (it was quarantined: {brief(spec.reason)}).\n"
-        f"The aggregator undoes what it did{overruled if spec.evidence else ''}. "
+        f"{node}: release requested (it was quarantined: {brief(spec.reason)}).\n"
+        f"The aggregator undoes its own changes{overruled if spec.evidence else ''}. "
         f"See: sickbay node {node}"
     )
 
@@ -225,7 +224,7 @@ def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) 
             f"sickbay resume{how}\n"
         )
     return (
-        f"{node}: {spec.action} asked for: {brief(spec.reason)}\n{waits}"
+        f"{node}: {spec.action} requested: {brief(spec.reason)}\n{waits}"
         f"A person ends a quarantine that a person made: sickbay release {node}{how}"
     )
 
@@ -282,8 +281,8 @@ def unknown(node: str) -> str:
 def forgotten(node: str) -> str:
     """A local cluster's file has no entry of it any more."""
     return (
-        f"{node}: forgotten. It is no longer shown within three minutes, unless its agent speaks: "
-        "then it is a node that is new."
+        f"{node}: forgotten. Within three minutes it is no longer shown. A later report of its "
+        "agent makes it a new node."
     )
 
 

@@ -123,7 +123,7 @@ def _confirm(options: argparse.Namespace) -> None:
             return
         print(printable(said), file=sys.stderr)
         wait = _wait if in_quarantine else _wait_without_quarantine
-        commands = _commands(options, ident, in_quarantine=in_quarantine)
+        commands = _commands(options, in_quarantine=in_quarantine)
         try:
             attempt = wait(source, options.name, ident, options.timeout or _WAITS, commands)
         except KeyboardInterrupt:
@@ -233,7 +233,7 @@ def _require_drained(options: argparse.Namespace, known: Answer) -> None:
     if quarantine["phase"] != "Drained" and not cordoned:
         raise UsageError(
             f"{node} is not drained ({state(quarantine)}), and a node with work is not tested; "
-            f"first: sickbay wait {node} --for drained{how}"
+            f"first: sickbay wait {node} --for drained{how if options.local is None else ''}"
         )
     found = repair_of(quarantine)
     if not options.profile and found is not None and not found.get("verify"):
@@ -260,13 +260,12 @@ class _Commands:
     end: str
 
 
-def _commands(options: argparse.Namespace, name: str, *, in_quarantine: bool) -> _Commands:
-    """``name``: of its Operation."""
+def _commands(options: argparse.Namespace, *, in_quarantine: bool) -> _Commands:
     node, how = options.name, flags_of(options)
-    cancel = f"sickbay repair {node} --cancel{how}"
+    reads = how if options.local is None or in_quarantine else ""
     return _Commands(
-        show=f"sickbay {'repair' if in_quarantine else 'node'} {node}",
-        end=cancel if in_quarantine else f"kubectl delete --wait=false operation {name}",
+        show=f"sickbay {'repair' if in_quarantine else 'node'} {node}{reads}",
+        end=f"sickbay repair {node} --cancel{how}",
     )
 
 

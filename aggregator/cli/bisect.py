@@ -109,7 +109,7 @@ def _file(options: argparse.Namespace) -> Iterator[SearchFile]:
         given = {
             "--nodes": options.nodes,
             "--selector": options.selector,
-            "--test": options.test,
+            "--command": options.test,
             "--known-good": options.known_good,
             "--parallel": options.parallel,
             "--limit": options.limit,
@@ -121,12 +121,12 @@ def _file(options: argparse.Namespace) -> Iterator[SearchFile]:
             raise UsageError(f"{twice[0]} is in the file that is resumed; expected --resume alone")
         with old_file(options.resume) as file:
             _require_program("--resume", file.search.command)
-            _refuse_work(options, file.search.nodes)
+            _refuse_work(options, file.search)
             _require_actions(options, file.search.nodes)
             yield file
         return
     search = _new_search(options)
-    _refuse_work(options, search.nodes)
+    _refuse_work(options, search)
     _require_actions(options, search.nodes)
     now = dt.datetime.now(dt.UTC)
     path = options.state or Path(f"sickbay-bisect-{now:%Y%m%dT%H%M%SZ}.jsonl")
@@ -232,8 +232,9 @@ def _selected(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     return sorted(labels), _domains(labels, options.domain_label)
 
 
-def _refuse_work(options: argparse.Namespace, nodes: list[str]) -> None:
-    """A test beside a job slows or ends the job: raises UsageError, with the pods that are there.
+def _refuse_work(options: argparse.Namespace, search: Search) -> None:
+    """A test slows or ends a job on the same node, a known good node too: raises UsageError, with
+    the pods that are there.
 
     The nodes of a file may be no Kubernetes' ones: without a kubeconfig none is read.
     """
@@ -242,12 +243,14 @@ def _refuse_work(options: argparse.Namespace, nodes: list[str]) -> None:
     from aggregator.cli.cluster_reader import ClusterReader
 
     with open_session(options) as session:
-        found = ClusterReader(session, options.namespace).work_on(nodes)
+        found = ClusterReader(session, options.namespace).work_on(
+            list(dict.fromkeys((*search.nodes, *search.known_good)))
+        )
     if not found:
         return
     named = [f"{node} ({some_of(found[node], 1)})" for node in sorted(found)]
     raise UsageError(
-        f"{counted(len(found), 'node')} of the group {'has' if len(found) == 1 else 'have'} work: "
+        f"{counted(len(found), 'node')} {'has' if len(found) == 1 else 'have'} work: "
         f"{some_of(named, 3)}; expected nodes without work, such as drained ones, or "
         "--allow-work"
     )

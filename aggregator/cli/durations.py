@@ -14,26 +14,33 @@ def read_duration(text: str, units: str) -> int | None:
     return int(found[1]) * _UNITS[found[2]] if found is not None else None
 
 
-def require_time(text: str) -> None:
-    """Raise UsageError for text that is no time to the API; empty text is none, and allowed."""
+def require_time(text: str, name: str) -> None:
+    """Raise UsageError for text that is no time to the API; empty text is none, and allowed.
+
+    ``name``: of the option, for the error.
+    """
     try:
         if text and not text.replace(".", "", 1).isdecimal():
             dt.datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f'"{text[:80]}" is no time; expected one such as 1h, 7d, 2026-01-31 or '
+            f'{name}: "{text[:80]}" is no time; expected one such as 1h, 7d, 2026-01-31 or '
             "2026-01-31T03:14:00Z"
         ) from None
 
 
-def moment_of(text: str, now: dt.datetime) -> str:
-    """The time of an option as the API reads it; "1h" and the like are that long before now."""
+def moment_of(text: str, now: dt.datetime, name: str) -> str:
+    """The time of the option ``name`` as the API reads it; "1h" and the like are that long before
+    now.
+    """
     seconds = read_duration(text, "smhd")
     if seconds is None:
-        require_time(text)
+        require_time(text, name)
         return text
     try:
         moment = now - dt.timedelta(seconds=seconds)
     except OverflowError:
-        raise UsageError(f'"{text}" is before all times; expected one such as 1h or 7d') from None
+        raise UsageError(
+            f'{name}: "{text}" is before all times; expected one such as 1h or 7d'
+        ) from None
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -63,7 +63,7 @@ def _cell(value: object) -> object:
 def _report(options: argparse.Namespace, *, by: str, job: str) -> Answer:
     now = dt.datetime.now(dt.UTC)
     times = {
-        name: moment_of(getattr(options, name), now)
+        name: moment_of(getattr(options, name), now, f"--{name}")
         for name in ("since", "until")
         if getattr(options, name)
     }

@@ -50,10 +50,14 @@ def nodes(options: argparse.Namespace) -> None:
         if getattr(options, name):
             kept = [one for one in answer["items"] if one[name]]
             answer = {**answer, "items": kept, "total": len(kept)}
-    asked = bool(options.standing or options.exempt or options.untested or options.selector)
+    empty = "No node is known yet."
+    if options.exempt:
+        empty = "No such node is exempt. A new exemption is shown within three minutes."
+    elif options.standing or options.untested or options.selector:
+        empty = "There is no such node."
 
     def show(page: Answer, screen: Screen) -> Any:
-        return render_nodes.nodes(page, screen, asked=asked)
+        return render_nodes.nodes(page, screen, empty=empty)
 
     print_answer(options, _arranged(options, answer), show, kind=_NODE)
 
@@ -164,8 +168,8 @@ def history(options: argparse.Namespace) -> None:
         answer = source.get(
             "transitions",
             node=options.node,
-            since=moment_of(options.since, now),
-            until=moment_of(options.until, now),
+            since=moment_of(options.since, now, "--since"),
+            until=moment_of(options.until, now, "--until"),
             limit=options.limit,
         )
     print_answer(options, answer, render.history)

@@ -14,10 +14,10 @@ from aggregator.cluster.port import STILL_SCHEDULABLE
 _FEW = 5
 
 
-def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]:
-    """Nodes in lines. ``asked``: for some of them alone."""
+def nodes(page: Answer, screen: Screen, *, empty: str = "No node is known yet.") -> Iterator[str]:
+    """Nodes in lines. ``empty``: the text where there is none."""
     if not page["items"]:
-        yield "No node stands so." if asked else "No node is known yet."
+        yield empty
         return
     more = ["REQUESTS"] if screen.wide else []
     yield table(
@@ -233,7 +233,7 @@ def repairs(found: Answer, screen: Screen) -> Iterator[str]:
         head = ["REPAIR", "STATE", "BEGAN", "ENDED", "BY", "MESSAGE"]
         yield table(head, rows, screen.width)
     if found.get("requested"):
-        yield f"asked for by hand: {clean(found['requested'])}"
+        yield f"requested by hand: {clean(found['requested'])}"
     if found["waits"]:
         yield f"next: {clean(found['waits'])}"
 
@@ -249,7 +249,7 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     reason = one["reason"]
     yield f"\nQUARANTINE ({one['action']}, {phase_of(one)}): {clean(reason)}"
     words, left = words_of(one), one["pods_remaining"]
-    yield f"  asked for by {clean(one['requester'] or 'a person, by hand')}, " + (
+    yield f"  requested by {clean(one['requester'] or 'a person, by hand')}, " + (
         f"{words.many} not counted" if left is None else f"{words.count(left)} left"
     )
     if one["release_held"]:

@@ -18,6 +18,7 @@ from aggregator.cli.text_table import clean, printable
 from aggregator.cli.words import phase_of
 from aggregator.cli.write_commands import open_actions, report, this_user
 from aggregator.cluster.port import OperationSpec
+from aggregator.policy.repairs import TEST
 from aggregator.runtime.text import shell_quoted
 
 _BUSY = ("Ordering", "Ordered")
@@ -83,7 +84,7 @@ def _confirm(options: argparse.Namespace, what: str) -> None:
     with open_source(options) as source:
         known = node_answer(source, options.name)
     told = effect(options, known, what)
-    uid = known["quarantine"].get("uid", "")
+    uid = (known["quarantine"] or {}).get("uid", "")
     with open_actions(options) as actions:
         if confirms:
             confirm(told)
@@ -111,6 +112,8 @@ def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
     """The effect of the request, for its confirmation. Raises UsageError where it has none."""
     node, how = options.name, flags_of(options)
     quarantine = known["quarantine"]
+    if quarantine is None and not what:
+        return f"{node} is not in quarantine: its open requests and tests are cancelled."
     if quarantine is None:
         text = f"{node} is not in quarantine, and no other node is repaired; expected one of: "
         text += "sickbay quarantines."
@@ -148,16 +151,17 @@ def _require_repairs(node: str, found: Answer | None, what: str) -> None:
         )
     assert found is not None
     if what not in found["repairers"]:
-        kinds = ", ".join(found["repairers"])
+        kinds = ", ".join(kind for kind in found["repairers"] if kind != TEST)
+        expected = "a repairer of this kind there" if what == TEST else f"one of: {kinds or 'none'}"
         raise UsageError(
-            f"{node}: repair.repairers of the aggregator has no {what}; expected one of: {kinds}"
+            f"{node}: repair.repairers of the aggregator has no {what}; expected {expected}"
         )
 
 
 def _effect_of_cancel(node: str, busy: str) -> str:
     if busy:
         return (
-            f"{node}: {busy} is taken back, where its repairer still can, and no further repair "
-            "begins by itself in this quarantine."
+            f"{node}: {busy} is cancelled if its repairer still can; otherwise it runs to its end. "
+            "No further repair begins by itself in this quarantine."
         )
-    return f"{node}: the requests that have not begun are taken back."
+    return f"{node}: the requests that have not begun are withdrawn."

@@ -24,6 +24,7 @@ from aggregator.cli.options import flags_of
 from aggregator.cli.source import mode_of, open_session
 from aggregator.cli.text_table import printable
 from aggregator.cluster.port import Action
+from aggregator.runtime.node_name import expect_one_node
 
 _DRY_RUN = "DRY RUN, nothing is written. Without --dry-run the answer would be:"
 
@@ -35,6 +36,8 @@ def open_actions(options: argparse.Namespace) -> Iterator[ClusterActions]:
     if options.local is not None:
         from aggregator.cli.local_actions import LocalActions, place_of, scratch_copy
 
+        if "name" in options:
+            _expect_one_node(options.name)
         place = place_of(options.local)
         there = LocalActions(place, how=how)
         if options.dry_run:
@@ -47,6 +50,14 @@ def open_actions(options: argparse.Namespace) -> Iterator[ClusterActions]:
 
     with open_session(options) as session:
         yield KubeActions(session, options.namespace, how=how, dry_run=options.dry_run)
+
+
+def _expect_one_node(name: str) -> None:
+    """Without Kubernetes the name becomes an argument of the site's programs. Raises UsageError."""
+    try:
+        expect_one_node(name)
+    except ValueError as error:
+        raise UsageError(f"NODE: {error}") from error
 
 
 def report(options: argparse.Namespace, text: str) -> None:

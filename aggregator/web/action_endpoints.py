@@ -179,7 +179,7 @@ class ActionEndpoints:
             setup.wall(),
             EventKind.REQUESTED,
             context.node,
-            f"{about}{action.name} asked for by {context.user}{why}",
+            f"{about}{action.name} requested by {context.user}{why}",
             details={"action": action.name, "user": context.user},
         )
 

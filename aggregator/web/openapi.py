@@ -117,7 +117,7 @@ def _action(action: PersonAction) -> dict[str, Any]:
         "parameters": [node] if action.of_node else [],
         "requestBody": {"required": True, **_body(_ref(ActionRequest))},
         "responses": {
-            "200": _json("It is asked for.", _ref(ActionAnswer)),
+            "200": _json("It is requested.", _ref(ActionAnswer)),
             **{code: _problem(what) for code, what in answers.items()},
         },
     }

@@ -182,7 +182,7 @@ def fleet_of(repair: RepairStatus | None = None, *kinds: str) -> FleetState:
     summary = NodeSummary("n1")
     status = QuarantineStatus(Phase.DRAINED, repair=repair)
     summary.own_quarantine_view().write(replace(STANDING, status=status))
-    fleet = FleetState({"n1": summary})
+    fleet = FleetState({"n1": summary, "n2": NodeSummary("n2")})
     fleet.repairs = RepairPlan(RepairRules(RepairMode.REPAIR), frozenset(kinds))
     return fleet
 
@@ -192,6 +192,7 @@ async def test_a_request_reports_why_it_does_not_begin_and_that_it_may() -> None
     ask(world, "a")
     ask(world, "b")
     ask(world, "elsewhere", node="n2")
+    ask(world, "misspelt", node="n22")
     ask(world, "of-another", uid="q-of-before")
     ask(world, "test-of-service", node="n2", kind="test")
     waiting = (OperationRequest("a", "reboot"), OperationRequest("b", "reboot"))
@@ -200,6 +201,7 @@ async def test_a_request_reports_why_it_does_not_begin_and_that_it_may() -> None
         "a": "repair.repairers has no reboot",
         "b": "operation a is before it",
         "elsewhere": "its node is in no quarantine, and no other node is repaired",
+        "misspelt": "neither the cluster nor an agent has a node n22",
         "of-another": "its quarantine is no longer in force",
         "test-of-service": "its node is in no quarantine, and no repairer tests nodes in service",
     }

@@ -246,7 +246,7 @@ def test_a_persons_request_is_next_and_past_the_bounds_of_the_ladder() -> None:
     over = replace(status(attempt("reboot", RepairState.UNKNOWN)), exhausted="over")
     asked = requested("gpu-reset", over)
     step = next_repair(asked, facts((), is_open=False), RULES, NOW)
-    assert step == NextRepair(Do.ORDER, "gpu-reset", "asked for by hand", "1")
+    assert step == NextRepair(Do.ORDER, "gpu-reset", "requested by hand", "1")
     done = replace(over, attempts=(attempt("gpu-reset", RepairState.FAILED, request="1"),))
     assert next_repair(done, facts(()), RULES, NOW).do is Do.NOTHING
 

@@ -69,7 +69,7 @@ async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> N
     assert (asked.held, asked.status.operation) == (True, last["operation"])
     assert site.kinds() == ["repair.ordered", "repair.ended"]
     [begun, ended] = site.replica.notes.transitions
-    assert begun.summary.endswith("test quick of the node in service is ordered: asked for by hand")
+    assert begun.summary.endswith("test quick of the node in service is ordered: requested by hand")
     assert ended.details["outcome"] == "Succeeded"
     assert site.replica.fleet.stages.tests == {("by-hand", "Succeeded"): 1}
     assert parse_record(site.world.record.text).node_tests == {}

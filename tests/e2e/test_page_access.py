@@ -115,6 +115,6 @@ def test_each_replica_shows_the_controllers_page_to_readers_alone_and_a_person_a
         def recorded() -> bool:
             found = replicas.answer(replicas.names[1], f"transitions?node={node}")["items"]
             summaries = [one["summary"] for one in found]
-            return f"{node}: release asked for by {who}: replaced" in summaries
+            return f"{node}: release requested by {who}: replaced" in summaries
 
         wait_until(recorded, what="the history of both replicas to have it", timeout_s=60)

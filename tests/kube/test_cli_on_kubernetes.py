@@ -174,7 +174,7 @@ async def test_a_dry_run_is_checked_by_the_api_server_and_stores_nothing(
     assert (done.code, stopped.code) == (0, 0), done.err + stopped.err
     assert f"evicts 1 pods, and their work is lost: {cluster_space.namespace}/rank-0" in done.err
     assert done.out.startswith("DRY RUN, nothing is written. Without --dry-run")
-    assert f"{node}: drain asked for: fan 3 is dead" in done.out
+    assert f"{node}: drain requested: fan 3 is dead" in done.out
     assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
     assert await kube.read_quarantine(node) is None
     assert (await kube.read_stop()).reason in {None, ""}
@@ -261,9 +261,17 @@ async def test_bisect_refuses_nodes_that_have_work(
     command = ("bisect", "-l", f"hall={hall}", "--command", "true {nodes}", "--state", str(state))
     refused = await sickbay(*command, *person)
     assert refused.code == 2
-    assert f"1 node of the group has work: {nodes[1]} ({hall}/train)" in refused.err
+    assert f"1 node has work: {nodes[1]} ({hall}/train)" in refused.err
     assert "--allow-work" in refused.err
     assert not state.exists()
+    listed = tmp_path / "nodes"
+    listed.write_text(f"{nodes[0]}\n{nodes[2]}\n")
+    beside = await sickbay(
+        *("bisect", "--nodes", str(listed), "--known-good", nodes[1]),
+        *("--command", "true {nodes}", "--state", str(state), *person),
+    )
+    assert f"1 node has work: {nodes[1]} ({hall}/train)" in beside.err, "a test runs there too"
+    assert (beside.code, state.exists()) == (2, False)
     allowed = await sickbay(*command, "--allow-work", *person)
     assert allowed.code == 0, allowed
 

@@ -80,7 +80,7 @@ async def test_a_request_is_made_with_the_persons_own_rights_while_no_aggregator
     assert (asked.spec.kind, asked.spec.quarantine, asked.held) == ("reboot", made.uid, False)
     assert asked.name in done.out
     cancel = await in_process("repair", node, "--cancel", "--yes", *person)
-    assert "reboot is taken back, where its repairer still can" in cancel.err
+    assert "reboot is cancelled if its repairer still can" in cancel.err
     assert cancel.code == 0, cancel.err
     assert await requests_on(kube, node) == []
     under_way = await kube.operations.read(f"{made.uid}-1-reboot")

@@ -88,7 +88,7 @@ def test_a_node_whose_agent_reports_is_no_unknown_name_to_a_person_who_acts(
             unknown = running.act("nodes/sim-0002/quarantine", reason="a fan", dry_run=True)
     finally:
         running.close()
-    assert known["message"].startswith("sim-0001: cordon asked for: a fan")
+    assert known["message"].startswith("sim-0001: cordon requested: a fan")
     assert "BUT" not in known["message"]
     assert "BUT: this file has no node sim-0002" in unknown["message"]
 

@@ -121,7 +121,7 @@ async def test_a_release_is_asked_for_and_recorded_with_the_name(site: Site) -> 
     site.quarantines()
     status, told = await site.ask("nodes/node-1/release")
     assert status == 200
-    assert "release asked for" in told["message"]
+    assert "release requested" in told["message"]
     found = site.store.quarantine("node-1")
     assert found is None or found.deleting
     assert site.happened[0].details == {"action": "release", "user": "hall-2"}
@@ -142,7 +142,7 @@ async def test_a_release_names_an_open_order_and_goes_on_when_the_person_says_so
     assert (status, "reboot was ordered" in told["message"]) == (200, True)
     assert site.store.quarantine("node-1") is not None
     status, told = await site.ask("nodes/node-1/release", {"cancel_order": True})
-    assert (status, "release asked for" in told["message"]) == (200, True)
+    assert (status, "release requested" in told["message"]) == (200, True)
     found = site.store.quarantine("node-1")
     assert found is None or found.deleting
 

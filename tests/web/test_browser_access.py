@@ -102,7 +102,7 @@ async def test_an_operator_acts_from_a_nodes_page(
     await section.get_by_label("Action").select_option("cordon")
     await section.get_by_label("Reason").fill("fan 3 is dead")
     await section.get_by_role("button", name="Do it").click()
-    await expect(page.locator("#action-result")).to_contain_text("cordon asked for")
+    await expect(page.locator("#action-result")).to_contain_text("cordon requested")
     found = store.quarantine("node-1")
     assert found is not None
     assert found.spec.requester == "hall-2"
@@ -134,7 +134,7 @@ async def test_a_release_of_a_node_with_an_open_order_is_confirmed(
     await expect(page.locator("#action-result")).to_contain_text("reboot was ordered")
     assert store.quarantine("node-1") is not None
     await section.get_by_role("button", name="Do it").click()
-    await expect(page.locator("#action-result")).to_contain_text("release asked for")
+    await expect(page.locator("#action-result")).to_contain_text("release requested")
     assert len(asked) == 2
     assert asked[0].endswith("and the work that comes there. Go on?")
 

@@ -401,7 +401,7 @@ def database(tmp_path: Path) -> Path:
 async def test_a_query_that_makes_no_sense_is_exit_2(served: Served) -> None:
     done = await in_process("history", "--since", "yesterday", "--url", served.url)
     assert done.code == 2
-    assert '"yesterday" is no time; expected one such as 1h, 7d, 2026-01-31 or' in done.err
+    assert '--since: "yesterday" is no time; expected one such as 1h, 7d, 2026-01-31 or' in done.err
     for known in ("7d", "2026-01-31", "2026-01-31T03:14:00Z", "1769829240.5"):
         done = await in_process("history", "--since", known, "--url", served.url)
         assert (done.code, done.err) == (0, "")
@@ -477,7 +477,11 @@ async def test_an_empty_fleet_is_no_error() -> None:
         served.feed.prime(())
         for command, says in (
             ("nodes", "No node is known yet."),
-            ("nodes --standing held", "No node stands so."),
+            ("nodes --standing held", "There is no such node."),
+            (
+                "nodes --exempt",
+                "No such node is exempt. A new exemption is shown within three minutes.",
+            ),
             ("quarantines", "No node is in quarantine."),
             ("incidents", "No incident is open."),
             ("history", "No transition is recorded."),

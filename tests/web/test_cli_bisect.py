@@ -192,6 +192,7 @@ async def test_a_line_that_a_killed_search_has_half_written_is_a_test_that_has_n
         (["--resume", "/none"], "--resume: /none can't be opened"),
         (["--resume", "NODES"], "is no file of `sickbay bisect`"),
         (["--resume", "NODES", "--nodes", "NODES"], "--nodes is in the file that is resumed"),
+        (["--resume", "NODES", "--command", "a"], "--command is in the file that is resumed"),
         (["--nodes", "NODES", "--known-good", "a b"], "'a b': expected a node's name"),
         (["--nodes", "NODES", "--quarantine"], "stdin is no terminal; add --yes\n"),
         (["--nodes", "NODES", "--yes"], "--yes has no use without --quarantine"),

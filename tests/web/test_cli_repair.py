@@ -13,7 +13,13 @@ import pytest
 
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.operations import begun_status, spec_of
-from aggregator.cluster.port import Action, Operation, QuarantineSpec, RepairState
+from aggregator.cluster.port import (
+    Action,
+    Operation,
+    OperationSpec,
+    QuarantineSpec,
+    RepairState,
+)
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from tests.web.cli import in_process, sickbay, start_on
 from tests.web.support import (
@@ -110,7 +116,7 @@ async def test_a_kind_is_an_operation_with_a_name_of_its_own_until_it_is_cancell
     assert len(requests_in(database)) == 2
     cancel = await in_process("repair", "node-2", "--cancel", "--yes", "-o", "json", *where)
     assert json.loads(cancel.out)["done"] is True
-    assert "the requests that have not begun are taken back" in cancel.err
+    assert "the requests that have not begun are withdrawn" in cancel.err
     assert requests_in(database) == []
     again = await in_process("repair", "node-2", "--cancel", "--yes", *where)
     assert (again.code, again.out) == (1, "")
@@ -148,7 +154,7 @@ async def test_the_effect_on_a_repair_under_way_is_said(served: Served, database
         store.operations.write_status(made, begun_status(found, ORDERED, 1))
     where = ["--url", served.url, "--local", str(database)]
     cancel = await in_process("repair", "node-2", "--cancel", "--dry-run", *where)
-    assert "node-2: reboot is taken back, where its repairer still can" in cancel.err
+    assert "node-2: reboot is cancelled if its repairer still can" in cancel.err
     assert [one.deleting for one in requests_in(database)] == [False]
     more = await in_process("repair", "node-2", "ticket", "--dry-run", *where)
     assert "reboot is under way, and it follows the end of that" in more.err
@@ -164,7 +170,7 @@ async def test_the_effect_on_a_repair_under_way_is_said(served: Served, database
         (["node-2", "rebot"], "invalid choice: 'rebot' (choose from "),
         (["node-2", "reboot", "--cancel"], "reboot and --cancel; expected one of them"),
         (["node-1", "reboot"], "node-1 is not in quarantine, and no other node is repaired"),
-        (["node-1", "--cancel"], "First: sickbay quarantine node-1 --action drain --reason"),
+        (["node-1", "reboot"], "First: sickbay quarantine node-1 --action drain --reason"),
         (
             ["node-2", "replace"],
             "repair.repairers of the aggregator has no replace; expected one of: reboot, ticket",
@@ -180,6 +186,20 @@ async def test_a_request_without_sense_names_what_is_expected(
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert requests_in(database, words[0]) == []
+
+
+async def test_a_test_of_a_node_in_service_is_cancelled_by_the_same_command(
+    served: Served, database: Path
+) -> None:
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        store.operations.create("test-1", OperationSpec(node="node-1", kind="test"))
+    where = ["--url", served.url, "--local", str(database)]
+    done = await in_process("repair", "node-1", "--cancel", "--yes", *where)
+    assert done.code == 0, done.err
+    assert "node-1 is not in quarantine: its open requests and tests are cancelled" in done.err
+    assert requests_in(database, "node-1") == []
+    again = await in_process("repair", "node-1", "--cancel", "--yes", *where)
+    assert (again.code, "node-1 has no open operation to cancel" in again.err) == (1, True)
 
 
 @pytest.mark.parametrize("mode", [RepairMode.OFF, RepairMode.OBSERVE])

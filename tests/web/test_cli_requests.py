@@ -277,7 +277,7 @@ async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(datab
     where = ["--local", str(database)]
     done = await in_process("exempt", "node-1", "--for", "8h", "--reason", "firmware test", *where)
     assert done.code == 0, done.err
-    assert f"Sooner: sickbay unexempt node-1 --local {database}\n" in done.out
+    assert f"To end the exemption: sickbay unexempt node-1 --local {database}\n" in done.out
     assert (await in_process("pin", "node-1", "--reason", "RMA 12345", *where)).code == 0
     store = LocalStore(database, wall=lambda: NIGHT)
     found = read_operator_requests(store.node("node-1").annotations)
@@ -297,6 +297,7 @@ async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(datab
         (["pin"], ""),
         (["exempt", "--for", "1h"], "../x"),
         (["quarantine", "--action", "cordon"], "node-1\n"),
+        (["quarantine", "--action", "cordon"], "ALL"),
     ],
 )
 async def test_nothing_is_asked_of_what_can_be_no_node(
@@ -304,7 +305,9 @@ async def test_nothing_is_asked_of_what_can_be_no_node(
 ) -> None:
     done = await in_process(*ask, "--reason", "x", "--local", str(database), "--", name)
     assert done.code == 2
-    assert "expected a node's name" in done.err
+    assert ("expected another node's name" if name == "ALL" else "expected a node's name") in (
+        done.err
+    )
     store = LocalStore(database, wall=lambda: NIGHT)
     assert (store.nodes(), store.quarantines()) == ([], [])
     store.close()

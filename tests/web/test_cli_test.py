@@ -240,7 +240,7 @@ async def test_a_node_that_can_not_be_tested_is_refused_with_the_next_step(
     HANDS.advance(5)
     busy = await in_process("test", "node-2", *where)
     assert busy.code == 2
-    assert "sickbay wait node-2 --for drained" in busy.err
+    assert busy.err.endswith("sickbay wait node-2 --for drained\n"), "it has no option --local"
     assert request_in(database) is None
 
 
@@ -255,7 +255,11 @@ async def test_without_a_profile_or_a_repairer_nothing_is_asked_for(
     served.fleet.repairs = REPAIRS
     HANDS.advance(5)
     done = await in_process("test", "node-2", "--profile", "quick", *where)
-    assert (done.code, "has no test" in done.err) == (2, True)
+    assert (done.code, "has no test; expected a repairer of this kind" in done.err) == (2, True)
+    served.fleet.repairs = TESTING
+    HANDS.advance(5)
+    done = await in_process("repair", "node-2", "gpu-reset", *where)
+    assert (done.code, "gpu-reset; expected one of: reboot\n" in done.err) == (2, True), done.err
     bad = await in_process("test", "node-2", "--profile", "../x", *where)
     assert bad.code == 2
     assert request_in(database) is None
@@ -339,8 +343,8 @@ async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
     assert asked is not None
     spec = asked.spec
     assert (spec.kind, spec.profile, spec.quarantine) == ("test", "quick", "")
-    assert "sickbay node node-3" in told
-    assert "--cancel" not in told
+    assert "To follow it: sickbay node node-3\n" in told
+    assert f"To cancel it: sickbay repair node-3 --cancel --local {database}\n" in told
     test = replace(
         failed, number=2, operation="u-b-2-test", state=state, request=asked.name, message="done"
     )

@@ -1,4 +1,4 @@
-"""The test of a node in service that has no work: periodic, or asked for by hand. Pure.
+"""The test of a node in service that has no work: periodic, or requested by hand. Pure.
 
 Invariants:
 - A node is tested only where nothing speaks against it and no pod is on it that a drain would move.
@@ -164,7 +164,7 @@ def next_idle_test(
     goes_on = last is not None and last.reason == IDLE
     return NextTest(
         NodeTestStep.ORDER,
-        "asked for by hand" if asked else "an idle node",
+        "requested by hand" if asked else "an idle node",
         NodeTest(
             number=number,
             operation=operation_of(facts.node_uid, facts.boot_id, number),

@@ -94,7 +94,7 @@ def next_test(
     failed, failed_boot = carried_failure(last)
     return NextTest(
         NodeTestStep.ORDER,
-        "asked for by hand" if asked else "a new node",
+        "requested by hand" if asked else "a new node",
         NodeTest(
             number=number,
             operation=operation_of(facts.node_uid, facts.boot_id, number),

@@ -219,15 +219,15 @@ def _by_hand(
     status: RepairStatus, facts: RepairFacts, asked: OperationRequest, rules: RepairRules
 ) -> NextRepair:
     if asked.what not in facts.available:
-        text = f"{asked.what!r} was asked for by hand, and the configuration has no such repairer"
+        text = f"{asked.what!r} was requested by hand, and the configuration has no such repairer"
         return NextRepair(Do.NOTHING, because=text)
     if len(status.attempts) >= MOST_ATTEMPTS:
         return NextRepair(Do.NOTHING, because=f"this quarantine has had {MOST_ATTEMPTS} attempts")
     profile = (asked.profile or rules.verify) if asked.what == TEST else ""
     if asked.what == TEST and not profile:
-        text = "a test was asked for by hand without a profile, and repair.verify names none"
+        text = "a test was requested by hand without a profile, and repair.verify names none"
         return NextRepair(Do.NOTHING, because=text)
-    return NextRepair(Do.ORDER, asked.what, "asked for by hand", asked.name, profile)
+    return NextRepair(Do.ORDER, asked.what, "requested by hand", asked.name, profile)
 
 
 def _before_release(

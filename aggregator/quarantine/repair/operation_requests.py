@@ -68,6 +68,8 @@ class OperationRequests:
 
     def _without_quarantine(self, request: Operation, plan: RepairPlan) -> str:
         spec = request.spec
+        if spec.node not in self._fleet.node_summaries:
+            return f"neither the cluster nor an agent has a node {spec.node}"
         if spec.quarantine:
             return "its quarantine is no longer in force"
         if spec.kind != TEST:
