@@ -199,8 +199,8 @@ def _command_explain(options: "argparse.Namespace", environ: Mapping[str, str]) 
     try:
         answer = get_json(config.socket, "/v1/explain", options.timeout)
     except NoAgent as error:
-        look = "start one, or take one look: sickbay-agent check"
-        _write(sys.stderr, f"sickbay-agent: no agent is running ({error}); {look}\n")
+        step = "start it, or run each check once: sickbay-agent check"
+        _write(sys.stderr, f"sickbay-agent: no agent is running ({error}); {step}\n")
         return BAD
     except AgentTrouble as error:
         _write(sys.stderr, f"sickbay-agent: {error}\n")
@@ -241,7 +241,7 @@ def _command_parse_kmsg(options: "argparse.Namespace", environ: Mapping[str, str
         decoded = kmsg_file.decode_file(options.file)
     except OSError as error:
         name = "standard input" if options.file == kmsg_file.STANDARD_INPUT else options.file
-        print(f"{name}: can't be read: {error.strerror}", file=sys.stderr)
+        print(f"{name}: can't be read: {error.strerror}; expected a kernel log", file=sys.stderr)
         return USAGE
     if options.output == "json":
         print(as_json(decoded.faults))

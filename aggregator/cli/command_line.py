@@ -76,15 +76,16 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
     version.add_argument("-o", "--output", choices=("text", "json"), default="text")
     demo.add_to(commands, _OTHER)
     commands.describe(
-        "The health of the fleet's nodes, and what is done about it.",
+        "Shows the health of the fleet's nodes, and carries out a person's orders.",
         f"""examples:
   {name} status
   {name} quarantines -o wide
   {name} explain gpu-0042
   {name} stop "work on the fabric"
 
-Reading asks the aggregator: at --url, else through the cluster of your kubeconfig, which is asked
-itself while no aggregator answers. Acting goes to the cluster itself, with your own rights.
+Reading commands query the aggregator: at --url, else through the cluster of your kubeconfig. While
+no aggregator answers, some read the cluster itself. Acting commands write to the cluster itself,
+with your own rights.
 {name} help COMMAND has the options of a command; {name} get nodes is {name} nodes.""",
     )
     return parser
@@ -95,7 +96,7 @@ def _print_version(options: argparse.Namespace) -> None:
 
 
 def _add_node(parser: Parser) -> None:
-    parser.add_argument("name", type=node_name, metavar="NODE")
+    parser.add_argument("name", type=node_name, metavar="NODE", help="its name")
 
 
 def _add_reason(parser: Parser) -> None:
@@ -120,11 +121,17 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     incidents.add_argument(
         "--rule", default="", metavar="NAME", help="only those with evidence of this rule"
     )
-    incidents.add_argument("--limit", type=positive, default=100, metavar="N")
+    incidents.add_argument(
+        "--limit",
+        type=positive,
+        default=100,
+        metavar="N",
+        help="rows at most (default: %(default)s)",
+    )
     commands.add(
         _FLEET,
         "lemons",
-        "nodes that come back again and again",
+        "nodes that return to quarantine again and again",
         read_commands.lemons,
         parents=[read, listed],
     )
@@ -139,23 +146,32 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     history = commands.add(
         _FLEET,
         "history",
-        "what happened",
+        "past events, the latest last",
         read_commands.history,
         parents=[read],
         examples=["history --node gpu-0042", "history --since 8h --limit 500"],
     )
     history.add_argument("--node", default="", metavar="NAME", help="only about this node")
     history.add_argument(
-        "--since", default="", metavar="TIME", help="1h, 7d, or 2026-01-31T03:14:00Z"
+        "--since",
+        default="",
+        metavar="TIME",
+        help="only later events: 1h, 7d, or 2026-01-31T03:14:00Z",
     )
     history.add_argument(
-        "--until", default="", metavar="TIME", help="only transitions up to then; as --since"
+        "--until", default="", metavar="TIME", help="only events up to then; as --since"
     )
-    history.add_argument("--limit", type=positive, default=50, metavar="N")
+    history.add_argument(
+        "--limit",
+        type=positive,
+        default=50,
+        metavar="N",
+        help="the latest N (default: %(default)s)",
+    )
     watch = commands.add(
         _FLEET,
         "watch",
-        "transitions as they happen (Ctrl-C ends it)",
+        "events as they occur (Ctrl-C ends it)",
         read_commands.watch,
         parents=[read],
     )
@@ -166,12 +182,18 @@ def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     hit = commands.add(
         _FLEET,
         "jobs",
-        "the jobs that faults hit, or the records of one",
+        "the jobs that faults hit, or each fault of one",
         jobs.jobs,
         parents=[read],
         examples=["jobs --since 7d", "jobs ml/jobset/llama-70b"],
     )
-    hit.add_argument("name", nargs="?", default="", metavar="NAMESPACE/FAMILY/NAME")
+    hit.add_argument(
+        "name",
+        nargs="?",
+        default="",
+        metavar="NAMESPACE/FAMILY/NAME",
+        help="one job, as the list names it",
+    )
     report = commands.add(
         _FLEET,
         "report",
@@ -180,11 +202,16 @@ def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         parents=[read],
         examples=["report --since 30d --by team", "report --by code --csv > codes.csv"],
     )
-    report.add_argument("--by", choices=jobs.GROUPS, default="job", help="default: %(default)s")
+    report.add_argument(
+        "--by", choices=jobs.GROUPS, default="job", help="the rows (default: %(default)s)"
+    )
     report.add_argument("--csv", action="store_true", help="print the rows as CSV")
     for made in (hit, report):
         made.add_argument(
-            "--since", default="", metavar="TIME", help="7d, or 2026-01-31T03:14:00Z (default: 30d)"
+            "--since",
+            default="",
+            metavar="TIME",
+            help="from then on: 7d, or 2026-01-31T03:14:00Z (default: 30d)",
         )
         made.add_argument("--until", default="", metavar="TIME", help="up to then; as --since")
 
@@ -196,7 +223,7 @@ def _add_nodes(
     nodes = commands.add(
         _NODES,
         "nodes",
-        "every node, or those that stand so",
+        "every node, or those of one standing",
         read_commands.nodes,
         parents=[read, listed],
         examples=[
@@ -205,15 +232,17 @@ def _add_nodes(
             'nodes -o jsonpath=\'{range .items[*]}{.node}{"\\t"}{.why}{"\\n"}{end}\'',
         ],
     )
-    nodes.add_argument("--standing", choices=_STANDINGS, default="")
-    nodes.add_argument("--exempt", action="store_true", help="only those that are left alone")
     nodes.add_argument(
-        "--untested", action="store_true", help="only new ones that still have their startup taint"
+        "--standing", choices=_STANDINGS, default="", help="only nodes of this standing"
+    )
+    nodes.add_argument("--exempt", action="store_true", help="only exempt nodes")
+    nodes.add_argument(
+        "--untested", action="store_true", help="only new nodes that still have their startup taint"
     )
     node = commands.add(
         _NODES, "node", "one node's details and its past", read_commands.node, parents=[read]
     )
-    node.add_argument("name", type=node_name, metavar="NAME")
+    _add_node(node)
     explain = commands.add(
         _NODES,
         "explain",
@@ -255,13 +284,19 @@ def _add_nodes(
         "wait until a node is quarantined, drained or released",
         read_commands.wait,
         parents=[read],
-        more="The exit code is 1 where that is not reached in time, or can't be.",
+        more="The exit code is 1 if the node does not get there in time, or can't get there.",
         examples=["wait gpu-0042 --for drained --timeout 30m"],
     )
     _add_node(wait)
-    wait.add_argument("--for", dest="goal", required=True, choices=GOALS)
     wait.add_argument(
-        "--timeout", type=duration, default="10m", metavar="TIME", help="default: %(default)s"
+        "--for", dest="goal", required=True, choices=GOALS, help="the state to wait for"
+    )
+    wait.add_argument(
+        "--timeout",
+        type=duration,
+        default="10m",
+        metavar="TIME",
+        help="the longest wait (default: %(default)s)",
     )
 
 
@@ -274,7 +309,8 @@ def _add_bisect(commands: Subcommands) -> None:
         parents=[cluster_options()],
         more="It runs your test of several nodes (such as an all-reduce of NCCL) on parts of the "
         "group. Exit code of the test: 0 passed, 1 failed, any other: no verdict. Exit code of "
-        "the search: 0 passed, 1 suspects, 3 no verdict. The nodes must have no other work.",
+        "the search: 0 passed, 1 suspects or groups that fail together, 2 the command line is "
+        "invalid, 3 no verdict. The nodes must have no other work.",
         examples=[
             "bisect --nodes nodes.txt --command 'run-nccl --hosts {nodes}'",
             "bisect -l pool=a3 --known-good gpu-7,gpu-9 --command 'run-nccl {nodes_file}'",
@@ -282,13 +318,16 @@ def _add_bisect(commands: Subcommands) -> None:
         ],
     )
     made.add_argument(
-        "--nodes", type=Path, metavar="FILE", help="a node a line, and its rack or switch behind it"
+        "--nodes",
+        type=Path,
+        metavar="FILE",
+        help="the group: one node per line, and its rack or switch as a second word",
     )
     made.add_argument(
         *("-l", "--selector"),
         default="",
         metavar="LABELS",
-        help="or the nodes with these labels, as with kubectl; needs a kubeconfig",
+        help="instead of --nodes: the nodes with these labels, as with kubectl; needs a kubeconfig",
     )
     made.add_argument(
         "--domain-label",
@@ -302,30 +341,41 @@ def _add_bisect(commands: Subcommands) -> None:
         dest="test",
         default="",
         metavar="COMMAND",
-        help="the test, without a shell; {nodes}: the nodes with commas, {nodes_file}: one a line",
+        help="the test, run without a shell; {nodes} becomes the nodes with commas, {nodes_file} "
+        "a file with one node per line",
     )
     made.add_argument(
         "--known-good",
         type=bisect.name_list,
         default=[],
         metavar="NODE,...",
-        help="nodes that are good, of the group or not",
+        help="good nodes, of the group or not; tests run on them too",
     )
-    made.add_argument("--allow-work", action="store_true", help="test nodes with work, too")
+    made.add_argument(
+        "--allow-work", action="store_true", help="test nodes that have other work, too"
+    )
     made.add_argument(
         "--parallel", type=positive, metavar="N", help="tests at the same time (default: 16)"
     )
     made.add_argument(
-        "--limit", type=duration, metavar="TIME", help="of one test; then no verdict (default: 10m)"
+        "--limit",
+        type=duration,
+        metavar="TIME",
+        help="the longest time of one test; after it there is no verdict (default: 10m)",
     )
     made.add_argument(
-        "--state", type=Path, metavar="FILE", help="default: sickbay-bisect-TIME.jsonl"
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="the file of the search, for --resume (default: sickbay-bisect-TIME.jsonl)",
     )
     made.add_argument(
-        "--resume", type=Path, metavar="FILE", help="go on with a search that was interrupted"
+        "--resume", type=Path, metavar="FILE", help="continue the interrupted search of this file"
     )
     made.add_argument(
-        "--quarantine", action="store_true", help="ask, and put the suspects in quarantine (cordon)"
+        "--quarantine",
+        action="store_true",
+        help="after a confirmation, quarantine the suspects (cordon)",
     )
     yes_option(made)
     local_option(made)
@@ -337,7 +387,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     stop = commands.add(
         _ACT,
         "stop",
-        "stop new quarantines and drains, on all nodes",
+        "begin no quarantine and no eviction, anywhere",
         write_commands.stop,
         parents=[act],
         examples=['stop "work on the fabric"', "resume"],
@@ -345,81 +395,95 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     why = stop.add_mutually_exclusive_group(required=True)
     why.add_argument("text", nargs="?", metavar="REASON", help="why, for the next person on call")
     why.add_argument("--reason", help="the same as an option")
-    commands.add(_ACT, "resume", "go on after a stop", write_commands.resume, parents=[act])
+    commands.add(_ACT, "resume", "end the stop", write_commands.resume, parents=[act])
     quarantine = commands.add(
         _ACT,
         "quarantine",
         "quarantine a node by hand",
         write_commands.quarantine,
         parents=[act],
-        more="A drain ends the work on the node, so that it asks for confirmation.",
+        more="A drain ends the work on the node, so it requires a confirmation.",
         examples=[
             'quarantine gpu-0042 --action cordon --reason "fan 3 is dead"',
             'quarantine gpu-0042 --action drain --reason "fan 3 is dead" --dry-run',
         ],
     )
     _add_node(quarantine)
-    quarantine.add_argument("--action", choices=("cordon", "drain"), required=True)
-    _add_reason(quarantine)
-    quarantine.add_argument("--requester", default="", metavar="WHO", help="default: your name")
     quarantine.add_argument(
-        "-y", "--yes", action="store_true", help="a drain does not ask for confirmation"
+        "--action",
+        choices=("cordon", "drain"),
+        required=True,
+        help="cordon: no new work; drain: its work is moved, too",
     )
+    _add_reason(quarantine)
+    quarantine.add_argument(
+        "--requester", default="", metavar="WHO", help="default: your login name"
+    )
+    yes_option(quarantine)
     release = commands.add(
         _ACT,
         "release",
         "end a node's quarantine",
         write_commands.release,
         parents=[act],
-        more="An open order may still reach the node, so the release requires confirmation then.",
+        more="While a repair's order is open it may still reach the node, so the release requires "
+        "a confirmation then.",
+        examples=["release gpu-0042"],
     )
     _add_node(release)
-    release.add_argument(
-        "-y", "--yes", action="store_true", help="an open order does not ask for confirmation"
-    )
-    for name, text, command in (
-        ("unexempt", "have an exempt node evaluated as any other again", write_commands.unexempt),
-        ("unpin", "let a pinned node go when it is well", write_commands.unpin),
-        (
-            "forget",
-            "take a name that is no node's out of a local cluster's file",
-            write_commands.forget,
-        ),
-    ):
-        made = commands.add(_ACT, name, text, command, parents=[act])
-        _add_node(made)
+    yes_option(release)
     exempt = commands.add(
         _ACT,
         "exempt",
-        "have a node left alone for a time",
+        "keep sickbay from acting on a node for a time",
         write_commands.exempt,
         parents=[act],
         examples=['exempt gpu-0042 --for 8h --reason "firmware test"'],
     )
     _add_node(exempt)
     exempt.add_argument(
-        "--for", dest="how_long", required=True, metavar="TIME", help="such as 30m, 8h or 7d"
+        "--for",
+        dest="how_long",
+        required=True,
+        metavar="TIME",
+        help="such as 30m, 8h or 7d; at most 365d",
     )
     _add_reason(exempt)
+    unexempt = commands.add(
+        _ACT, "unexempt", "end a node's exemption", write_commands.unexempt, parents=[act]
+    )
+    _add_node(unexempt)
     pin = commands.add(
         _ACT,
         "pin",
-        "keep a node's quarantine until it is unpinned",
+        "keep a node in quarantine, also once it is healthy",
         write_commands.pin,
         parents=[act],
+        examples=['pin gpu-0042 --reason "RMA 12345"'],
     )
     _add_node(pin)
     _add_reason(pin)
+    unpin = commands.add(_ACT, "unpin", "end a node's pin", write_commands.unpin, parents=[act])
+    _add_node(unpin)
+    forget = commands.add(
+        _ACT,
+        "forget",
+        "remove a name that no node has from a local cluster's file",
+        write_commands.forget,
+        parents=[act],
+        more="It needs --local.",
+    )
+    _add_node(forget)
 
 
 def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     made = commands.add(
         _ACT,
         "repair",
-        "show the repairs of a node in quarantine, begin one, or take it back",
+        "show the repairs of a node in quarantine, request one, or cancel it",
         repair.repair,
         parents=[read],
-        more="With a node alone it prints the ladder, the attempts, and what holds the next one.",
+        more="With NODE alone it prints the ladder, the attempts, and what holds the next one.",
         examples=["repair gpu-0042", "repair gpu-0042 reboot", "repair gpu-0042 --cancel"],
     )
     _add_node(made)
@@ -428,12 +492,13 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=REPAIRS,
         metavar="KIND",
-        help=f"have the node repaired so: {', '.join(REPAIRS)}",
+        help=f"the repair to request: {', '.join(REPAIRS)}",
     )
     made.add_argument(
         "--cancel",
         action="store_true",
-        help="cancel the repair that is requested or under way; after that none begins by itself",
+        help="cancel the repairs and tests of the node that are requested or under way; no other "
+        "repair begins by itself in this quarantine",
     )
     local_option(made)
     dry_run_option(made)
@@ -447,7 +512,8 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "test a node in quarantine, a new one or one without work, or show its past tests",
         active_test.test,
         parents=[read],
-        more="The exit code is 0 where it passed, 1 where it failed, 3 without a verdict.",
+        more="Exit code: 0 the node passed, 1 it failed, 2 the command line is invalid or the node "
+        "can't be tested in its present state, 3 no verdict.",
         examples=["test gpu-0042", "test gpu-0042 --profile long", "test gpu-0042 --history"],
     )
     _add_node(made)
@@ -455,17 +521,21 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "--profile",
         type=test_profile,
         metavar="NAME",
-        help="the test profile (default: repair.verify of the aggregator, of a new node "
-        "repair.new_nodes.profile, of one in service repair.idle_nodes.profile)",
+        help="the test profile (default, by the aggregator's configuration: in quarantine "
+        "repair.verify, of a new node repair.new_nodes.profile, in service "
+        "repair.idle_nodes.profile)",
     )
     made.add_argument(
-        "--history", action="store_true", help="the tests of before, beside those of its pool"
+        "--history", action="store_true", help="show past tests, next to those of its pool"
     )
     made.add_argument(
         "--no-wait", dest="wait", action="store_false", help="do not wait for the verdict"
     )
     made.add_argument(
-        "--timeout", type=duration, metavar="TIME", help="of the wait for the verdict (default: 2h)"
+        "--timeout",
+        type=duration,
+        metavar="TIME",
+        help="the longest wait for the verdict (default: 2h)",
     )
     local_option(made)
     dry_run_option(made)
@@ -473,12 +543,12 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
 
 
 def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:
-    alert = commands.add(_OTHER, "alert", "where alerts go")
+    alert = commands.add(_OTHER, "alert", "list the routes of alerts, or test one")
     about = Subcommands(alert)
     about.add(
         "Alerts",
         "list",
-        "routes, and deliveries that were given up",
+        "the routes, and the deliveries that were given up",
         read_commands.alert_list,
         parents=[read],
     )
@@ -488,15 +558,17 @@ def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "send a test alert on a route, with the aggregator's configuration and secrets",
         write_commands.alert_test,
     )
-    test.add_argument("route", metavar="ROUTE")
+    test.add_argument("route", metavar="ROUTE", help="its name in the configuration")
     test.add_argument(
         "--config",
         type=Path,
         default=Path("/etc/sickbay/aggregator.yaml"),
         metavar="FILE",
-        help="the aggregator's (default: %(default)s)",
+        help="the aggregator's configuration (default: %(default)s)",
     )
     sentence_option(test)
     # The test sends as the aggregator does, with the same libraries.
     test.set_defaults(extra="aggregator")
-    about.describe("Where alerts go.", f"{alert.prog} COMMAND --help has the options.")
+    about.describe(
+        "List the routes of alerts, or test one.", f"{alert.prog} COMMAND --help has the options."
+    )

@@ -43,7 +43,7 @@ def cluster_options() -> argparse.ArgumentParser:
         "--namespace",
         type=namespace,
         default=NAMESPACE,
-        help=f"sickbay's own; default: {NAMESPACE}",
+        help=f"of sickbay; default: {NAMESPACE}",
     )
     return common
 
@@ -69,7 +69,7 @@ def source_options(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--token-file",
         default="",
         metavar="FILE",
-        help="with --url, a token for an aggregator that asks for one (or SICKBAY_TOKEN)",
+        help="with --url, a token for an aggregator that requires one (or SICKBAY_TOKEN)",
     )
     return common
 
@@ -92,7 +92,10 @@ def list_options() -> argparse.ArgumentParser:
         help="only nodes with these labels, as with kubectl; needs a kubeconfig",
     )
     common.add_argument(
-        "--sort-by", default="", metavar="FIELD", help="in the order of a field of -o json: .node"
+        "--sort-by",
+        default="",
+        metavar="FIELD",
+        help="sort by a field of -o json, such as .node",
     )
     return common
 
@@ -134,12 +137,12 @@ def dry_run_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="ask the API server whether it would be allowed, and write nothing",
+        help="check the request at the API server, or with --local on a copy, and write nothing",
     )
 
 
 def yes_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("-y", "--yes", action="store_true", help="require no confirmation")
 
 
 def flags_of(options: argparse.Namespace) -> str:

@@ -20,6 +20,7 @@ from aggregator.config.settings import Config, ConfigError, load
 from aggregator.config.unreleased_files import unreleased_files
 from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy, replay
+from aggregator.daemon_cli.subcommand import add_command
 from aggregator.ingest import grpc_env
 from aggregator.runtime.imports import imports_without_collections
 from aggregator.version import VERSION
@@ -306,13 +307,13 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     whole = argparse.ArgumentParser(
         prog="sickbay-aggregator",
-        description="Evaluates what the agents report; quarantines the nodes that are bad.",
+        description="Evaluates the reports of the agents, and quarantines bad nodes.",
         allow_abbrev=False,
     )
     whole.add_argument("--version", action="version", version=f"sickbay-aggregator {VERSION}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run until told to stop", allow_abbrev=False)
+    run = add_command(commands, "run", "run the aggregator until SIGTERM or SIGINT")
     run.add_argument(
         "--config",
         dest="file",
@@ -323,15 +324,18 @@ def parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(command=_run)
 
-    config = commands.add_parser("config", help="about the configuration", allow_abbrev=False)
+    config = add_command(commands, "config", "check a configuration, or print its schema")
     about = config.add_subparsers(required=True, metavar="COMMAND")
-    check = about.add_parser(
-        "check", help="say everything that is wrong with a file", allow_abbrev=False
+    check = add_command(
+        about,
+        "check",
+        "list every error of a configuration",
+        "Exit code: 0 it is sound, 2 it has errors.",
     )
-    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("file", type=Path, metavar="FILE", help="the configuration")
     check.set_defaults(command=_check)
-    schema = about.add_parser(
-        "schema", help="print the file's JSON Schema, for an editor", allow_abbrev=False
+    schema = add_command(
+        about, "schema", "print the JSON Schema of the configuration, for an editor"
     )
     schema.set_defaults(command=_schema)
 

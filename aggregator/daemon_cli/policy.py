@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon_cli import pools, replay
+from aggregator.daemon_cli.subcommand import add_command
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
@@ -26,25 +27,22 @@ _CONDITION_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 def add_to(commands: Any) -> None:
     """Add ``policy`` and its subcommands."""
-    policy = commands.add_parser("policy", help="about the rules", allow_abbrev=False)
+    policy = add_command(commands, "policy", "check, explain or replay rules")
     about = policy.add_subparsers(required=True, metavar="COMMAND")
-    check = about.add_parser(
-        "check", help="say everything that is wrong with a file of rules", allow_abbrev=False
+    check = add_command(
+        about,
+        "check",
+        "list every error of a file of rules",
+        "Exit code: 0 no error, 1 a warning with --strict, 2 an error.",
     )
-    check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument(
-        "--strict", action="store_true", help="exit with 1 where something is odd, too"
-    )
+    check.add_argument("file", type=Path, metavar="FILE", help="the rules")
+    check.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
     check.add_argument(
         "--config", type=Path, metavar="FILE", help="check the pools of this configuration, too"
     )
     check.set_defaults(command=_check)
 
-    explain = about.add_parser(
-        "explain",
-        help="say what would be done about a fault, and by which rule",
-        allow_abbrev=False,
-    )
+    explain = add_command(about, "explain", "print the action on a fault, and the rule behind it")
     what = explain.add_mutually_exclusive_group(required=True)
     what.add_argument("--fault", type=_code, metavar="CODE", help="such as xid:79")
     what.add_argument("--check", type=_name_argument, metavar="NAME", help="a check that fails")
@@ -58,7 +56,7 @@ def add_to(commands: Any) -> None:
         "--status",
         choices=("failed", "degraded"),
         default="failed",
-        help="the check's status (failed)",
+        help="the check's status (default: %(default)s)",
     )
     explain.add_argument(
         "--reason",

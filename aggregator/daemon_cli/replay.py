@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon_cli.pools import NodesFileError, effects, pools_of, read_labels
+from aggregator.daemon_cli.subcommand import add_command
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
@@ -33,11 +34,11 @@ _NO_LABELS = (
 
 def add_replay(about: Any) -> None:
     """Add ``replay`` to ``policy``."""
-    replay = about.add_parser(
+    replay = add_command(
+        about,
         "replay",
-        help="say what a changed file of rules would have done with the recorded past",
-        description="Exit codes: 0 no incident would differ, 1 an incident would, 2 trouble.",
-        allow_abbrev=False,
+        "print what a changed file of rules would have done in the recorded past",
+        "Exit code: 0 no incident would differ, 1 an incident would, 2 an error.",
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="the changed rules")
     _add_source(replay)
@@ -63,12 +64,10 @@ def add_replay(about: Any) -> None:
 
 def add_history(commands: Any) -> None:
     """Add ``history`` and its subcommands."""
-    history = commands.add_parser("history", help="about what was recorded", allow_abbrev=False)
+    history = add_command(commands, "history", "export the recorded history")
     about = history.add_subparsers(required=True, metavar="COMMAND")
-    export = about.add_parser(
-        "export",
-        help="write what agents told, as lines of JSON, for policy replay --record",
-        allow_abbrev=False,
+    export = add_command(
+        about, "export", "write the agents' reports as lines of JSON, for policy replay --record"
     )
     _add_source(export)
     export.set_defaults(command=_export, trouble=TROUBLE)
@@ -82,13 +81,13 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"the aggregator's configuration, for its history (default: {_CONFIG})",
     )
-    parser.add_argument("--node", default="", metavar="NAME", help="of this node alone")
+    parser.add_argument("--node", default="", metavar="NAME", help="only of this node")
     parser.add_argument(
         "--since",
         type=_duration,
         default=_SINCE,
         metavar="DURATION",
-        help="such as 7d (the default is 28d)",
+        help="of so long a time until now, such as 7d (default: 28d)",
     )
 
 

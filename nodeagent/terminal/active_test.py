@@ -188,7 +188,7 @@ def listing(found: list[dict[str, Any]]) -> str:
     for each in found:
         needs = f" [{', '.join(each['requires'])}]" if each["requires"] else ""
         lines.append(f"{each['name']:<{width}}  {each['purpose']}{needs}")
-        programs = ", ".join(step["command"][0] for step in each["steps"])
+        programs = ", ".join(dict.fromkeys(step["command"][0] for step in each["steps"]))
         lines.append(f"{'':<{width}}  at most {each['limit_seconds'] / 60:.0f} min: {programs}")
     return "\n".join(lines)
 

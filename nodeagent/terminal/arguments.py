@@ -49,17 +49,17 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = _Parser(
         prog="sickbay-agent",
-        description="Health of this node: its evidence, to the aggregator or to you.",
+        description="Checks this node, and reports to the aggregator or on the terminal.",
         allow_abbrev=False,
         formatter_class=_formatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(prog="sickbay-agent", required=True, metavar="COMMAND")
 
-    run = _command(commands, "run", "run the agent until it is told to stop")
+    run = _command(commands, "run", "run the agent until SIGTERM or SIGINT")
     _add_config(run)
 
-    check = _command(commands, "check", "how this node is; exit 1 if it failed")
+    check = _command(commands, "check", "check this node; exit code 1 if it failed")
     _add_config(check)
     _add_timeout(check)
     output = check.add_mutually_exclusive_group()
@@ -67,15 +67,15 @@ def parser() -> argparse.ArgumentParser:
     output.add_argument(
         SLURM,
         action="store_true",
-        help="one line with the reason; exit 1 if failed, and 0 otherwise, errors included",
+        help="print one line with the reason; exit code 1 if failed, else 0, after errors too",
     )
     check.add_argument(
         "--fail-on",
         choices=("failed", "degraded", "unknown"),
-        help="the least that makes the exit code 1 (default: failed)",
+        help="the mildest status with exit code 1 (default: failed)",
     )
 
-    checks = _command(commands, "checks", "the checks: on, off and why, cost")
+    checks = _command(commands, "checks", "list the checks: on, or off and why, and their cost")
     _add_config(checks)
     _add_timeout(checks)
     _add_output(checks)
@@ -83,27 +83,27 @@ def parser() -> argparse.ArgumentParser:
     ready = _command(
         commands,
         "ready",
-        "whether a job may start on this node now; exit 0 ready, 1 not ready, 3 no answer",
+        "report whether a job may start here now; exit code 0 ready, 1 not ready, 3 no answer",
     )
     ready.add_argument(
         "--gpus",
         default="",
         metavar="GPU,...",
-        help="of these alone: indices, UUIDs or PCI addresses (default: all)",
+        help="only these GPUs: indices, UUIDs or PCI addresses (default: all)",
     )
     _add_config(ready)
     _add_timeout(ready, READY_TIMEOUT)
     _add_output(ready)
 
-    explain = _command(commands, "explain", "the reasons for the running agent's results")
+    explain = _command(commands, "explain", "print the reasons for the running agent's results")
     explain.add_argument(
-        "check", nargs="?", default="", metavar="CHECK", help="of this check alone (default: all)"
+        "check", nargs="?", default="", metavar="CHECK", help="only this check (default: all)"
     )
     _add_config(explain)
     _add_timeout(explain)
     _add_output(explain)
 
-    decode = _command(commands, "parse-kmsg", "the faults in a kernel log file")
+    decode = _command(commands, "parse-kmsg", "list the faults in a kernel log file")
     decode.add_argument(
         "file",
         type=Path,
@@ -112,13 +112,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_output(decode)
 
-    prober = _command(commands, "pod-prober", "answer check pod-network from the pod network")
+    prober = _command(commands, "pod-prober", "answer the check pod-network from the pod network")
     prober.add_argument(
         "--socket",
         type=Path,
         default=POD_PROBER_SOCKET,
         metavar="FILE",
-        help=f"where to answer (default: {POD_PROBER_SOCKET})",
+        help=f"its socket (default: {POD_PROBER_SOCKET})",
     )
 
     _add_test(commands)
@@ -129,21 +129,27 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_cleared(commands: Any) -> None:
-    cleared = _command(commands, "cleared", "tell the running agent that faults are over")
+    cleared = _command(commands, "cleared", "report to the running agent that faults were repaired")
     what = cleared.add_argument
-    what("--gpu", metavar="UUID", help="of this GPU; its PCI address will do")
-    what("--code", metavar="CODE", help="this one alone, such as xid:48")
+    what("--gpu", metavar="UUID", help="only faults of this GPU; a PCI address is accepted too")
+    what("--code", metavar="CODE", help="only this fault, such as xid:48")
     _add_config(cleared)
     _add_timeout(cleared)
 
 
 def _add_quiesce(commands: Any) -> None:
-    quiesce = _command(commands, "quiesce", "have the running agent let go of the GPU driver")
+    quiesce = _command(
+        commands, "quiesce", "have the running agent release the GPU driver for a time"
+    )
     how = quiesce.add_mutually_exclusive_group(required=True)
     how.add_argument(
-        "--for", dest="seconds", type=_quiesce, metavar="TIME", help='so long, such as "30m"'
+        "--for",
+        dest="seconds",
+        type=_quiesce,
+        metavar="TIME",
+        help='for this time, 24h at most, such as "30m"',
     )
-    how.add_argument("--end", action="store_true", help="use it again now")
+    how.add_argument("--end", action="store_true", help="end that now")
     _add_config(quiesce)
     _add_timeout(quiesce)
 
@@ -152,53 +158,82 @@ def _add_test(commands: Any) -> None:
     test = _command(
         commands,
         "test",
-        "put load on this node and measure; exit 0 passed, 1 failed, 3 no verdict",
+        "put load on this node and measure; exit code 0 passed, 1 failed, 3 no verdict",
     )
     what = test.add_mutually_exclusive_group(required=True)
     what.add_argument("--profile", metavar="NAME", help="run this test profile")
     what.add_argument("--list", action="store_true", help="print the profiles and what they need")
     test.add_argument(
-        "--peer", default="", metavar="ADDRESS", help="the other end, for profiles that need one"
+        "--peer", default="", metavar="ADDRESS", help="the other node, for profiles that need one"
     )
     test.add_argument(
         "--force",
         action="store_true",
-        help="even if processes have a GPU open; a test then disturbs them",
+        help="run although processes have a GPU open; the test disturbs them",
     )
     test.add_argument("--json", action="store_true", help="print the result as JSON")
     _add_config(test)
 
 
 def _add_simulate(commands: Any) -> None:
-    simulate = _command(commands, "simulate", "play nodes, for demos, tests and benchmarks")
+    simulate = _command(commands, "simulate", "simulate nodes, for demos, tests and benchmarks")
     add = simulate.add_argument
     who = simulate.add_mutually_exclusive_group(required=True)
-    who.add_argument("--nodes", type=_number(1, 100_000), metavar="N", help="so many")
-    who.add_argument("--names", type=Path, metavar="FILE", help="these, one name a line")
-    add("--aggregator", required=True, metavar="HOST:PORT", help="where they connect")
-    add("--scenario", type=Path, metavar="FILE", help="events of the nodes, and their times")
-    add("--stdin", action="store_true", help="take events as lines of JSON; end when they end")
-    add("--prefix", default="sim-", help="of the names of --nodes (default: sim-)")
-    add("--gpus", type=_number(1, 16), default=8, metavar="N", help="of each node (default: 8)")
-    add("--seed", type=_number(0, 2**32 - 1), metavar="N", help="draw the same each time")
+    who.add_argument("--nodes", type=_number(1, 100_000), metavar="N", help="the number of nodes")
+    who.add_argument(
+        "--names", type=Path, metavar="FILE", help="a file with the nodes' names, one per line"
+    )
+    add(
+        "--aggregator",
+        required=True,
+        metavar="HOST:PORT",
+        help="the aggregator's address for agents",
+    )
+    add("--scenario", type=Path, metavar="FILE", help="a file with faults and their times")
+    add("--stdin", action="store_true", help="read faults from stdin as lines of JSON; end with it")
+    add("--prefix", default="sim-", help="the beginning of the names with --nodes (default: sim-)")
+    add(
+        "--gpus",
+        type=_number(1, 16),
+        default=8,
+        metavar="N",
+        help="the GPUs of each node (default: 8)",
+    )
+    add("--seed", type=_number(0, 2**32 - 1), metavar="N", help="the seed of all random choices")
     add(
         "--connections",
         type=_number(0, 10_000),
         default=0,
         metavar="N",
-        help="share so many; 0: one for each node, as in life (default: 0)",
+        help="the number of connections; 0: one for each node, as real agents (default: 0)",
     )
-    add("--ca-file", type=Path, metavar="FILE", help="TLS, by this CA")
-    add("--server-name", default="", metavar="NAME", help="in the aggregator's certificate")
-    add("--token-dir", type=Path, metavar="DIR", help="a token for each node in a file of its name")
+    add("--ca-file", type=Path, metavar="FILE", help="use TLS, with this CA")
+    add(
+        "--server-name", default="", metavar="NAME", help="the name in the aggregator's certificate"
+    )
+    add(
+        "--token-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder with a token for each node, in a file of its name",
+    )
     add(
         "--cert-dir",
         type=Path,
         metavar="DIR",
-        help="a client certificate for each node in files of its name: NODE.crt and NODE.key",
+        help="a folder with a client certificate for each node: NODE.crt and NODE.key",
     )
-    add("--insecure-plaintext", action="store_true", help="plaintext beyond loopback")
-    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add(
+        "--insecure-plaintext",
+        action="store_true",
+        help="allow plaintext to other addresses than loopback",
+    )
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="default: info",
+    )
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -220,7 +255,10 @@ def _command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_CONFIG})"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"the agent's configuration (default: {DEFAULT_CONFIG})",
     )
 
 
@@ -230,7 +268,7 @@ def _add_timeout(parser: argparse.ArgumentParser, seconds: float = 20.0) -> None
         type=_timeout,
         default=seconds,
         metavar="TIME",
-        help=f"be done by then, whatever hangs (default: {seconds:g}s)",
+        help=f"end after this time at the latest (default: {seconds:g}s)",
     )
 
 

@@ -104,7 +104,7 @@ class Dialer:
         self._options = {**OPTIONS, **(options or {})}
 
     def check(self, address: str, *, named_by_aggregator: bool = False) -> None:
-        """Raise DialError when ``address`` is none, or may not be spoken to as configured.
+        """Raise DialError when ``address`` is none, or may not be used as configured.
 
         ``named_by_aggregator``: it is no socket, for an aggregator knows none of this machine.
         """
@@ -117,7 +117,7 @@ class Dialer:
         if self._config.ca_file or self._config.insecure_plaintext or _is_loopback(match["host"]):
             return
         raise DialError(
-            f"{address} would be spoken to in plaintext: set aggregator.ca_file for TLS "
+            f"{address} would be reached in plaintext: set aggregator.ca_file for TLS "
             "(or, on a network that you trust, aggregator.insecure_plaintext = true)"
         )
 

@@ -340,4 +340,5 @@ def test_the_list_has_every_profile(machine: Machine) -> None:
     assert [each["name"] for each in done.json] == [
         "disk", "gemm", "long", "nccl", "network", "nvbandwidth", "quick", "rdma", "standard",
     ]  # fmt: skip
-    assert "quick" in machine.test("--list").out
+    listed = machine.test("--list").out
+    assert "at most 20 min: nvbandwidth\n" in listed, "each program once"
