@@ -1,11 +1,13 @@
 """Measured figures come into the documents from one file, and into no other place."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench import jobs, repair
 from tests.bench.documents import (
     MEASURED,
     OTHERS,
@@ -18,6 +20,7 @@ from tests.bench.documents import (
     without_figures,
     written,
 )
+from tests.targets.table import BENCHMARKS
 
 PAGES = ("README.md", "docs/benchmarks.md", "docs/scaling.md", "docs/comparison.md")
 OTHER = json.loads((ROOT / OTHERS).read_text())
@@ -74,6 +77,14 @@ def test_a_marked_figure_that_no_benchmark_has_written_is_an_error() -> None:
 )
 def test_the_end_of_a_key_is_its_unit(key: str, value: float | str, text: str) -> None:
     assert written(key, value) == text
+
+
+def test_each_benchmark_has_a_section_and_each_of_its_aims_a_row() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    sections = set(re.findall(r"^##+ .*`make (bench-[a-z-]+)`$", page, re.MULTILINE))
+    assert set(BENCHMARKS) - sections == set()
+    for aims in (jobs._WANTED, repair._WANTED):
+        assert [key for key in aims if f"(`{key}`) |" not in page] == []
 
 
 def tree(folder: Path, page: str = PAGE) -> Path:
