@@ -60,8 +60,8 @@ def test(options: argparse.Namespace) -> None:
             if given:
                 raise UsageError(f"{name} is about a new test; --history shows those of before")
         with open_source(options) as source:
-            told = history_of(source, options.name)
-        print_answer(options, told, history_lines, kind=_KIND)
+            answer = history_of(source, options.name)
+        print_answer(options, answer, history_lines, kind=_KIND)
         return
     try:
         _confirm(options)
@@ -102,26 +102,26 @@ def _confirm(options: argparse.Namespace) -> None:
         known = node_answer(source, options.name)
         in_quarantine = known["quarantine"] is not None
         if in_quarantine:
-            told = effect(options, known, TEST)
+            question = effect(options, known, TEST)
             _require_drained(options, known)
         elif _is_new(known):
-            told = _effect_on_new(options, known)
+            question = _effect_on_new(options, known)
         else:
             _require_service(options, known)
-            told = _effect_in_service(options, known)
+            question = _effect_in_service(options, known)
         _require_profile(options, known)
         uid = known["quarantine"].get("uid", "") if in_quarantine else ""
         ident, spec = operation_of(options, TEST, uid, options.profile or "")
         with open_actions(options) as actions:
             if confirms:
-                confirm(told)
+                confirm(question)
             else:
-                print(printable(told), file=sys.stderr)
-            said = actions.request_operation(ident, spec)
+                print(printable(question), file=sys.stderr)
+            requested = actions.request_operation(ident, spec)
         if options.dry_run or not options.wait:
-            report(options, said)
+            report(options, requested)
             return
-        print(printable(said), file=sys.stderr)
+        print(printable(requested), file=sys.stderr)
         wait = _wait if in_quarantine else _wait_without_quarantine
         commands = _commands(options, in_quarantine=in_quarantine)
         try:
@@ -382,8 +382,8 @@ def _wait_without_quarantine(
 
     def read_state() -> _State:
         nonlocal tainted_at, known_at, is_known
-        told = source.get("nodes", node)
-        found = told.get("new_node") or {}
+        answer = source.get("nodes", node)
+        found = answer.get("new_node") or {}
         test = found.get("test")
         mine = test if test is not None and test["request"] == ident else None
         if mine is not None and mine["state"] not in _BUSY:
@@ -396,7 +396,7 @@ def _wait_without_quarantine(
         lost = ""
         if mine is None:
             gone = tainted_at is not None and not tainted and now - tainted_at >= _TAINT_GONE
-            lost = _why_lost(told, taint_gone=gone)
+            lost = _why_lost(answer, taint_gone=gone)
             if is_known and requested not in ("", ident):
                 lost = f"another request has taken its place: {requested}"
             if not lost and known_at is not None and now - known_at >= _GONE:
@@ -407,7 +407,7 @@ def _wait_without_quarantine(
         if lost:
             print(printable(f"{node}: {lost}"), file=sys.stderr)
             return _State(is_over=True)
-        waits = found.get("waits", "") or _why_none_begins(told)
+        waits = found.get("waits", "") or _why_none_begins(answer)
         if mine is None and not is_known and not waits:
             return _State(_UNSEEN)
         return _State(_state_of(mine, waits), begun=mine is not None)
@@ -415,14 +415,14 @@ def _wait_without_quarantine(
     return _poll(read_state, node, timeout, commands, clock)
 
 
-def _why_lost(told: Answer, *, taint_gone: bool) -> str:
+def _why_lost(answer: Answer, *, taint_gone: bool) -> str:
     """Why a request in no quarantine is followed by no test any more; empty: one may follow."""
-    if told["quarantine"] is not None:
+    if answer["quarantine"] is not None:
         return (
             "it came into quarantine before the test began, and the request ends with that: once "
             "it is drained, ask again"
         )
-    tests = told.get("tests")
+    tests = answer.get("tests")
     in_service = tests is not None and tests["in_service"]
     if taint_gone and not in_service:
         return (
@@ -432,9 +432,9 @@ def _why_lost(told: Answer, *, taint_gone: bool) -> str:
     return ""
 
 
-def _why_none_begins(told: Answer) -> str:
+def _why_none_begins(answer: Answer) -> str:
     """Why the aggregator begins no test now, by its configuration."""
-    tests = told["tests"]
+    tests = answer["tests"]
     observed = tests is not None and tests["mode"] != "repair"
     return f"repair.mode of the aggregator is {tests['mode']}" if observed else ""
 
@@ -475,13 +475,13 @@ def _past_test(source: Source, node: str, operation: str) -> Answer | None:
     return None
 
 
-def result_lines(told: Answer, screen: Screen) -> Iterator[str]:
-    one = told["test"]
+def result_lines(answer: Answer, screen: Screen) -> Iterator[str]:
+    one = answer["test"]
     if one is None:
-        yield f"{clean(told['node'])}: no verdict"
+        yield f"{clean(answer['node'])}: no verdict"
         return
     named = " ".join(filter(None, (one["repair"], one.get("profile", ""))))
-    yield f"{clean(told['node'])}: {clean(named)} {clean(one['state'])}: {clean(one['message'])}"
+    yield f"{clean(answer['node'])}: {clean(named)} {clean(one['state'])}: {clean(one['message'])}"
     if one["measurements"]:
         rows = [[str(cell) for cell in row] for row in one["measurements"]]
         yield table(["MEASURE", "OF", "VALUE", "UNIT"], rows, screen.width)
@@ -533,13 +533,13 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {"median": median, "mad": statistics.median(abs(one - median) for one in values)}
 
 
-def history_lines(told: Answer, screen: Screen) -> Iterator[str]:
-    if not told["tests"]:
-        yield f"{clean(told['node'])}: the history has no test of it"
+def history_lines(answer: Answer, screen: Screen) -> Iterator[str]:
+    if not answer["tests"]:
+        yield f"{clean(answer['node'])}: the history has no test of it"
         return
-    spread = {(one["measure"], one["unit"]): one for one in told["of_pool"]}
+    spread = {(one["measure"], one["unit"]): one for one in answer["of_pool"]}
     rows = []
-    for one in told["tests"]:
+    for one in answer["tests"]:
         head = [one["at"], one["profile"], one["outcome"]]
         for measure, of, value, unit in one["measurements"] or [("", "", "", "")]:
             of_pool = spread.get((measure, unit))

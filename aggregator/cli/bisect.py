@@ -304,11 +304,11 @@ async def _search(file: SearchFile, progress: _Progress) -> Findings:
         done = await command.run(test.nodes)
         file.add(test, done)
         bisection.record(test, done.outcome)
-        said = f"; {done.said}" if done.said else ""
+        note = f"; {done.said}" if done.said else ""
         last = done.output.rpartition("\n")[2]
         if done.outcome is GroupOutcome.INCONCLUSIVE and last:
-            said += f": {last[:200]}"
-        line = f"{_test_line(test, done.outcome)} ({done.seconds:.0f} s{said})"
+            note += f": {last[:200]}"
+        line = f"{_test_line(test, done.outcome)} ({done.seconds:.0f} s{note})"
         progress.write(line, indent="  ")
 
     while tests := bisection.next_round():
@@ -468,7 +468,7 @@ def _quarantine(options: argparse.Namespace, findings: Findings) -> None:
         for suspect in findings.suspects:
             spec = manual_quarantine(Action.CORDON, _reason(suspect), who)
             try:
-                said = actions.quarantine(suspect.node, spec)
+                text = actions.quarantine(suspect.node, spec)
             except CommandFailed as error:
-                said = f"sickbay: --quarantine: {suspect.node}: {error}"
-            print(printable(said), file=sys.stderr)
+                text = f"sickbay: --quarantine: {suspect.node}: {error}"
+            print(printable(text), file=sys.stderr)

@@ -94,9 +94,9 @@ class Client:
         """The JSON at /api/v1/PATH. Raises CommandFailed, with what to do, and UsageError for a
         query that the API can't understand.
         """
-        asked = {name: value for name, value in query.items() if value not in {None, ""}}
+        given = {name: value for name, value in query.items() if value not in {None, ""}}
         where = "/".join(quote(part, safe="") for part in path)
-        target = f"{self.url}/api/v1/{where}" + (f"?{urlencode(asked)}" if asked else "")
+        target = f"{self.url}/api/v1/{where}" + (f"?{urlencode(given)}" if given else "")
         with self._open(target) as response:
             try:
                 return json.loads(response.read())

@@ -137,11 +137,11 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
         for incident in answer["incidents"]:
             yield f"{incident['kind']}: {incident['doing']}."
             yield _closing(incident)
-        new, asked = _new_node(answer), _by_hand(answer)
+        new, by_hand = _new_node(answer), _by_hand(answer)
         if new is not None:
             yield _of_new_node(new)
-        elif asked:
-            yield asked
+        elif by_hand:
+            yield by_hand
         elif hold is None and not answer["incidents"]:
             yield "No step of sickbay follows."
         return

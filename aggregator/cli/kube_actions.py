@@ -120,12 +120,12 @@ class KubeActions:
         async def work(api: Transport) -> str:
             await _must_be_a_node(api, node)
             stop = await self._stop_if_seen(api)
-            told = msgspec.to_builtins(encode_spec(spec))
+            fields = msgspec.to_builtins(encode_spec(spec))
             body = {
                 "apiVersion": f"{GROUP}/{VERSION}",
                 "kind": "Quarantine",
                 "metadata": {"name": node},
-                "spec": {name: value for name, value in told.items() if value is not None},
+                "spec": {name: value for name, value in fields.items() if value is not None},
             }
             try:
                 await api.request(

@@ -173,8 +173,8 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
         head = ["CHECK", "COMPONENT", "STATUS", "SINCE", "SAYS"]
         yield "\n" + table(head, parts, screen.width, colour=screen.colour)
     yield ""
-    told = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
-    yield from render.history(told, screen)
+    past = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
+    yield from render.history(past, screen)
 
 
 def new_node(name: str, found: Answer) -> Iterator[str]:
@@ -187,8 +187,8 @@ def new_node(name: str, found: Answer) -> Iterator[str]:
     if found.get("reason") == "by-hand":
         yield "\nTEST BY HAND: of a node in service"
     if test is not None:
-        told = f": {test['message']}" if test["message"] else ""
-        yield clean(f"  test {test['profile']} {test['state']}{told} ({test['operation']})")
+        message = f": {test['message']}" if test["message"] else ""
+        yield clean(f"  test {test['profile']} {test['state']}{message} ({test['operation']})")
     if found["needs_person"]:
         yield f"  no test begins by itself any more: {clean(found['waits'])}"
         yield f"  to do: repair and reboot it, or: sickbay test {clean(name)}"

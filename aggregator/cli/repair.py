@@ -45,14 +45,14 @@ def _show(options: argparse.Namespace) -> None:
     with open_source(options) as source:
         answer = node_answer(source, options.name)
     quarantine = answer["quarantine"]
-    told = {
+    shown = {
         "node": answer["node"],
         "phase": quarantine["phase"] if quarantine is not None else None,
         "cluster": quarantine.get("cluster", "") if quarantine is not None else "",
         "reason": quarantine["reason"] if quarantine else "",
         "repair": repair_of(quarantine),
     }
-    print_answer(options, told, lines, kind=_KIND)
+    print_answer(options, shown, lines, kind=_KIND)
 
 
 def repair_of(quarantine: Answer | None) -> Answer | None:
@@ -60,13 +60,13 @@ def repair_of(quarantine: Answer | None) -> Answer | None:
     return quarantine.get("repair") if quarantine is not None else None
 
 
-def lines(told: Answer, screen: Screen) -> Iterator[str]:
+def lines(answer: Answer, screen: Screen) -> Iterator[str]:
     """The ladder, the attempts and what holds the next one, as text."""
-    node, found = told["node"], told["repair"]
-    if told["phase"] is None:
+    node, found = answer["node"], answer["repair"]
+    if answer["phase"] is None:
         yield f"{clean(node)} is not in quarantine: only a node in quarantine is repaired."
         return
-    yield f"{clean(node)}: {clean(phase_of(told))}: {clean(told['reason'])}"
+    yield f"{clean(node)}: {clean(phase_of(answer))}: {clean(answer['reason'])}"
     if found is None:
         yield "No repair was ever attempted, and repair.mode is off (docs/repair.md)."
         return
@@ -83,13 +83,13 @@ def _confirm(options: argparse.Namespace, what: str) -> None:
         require_terminal("a repair" if what else "the end of a repair")
     with open_source(options) as source:
         known = node_answer(source, options.name)
-    told = effect(options, known, what)
+    text = effect(options, known, what)
     uid = (known["quarantine"] or {}).get("uid", "")
     with open_actions(options) as actions:
         if confirms:
-            confirm(told)
+            confirm(text)
         else:
-            print(printable(told), file=sys.stderr)
+            print(printable(text), file=sys.stderr)
         done = (
             actions.request_operation(*operation_of(options, what, uid))
             if what
