@@ -325,12 +325,12 @@ def _keys(config: Config, cluster: OpenedCluster) -> JwksCache | None:
 
 
 def _stop_signal() -> asyncio.Task[bool]:
-    told = asyncio.Event()
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopped.set)
     # The agent reads its file again on this signal; here it must not end the process.
     loop.add_signal_handler(
         signal.SIGHUP, lambda: log.warning("SIGHUP: configuration and policy are read at a start")
     )
-    return asyncio.create_task(told.wait(), name="stop")
+    return asyncio.create_task(stopped.wait(), name="stop")

@@ -90,16 +90,16 @@ async def watch(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """For ever: people are told of each doubt and of its end, the log once."""
-    said = ""
+    reported = ""
     while True:
         found = doubt()
-        if found and found != said:
+        if found and found != reported:
             log.warning(
                 "the wall clock is doubted", extra={"event": "clock.doubted", "reason": found}
             )
-        elif said and not found:
+        elif reported and not found:
             log.info("the wall clock is believed again", extra={"event": "clock.trusted"})
-        said = found
+        reported = found
         report(found)
         await sleep(_POLL_EVERY)
 

@@ -133,12 +133,12 @@ class OidcLogIn:
         if query.get("iss", issuer) != issuer:
             raise ClaimRefused("the answer is another issuer's")
         if "code" not in query:
-            told = visible(query.get("error", "no code"), 100)
+            error = visible(query.get("error", "no code"), 100)
             more = visible(query.get("error_description", ""), 300)
             raise AccessRefused(
                 401,
                 "refused_by_issuer",
-                f"{self.label} has not logged you in: {told}{f' ({more})' if more else ''}",
+                f"{self.label} has not logged you in: {error}{f' ({more})' if more else ''}",
                 self._other_ways,
             )
 

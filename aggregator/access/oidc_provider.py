@@ -267,8 +267,8 @@ def _object(body: bytes) -> Mapping[str, Any]:
 
 def _metadata(answer: Mapping[str, Any], issuer: str) -> Metadata:
     if answer.get("issuer") != issuer:
-        told = str(answer.get("issuer"))[:200]
-        raise ProviderAway(f'its metadata names the issuer "{told}", expected "{issuer}"')
+        issuer_there = str(answer.get("issuer"))[:200]
+        raise ProviderAway(f'its metadata names the issuer "{issuer_there}", expected "{issuer}"')
     urls = {}
     for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
         url = answer.get(name)

@@ -115,8 +115,8 @@ async def _with_words(
     """The receiver's own words help people; they are bounded, made harmless, and hold no secret:
     logs, pages and dead letters have them.
     """
-    said = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
-    words = visible(without_secrets(said, secrets), _MOST_SHOWN)
+    body = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
+    words = visible(without_secrets(body, secrets), _MOST_SHOWN)
     if not words or response.content_type == "text/html":
         return answer
     return WebhookResponse(answer.verdict, f"{answer.because}: {words}", answer.retry_after)

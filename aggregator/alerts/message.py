@@ -130,13 +130,13 @@ def _by_cause(kind: str, alerts: Sequence[Alert]) -> list[str]:
     for alert in alerts:
         causes.setdefault(_cause(alert), []).append(alert)
     shared = [cause for cause, same in causes.items() if len(same) > 1]
-    told = sorted(shared, key=lambda cause: -len(causes[cause]))[:_CAUSES]
-    rest = [alert for cause, same in causes.items() if cause not in told for alert in same]
-    texts = [f"{len(causes[cause])} {kind}: {cause}: {_names(causes[cause])}" for cause in told]
+    shown = sorted(shared, key=lambda cause: -len(causes[cause]))[:_CAUSES]
+    rest = [alert for cause, same in causes.items() if cause not in shown for alert in same]
+    texts = [f"{len(causes[cause])} {kind}: {cause}: {_names(causes[cause])}" for cause in shown]
     if len(rest) == 1:
         texts.append(summary_of(rest[0]))
     elif rest:
-        texts.append(f"{len(rest)} {kind}{' of other causes' * bool(told)}: {_names(rest)}")
+        texts.append(f"{len(rest)} {kind}{' of other causes' * bool(shown)}: {_names(rest)}")
     return texts
 
 

@@ -56,10 +56,10 @@ def _must_be_covered(config: Config, host: str) -> None:
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
     if not matches_hostname(names, host):
-        told = ", ".join(str(name.value) for name in names) or "no name at all"
+        covered = ", ".join(str(name.value) for name in names) or "no name at all"
         wanted = f'"*.{config.replicas.domain}"' if config.replicas.domain else f'"{host}"'
         raise ReplicaIdentityError(
-            f"listen.tls.cert_file {file} is for {told}, and gateways know this replica as "
+            f"listen.tls.cert_file {file} is for {covered}, and gateways know this replica as "
             f"{host}; expected a certificate for {wanted} as well (docs/install.md), or another "
             f"replicas.{'domain' if config.replicas.domain else 'address'}"
         )

@@ -183,11 +183,11 @@ def _replayed(options: argparse.Namespace) -> int:
     if options.nodes is None and (present.selecting or changed.selecting):
         print(_NO_LABELS, file=sys.stderr)
     if options.output == "json":
-        told = {
+        answer = {
             **_as_json(found, sums, nodes, (len(old), len(new)), (present, changed)),
             "pools": [one.as_json() for one in by_pool],
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(answer, indent=2))
     else:
         print("\n".join(_text(found, sums, nodes, (present, changed), by_pool)))
     return DIFFERENT if found else SAME

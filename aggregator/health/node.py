@@ -121,24 +121,24 @@ class NodeHealth:
         self.traits = hello.traits
         self.has_snapshot = False
 
-    def snapshot(self, told: Snapshot) -> None:
+    def snapshot(self, received: Snapshot) -> None:
         """The agent's whole state. A fault that it no longer has is missing, not over."""
         polled_at = self.components
-        self.components = Components((*told.components, *self.own.values()))
-        if self._continuous and not told.partial:
+        self.components = Components((*received.components, *self.own.values()))
+        if self._continuous and not received.partial:
             self._remember_cleared(dict.fromkeys(set(polled_at).difference(self.components), GONE))
-        self._remember_cleared(dict.fromkeys(told.gone, GONE))
+        self._remember_cleared(dict.fromkeys(received.gone, GONE))
         self._forget_cleared(self.components)  # gone once, and there again
-        self._clear(told.cleared)
-        here = {fault.key: fault for fault in told.faults}
+        self._clear(received.cleared)
+        here = {fault.key: fault for fault in received.faults}
         missing = {
             key: replace(fault, missing=True)
             for key, fault in self.faults.items()
             if key not in here
         }
         self.faults = _within_bounds({**here, **missing}) or EMPTY
-        self._lose(told.lost)
-        self.quiesced_for = told.quiesced_for
+        self._lose(received.lost)
+        self.quiesced_for = received.quiesced_for
         self.has_snapshot = self._continuous = True
         self._digest = None
 
@@ -160,18 +160,18 @@ class NodeHealth:
             component.message,
         )
 
-    def delta(self, told: Delta) -> None:
+    def delta(self, received: Delta) -> None:
         """The changes within the stream that carried the snapshot."""
-        self.components.put_all(told.components)
-        self._forget_cleared(component.key for component in told.components)
-        self._clear(told.cleared)
-        if told.faults:
-            latest = {fault.key: fault for fault in told.faults}
+        self.components.put_all(received.components)
+        self._forget_cleared(component.key for component in received.components)
+        self._clear(received.cleared)
+        if received.faults:
+            latest = {fault.key: fault for fault in received.faults}
             self.faults = _within_bounds({**self.faults, **latest})
             self._forget_cleared(latest)
-        self.components.drop_all(told.gone)
-        self._remember_cleared(dict.fromkeys(told.gone, GONE))
-        self._lose(told.lost)
+        self.components.drop_all(received.gone)
+        self._remember_cleared(dict.fromkeys(received.gone, GONE))
+        self._lose(received.lost)
         self._digest = None
 
     def _clear(self, signs: Sequence[Cleared]) -> None:
@@ -201,10 +201,10 @@ class NodeHealth:
             self.cleared = {key: how for key, how in self.cleared.items() if key not in over}
 
     def _lose(self, lost: Iterable[Lost]) -> None:
-        told = dict.fromkeys(lost)
-        if told:  # an agent repeats a loss until it is acknowledged
-            before = [one for one in self.lost if one not in told]
-            self.lost = (*before, *told)[-_MOST_LOST:]
+        losses = dict.fromkeys(lost)
+        if losses:  # an agent repeats a loss until it is acknowledged
+            before = [one for one in self.lost if one not in losses]
+            self.lost = (*before, *losses)[-_MOST_LOST:]
 
     def how_cleared(self, code: str, component: str, cleared_by: ClearedBy) -> str:
         """The positive sign that ended this fault in this boot; empty when there was none."""

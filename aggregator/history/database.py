@@ -189,8 +189,8 @@ class Database:
             found = {}
             for node in nodes:
                 passed = connection.execute(query, {"its_node": node}).mappings()
-                told = (from_row(dict(row)) for row in passed)
-                found[node] = [one for one in told if one is not None]
+                read = (from_row(dict(row)) for row in passed)
+                found[node] = [one for one in read if one is not None]
             return found
 
         return self._engine.call(work, seconds=COUNTING)
@@ -287,11 +287,11 @@ def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dic
     incidents = {one.incident for one in read if one is not None and is_level(one)}
     if not incidents:
         return list(rows)
-    told = _recent_states(connection, sorted(incidents))
+    states = _recent_states(connection, sorted(incidents))
     return [
         row
         for row, one in zip(rows, read, strict=True)
-        if one is None or without_repeats([one], told)
+        if one is None or without_repeats([one], states)
     ]
 
 
@@ -307,12 +307,12 @@ def _recent_states(connection: sa.Connection, incidents: Sequence[str]) -> Told:
         .order_by(table.at.desc(), table.id.desc())
         .limit(_OF_ONE * len(incidents))
     )
-    told: Told = defaultdict(list)
+    states: Told = defaultdict(list)
     for row in reversed(connection.execute(query).mappings().all()):
         one = from_row(dict(row))
         if one is not None:
-            told[one.node, one.incident].append(one)
-    return told
+            states[one.node, one.incident].append(one)
+    return states
 
 
 def _insert_missing(

@@ -68,28 +68,30 @@ class EvidenceRecorder:
         known.hello, known.left, known.mute = hello, False, True
         self._put(hello.node, HELLO, greeting)
 
-    def record_message(self, node: str, told: Snapshot | Delta, at: float) -> None:
+    def record_message(self, node: str, message: Snapshot | Delta, at: float) -> None:
         """Record a message that the agent sent ``at`` monotonic seconds, and that has been
         evaluated.
         """
         known = self._nodes.get(node)
         if known is None:
             return
-        components = [one for one in told.components if _is_news(one, known)][:_MOST]
-        faults = [one for one in told.faults if _is_new(one, known, at)][:_MOST]
+        components = [one for one in message.components if _is_news(one, known)][:_MOST]
+        faults = [one for one in message.faults if _is_new(one, known, at)][:_MOST]
         # Of a snapshot's losses only those recorded as failing: no others can matter.
-        gone = told.gone if isinstance(told, Delta) else _known_ill(told.gone, known)
-        body = evidence_codec.of_change(components, faults, told.cleared[:_MOST], gone[:_MOST], at)
+        gone = message.gone if isinstance(message, Delta) else _known_ill(message.gone, known)
+        body = evidence_codec.of_change(
+            components, faults, message.cleared[:_MOST], gone[:_MOST], at
+        )
         kind = CHANGE if known.told else BASE
         if body or known.mute:
             self._put(node, kind, body)
-        _remember(known, told, components, faults, at)
+        _remember(known, message, components, faults, at)
 
-    def restart_node(self, hello: Hello, told: Snapshot, at: float) -> None:
+    def restart_node(self, hello: Hello, snapshot: Snapshot, at: float) -> None:
         """Begin again with a base, regardless of the earlier record of the node."""
         self._nodes.pop(hello.node, None)
         self.record_hello(hello)
-        self.record_message(hello.node, told, at)
+        self.record_message(hello.node, snapshot, at)
 
     def forget_node(self, node: str) -> None:
         """Forget the node: its next messages are recorded from a greeting and a base."""
@@ -138,13 +140,13 @@ def _is_new(one: Fault, known: _Node, at: float) -> bool:
 
 def _remember(
     known: _Node,
-    told: Snapshot | Delta,
+    message: Snapshot | Delta,
     components: list[Component],
     faults: list[Fault],
     at: float,
 ) -> None:
     known.told, known.at, known.mute = True, at, False
-    gone = told.gone if isinstance(told, Delta) else _known_ill(told.gone, known)
+    gone = message.gone if isinstance(message, Delta) else _known_ill(message.gone, known)
     if components or gone:
         ill = dict(known.ill)
         for one in components:
@@ -155,9 +157,9 @@ def _remember(
         for key in gone:
             ill.pop(key, None)
         known.ill = _latest(ill)
-    if faults or told.cleared:
+    if faults or message.cleared:
         latched = {**known.faults, **{fault.key: (fault, at) for fault in faults}}
-        for sign in told.cleared:
+        for sign in message.cleared:
             for key in [key for key in latched if key[1] == sign.component]:
                 if sign.code in ("", key[0]):
                     del latched[key]

@@ -67,10 +67,10 @@ def since(rows: Iterable[Mapping[str, Any]], at: float) -> Iterator[Mapping[str,
 
 def to_line(row: Mapping[str, Any]) -> str:
     """A row as one line of JSON; its ``at`` is wall clock seconds since the epoch."""
-    told = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
+    record = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
     if row.get("replica"):
-        told["replica"] = row["replica"]
-    return json.dumps(told, separators=(",", ":"))  # ASCII, whatever the terminal's encoding is
+        record["replica"] = row["replica"]
+    return json.dumps(record, separators=(",", ":"))  # ASCII, whatever the terminal's encoding is
 
 
 def from_line(line: bytes | str, where: str) -> dict[str, Any] | None:

@@ -37,8 +37,8 @@ class WebhookHook:
 
     async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         timeout = aiohttp.ClientTimeout(total=min(limit, _ATTEMPT))
-        told = {name: truncate(text, _LONGEST) for name, text in values.items()}
-        content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **told}).encode()
+        body = {name: truncate(text, _LONGEST) for name, text in values.items()}
+        content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **body}).encode()
         ident = f"{values['quarantine']}-{values['hook']}"
         thread = WorkerThread(
             "hook-secret"
@@ -50,8 +50,8 @@ class WebhookHook:
             async with guarded_post(
                 self._url, check=guard, timeout=timeout, data=content, headers=proof
             ) as response:
-                said = await response.content.read(_MOST_ANSWER)
-            return _answer_of(response.status, said, response.headers, now)
+                reply = await response.content.read(_MOST_ANSWER)
+            return _answer_of(response.status, reply, response.headers, now)
         except SecretError as error:
             return HookAnswer(HookResult.FAILED, str(error))
         except ClusterError as error:
@@ -64,8 +64,8 @@ class WebhookHook:
             thread.stop()
 
 
-def _answer_of(status: int, said: bytes, given: Mapping[str, str], now: float) -> HookAnswer:
-    text = said.decode(errors="replace").strip()
+def _answer_of(status: int, content: bytes, given: Mapping[str, str], now: float) -> HookAnswer:
+    text = content.decode(errors="replace").strip()
     again = retry_after(given.get("Retry-After", ""), now)
     if status == 200:
         return HookAnswer(HookResult.DONE, text)

@@ -134,16 +134,16 @@ class AgentListener:
         self._server = None
 
     async def _check_certificate(self) -> None:
-        told = ""
+        reported = ""
         while True:
             await asyncio.sleep(TICK)
             trouble = self.certificate_trouble()
-            if trouble and not told:
+            if trouble and not reported:
                 log.error(
                     "agents and other replicas turn away",
                     extra={"event": "ingest.certificate_unusable", "error": trouble},
                 )
-            told = trouble
+            reported = trouble
 
     def certificate_trouble(self) -> str:
         """Why agents and other replicas refuse this listener's certificate; empty if they accept

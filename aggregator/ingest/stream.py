@@ -166,21 +166,21 @@ class Stream(AgentExchange):
 
     async def _greet(self) -> None:
         _, message = await self._receive_hello()
-        told = message.hello
+        introduced = message.hello
         dropped = codec.Dropped()
         try:
-            claimed = codec.hello(told, dropped)
-            self._note_boottime(told.boottime_ms)
+            claimed = codec.hello(introduced, dropped)
+            self._note_boottime(introduced.boottime_ms)
         except codec.InvalidMessage as error:
             ending = malformed("hello", error)
             self._intake.on_refusal(self.node, str(ending))
             raise ending from None
         hello = replace(claimed, node_uid=self.identity.node_uid)
         self.instance = hello.instance
-        self.repair_verbs = codec.repair_verbs(told)
-        self.test_profiles = codec.test_profiles(told)
+        self.repair_verbs = codec.repair_verbs(introduced)
+        self.test_profiles = codec.test_profiles(introduced)
         self.last_heard = self._rules.now()
-        self.hello_written = told.boottime_ms
+        self.hello_written = introduced.boottime_ms
         self._calls.attach(self)
         self._attached = True
         self._inherit_budget()
@@ -341,16 +341,16 @@ class Stream(AgentExchange):
             return
         started = self._rules.now()
         try:
-            told = codec.measurements(message, self._series)
-            self._series += len(told.series)
+            measured = codec.measurements(message, self._series)
+            self._series += len(measured.series)
         except codec.InvalidMessage as error:
-            told = Measurements(self._series, (), (), tuple(range(self._series)))
+            measured = Measurements(self._series, (), (), tuple(range(self._series)))
             self._series = -1
             log_fields = self._calls.sparingly(f"measurements: {self.node}", self._rules.now())
             if log_fields is not None:
                 extra = {"node": self.node, "reason": str(error), **log_fields}
                 log.warning("measurements of this stream are not taken any more", extra=extra)
-        self._intake.on_measurements(self.node, told, self.last_heard)
+        self._intake.on_measurements(self.node, measured, self.last_heard)
         self._allowance.charge(self._rules.now() - started)
 
     def _second_hello(self, hello: pb.Hello) -> None:

@@ -73,8 +73,8 @@ class CertificateFiles:
         """Why a client that verifies the served certificate refuses it; empty: it is valid now."""
         with self._lock:
             self.read_if_changed()
-            said = _aged(self._chain, self._wall()) or self._compare()
-        return f"{self._files[0]} {said}" if said else ""
+            text = _aged(self._chain, self._wall()) or self._compare()
+        return f"{self._files[0]} {text}" if text else ""
 
     def _compare(self) -> str:
         """Check whether the CA covers the served certificate, where either has changed since."""

@@ -186,24 +186,24 @@ class LeaseHolder:
         self.problem = problem
         if self._election.holds:
             self._acquired.set()
-        told = (self.other(), self._election.holds)
-        if told == self._told:
+        state = (self.other(), self._election.holds)
+        if state == self._told:
             return
-        before, self._told = self._told, told
-        if told[1] and not before[1]:
+        before, self._told = self._told, state
+        if state[1] and not before[1]:
             log.info(
                 "this replica is the controller",
                 extra={"event": "leader.acquired", "replica": self.me.name},
             )
-        elif before[1] and not told[1]:
+        elif before[1] and not state[1]:
             log.warning(
                 "this replica is not the controller any more",
-                extra={"event": "leader.lost", "holder": told[0].name if told[0] else ""},
+                extra={"event": "leader.lost", "holder": state[0].name if state[0] else ""},
             )
-        elif told[0] is not None:
+        elif state[0] is not None:
             log.info(
                 "another replica is the controller",
-                extra={"event": "leader.changed", "holder": told[0].name},
+                extra={"event": "leader.changed", "holder": state[0].name},
             )
         for call in self._calls:
             call()

@@ -66,12 +66,12 @@ class Nvlink5:
         """
         if code not in self.entries:  # nearly every fault, for each rule: must be cheap
             return None
-        asked = code, details.get("intr_info"), details.get("error_status"), driver
-        if asked not in self._rows:
+        key = code, details.get("intr_info"), details.get("error_status"), driver
+        if key not in self._rows:
             if len(self._rows) >= _MOST_ROWS:  # agents choose the registers
                 self._rows.clear()
-            self._rows[asked] = self._find_row(*asked)
-        return self._rows[asked]
+            self._rows[key] = self._find_row(*key)
+        return self._rows[key]
 
     def _find_row(
         self, code: str, intr_info: str | None, error_status: str | None, driver: str

@@ -66,12 +66,12 @@ def verdict_of(health: NodeHealth | None) -> str:
     """The mildest repair that the driver's own verdict allows; empty: it has given none."""
     if health is None:
         return ""
-    said = [
+    words = [
         fault.details.get("verdict", "") for fault in health.faults.values() if not fault.historical
     ]
-    said += [one.reason for one in health.components.of(_RECOVERY) if one.status is not Status.OK]
-    asked = [_VERDICTS[word] for word in said if word in _VERDICTS]
-    return max(asked, key=rank, default="")
+    words += [one.reason for one in health.components.of(_RECOVERY) if one.status is not Status.OK]
+    verdicts = [_VERDICTS[word] for word in words if word in _VERDICTS]
+    return max(verdicts, key=rank, default="")
 
 
 def is_lemon(health: NodeHealth | None) -> bool:

@@ -117,8 +117,8 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         except _Refused as refused:
             fields = self._sparingly(refused.code.name, self._now())
             if fields is not None:
-                told = {"peer": context.peer(), "code": refused.code.name, "reason": str(refused)}
-                log.info("a relay ends", extra={"event": "relay.refused", **told, **fields})
+                about = {"peer": context.peer(), "code": refused.code.name, "reason": str(refused)}
+                log.info("a relay ends", extra={"event": "relay.refused", **about, **fields})
             # The error that `abort` raises would keep the call in memory until a collection.
             context.set_code(refused.code)
             context.set_details(str(refused))

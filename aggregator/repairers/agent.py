@@ -207,5 +207,5 @@ def _refusal(repair: str, reason: str, message: str) -> str:
 
 def _describe(reason: str, message: str) -> str:
     words = _IN_WORDS.get(reason, reason)
-    told = f"{words}: {message}" if words and message else words or message
-    return f"{told}{_ADVICE.get(reason, '')}"
+    text = f"{words}: {message}" if words and message else words or message
+    return f"{text}{_ADVICE.get(reason, '')}"

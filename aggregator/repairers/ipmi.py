@@ -92,10 +92,10 @@ class IpmiRepairer(SentOnce):
         except ClusterError as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         lines = [one for one in finished.output.splitlines() if one.strip()]
-        told = "; ".join(one for one in lines if not one.lstrip("> ").startswith(_NOISE))
+        output = "; ".join(one for one in lines if not one.lstrip("> ").startswith(_NOISE))
         if finished.code == 0:
-            return RepairAnswer(AnswerState.TAKEN, told)
-        text = f"{target.program} exited with {finished.code}: {told}"
+            return RepairAnswer(AnswerState.TAKEN, output)
+        text = f"{target.program} exited with {finished.code}: {output}"
         if any(words in finished.output for words in _NO_SESSION):
             refused = any(words in finished.output for words in _REFUSED)
             return RepairAnswer(AnswerState.FAILED if refused else AnswerState.NOT_SENT, text)

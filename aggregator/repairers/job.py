@@ -160,8 +160,10 @@ class JobRepairer:
             return self._section.gpus
         resource = self._section.gpu_resource
         node = await self._objects.get(NODES, "", order.node)
-        told: Any = read_field(node.content, ("status", "capacity")) if node is not None else None
-        count = (told or {}).get(resource)
+        capacity: Any = (
+            read_field(node.content, ("status", "capacity")) if node is not None else None
+        )
+        count = (capacity or {}).get(resource)
         if not str(count or "").isdecimal() or not int(str(count)):
             raise NoGpusError(f"Node {order.node} has no {resource} in its capacity")
         return int(str(count))

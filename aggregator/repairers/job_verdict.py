@@ -36,16 +36,16 @@ def verdict(
     if len(pods) > 1 or ended > 1:
         return _no_verdict(f"its Job has had {max(len(pods), ended)} pods; expected one")
     [pod] = pods
-    code, told = _exit_of(pod, node)
+    code, message = _exit_of(pod, node)
     if code is None or ended != 1:
-        why = told if code is None else "its Job counts no pod that ended"
+        why = message if code is None else "its Job counts no pod that ended"
         return _no_verdict(_joined(_words(failed), why))
     if code == PASSED and complete is not None:
-        return RepairAnswer(AnswerState.DONE, _with("passed", told))
+        return RepairAnswer(AnswerState.DONE, _with("passed", message))
     by_code = failed is not None and failed.get("reason") == _BY_EXIT_CODE
     if code == FAILED and by_code:
-        return RepairAnswer(AnswerState.FAILED, _with("failed", told))
-    return _no_verdict(_with(f"exit code {code}", told or _words(failed)))
+        return RepairAnswer(AnswerState.FAILED, _with("failed", message))
+    return _no_verdict(_with(f"exit code {code}", message or _words(failed)))
 
 
 def why_waiting(pods: Sequence[Mapping[str, Any]]) -> str:
@@ -86,12 +86,12 @@ def _exit_of(pod: Mapping[str, Any], node: str) -> tuple[int | None, str]:
     if not isinstance(ended, Mapping):
         return None, why_waiting([pod]) or "its program did not end"
     code, reason = ended.get("exitCode"), str(ended.get("reason") or "")
-    told = _shown(ended.get("message"))
+    message = _shown(ended.get("message"))
     if not isinstance(code, int) or isinstance(code, bool):
         return None, "its pod tells no exit code"
     if code in _ENDED_ITSELF and reason not in _ENDED_ITSELF[code]:
         return None, f"exit code {code} ({visible(reason, 60)})"
-    return code, told
+    return code, message
 
 
 def _container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -124,8 +124,8 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _words(told: Mapping[str, Any] | None) -> str:
-    words = [str((told or {}).get(name) or "") for name in ("reason", "message")]
+def _words(status: Mapping[str, Any] | None) -> str:
+    words = [str((status or {}).get(name) or "") for name in ("reason", "message")]
     return visible(": ".join(word for word in words if word), _MOST_TEXT)
 
 
@@ -133,8 +133,8 @@ def _shown(message: Any) -> str:
     return visible(message[:_MOST_MESSAGE], _MOST_TEXT) if isinstance(message, str) else ""
 
 
-def _with(text: str, told: str) -> str:
-    return f"{text}: {told}" if told else text
+def _with(text: str, message: str) -> str:
+    return f"{text}: {message}" if message else text
 
 
 def _joined(*parts: str) -> str:

@@ -84,10 +84,12 @@ class RedfishRepairer(SentOnce):
         if response.status in _TAKEN:
             return RepairAnswer(AnswerState.TAKEN, f"{target.reset_type}: HTTP {response.status}")
         refused = 300 <= response.status < 500 or response.status in _NOT_IMPLEMENTED
-        told = _error_in(reply)
+        reason = _error_in(reply)
         if 300 <= response.status < 400:
-            told = f"redirects to {location or 'nowhere'}, which is not followed; expected its url"
-        text = f"HTTP {response.status}: {told}".rstrip(": ")[:_MOST_TEXT]
+            reason = (
+                f"redirects to {location or 'nowhere'}, which is not followed; expected its url"
+            )
+        text = f"HTTP {response.status}: {reason}".rstrip(": ")[:_MOST_TEXT]
         return RepairAnswer(AnswerState.FAILED if refused else AnswerState.UNSURE, text)
 
 
@@ -96,7 +98,7 @@ def _error_in(reply: str) -> str:
     try:
         error = json.loads(reply)["error"]
         more = error.get("@Message.ExtendedInfo", ())
-        told = [error.get("message", ""), *(one.get("Message", "") for one in more)]
+        messages = [error.get("message", ""), *(one.get("Message", "") for one in more)]
     except (ValueError, KeyError, TypeError, AttributeError):
         return reply
-    return " ".join(dict.fromkeys(str(one) for one in told if one)) or reply
+    return " ".join(dict.fromkeys(str(one) for one in messages if one)) or reply

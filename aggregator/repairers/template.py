@@ -88,8 +88,8 @@ def shows(outcome: OutcomeSection | None, content: Mapping[str, Any]) -> str | N
         if condition is None or condition.get("status") != outcome.status:
             return None
         words = [str(condition.get(name) or "") for name in ("reason", "message")]
-        told = visible(": ".join(word for word in words if word), _MOST_TEXT)
-        return f"{outcome.condition} is {outcome.status}" + (f": {told}" if told else "")
+        text = visible(": ".join(word for word in words if word), _MOST_TEXT)
+        return f"{outcome.condition} is {outcome.status}" + (f": {text}" if text else "")
     if _as_text(read_field(content, parse_field_path(outcome.field))) != outcome.equals:
         return None
     return f"{outcome.field} is {outcome.equals}"

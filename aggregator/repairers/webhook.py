@@ -67,14 +67,14 @@ class WebhookRepairer:
 
     async def _post(self, order: RepairOrder, event: str, guard: Guard) -> RepairAnswer:
         timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
-        told: dict[str, object] = {
+        body: dict[str, object] = {
             name: truncate(text, _LONGEST) for name, text in order.values().items()
         }
-        told |= {"version": BODY_VERSION, "source": "sickbay", "event": event}
-        told["gpus"] = list(order.gpus)
+        body |= {"version": BODY_VERSION, "source": "sickbay", "event": event}
+        body["gpus"] = list(order.gpus)
         if order.bundle:
-            told["evidence"] = json.loads(order.bundle)
-        content = json.dumps(told).encode()
+            body["evidence"] = json.loads(order.bundle)
+        content = json.dumps(body).encode()
         try:
             secret = await secret_of(self._secret_file)
             ident = order.operation if event == "order" else f"{order.operation}-{event}"
@@ -106,11 +106,11 @@ def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    told = found if isinstance(found, dict) else {}
-    state = _VERDICTS.get(str(told.get("verdict")), AnswerState.INCONCLUSIVE)
-    if str(told.get("verdict")) not in _VERDICTS:
+    reply = found if isinstance(found, dict) else {}
+    state = _VERDICTS.get(str(reply.get("verdict")), AnswerState.INCONCLUSIVE)
+    if str(reply.get("verdict")) not in _VERDICTS:
         return RepairAnswer(state, f"its answer has no verdict: {text}")
-    return RepairAnswer(state, str(told.get("message", "")))
+    return RepairAnswer(state, str(reply.get("message", "")))
 
 
 def _answer_of(status: int, text: str) -> RepairAnswer:
@@ -118,7 +118,7 @@ def _answer_of(status: int, text: str) -> RepairAnswer:
         return RepairAnswer(AnswerState.DONE, text)
     if status == 202:
         return RepairAnswer(AnswerState.TAKEN, text)
-    told = f"HTTP {status}: {text}".rstrip(": ")
+    reason = f"HTTP {status}: {text}".rstrip(": ")
     if status in _NOT_NOW:
-        return RepairAnswer(AnswerState.NOT_SENT, told)
-    return RepairAnswer(AnswerState.FAILED if 300 <= status < 500 else AnswerState.UNSURE, told)
+        return RepairAnswer(AnswerState.NOT_SENT, reason)
+    return RepairAnswer(AnswerState.FAILED if 300 <= status < 500 else AnswerState.UNSURE, reason)

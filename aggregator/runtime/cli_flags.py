@@ -18,6 +18,6 @@ def target_flags(
     """
     if local is not None:
         return f" --local {shlex.quote(local)}"
-    said = namespace if namespace != NAMESPACE else ""
-    given = {"kubeconfig": kubeconfig, "context": context, "namespace": said}
+    other = namespace if namespace != NAMESPACE else ""
+    given = {"kubeconfig": kubeconfig, "context": context, "namespace": other}
     return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)

@@ -58,11 +58,11 @@ class LogIn:
             request.headers.get("Sec-Fetch-Site") == "cross-site"
             and refused.reason == "no_credentials"
         )
-        told = "" if refused.reason == "no_credentials" else refused.error
+        error = "" if refused.reason == "no_credentials" else refused.error
         hint = "" if refused.reason == "no_credentials" else refused.hint
         response = self._respond(
             refused.status,
-            told,
+            error,
             hint,
             safe_path(request.path_qs),
             again=again,

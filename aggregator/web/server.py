@@ -337,12 +337,12 @@ class Web:
         return self._problem(request, error.status, f"{error.reason}: {request.path[:200]}", hint)
 
     def _misdirected(self, request: web.Request, name: str) -> web.Response:
-        told = f'"{name[:100]}" is no name of this page, which is for this machine alone'
+        text = f'"{name[:100]}" is no name of this page, which is for this machine alone'
         hint = (
             "Ask for it by an address or as localhost. If people come by another name, through a "
             "proxy say, put that name into listen.hosts of the aggregator's configuration."
         )
-        return self._problem(request, 421, told, hint)
+        return self._problem(request, 421, text, hint)
 
     def _problem(self, request: web.Request, status: int, error: str, hint: str) -> web.Response:
         if request.path.startswith("/api/"):

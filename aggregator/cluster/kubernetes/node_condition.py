@@ -46,9 +46,9 @@ async def publish(
     twice rather than never. Raises Conflict where another node has the name, or where the node
     changes too often.
     """
-    told = False
+    announced = False
     for attempt in range(1, _TRIES + 1):
-        said: _Said = {
+        wanted: _Said = {
             "quarantined": quarantined,
             "reason": reason,
             "message": message,
@@ -60,12 +60,12 @@ async def publish(
         if attempt == 1:
             if quarantined:
                 watched = await marked_nodes.wait_for(node, node_uid, within=WATCH_S)
-                due = None if watched is None else _change(watched, said)
-            due = due or await _due(transport, node, node_uid, said, cached=True)
-        due = due or await _due(transport, node, node_uid, said, cached=False)
+                due = None if watched is None else _change(watched, wanted)
+            due = due or await _due(transport, node, node_uid, wanted, cached=True)
+        due = due or await _due(transport, node, node_uid, wanted, cached=False)
         if due is None:
             return
-        if not told:
+        if not announced:
             event = event_body(
                 {"generateName": f"{node[:200]}-"},
                 {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
@@ -73,13 +73,13 @@ async def publish(
                 action="Quarantine" if quarantined else "Release",
                 note=message,
                 warning=quarantined,
-                now=said["now"],
+                now=wanted["now"],
             )
             await post_event(transport, event, node=node)
-            told = True
+            announced = True
             if watched is not None:  # the Event has waited for its turn: the node may have changed
                 newer = marked_nodes.find(node, node_uid)
-                due = (newer and _change(newer, said)) or due
+                due = (newer and _change(newer, wanted)) or due
         try:
             await write_condition(transport, *due)
         except Conflict:
@@ -90,7 +90,7 @@ async def publish(
 
 
 async def _due(
-    transport: Transport, node: str, node_uid: str, said: _Said, *, cached: bool
+    transport: Transport, node: str, node_uid: str, wanted: _Said, *, cached: bool
 ) -> tuple[NodeObject, dict[str, object]] | None:
     """The node and the condition to write to it, or None where no write is due."""
     query = {"resourceVersion": "0"} if cached else None
@@ -107,16 +107,16 @@ async def _due(
         if cached:
             return None
         raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
-    if is_marked(to_node(found)) is not said["quarantined"]:
+    if is_marked(to_node(found)) is not wanted["quarantined"]:
         return None
-    return _change(found, said)
+    return _change(found, wanted)
 
 
-def _change(found: NodeObject, said: _Said) -> tuple[NodeObject, dict[str, object]] | None:
+def _change(found: NodeObject, wanted: _Said) -> tuple[NodeObject, dict[str, object]] | None:
     """The node and the condition to write to it, or None where the node shows it already."""
-    status = "True" if said["quarantined"] else "False"
-    told = (status, said["reason"], said["message"])
-    condition = changed_condition(found, CONDITION, *told, now=said["now"])
+    status = "True" if wanted["quarantined"] else "False"
+    texts = (status, wanted["reason"], wanted["message"])
+    condition = changed_condition(found, CONDITION, *texts, now=wanted["now"])
     return None if condition is None else (found, condition)
 
 

@@ -201,8 +201,8 @@ class Container(msgspec.Struct, frozen=True):
     def gpus(self) -> int:
         """Whole accelerators: an extended resource is requested in whole numbers alone."""
         requests = (self.resources.requests if self.resources else None) or {}
-        asked = (str(text) for name, text in requests.items() if name in _WHOLE_GPUS)
-        return sum(int(text) for text in asked if text.isascii() and text.isdigit())
+        counts = (str(text) for name, text in requests.items() if name in _WHOLE_GPUS)
+        return sum(int(text) for text in counts if text.isascii() and text.isdigit())
 
 
 class PodResourceClaim(msgspec.Struct, frozen=True):

@@ -46,8 +46,8 @@ class PodConnection:
             if channel == _DATA:
                 yield data
             elif channel == _ERROR:
-                said = self.trouble + data.decode(errors="replace")
-                self.trouble = said[:_LONGEST_ERROR]
+                text = self.trouble + data.decode(errors="replace")
+                self.trouble = text[:_LONGEST_ERROR]
 
     async def close(self) -> None:
         await self._socket.close()

@@ -203,7 +203,7 @@ class LocalCluster:
 
     async def poll_nodes(self) -> AsyncIterator[ClusterEvent]:
         """The present state, then all changes, until the file can't be read."""
-        told = _Told({}, frozenset(), RecordText("", ""), StopText())
+        reported = _Told({}, frozenset(), RecordText("", ""), StopText())
         seen = -1
         whole = False
         while True:
@@ -211,13 +211,13 @@ class LocalCluster:
             if version != seen or self._changed.is_set():
                 seen = version
                 self._changed.clear()
-                for item in await self._in_thread(self._differences, told):
+                for item in await self._in_thread(self._differences, reported):
                     yield item
             for item in await self.read_changes():
                 yield item
             if not whole:
                 whole = True
-                yield WatchSynced(told.unschedulable)
+                yield WatchSynced(reported.unschedulable)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL):
                     await self._changed.wait()
@@ -226,23 +226,25 @@ class LocalCluster:
         """News of the nodes beside the file's; none here."""
         return ()
 
-    def _differences(self, told: _Told) -> list[ClusterEvent]:
+    def _differences(self, reported: _Told) -> list[ClusterEvent]:
         news: list[ClusterEvent] = []
         stop = self._open.stop()
-        if stop != told.stop:
+        if stop != reported.stop:
             news.append(StopSeen(stop))
-            told.stop = stop
+            reported.stop = stop
         record = self._open.record()
-        if record != told.record:
+        if record != reported.record:
             news.append(RecordSeen(record))
         now = {quarantine.node: quarantine for quarantine in self._open.quarantines()}
-        for node, before in told.quarantines.items():
+        for node, before in reported.quarantines.items():
             if node not in now or now[node].uid != before.uid:
                 news.append(QuarantineGone(node, before.uid))
-        news += [QuarantineSeen(q) for node, q in now.items() if told.quarantines.get(node) != q]
+        news += [
+            QuarantineSeen(q) for node, q in now.items() if reported.quarantines.get(node) != q
+        ]
         nodes = frozenset(node.name for node in self._open.nodes() if node.unschedulable)
-        news += [NodeUncordoned(name) for name in told.unschedulable - nodes]
-        told.record, told.quarantines, told.unschedulable = record, now, nodes
+        news += [NodeUncordoned(name) for name in reported.unschedulable - nodes]
+        reported.record, reported.quarantines, reported.unschedulable = record, now, nodes
         known = KnownOperations()
         known.take_read(self._open.operations.all())
         self.operations.known = known

@@ -43,8 +43,8 @@ async def run_command(
     """Run it to its success. Raises `SiteCommandFailed`, also where it exits with other than 0."""
     finished = await finish_command(argv, key=key, values=values, limit=limit, guard=guard)
     if finished.code != 0:
-        said = f": {finished.output}" if finished.output else ""
-        raise SiteCommandFailed(f"{argv[0]} exited with {finished.code}{said}")
+        output = f": {finished.output}" if finished.output else ""
+        raise SiteCommandFailed(f"{argv[0]} exited with {finished.code}{output}")
 
 
 async def finish_command(
@@ -63,7 +63,7 @@ async def finish_command(
     raises, where it was not begun.
     """
     node = values["node"]
-    told: dict[str, object] = {"command": key, "program": argv[0], "node": node}
+    fields: dict[str, object] = {"command": key, "program": argv[0], "node": node}
     values = {name: truncate(text.replace("\0", ""), _LONGEST) for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
     environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
@@ -85,17 +85,17 @@ async def finish_command(
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument, or the name
             log.warning(
                 "site command not started",
-                extra={"event": "command.not_started", **(told | {"error": str(error)})},
+                extra={"event": "command.not_started", **(fields | {"error": str(error)})},
             )
             raise SiteCommandFailed(f"{argv[0]} can't be run: {error}") from error
         except ProgramStopped as stopped:
             extra = {"error": str(stopped), "output": last_text(output)}
-            log.warning("site command stopped", extra=told | extra)
+            log.warning("site command stopped", extra=fields | extra)
             raise SiteCommandFailed(f"{argv[0]} {stopped}") from None
         text = last_text(output)
     log.info(
         "site command ended",
-        extra={"event": "command.ended", **(told | {"rc": code, "output": text})},
+        extra={"event": "command.ended", **(fields | {"rc": code, "output": text})},
     )
     return Finished(code, text)
 

@@ -254,8 +254,8 @@ def _answer(command: Sequence[str], code: int, output: str) -> dict[str, Any]:
         raise Unreachable(f"{' '.join(command[:2])} printed no JSON: {error}") from error
     if not isinstance(answer, dict):
         raise Unreachable(f"{' '.join(command[:2])} printed JSON without the field 'meta'")
-    if said := first_error(answer):
-        raise Unreachable(f"{' '.join(command[:2])}: {said}")
+    if problem := first_error(answer):
+        raise Unreachable(f"{' '.join(command[:2])}: {problem}")
     return answer
 
 

@@ -37,17 +37,17 @@ class Targets:
 
     def set_report(self, observer: str, target: Target, *, reached: bool | None) -> None:
         """``reached`` None: the observer has no result for it (any more)."""
-        said = self._said.setdefault(observer, {})
-        before = said.get(target)
+        reports = self._said.setdefault(observer, {})
+        before = reports.get(target)
         if before is reached:
             return
         if observer in self._counted:
             self._count(observer, target, -1, reached=before)
             self._count(observer, target, +1, reached=reached)
         if reached is None:
-            del said[target]
+            del reports[target]
         else:
-            said[target] = reached
+            reports[target] = reached
 
     def count(self, observer: str, *, counts: bool) -> None:
         """Set whether the observer's reports are evidence now."""

@@ -321,9 +321,9 @@ def kept_because(pod: Pod, rules: DrainRules) -> str:
     if not rules.delete_empty_dir_data and (volumes := _data_of(pod)):
         names = some_of(volumes, _MOST_NAMED)
         return f"has emptyDir data that would be lost: {names} (drain.delete_empty_dir_data is off)"
-    said = next((key for key, no in _UNWILLING.items() if pod.annotations.get(key) == no), "")
-    if said and not rules.evict_unwilling:
-        return f"asks not to be evicted ({said}; drain.evict_unwilling is off)"
+    annotation = next((key for key, no in _UNWILLING.items() if pod.annotations.get(key) == no), "")
+    if annotation and not rules.evict_unwilling:
+        return f"asks not to be evicted ({annotation}; drain.evict_unwilling is off)"
     return ""
 
 

@@ -142,12 +142,12 @@ def _unreadable(why: str) -> str:
 
 def write_test(test: NodeTest) -> str:
     """The annotation that `read_test` reads; fields at their default are left out."""
-    told = {
+    written = {
         one.name: getattr(test, one.name)
         for one in fields(NodeTest)
         if getattr(test, one.name) != one.default
     }
-    return json.dumps(told, sort_keys=True)
+    return json.dumps(written, sort_keys=True)
 
 
 def operation_of(node_uid: str, boot_id: str, number: int) -> str:

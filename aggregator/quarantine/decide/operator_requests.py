@@ -85,22 +85,22 @@ def read_operator_requests(annotations: Mapping[str, str]) -> OperatorRequests:
 
 def describe(requests: OperatorRequests, wall: float) -> tuple[str, ...]:
     """The requests on the node, and those that can't be followed, in sentences."""
-    said = []
+    texts = []
     if requests.exempt(wall):
-        said.append(requests.why_capped(wall))
+        texts.append(requests.why_capped(wall))
     elif requests.exempt_until:
-        said.append(f"its exemption ended at {write_time(requests.exempt_until)} and is ignored")
+        texts.append(f"its exemption ended at {write_time(requests.exempt_until)} and is ignored")
     if requests.exempt_unclear:
-        said.append(f"{EXEMPT}: {requests.exempt_unclear}; not exempt, and its work stays")
+        texts.append(f"{EXEMPT}: {requests.exempt_unclear}; not exempt, and its work stays")
     if requests.force is not None:
-        said.append(f"forced to {requests.force}: {requests.force_reason}")
+        texts.append(f"forced to {requests.force}: {requests.force_reason}")
         if requests.exempt(wall):
-            said.append("both exempt and forced: the exemption is heard")
+            texts.append("both exempt and forced: the exemption is heard")
     if requests.force_unclear:
-        said.append(f"{FORCE}: {requests.force_unclear}; no action is taken")
+        texts.append(f"{FORCE}: {requests.force_unclear}; no action is taken")
     if requests.pinned:
-        said.append(f"pinned: {requests.pin_reason or 'no reason given'}")
-    return tuple(said)
+        texts.append(f"pinned: {requests.pin_reason or 'no reason given'}")
+    return tuple(texts)
 
 
 def exemption(until: float, reason: str) -> str:

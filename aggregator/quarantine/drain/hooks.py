@@ -106,7 +106,7 @@ class HookRunner:
     async def _until_done(
         self, node_state: NodeState, hook: Hook, known: HookStatus, still: Still
     ) -> bool:
-        asked, written_at = 0, self._clocks.now()
+        calls, written_at = 0, self._clocks.now()
         limit = self._rules.pre_evict_timeout
         while still():
             left = max(0.0, known.asked_at + limit - self._clocks.earliest())
@@ -138,8 +138,8 @@ class HookRunner:
                 written_at = self._clocks.now()
                 if newly:
                     self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
-            asked += 1
-            pause = max(_BACKOFF.pause(asked, self._rng), answer.retry_after or 0.0)
+            calls += 1
+            pause = max(_BACKOFF.pause(calls, self._rng), answer.retry_after or 0.0)
             if late or not self._rules.go_on:
                 left = pause
             await while_in_force(node_state, asyncio.sleep(min(pause, max(left, 0.1))), still)
@@ -180,7 +180,7 @@ class HookRunner:
         begun = status.pre_evict is not None if self._rules.pre_evict else status.drain_started_at
         if hook is None or not begun:
             return
-        asked, limit = 0, self._rules.post_release_timeout
+        calls, limit = 0, self._rules.post_release_timeout
         ends_at = self._clocks.now() + limit
         while True:
             left = max(1.0, ends_at - self._clocks.now())
@@ -188,12 +188,12 @@ class HookRunner:
             if answer.said is HookResult.DONE:
                 self._note(node_state, EventKind.HOOK, "post_release", "drain.post_release is done")
                 return
-            asked += 1
-            if self._clocks.now() + _BACKOFF.longest(asked) >= ends_at:
+            calls += 1
+            if self._clocks.now() + _BACKOFF.longest(calls) >= ends_at:
                 said = f"drain.post_release was not done in {limit:g} s: {answer.text}"
                 self._note(node_state, EventKind.HOOK_FAILED, "post_release", said)
                 return
-            pause = max(_BACKOFF.pause(asked, self._rng), answer.retry_after or 0.0)
+            pause = max(_BACKOFF.pause(calls, self._rng), answer.retry_after or 0.0)
             await asyncio.sleep(min(pause, ends_at - self._clocks.now()))
 
     async def _in_time(self, hook: Hook, quarantine: Quarantine, left: float) -> HookAnswer:

@@ -45,8 +45,8 @@ def end_in_words(ended: RepairAttempt) -> str:
 
 def attempt_details(attempt: RepairAttempt) -> dict[str, str]:
     """The details of events about an attempt."""
-    told = {"repair": attempt.repair, "operation": attempt.operation}
-    return told | ({"profile": attempt.profile} if attempt.profile else {})
+    details = {"repair": attempt.repair, "operation": attempt.operation}
+    return details | ({"profile": attempt.profile} if attempt.profile else {})
 
 
 def held_text(repair: str, held: Held) -> str:
