@@ -86,8 +86,8 @@ def _explain(error: BaseException) -> int:
         case _:
             import traceback
 
-            said = "".join(traceback.format_exception(error))
-            _write(sys.stderr, f"{said}sickbay: internal error: {type(error).__name__}: {error}\n")
+            trace = "".join(traceback.format_exception(error))
+            _write(sys.stderr, f"{trace}sickbay: internal error: {type(error).__name__}: {error}\n")
             return INTERNAL
 
 

@@ -144,10 +144,10 @@ class _Prober:
 
 def _parse(line: bytes) -> tuple[list[str], dict[str, tuple[str, int]]]:
     """Raises ValueError or TypeError."""
-    asked = json.loads(line)
-    if not isinstance(asked, dict):
+    request = json.loads(line)
+    if not isinstance(request, dict):
         raise TypeError("no question")
-    names, targets = asked.get("names", []), asked.get("targets", [])
+    names, targets = request.get("names", []), request.get("targets", [])
     for texts in (names, targets):
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise TypeError("names and targets are lists of texts")

@@ -79,8 +79,8 @@ def _ended(
 
 
 def _words(code: int, message: str, err: str) -> str:
-    said = " ".join(err.split())[:300] or message
-    return f"ended with {code}: {said}" if said else f"ended with {code}"
+    text = " ".join(err.split())[:300] or message
+    return f"ended with {code}: {text}" if text else f"ended with {code}"
 
 
 def _bounded(

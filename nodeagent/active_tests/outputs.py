@@ -68,20 +68,20 @@ def _dcgm(code: int, text: str) -> Reading:
         if severity in by_severity:
             if known is not None and known[1] == "isolate":
                 severity = "isolate"  # noqa: PLW2901  # the exit code knows more than the list
-            said = next(iter(by_severity.values()))
-            return Reading(Verdict.FAILED, severity, said[0])
+            texts_found = next(iter(by_severity.values()))
+            return Reading(Verdict.FAILED, severity, texts_found[0])
     if known is not None and (known[1] == "isolate" or known[0] is Verdict.INCONCLUSIVE):
         return Reading(*known)
     if by_severity and "" not in by_severity:
         severity = "config" if "config" in by_severity else "monitor"
-        said = (
+        texts_found = (
             by_severity[severity] if severity in by_severity else next(iter(by_severity.values()))
         )
         outcome = Verdict.INCONCLUSIVE if severity == "config" else Verdict.PASSED
-        return Reading(outcome, severity, said[0])
+        return Reading(outcome, severity, texts_found[0])
     if known is not None:
-        said = [words for texts in by_severity.values() for words in texts if words]
-        return Reading(known[0], known[1], said[0] if said else known[2])
+        texts_found = [words for texts in by_severity.values() for words in texts if words]
+        return Reading(known[0], known[1], texts_found[0] if texts_found else known[2])
     if 128 < code <= 192:
         return Reading(Verdict.INCONCLUSIVE, "killed", f"dcgmi ended by signal {code - 128}")
     if code == 0 and not results:

@@ -35,12 +35,12 @@ def routes(commands: Commands) -> Routes:
 
 async def _carry_out(carry: Carry, expected: str, body: bytes) -> LocalResponse:
     try:
-        said = await carry(json.loads(body))
+        result = await carry(json.loads(body))
     except CommandRefused as error:
         return json_answer({"error": str(error)}, 400)
     except (ValueError, KeyError, TypeError, AttributeError):
         return json_answer({"error": expected}, 400)
-    return json_answer({"result": said})
+    return json_answer({"result": result})
 
 
 def _text(order: Any, key: str) -> str:

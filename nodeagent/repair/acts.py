@@ -84,7 +84,7 @@ def reset_ended(outcome: Outcome | CommandStuck) -> ActEnd:
     if outcome.broken or outcome.errno is not None:
         what = outcome.broken or f"nvidia-smi cannot be started (error {outcome.errno})"
         return ActEnd(RepairState.FAILED, "not-started", what)
-    said = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
+    output = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
     if outcome.late is not None:
         where = f" (it waited: {outcome.stuck or outcome.late})"
         return ActEnd(RepairState.UNKNOWN, "timeout", f"nvidia-smi did not end in time{where}")
@@ -92,15 +92,15 @@ def reset_ended(outcome: Outcome | CommandStuck) -> ActEnd:
         return ActEnd(RepairState.UNKNOWN, "killed", f"nvidia-smi ended by signal {outcome.signal}")
     if outcome.flood:
         return ActEnd(RepairState.UNKNOWN, "flood", "nvidia-smi printed without end and was ended")
-    if "in use by another client" in said.lower():
-        return ActEnd(RepairState.FAILED, "in-use", said)
-    if "unknown error" in said.lower():
-        return ActEnd(RepairState.FAILED, "unknown-error", said)
+    if "in use by another client" in output.lower():
+        return ActEnd(RepairState.FAILED, "in-use", output)
+    if "unknown error" in output.lower():
+        return ActEnd(RepairState.FAILED, "unknown-error", output)
     if outcome.exit:
         return ActEnd(
-            RepairState.FAILED, "exit-code", f"nvidia-smi ended with {outcome.exit}: {said}"
+            RepairState.FAILED, "exit-code", f"nvidia-smi ended with {outcome.exit}: {output}"
         )
-    return ActEnd(RepairState.SUCCEEDED, "", said)
+    return ActEnd(RepairState.SUCCEEDED, "", output)
 
 
 def _proved(gpus: Sequence[str], rows: list[dict[str, str]] | str) -> ActEnd:
@@ -122,9 +122,9 @@ def reboot_ended(outcome: Outcome | CommandStuck, command: Sequence[str]) -> Act
         what = outcome.broken or f"{command[0]} cannot be started (error {outcome.errno})"
         return ActEnd(RepairState.FAILED, "not-started", what)
     if outcome.exit:
-        said = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
+        output = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
         return ActEnd(
-            RepairState.FAILED, "exit-code", f"{command[0]} ended with {outcome.exit}: {said}"
+            RepairState.FAILED, "exit-code", f"{command[0]} ended with {outcome.exit}: {output}"
         )
     return None
 

@@ -47,9 +47,9 @@ class OrderGateway:
 
     def hello(self, message: Any) -> None:
         """Name in Hello the verbs and profiles of this node."""
-        told: pb.Hello = message.hello
-        told.repair_verbs.extend(_NUMBERS[verb] for verb in self._executor.allowed)  # type: ignore[misc]  # plain numbers
-        told.test_profiles.extend(self._executor.profiles[: limits.MAX_TEST_PROFILES])
+        sent: pb.Hello = message.hello
+        sent.repair_verbs.extend(_NUMBERS[verb] for verb in self._executor.allowed)  # type: ignore[misc]  # plain numbers
+        sent.test_profiles.extend(self._executor.profiles[: limits.MAX_TEST_PROFILES])
 
     def new_stream(self) -> None:
         self._executor.new_stream()

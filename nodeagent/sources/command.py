@@ -70,11 +70,11 @@ class CommandProcess:
         """Run it; takes at most the time limit and some two seconds, unless the kernel hangs."""
         if self._child is not None and not self._child.ended.done():
             return CommandStuck(self._stuck or "a process of an earlier run")
-        said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        line_read: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def on_line(line: str) -> None:
-            if not said.done():
-                said.set_result(line)
+            if not line_read.done():
+                line_read.set_result(line)
 
         try:
             child = self._child = ChildProcess(
@@ -85,21 +85,21 @@ class CommandProcess:
         except OSError as error:
             return Outcome(broken=f"no process can be started: {error.strerror}")
         try:
-            either: set[asyncio.Future[Any]] = {said, child.ended}
+            either: set[asyncio.Future[Any]] = {line_read, child.ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             child.hang_up()
             raise
-        if not said.done():
+        if not line_read.done():
             words = f": {child.last_words}" if child.last_words else ""
             return Outcome(
                 broken=f"the process that runs it ended with status {child.ended.result()}{words}"
             )
         try:
-            outcome = Outcome(**json.loads(said.result()))
+            outcome = Outcome(**json.loads(line_read.result()))
         except (ValueError, TypeError):  # a traceback in place of the one line
             return Outcome(
-                broken=f"the process that runs it failed: {child.last_words or said.result()}"
+                broken=f"the process that runs it failed: {child.last_words or line_read.result()}"
             )
         self._stuck = outcome.stuck
         if not outcome.stuck:

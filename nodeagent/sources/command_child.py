@@ -40,7 +40,7 @@ _STDOUT = 1
 _CATCHABLE = [n for n in range(1, 32) if n not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
-class _Said:
+class _Output:
     """The program's output: the beginning of each stream, and how much there was."""
 
     def __init__(self, kept: int, most: int) -> None:
@@ -66,12 +66,12 @@ def run(
     command: list[str], limit: float, environ: dict[str, str], *, kept: int, most: int
 ) -> dict[str, object]:
     """Run it to its end, its limit or its flood; all that it started is ended then."""
-    said = _Said(kept, most)
+    output = _Output(kept, most)
     ends: dict[str, int] = {}
-    for name in said.kept:
+    for name in output.kept:
         reading, ends[name] = os.pipe()
         os.set_blocking(reading, False)
-        said.streams[reading] = name
+        output.streams[reading] = name
     try:
         pid = os.posix_spawn(
             command[0],
@@ -90,18 +90,18 @@ def run(
         return {"errno": error.errno or 0}
     for end in ends.values():
         os.close(end)
-    result = _watch(pid, said, time.monotonic() + limit)
+    result = _watch(pid, output, time.monotonic() + limit)
     left, stuck = end_all()
-    texts = {name: text.decode("utf-8", "replace") for name, text in said.kept.items()}
+    texts = {name: text.decode("utf-8", "replace") for name, text in output.kept.items()}
     return {**result, **texts, "left": left if "exit" in result else 0, "stuck": stuck}
 
 
-def _watch(pid: int, said: _Said, deadline: float) -> dict[str, object]:
+def _watch(pid: int, output: _Output, deadline: float) -> dict[str, object]:
     poll = select.poll()
     ended = os.pidfd_open(pid)
     poll.register(ended, select.POLLIN)
     poll.register(_STDOUT, 0)  # an error alone: our reader has gone
-    for fd in said.streams:
+    for fd in output.streams:
         poll.register(fd, select.POLLIN)
     while (left := deadline - time.monotonic()) > 0:
         ready = dict(poll.poll(left * 1000))
@@ -110,15 +110,15 @@ def _watch(pid: int, said: _Said, deadline: float) -> dict[str, object]:
             os._exit(0)
         if ended in ready:
             # Do not wait for the streams' end: processes that it left behind may hold them open.
-            for fd in said.streams:
-                while said.total < said.most and said.read(fd):
+            for fd in output.streams:
+                while output.total < output.most and output.read(fd):
                     pass
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             return {"signal": -code} if code < 0 else {"exit": code}
-        for fd in ready.keys() & said.streams.keys():
-            if not said.read(fd):
+        for fd in ready.keys() & output.streams.keys():
+            if not output.read(fd):
                 poll.unregister(fd)
-        if said.total >= said.most:
+        if output.total >= output.most:
             return {"flood": True}
     return {"late": _where(pid)}
 

@@ -68,18 +68,18 @@ async def _exchange(path: Path, question: bytes) -> bytes:
 
 def _parse(line: bytes, names: Sequence[str], targets: Sequence[str]) -> ProberReply:
     try:
-        told = json.loads(line)
-        if "error" in told:
-            raise ProberError("error", f"the prober: {told['error']}")
-        return ProberReply(_chosen(told["names"], names), _chosen(told["targets"], targets))
+        reply = json.loads(line)
+        if "error" in reply:
+            raise ProberError("error", f"the prober: {reply['error']}")
+        return ProberReply(_chosen(reply["names"], names), _chosen(reply["targets"], targets))
     except (ValueError, TypeError, KeyError):
         raise ProberError("garbled", f"the prober answered {line[:40]!r}") from None
 
 
-def _chosen(told: Mapping[str, Sequence[str]], asked: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _chosen(reply: Mapping[str, Sequence[str]], keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     """The answers to the questions asked, and no others."""
     found = {}
-    for key in asked:
-        reason, message = told[key]
+    for key in keys:
+        reason, message = reply[key]
         found[key] = (str(reason), str(message))
     return found

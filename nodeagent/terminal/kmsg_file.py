@@ -116,34 +116,34 @@ class Decoded:
 
     def notes(self) -> list[str]:
         """The lines that a person should read, as sentences."""
-        said = []
+        sentences = []
         if self.empty:
-            said.append("this file has no line of a log")
+            sentences.append("this file has no line of a log")
         if self.unknown:
             verb = "is" if len(self.unknown) == 1 else "are"
-            said.append(
+            sentences.append(
                 f"{len(self.unknown)} of {self.lines} lines {verb} of no known form: "
                 f"{_numbers(self.unknown)}"
             )
         if self.repeats:
             again = "1 fault is" if self.repeats == 1 else f"{self.repeats} faults are"
-            said.append(
+            sentences.append(
                 f"{again} in this file once more, with the same time and text, and shown once"
             )
         if self.undecoded:
-            said.append(f"{_mentions(self.undecoded)} not decoded: {_numbers(self.undecoded)}")
+            sentences.append(f"{_mentions(self.undecoded)} not decoded: {_numbers(self.undecoded)}")
         if self.continued:
-            said.append(
+            sentences.append(
                 f"{_mentions(self.continued)} not decoded, since "
                 f"{'it continues' if len(self.continued) == 1 else 'they continue'} the record of "
                 f"an earlier line: {_numbers(self.continued)}"
             )
         if self.foreign:
-            said.append(
+            sentences.append(
                 f"{_mentions(self.foreign)} not the kernel's, so not decoded: "
                 f"{_numbers(self.foreign)}"
             )
-        return said
+        return sentences
 
 
 def decode_file(path: Path) -> Decoded:

@@ -146,7 +146,7 @@ class Dialer:
 
 def explained(trouble: str) -> str:
     """The error of gRPC for a failed connection, with advice on what to check if there is any."""
-    meant = next((what for said, what in _MEANT.items() if said in trouble), "")
+    meant = next((what for words, what in _MEANT.items() if words in trouble), "")
     return f"{trouble} ({meant})" if meant else trouble
 
 

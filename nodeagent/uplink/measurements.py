@@ -21,7 +21,7 @@ class MeasurementEncoder:
 
     def message(self, current: Sequence[Measured]) -> pb.AgentMessage | None:
         """The changes since the message before; None where the node has never measured anything."""
-        told = pb.Measurements()
+        changes = pb.Measurements()
         present = set()
         for one in current:
             key = (one.measure, one.component, one.model)
@@ -31,7 +31,7 @@ class MeasurementEncoder:
                     continue
                 number = self._numbers[key] = len(self._sent)
                 self._sent.append(None)
-                told.series.add(
+                changes.series.add(
                     measure=identifier(one.measure),
                     component=cut(one.component, limits.MAX_NAME),
                     model=cut(one.model, limits.MAX_NAME),
@@ -39,10 +39,10 @@ class MeasurementEncoder:
             present.add(number)
             if self._sent[number] != one.value:
                 self._sent[number] = one.value
-                told.numbers.append(number)
-                told.values.append(one.value)
+                changes.numbers.append(number)
+                changes.values.append(one.value)
         for number, value in enumerate(self._sent):
             if value is not None and number not in present:
                 self._sent[number] = None
-                told.absent.append(number)
-        return pb.AgentMessage(measurements=told) if self._sent else None
+                changes.absent.append(number)
+        return pb.AgentMessage(measurements=changes) if self._sent else None

@@ -402,18 +402,18 @@ class Stream:
                         "component": clear.component,
                     },
                 )
-                said = host.clear_faults(clear.component, clear.code)
+                result = host.clear_faults(clear.component, clear.code)
             elif message.HasField("quiesce"):
                 command_id = message.quiesce.command_id
                 seconds = message.quiesce.for_ms / 1000
-                said = await host.quiesce(seconds)
+                result = await host.quiesce(seconds)
             else:
                 command_id = message.run_checks.command_id
-                said = await host.run_checks(list(message.run_checks.checks))
+                result = await host.run_checks(list(message.run_checks.checks))
         except CommandRefused as refused:
             self._reply(command_id, ok=False, message=str(refused))
         else:
-            self._reply(command_id, ok=True, message=said)
+            self._reply(command_id, ok=True, message=result)
 
     def _begin_gpu_use(self, request: pb.GpuUseRequest) -> None:
         """Beyond so many at once the aggregator requests it again."""
