@@ -15,6 +15,12 @@ def test_the_documents_use_the_fields_verbs() -> None:
     assert rate <= prose.MOST_IDIOM, "python -m tests.prose --list docs has each"
 
 
+def test_docs_has_at_most_90000_words_without_its_code() -> None:
+    pages = [path for path in prose.documents() if (prose.ROOT / "docs") in path.parents]
+    words = sum(prose.idiom(path.read_text())[0] for path in pages)
+    assert 50_000 < words <= 90_000, "a page that grows replaces other words"
+
+
 def test_a_clause_without_a_noun_is_found() -> None:
     assert prose.is_nounless("Whoever gives up has cost it a handshake")
     assert not prose.is_nounless("What is a lemon?")
