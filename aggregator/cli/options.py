@@ -43,7 +43,7 @@ def cluster_options() -> argparse.ArgumentParser:
         "--namespace",
         type=namespace,
         default=NAMESPACE,
-        help=f"of sickbay; default: {NAMESPACE}",
+        help=f"the namespace of sickbay (default: {NAMESPACE})",
     )
     return common
 

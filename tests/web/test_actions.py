@@ -107,7 +107,7 @@ async def test_a_quarantine_carries_the_persons_name(site: Site) -> None:
     assert (found.spec.action, found.spec.reason) == (Action.CORDON, "fan 3 is dead")
     [event] = site.happened
     assert event.kind is EventKind.REQUESTED
-    assert event.summary == "node-1: quarantine asked for by hall-2: fan 3 is dead"
+    assert event.summary == "node-1: quarantine requested by hall-2: fan 3 is dead"
 
 
 async def test_a_page_on_which_people_act_is_not_called_read_only(site: Site) -> None:
