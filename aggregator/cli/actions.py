@@ -84,7 +84,7 @@ def exempted(node: str, until: float, reason: str, *, how: str) -> AnnotationCha
     return AnnotationChange(
         {EXEMPT: exemption(until, reason)},
         f"{node}: exempt until {write_time(until)}: {brief(reason)}\n"
-        f"{_SOON} A quarantine that is in force stays, and its drain evicts no more; to end it: "
+        f"{_SOON} A quarantine that is in force stays, and its drain pauses; to end it: "
         f"sickbay release {node}{how}\nTo end the exemption: sickbay unexempt {node}{how}",
     )
 

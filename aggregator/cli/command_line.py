@@ -387,7 +387,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     stop = commands.add(
         _ACT,
         "stop",
-        "begin no quarantine and no eviction, anywhere",
+        "begin no quarantine and no step of a drain, anywhere",
         write_commands.stop,
         parents=[act],
         examples=['stop "work on the fabric"', "resume"],

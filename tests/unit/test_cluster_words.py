@@ -30,7 +30,7 @@ ABOUT_KUBERNETES = (
 TEXTS = {
     "advice.py": 4,
     "alerts": 1,
-    "cli": 27,
+    "cli": 26,
     "cluster": 1,
     "daemon_cli": 5,
     "jobs": 2,

@@ -80,10 +80,10 @@ INSERT INTO "transitions" VALUES(50,1800000050.0,'network.blamed','n1','inc-1','
 INSERT INTO "transitions" VALUES(51,1800000051.0,'network.cleared','n1','inc-1','n1: network.cleared at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(52,1800000052.0,'network.node_lost','n1','inc-1','n1: network.node_lost at 1.8e+09','{"limit": "5%"}','replica-0');
 INSERT INTO "transitions" VALUES(53,1800000053.0,'network.node_found','n1','inc-1','n1: network.node_found at 1.8e+09','{"limit": "5%"}','replica-0');
+CREATE INDEX transitions_incident_at ON transitions (incident, at);
+CREATE INDEX transitions_node_at ON transitions (node, at, id);
 CREATE INDEX transitions_at ON transitions (at, id);
 CREATE INDEX transitions_kind_at ON transitions (kind, at, node);
-CREATE INDEX transitions_node_at ON transitions (node, at, id);
-CREATE INDEX transitions_incident_at ON transitions (incident, at);
-CREATE INDEX evidence_node_at ON evidence (node, at, id);
 CREATE INDEX evidence_at ON evidence (at, id);
+CREATE INDEX evidence_node_at ON evidence (node, at, id);
 COMMIT;

@@ -79,10 +79,10 @@ INSERT INTO "alert_told" VALUES('064791ecee38d024a0f5442a91927ab1','quarantine.c
 INSERT INTO "alert_told" VALUES('d0888d3dddd2076dd97c56d082396eed','quarantine.cordoned','n3','inc-n3',1750000201.0);
 CREATE INDEX alert_pending_route ON alert_pending (route, grp, seq);
 CREATE INDEX alert_pending_node ON alert_pending (route, node, seq);
-CREATE INDEX alert_told_node ON alert_told (node);
 CREATE INDEX alert_told_at ON alert_told (at);
-CREATE INDEX alert_lasting_node ON alert_lasting (node);
+CREATE INDEX alert_told_node ON alert_told (node);
 CREATE INDEX alert_lasting_delivery ON alert_lasting (route, delivery);
+CREATE INDEX alert_lasting_node ON alert_lasting (node);
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('alert_pending',6);
 INSERT INTO "sqlite_sequence" VALUES('alert_dead',1);
