@@ -53,10 +53,11 @@ def texts(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     if path.suffix == ".md":
         yield from _paragraphs(source)
         return
-    yield from _docstrings(ast.parse(source))
+    tree = ast.parse(source)
+    yield from _docstrings(tree)
     yield from _comments(source)
     if path.relative_to(ROOT).parts[0] in MESSAGES:
-        yield from messages(source)
+        yield from messages(tree)
 
 
 def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
@@ -93,11 +94,11 @@ def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield from _docstrings(statement)
 
 
-def messages(source: str) -> Iterator[tuple[int, str]]:
+def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, text) of the strings of three words or more that are no docstrings; in the text x
     stands for each value of an f-string.
     """
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(tree))
     docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     strings = (node for node in nodes if isinstance(node, ast.JoinedStr))
     parts = {id(part) for whole in strings for part in whole.values}

@@ -22,8 +22,7 @@ def counts(monkeypatch: pytest.MonkeyPatch, counted: Mapping[str, int]) -> Mappi
 
 def test_each_count_has_a_limit_that_the_tree_keeps(counts: Mapping[str, int]) -> None:
     assert counts.keys() == seams.MOST.keys()
-    nothing = {name for name, count in counts.items() if not count}
-    assert nothing == {"isinstance of a cluster outside composition"}
+    assert all(counts.values()), "a limit of nothing that is counted"
     assert seams.main() == 0
 
 
@@ -38,13 +37,11 @@ def test_a_count_above_its_limit_is_refused(
     assert f"{count} steps of the largest plan (most: {count - 1})" in capsys.readouterr().out
 
 
-def test_arguments_callables_and_tests_of_a_cluster_are_found() -> None:
+def test_arguments_and_callables_are_found() -> None:
     tree = ast.parse(
         "class A:\n"
         "    def __init__(self, a, /, b, *, c: Callable[[], None]) -> None:\n"
-        "        isinstance(c, KubeCluster | LocalCluster)\n"
-        "        isinstance(c, str)\n"
+        "        pass\n"
     )
     assert list(seams.constructor_arguments(tree)) == [("A", 3)]
-    assert list(seams.cluster_tests(tree)) == [3]
     assert seams.callables(tree) == 1
