@@ -20,7 +20,10 @@ _IGNORES_CASE = re.compile(rb"(?<!\\)\(\?[a-zA-Z]*i[a-zA-Z]*[:)-]")
 
 #: Beginnings of lines that a user can cause, whatever they quote.
 _CAUSED = (
+    b"INFO: task ",
     b"Memory cgroup out of memory",
+    b"NVRM: API mismatch: the ",
+    b"Out of memory: Kill",
     b"UDP: bad checksum",
     b"TCP: request_sock_TCP",
     b"UDPv6: ",
