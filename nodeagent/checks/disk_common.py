@@ -110,9 +110,9 @@ def hung(check: str, component: str, result: Hung) -> Observation:
     return Observation(check, component, status, "hung", message)
 
 
-def of_mount(mount: Mount, observation: Observation) -> Observation:
+def of_mount(mount: Mount, observation: Observation, *, mild: bool = False) -> Observation:
     """The verdict with failed as degraded for a remote filesystem: it is not this node's disk."""
-    if mount.remote and observation.status is Status.FAILED:
+    if (mount.remote or mild) and observation.status is Status.FAILED:
         return replace(observation, status=Status.DEGRADED)
     return observation
 

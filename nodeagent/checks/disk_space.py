@@ -10,10 +10,12 @@ Defaults: 90 % is where the kubelet begins to evict for its own disk (nodefs.ava
 10 %), so it is worth a look. 97 % is well past what the kubelet can hold, and a checkpoint or a log
 burst takes the rest in minutes: failed. 97 % of a 30 TB scratch disk leaves 900 GB, so a disk
 with more than ``plenty`` free is never called full. A *remote* filesystem is degraded at most: it
-is as full on every other node, and whether it answers is disk-mounts's to evaluate.
+is as full on every other node, and whether it answers is disk-mounts's to evaluate. So is a
+dataset of ZFS that has less room than another one of its pool: it is full by its own quota.
 """
 
 import asyncio
+from collections.abc import Mapping
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import (
@@ -63,6 +65,17 @@ def evaluate(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
     return of_mount(mount, Observation(NAME, mount.name, status, reason, message))
 
 
+def is_at_its_quota(mount: Mount, results: Mapping[Mount, Result]) -> bool:
+    """Whether a dataset of ZFS has less room than another one of its pool: by its own quota."""
+    room = {
+        each: result.free
+        for each, result in results.items()
+        if isinstance(result, Space) and each.fstype == "zfs"
+        if each.source.partition("/")[0] == mount.source.partition("/")[0]
+    }
+    return mount in room and room[mount] < max(room.values())
+
+
 def _space_status(space: Space, used: float, limits: SpaceLimits) -> Status:
     if space.free < limits.min_free:
         return Status.FAILED
@@ -109,8 +122,12 @@ class DiskSpace:
             self._probe.space([path for mount, path in paths.items() if not mount.remote]),
             self._probe.space([p for mount, p in paths.items() if mount.remote], apart=True),
         )
-        results = local | remote
-        report = [of_mount(m, self._verdict(m, results[path])) for m, path in paths.items()]
+        answers = local | remote
+        results = {mount: answers[path] for mount, path in paths.items()}
+        report = [
+            of_mount(mount, self._verdict(mount, result), mild=is_at_its_quota(mount, results))
+            for mount, result in results.items()
+        ]
         report += self._watch.missing(NAME, mounts)
         return report or Off("no disk is mounted")
 
