@@ -95,10 +95,15 @@ def name_of(quarantine_uid: str, number: int, kind: str) -> str:
 
 def is_request(operation: Operation) -> bool:
     """Whether a person has made it: its name is none of ours."""
-    spec, name = operation.spec, operation.name
+    return not _number_in(operation.name, operation.spec)
+
+
+def _number_in(name: str, spec: OperationSpec) -> int:
+    """The number in a name of our own; 0: it is none."""
     number = name.removeprefix(f"{spec.quarantine}-").removesuffix(f"-{spec.kind}")
-    ours = number.isdecimal() and name == name_of(spec.quarantine, int(number), spec.kind)
-    return not (spec.quarantine and ours)
+    if not (spec.quarantine and number.isdecimal() and number.isascii()):
+        return 0
+    return int(number) if name == name_of(spec.quarantine, int(number), spec.kind) else 0
 
 
 def with_attempts(quarantine: Quarantine, operations: Iterable[Operation]) -> Quarantine:
@@ -195,6 +200,21 @@ def cancelled(before: OperationStatus, message: str, now: float) -> OperationSta
     """The status of an operation that ends before its order. ``now``: wall clock seconds."""
     phase, at = RepairState.CANCELLED, round(now, 3)
     return replace(before, phase=phase, message=message, ended_at=at)
+
+
+def unknown_outcome(
+    name: str, spec: OperationSpec, readable: OperationStatus, why: Exception
+) -> OperationStatus:
+    """The status of an operation of which only the ``readable`` part can be read. It keeps its
+    place: with one attempt less a number would be used again, and a repair repeated.
+    """
+    return replace(
+        readable,
+        phase=RepairState.UNKNOWN,
+        message=f"its status can't be read: {why}",
+        quarantine=readable.quarantine or spec.quarantine,
+        number=readable.number or _number_in(name, spec),
+    )
 
 
 def pending_of(quarantine: Quarantine, operations: Iterable[Operation]) -> list[Operation]:

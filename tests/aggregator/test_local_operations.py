@@ -102,10 +102,11 @@ def removed_once(first: OperationTable, second: OperationTable, there: Operation
 def test_an_operation_of_a_later_version_has_an_unknown_outcome(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "x", wall=lambda: 5.0)
     made = store.operations.create("n1-1", OperationSpec("n1", "reboot"))
-    status = OperationStatus("Paused")  # type: ignore[arg-type]
+    status = OperationStatus("Paused", quarantine="q", number=3)  # type: ignore[arg-type]
     store.operations.write_status(made, status)
     found = store.operations.read("n1-1")
     assert found is not None
     assert found.status.phase is RepairState.UNKNOWN
     assert "Paused" in found.status.message
+    assert (found.status.quarantine, found.status.number) == ("q", 3), "it keeps its place"
     store.close()

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ from aggregator.cluster.port import (
     RepairState,
     RepairStatus,
 )
+from aggregator.quarantine.decide.repair import operation_id
 from tests.support.field_values import values
 
 WEEK = 7 * 86400.0
@@ -160,8 +162,35 @@ def test_an_operation_of_a_later_version_has_an_unknown_outcome() -> None:
     found = decode_operation(json.dumps(body).encode())
     assert (found.spec.node, found.status.phase) == ("n1", RepairState.UNKNOWN)
     assert "Invalid enum value 'Paused'" in found.status.message
+    assert (found.status.quarantine, found.status.number) == ("q", 0), "its name is none of ours"
     nameless = decode_operation(json.dumps(body | {"spec": {"kind": 7}}).encode())
     assert nameless.spec == OperationSpec("", "")
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_an_operation_that_can_not_be_read_keeps_its_place_among_the_attempts(
+    *, readable: bool
+) -> None:
+    """Else its number would be used again, and a repair begun that was there."""
+    status: dict[str, object] = {"phase": "Paused"}
+    if readable:
+        status |= {"quarantine": "q", "number": 2, "bootID": "b", "endedAt": "no time"}
+        status |= {"beganAt": "2026-11-01T00:00:00Z", "operation": "q-2-reboot"}
+    body = {
+        "metadata": {"name": "mine" if readable else "q-2-reboot", "uid": "u"},
+        "spec": {"node": "n1", "kind": "reboot"} | ({} if readable else {"quarantine": "q"}),
+        "status": status,
+    }
+    unread = decode_operation(json.dumps(body).encode())
+    joined = with_attempts(QUARANTINE, [unread, operation(1, RepairState.SUCCEEDED)]).status.repair
+    assert joined is not None
+    first, second = joined.attempts
+    assert (first.operation, second.operation) == ("q-1-reboot", "q-2-reboot")
+    assert second.state is RepairState.UNKNOWN
+    if readable:
+        assert (second.boot_id, second.request, second.ended_at) == ("b", "mine", 0.0)
+        assert second.began_at > 0
+    assert operation_id("q", joined, "replace") == "q-3-replace"
 
 
 @given(

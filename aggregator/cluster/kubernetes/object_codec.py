@@ -102,6 +102,25 @@ class ObjectCodec(Generic[D]):
             found[part.name] = one
         return self.kind(**found)
 
+    def decode_fields(self, raw: msgspec.Raw) -> tuple[D, frozenset[str]]:
+        """The fields that can be read, each by itself, and the names of the others, which have
+        their defaults.
+        """
+        try:
+            there = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except ValueError:
+            return self.kind(), frozenset(self.names)
+        found, unread = {}, set()
+        for field, name in self.names.items():
+            alone = {name: there[name]} if name in there else {}
+            try:
+                one = self.decode(msgspec.json.decode(msgspec.json.encode(alone), type=self.struct))
+            except ValueError:  # msgspec's own are ValueErrors too; so is a time that is none
+                unread.add(field)
+            else:
+                found[field] = getattr(one, field)
+        return self.kind(**found), frozenset(unread)
+
     def _conversion(
         self, name: str, hint: Any, forms: Mapping[type, ObjectForm]
     ) -> "tuple[Any, _Convert | None, _Convert | None]":

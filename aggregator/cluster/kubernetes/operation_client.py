@@ -23,7 +23,7 @@ from aggregator.cluster.kubernetes.quarantine_codec import CONDITION, GROUP, VER
 from aggregator.cluster.kubernetes.reflector import Resource, list_pages
 from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport, encode
 from aggregator.cluster.operation_conditions import with_conditions
-from aggregator.cluster.operations import KnownOperations, with_attempts
+from aggregator.cluster.operations import KnownOperations, unknown_outcome, with_attempts
 from aggregator.cluster.port import (
     Conflict,
     NotFound,
@@ -204,7 +204,8 @@ def label_of(node: str) -> str:
 def decode_operation(body: bytes | msgspec.Raw) -> Operation:
     """An Operation as the API server sent it. Raises Refused where the body is no object.
 
-    One whose status a later version wrote has an unknown outcome: nothing follows it by itself.
+    One whose status a later version wrote has an unknown outcome, and keeps its place among the
+    attempts: nothing follows it by itself.
     """
     found = decode(body, _Object)
     meta = found.metadata
@@ -215,7 +216,8 @@ def decode_operation(body: bytes | msgspec.Raw) -> Operation:
     try:
         status = STATUS.decode(_STATUS_DECODER.decode(found.status))
     except ValueError as error:  # msgspec's own are ValueErrors too; so is a time that is none
-        status = OperationStatus(RepairState.UNKNOWN, f"its status can't be read: {error}")
+        readable, _ = STATUS.decode_fields(found.status)
+        status = unknown_outcome(meta.name, spec, readable, error)
     return Operation(
         name=meta.name,
         uid=meta.uid,

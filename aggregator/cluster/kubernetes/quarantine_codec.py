@@ -150,23 +150,5 @@ def _decode_status(raw: msgspec.Raw) -> tuple[QuarantineStatus, str, frozenset[s
     try:
         return STATUS.decode(_STATUS_DECODER.decode(raw)), "", frozenset()
     except ValueError as error:  # msgspec's own are ValueErrors too; so is a time that is none
-        status, unread = _decode_fields(raw)
+        status, unread = STATUS.decode_fields(raw)
         return status, f"status: {error}", unread
-
-
-def _decode_fields(raw: msgspec.Raw) -> tuple[QuarantineStatus, frozenset[str]]:
-    """The fields that can be read, each by itself, and the names of the others."""
-    try:
-        there = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except ValueError:
-        return QuarantineStatus(), frozenset(STATUS.names)
-    found, unread = {}, set()
-    for field, name in STATUS.names.items():
-        alone = {name: there[name]} if name in there else {}
-        try:
-            one = STATUS.decode(_STATUS_DECODER.decode(msgspec.json.encode(alone)))
-        except ValueError:
-            unread.add(field)
-        else:
-            found[field] = getattr(one, field)
-    return QuarantineStatus(**found), frozenset(unread)

@@ -1,15 +1,17 @@
 """Operations of the local cluster: one table, written by compare-and-set."""
 
+import contextlib
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
 
 from aggregator.cluster.local.rows import Rows
 from aggregator.cluster.operation_conditions import with_conditions
+from aggregator.cluster.operations import unknown_outcome
 from aggregator.cluster.port import Conflict, Operation, OperationSpec, OperationStatus, RepairState
 
 _COLUMNS = "name, uid, version, spec, status, created_at, deleting"
@@ -109,17 +111,27 @@ class OperationTable:
 
 
 def _operation(row: tuple[Any, ...]) -> Operation:
-    name, ident, version, spec, text, created_at, deleting = row
+    name, ident, version, text, progress, created_at, deleting = row
+    spec = _SPEC.decode(text)
     try:
-        status = _STATUS.decode(text)
+        status = _STATUS.decode(progress)
     except msgspec.ValidationError as error:  # a later version wrote it: nothing follows it
-        status = OperationStatus(RepairState.UNKNOWN, f"its status can't be read: {error}")
+        status = unknown_outcome(name, spec, _readable(progress), error)
     return Operation(
         name=name,
         uid=ident,
         version=str(version),
-        spec=_SPEC.decode(spec),
+        spec=spec,
         status=status,
         created_at=created_at,
         deleting=bool(deleting),
     )
+
+
+def _readable(progress: str) -> OperationStatus:
+    """The fields of a status that can be read, each by itself; the others have their defaults."""
+    there, found = json.loads(progress), {}
+    for name in {one.name for one in fields(OperationStatus)} & there.keys():
+        with contextlib.suppress(msgspec.ValidationError):
+            found[name] = getattr(msgspec.convert({name: there[name]}, OperationStatus), name)
+    return OperationStatus(**found)
