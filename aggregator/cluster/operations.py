@@ -94,8 +94,10 @@ def name_of(quarantine_uid: str, number: int, kind: str) -> str:
 
 
 def is_request(operation: Operation) -> bool:
-    """Whether a person has made it: its name is none of ours."""
-    return not _number_in(operation.name, operation.spec)
+    """Whether a person, or another tool, has made it: its name is none of ours, or we do not hold
+    it, as each of our own from its creation on.
+    """
+    return not (operation.held and _number_in(operation.name, operation.spec))
 
 
 def _number_in(name: str, spec: OperationSpec) -> int:

@@ -153,6 +153,26 @@ async def test_a_person_deletes_an_operation_before_its_order() -> None:
 
 
 @in_virtual_time
+async def test_an_object_of_another_tool_with_the_next_name_is_neither_used_nor_removed() -> None:
+    """The ladder waits until a person deletes it."""
+    site = Site()
+    site.start()
+    await site.settles(lambda: site.world.quarantines)
+    uid = site.quarantine().uid
+    name, spec = f"{uid}-1-reboot", OperationSpec("n1", "reboot", "of-another")
+    theirs = Operation(name, "o", "0", spec, held=False)
+    site.world.operations.store(theirs)
+    await site.settles(lambda: site.quarantine().status.drained_at)
+    await later(600)
+    assert (site.repaired, phases(site)) == ([], {name: "Pending"})
+    site.world.operations.remove(theirs)
+    await site.settles(site.is_released)
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quarantine() -> None:
     site = Site()
     site.ill = {}

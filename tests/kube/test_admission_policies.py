@@ -1,6 +1,7 @@
 """The shipped admission policies on the real API server: requests that each denies or allows."""
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -10,9 +11,17 @@ from typing import Any
 
 import pytest
 
+from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.objects import CA_KEYS_NAME
-from aggregator.cluster.port import NodeChange
+from aggregator.cluster.kubernetes.operation_client import FINALIZER, operation_body
+from aggregator.cluster.port import (
+    NodeChange,
+    Operation,
+    OperationSpec,
+    OperationStatus,
+    RepairState,
+)
 from aggregator.quarantine.decide.gpu_operands import PAUSED, pause_change, resume_change
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.operator_requests import EXEMPT
@@ -425,6 +434,71 @@ async def test_a_person_may_not_edit_what_the_aggregator_would_write_again(
     ):
         assert patch(client, path, body)[0] == 200, body
     await until(lambda: "a person set cordon" in bench.status(node, "override"))
+
+
+# -- Operations ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def operation(
+    control_plane: ControlPlane, policies: None, aggregator: Path
+) -> AsyncIterator[Operation]:
+    """One that has begun, while the policy of Operations is in force."""
+    spec = OperationSpec("node-a", "reboot", quarantine="q", requester="sickbay")
+    client = control_plane.client
+    forged = operation_body("forged", spec)
+    answers = f"{paths.OPERATIONS}?dryRun=All"
+    await until(lambda: client.request("POST", answers, forged).status == 422, within=20)
+    async with kube_cluster(aggregator, namespace="sickbay") as kube:
+        made = await kube.operations.create("q-1-reboot", spec)
+        status = OperationStatus(RepairState.ORDERED, quarantine="q", number=1, began_at=1.0)
+        begun = await kube.operations.write_status(made, status)
+        yield begun
+        await kube.operations.drop(begun)
+
+
+async def test_a_person_may_not_have_an_operation_forgotten_nor_make_one_that_counts_as_begun(
+    control_plane: ControlPlane, operation: Operation
+) -> None:
+    client, path = control_plane.client, f"{paths.OPERATIONS}/{operation.name}"
+    edits: list[tuple[str, Any, str]] = [
+        (path, {"metadata": {"finalizers": None}}, "delete this policy's binding first"),
+        (path, {"metadata": {"labels": {"sickbay.dev/node": None}}}, "label sickbay.dev/node"),
+        (path, {"metadata": {"labels": {"sickbay.dev/node": "node-b"}}}, "label sickbay.dev/node"),
+        (f"{path}/status", {"status": {"phase": "Failed"}}, "status of an Operation"),
+    ]
+    for where, body, says in edits:
+        status, message = patch(client, where, body)
+        assert (status, says in message) == (422, True), (body, message)
+    spec = replace(operation.spec, requester="ann")
+    held = operation_body("mine", spec, finalizers=[FINALIZER])
+    answer = client.request("POST", paths.OPERATIONS, held)
+    assert (answer.status, "finalizer" in answer.body["message"]) == (422, True)
+    control_plane.call("POST", paths.OPERATIONS, operation_body("mine", spec))
+    mine = f"{paths.OPERATIONS}/mine"
+    assert patch(client, mine, {"metadata": {"finalizers": [FINALIZER]}})[0] == 422
+    assert patch(client, mine, {"metadata": {"finalizers": ["example.com/x"]}})[0] == 200
+    assert patch(client, mine, {"metadata": {"finalizers": None}})[0] == 200
+    control_plane.call("DELETE", mine)
+
+
+async def test_without_the_binding_an_uninstall_removes_the_finalizers(
+    control_plane: ControlPlane, operation: Operation
+) -> None:
+    """With the commands of docs/install.md, in their order."""
+    text = (DEPLOY.parents[1] / "docs" / "install.md").read_text()
+    lines = [line.partition("  #")[0] for line in text.splitlines()]
+    binding = next(line for line in lines if line.startswith("kubectl delete validatingadmission"))
+    [kind, name] = binding.removeprefix("kubectl delete ").split()
+    removal = next(line for line in lines if line.startswith("kubectl get operations -o name"))
+    assert lines.index(binding) < lines.index(removal)
+    body = json.loads(removal.split("-p ")[1].strip("'"))
+    path = f"{paths.OPERATIONS}/{operation.name}"
+    assert patch(control_plane.client, f"{path}?dryRun=All", body)[0] == 422
+    control_plane.call("DELETE", f"{REGISTRATION}/{kind}s/{name}")
+    await until(
+        lambda: patch(control_plane.client, f"{path}?dryRun=All", body)[0] == 200, within=20
+    )
 
 
 # -- who uncordoned -------------------------------------------------------------------------------

@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.kubernetes.operation_client import KubeOperations
+from aggregator.cluster.kubernetes.operation_client import (
+    FINALIZER,
+    NODE_LABEL,
+    KubeOperations,
+    operation_body,
+)
+from aggregator.cluster.operations import is_request
 from aggregator.cluster.port import (
     Action,
     ClusterEvent,
@@ -22,6 +29,7 @@ from aggregator.cluster.port import (
     RepairState,
     WatchSynced,
 )
+from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.support.put_attempts import drop_operations, put_attempts
 
@@ -64,6 +72,33 @@ async def test_an_operation_from_its_creation_to_its_end(kube: KubeCluster) -> N
     await operations.drop(written)
     await operations.drop(written)
     assert await operations.read(NAME) is None
+
+
+@pytest.mark.parametrize(
+    "mine", [{"finalizers": [FINALIZER, "example.com/x"]}, {"labels": {NODE_LABEL: "node-a"}}]
+)
+async def test_an_object_of_another_tool_is_adopted_before_it_is_ours(
+    kube: KubeCluster, cluster_space: Space, mine: dict[str, object]
+) -> None:
+    """A read by our label would not find it, or its deletion would forget it."""
+    operations, plane = KubeOperations(kube._transport, time.time), cluster_space.plane
+    body = operation_body(NAME, SPEC) | {"metadata": {"name": NAME, **mine}}
+    await asyncio.to_thread(plane.call, "POST", paths.OPERATIONS, body)
+    there = await operations.read(NAME)
+    assert there is not None
+    try:
+        assert (there.held, is_request(there)) == (False, True)
+        adopted = await operations.adopt(there)
+        assert (adopted.held, await operations.of("node-a")) == (True, [adopted])
+        path = f"{paths.OPERATIONS}/{NAME}"
+        meta = (await asyncio.to_thread(plane.call, "GET", path))["metadata"]
+        assert sorted(meta["finalizers"]) == sorted({FINALIZER, *mine.get("finalizers", ())})  # type: ignore[call-overload]
+        assert await operations.adopt(adopted) == adopted
+    finally:
+        plane.call(
+            "PATCH", f"{paths.OPERATIONS}/{NAME}", {"metadata": {"finalizers": None}}, MERGE_PATCH
+        )
+        plane.request("DELETE", f"{paths.OPERATIONS}/{NAME}")
 
 
 @pytest.mark.parametrize("spec", [replace(SPEC, kind="dance"), replace(SPEC, node="")])

@@ -85,7 +85,7 @@ class KubeOperations:
             "uid": meta.uid,
             "resourceVersion": meta.resource_version,
             "labels": {NODE_LABEL: label_of(operation.spec.node)},
-            "finalizers": [*(meta.finalizers or ()), FINALIZER],
+            "finalizers": [*(one for one in meta.finalizers or () if one != FINALIZER), FINALIZER],
         }
         return await self._patch(path, {"metadata": change}, Priority.PHASE)
 
@@ -201,6 +201,14 @@ def label_of(node: str) -> str:
     return node[:_LONGEST_LABEL].rstrip("-._")
 
 
+def _is_ours(meta: Meta, spec: OperationSpec) -> bool:
+    """Another tool may have made it with our finalizer, or with our label, and never with both as a
+    read by the label finds them.
+    """
+    labelled = (meta.labels or {}).get(NODE_LABEL) == label_of(spec.node)
+    return labelled and FINALIZER in (meta.finalizers or ())
+
+
 def decode_operation(body: bytes | msgspec.Raw) -> Operation:
     """An Operation as the API server sent it. Raises Refused where the body is no object.
 
@@ -226,5 +234,5 @@ def decode_operation(body: bytes | msgspec.Raw) -> Operation:
         status=status,
         created_at=seconds(meta.creation_timestamp),
         deleting=meta.deletion_timestamp is not None,
-        held=FINALIZER in (meta.finalizers or ()),
+        held=_is_ours(meta, spec),
     )

@@ -88,6 +88,8 @@ class RepairStatusWriter:
         there = await self._operations.read(attempt.name)
         if there is None or there.status.phase is not RepairState.PENDING:
             raise Conflict(f"operation {attempt.name} is gone, or has begun")
+        if not (attempt.request or there.held):
+            raise ClusterError(f"operation {there.name} is not sickbay's, and has its name: delete it")
         if there.deleting:  # a person has cancelled what never began
             text = "a person deleted its operation before its order"
             # The ladder counts our own, whose name is taken.
