@@ -178,13 +178,14 @@ def hello(message: pb.Hello, dropped: Dropped | None = None) -> Hello:
 
 
 def _check(check: pb.CheckInfo) -> CheckOff:
-    return _check_off(check.name, check.interval_ms, check.off_because)
+    name, interval = _name("name", check.name), _age("interval_ms", check.interval_ms)
+    return _check_off(name, interval, _text(check.off_because))
 
 
 @lru_cache(maxsize=512)
-def _check_off(name: str, interval_ms: int, off_because: str) -> CheckOff:
-    """One for all nodes on which the check runs alike."""
-    return CheckOff(_name("name", name), _age("interval_ms", interval_ms), _text(off_because))
+def _check_off(name: str, interval: float, off_because: str) -> CheckOff:
+    """One for all nodes on which the check runs alike. It keeps its arguments: bounded texts."""
+    return CheckOff(name, interval, off_because)
 
 
 def _traits(traits: Mapping[str, str], dropped: Dropped | None) -> dict[str, str]:

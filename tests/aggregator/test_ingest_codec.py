@@ -360,3 +360,23 @@ def test_a_full_message_is_read_within_a_second() -> None:
     started = time.process_time()
     codec.snapshot(full, at=AT)
     assert time.process_time() - started < 1.0
+
+
+def test_the_memory_of_checks_that_are_off_keeps_no_longer_text_than_evidence_has() -> None:
+    """A hostile agent would fill it with texts as long as its messages."""
+    made = codec._check_off.cache_info().misses
+    for ending in "abc":
+        long = "x" * (limits.MAX_TEXT + 1000) + ending
+        check = pb.CheckInfo(name="of-this-test", interval_ms=1, off_because=long)
+        found = codec.hello(
+            pb.Hello(
+                node="n",
+                boot_id="b",
+                spool_epoch="e",
+                agent_version="1",
+                instance="i",
+                checks=[check],
+            )
+        )
+        assert len(found.checks[0].off_because) <= limits.MAX_TEXT
+    assert codec._check_off.cache_info().misses == made + 1, "one for three, as they are cut"
