@@ -114,9 +114,11 @@ class LeaseHolder:
                 failure = await self._turn()
             self._report(failure)
             next_at = began + (self._times.retry_period if failure is None else _FAILURE_PAUSE)
+            earliest = began
             if failure is not None and failure.retry_after is not None:
-                next_at = max(next_at, self._clock() + min(failure.retry_after, _LONGEST_PAUSE))
-            if began < (expired := self._election.expires_at() + _JUST_AFTER) < next_at:
+                earliest = self._clock() + min(failure.retry_after, _LONGEST_PAUSE)
+                next_at = max(next_at, earliest)
+            if earliest < (expired := self._election.expires_at() + _JUST_AFTER) < next_at:
                 next_at = expired
             await asyncio.sleep(max(0.0, next_at - self._clock()))
 

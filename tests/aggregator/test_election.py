@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TypeVar
 
 import pytest
@@ -705,3 +706,31 @@ def test_a_gateway_that_is_cut_from_a_controller_at_work_leaves_its_agents() -> 
         moments = leaving_moments(world, other, 15.0)
         assert 10.0 <= moments[0] <= 13.0
         assert world.acting() == [first]
+
+
+class Overloaded:
+    """A store that has shown another's Lease once, and wants to be left alone since."""
+
+    def __init__(self) -> None:
+        self.requests: list[float] = []
+
+    async def read(self) -> Lease | None:
+        self.requests.append(asyncio.get_running_loop().time())
+        if len(self.requests) == 1:
+            return Lease(Candidate("b", "b-1"), "1")
+        raise LeaseStoreError("too many requests", retry_after=40.0)
+
+    async def write(self, draft: Draft) -> Lease:
+        raise AssertionError(draft)
+
+
+@virtual_time.in_virtual_time
+async def test_the_end_of_anothers_lease_does_not_shorten_the_pause_that_the_server_named() -> None:
+    store, loop = Overloaded(), asyncio.get_running_loop()
+    holder = LeaseHolder(Candidate("a", "a-1"), store, clock=loop.time)
+    running = asyncio.create_task(holder.run())
+    await asyncio.sleep(200)
+    running.cancel()
+    pauses = [after - before for before, after in pairwise(store.requests[1:])]
+    assert len(pauses) >= 3
+    assert min(pauses) >= 40.0
