@@ -77,9 +77,25 @@ def written_by_two(stores: Iterable[ClusterStore]) -> None:
 
 def a_person_cancels(first: OperationTable, second: OperationTable, begun: Operation) -> None:
     """One that has begun is to be cancelled; a request that has not is gone."""
-    asked = second.create("ask", replace(begun.spec, quarantine="", requester="ann"))
+    spec = replace(begun.spec, quarantine="", requester="ann")
+    asked = second.create("ask", spec)
+    # The aggregator reports meanwhile why it waits, or begins it.
+    first.write_status(asked, replace(asked.status, message="the rack is full"))
     second.cancel(asked)
     assert first.read("ask") is None
+    asked = second.create("ask", spec)
+    first.write_status(asked, replace(asked.status, phase=RepairState.ORDERING))
+    second.cancel(asked)
+    late = first.read("ask")
+    assert late is not None
+    assert late.deleting
+    first.drop(late)
+    second.create("ask", spec)
+    second.cancel(asked)  # another object has its name by now
+    again = first.read("ask")
+    assert again is not None
+    assert not again.deleting
+    first.drop(again)
     second.cancel(begun)
     cancelled = first.read(begun.name)
     assert cancelled is not None

@@ -83,9 +83,19 @@ class OperationTable:
 
     def cancel(self, operation: Operation) -> None:
         """A person deletes it: one that has not begun is gone, another one is to be cancelled."""
-        if operation.status.phase is RepairState.PENDING:
-            self.drop(operation)
-            return
+        there: Operation | None = operation
+        while there is not None and there.uid == operation.uid:
+            if there.status.phase is not RepairState.PENDING:
+                self._mark_deleted(there)
+                return
+            try:
+                self.drop(there)
+            except Conflict:  # the aggregator wrote in between: why it waits, or that it began
+                there = self.read(operation.name)
+            else:
+                return
+
+    def _mark_deleted(self, operation: Operation) -> None:
         self._rows.change(
             lambda run: run(
                 "UPDATE operations SET deleting = 1, version = version + 1"
