@@ -12,7 +12,15 @@ from typing import Protocol
 from aggregator.cli.durations import read_duration
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import brief, clean
-from aggregator.cluster.port import BUSY, Action, OperationSpec, QuarantineSpec, RepairStatus
+from aggregator.cluster.port import (
+    BUSY,
+    Action,
+    Operation,
+    OperationSpec,
+    QuarantineSpec,
+    RepairStatus,
+)
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.operator_requests import (
     EXEMPT,
     PIN,
@@ -123,13 +131,26 @@ def operation_requested(name: str, spec: OperationSpec, *, how: str) -> str:
     )
 
 
-def operations_cancelled(node: str, names: Sequence[str], *, how: str) -> str:
+#: The limit of a cancellation.
+_LATE = ". An order that its repairer can't cancel any more runs to its end."
+
+
+def operations_cancelled(node: str, open_ones: Sequence[Operation], *, how: str) -> str:
     """After a person has deleted these open operations of the node."""
+    names = ", ".join(one.name for one in open_ones)
+    begun = [one.spec.kind for one in open_ones if one.status.phase in BUSY]
+    repairs = [kind for kind in begun if kind != TEST]
     return (
-        f"{node}: the cancellation is requested of {clean(', '.join(names))}. An order that its "
-        "repairer can't cancel any more runs to its end.\n"
+        f"{node}: the cancellation is requested of {clean(names)}"
+        f"{_LATE if begun else ': it has not begun.'}"
+        f"{f' {none_follows(repairs[0])}' if repairs else ''}\n"
         f"To follow it: sickbay repair {node}{how}"
     )
+
+
+def none_follows(kind: str) -> str:
+    """The effect on the ladder of the cancellation of a repair that has begun; a test is none."""
+    return f"After a cancelled {clean(kind)} no further repair begins by itself in this quarantine."
 
 
 def none_open(node: str, *, how: str) -> str:

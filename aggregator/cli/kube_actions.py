@@ -224,7 +224,7 @@ class KubeActions:
                         query=self._dry,
                         body=encode({"preconditions": {"uid": one.uid}}),
                     )
-            return actions.operations_cancelled(node, [one.name for one in there], how=self._how)
+            return actions.operations_cancelled(node, there, how=self._how)
 
         return self._session.call(work)
 

@@ -186,7 +186,7 @@ class LocalActions:
                 raise CommandFailed(actions.none_open(node, how=self._how))
             for one in there:
                 store.operations.cancel(one)
-            return actions.operations_cancelled(node, [one.name for one in there], how=self._how)
+            return actions.operations_cancelled(node, there, how=self._how)
 
     def forget_node(self, node: str) -> str:
         """Take a name out of the file that belongs to no node: misspelt, or of a machine that is

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 
+from aggregator.cli.actions import none_follows
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import UsageError
 from aggregator.cli.options import flags_of
@@ -160,8 +161,9 @@ def _require_repairs(node: str, found: Answer | None, what: str) -> None:
 
 def _effect_of_cancel(node: str, busy: str) -> str:
     if busy:
+        after = f" {none_follows(busy)}" if busy != TEST else ""
         return (
-            f"{node}: {busy} is cancelled if its repairer still can; otherwise it runs to its end. "
-            "No further repair begins by itself in this quarantine."
+            f"{node}: {busy} is cancelled if its repairer still can; otherwise it runs to its "
+            f"end.{after}"
         )
     return f"{node}: the requests that have not begun are withdrawn."

@@ -117,6 +117,8 @@ async def test_a_kind_is_an_operation_with_a_name_of_its_own_until_it_is_cancell
     cancel = await in_process("repair", "node-2", "--cancel", "--yes", "-o", "json", *where)
     assert json.loads(cancel.out)["done"] is True
     assert "the requests that have not begun are withdrawn" in cancel.err
+    assert "it has not begun.\\n" in cancel.out
+    assert "no further repair" not in cancel.out + cancel.err, "the ladder goes on"
     assert requests_in(database) == []
     again = await in_process("repair", "node-2", "--cancel", "--yes", *where)
     assert (again.code, again.out) == (1, "")
@@ -146,6 +148,23 @@ async def test_a_request_is_confirmed_on_a_terminal_and_refused_without_one(
     os.close(theirs)
 
 
+async def test_the_end_of_a_test_promises_nothing_about_repairs(
+    served: Served, database: Path
+) -> None:
+    """The ladder goes on after it."""
+    test = replace(ORDERED, repair="test", operation="q-1-test", profile="quick")
+    repaired(served.fleet.node_summaries["node-2"], test)
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        found = store.create_quarantine("node-2", SPEC, finalizer=True)
+        made = store.operations.create(test.operation, spec_of(found, test))
+        store.operations.write_status(made, begun_status(found, test, 1))
+    where = ["--url", served.url, "--local", str(database)]
+    cancel = await in_process("repair", "node-2", "--cancel", "--yes", *where)
+    assert "node-2: test is cancelled if its repairer still can" in cancel.err
+    assert "can't cancel any more runs to its end.\n" in cancel.out
+    assert "no further repair" not in cancel.out + cancel.err
+
+
 async def test_the_effect_on_a_repair_under_way_is_said(served: Served, database: Path) -> None:
     repaired(served.fleet.node_summaries["node-2"], ORDERED)
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
@@ -162,6 +181,8 @@ async def test_the_effect_on_a_repair_under_way_is_said(served: Served, database
     off = await in_process("repair", "node-2", "--cancel", "--yes", *where)
     assert off.code == 0, "what is under way can be taken back in any mode"
     assert [one.deleting for one in requests_in(database)] == [True]
+    ends = "After a cancelled reboot no further repair begins by itself in this quarantine."
+    assert ends in off.out
 
 
 @pytest.mark.parametrize(
