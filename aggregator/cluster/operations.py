@@ -20,6 +20,7 @@ from aggregator.cluster.port import (
     RepairStatus,
     is_older,
 )
+from aggregator.policy.repairs import TEST
 
 #: The requester of our own.
 _OURS = "sickbay"
@@ -119,7 +120,7 @@ def with_attempts(quarantine: Quarantine, operations: Iterable[Operation]) -> Qu
     attempts = tuple(attempt_of(one) for one in sorted(begun, key=lambda one: one.status.number))
     asked = (one for one in sorted(found, key=_age) if is_request(one) and not one.deleting)
     requests = tuple(
-        OperationRequest(one.name, one.spec.kind, one.spec.profile)
+        OperationRequest(one.name, one.spec.kind, one.spec.profile, one.uid)
         for one in asked
         if _may_begin(one, quarantine)
     )
@@ -135,7 +136,23 @@ def _may_begin(operation: Operation, quarantine: Quarantine) -> bool:
     """Whether it may become the next attempt of the quarantine."""
     spec = operation.spec
     pending = operation.status.phase is RepairState.PENDING
-    return pending and spec.node == quarantine.node and spec.quarantine in ("", quarantine.uid)
+    here = spec.node == quarantine.node and spec.quarantine in ("", quarantine.uid)
+    return pending and here and not is_of_service(operation, quarantine)
+
+
+def is_of_service(operation: Operation, quarantine: Quarantine) -> bool:
+    """Whether a person requested a test of the node before it came into this quarantine: that test
+    would have left the node in service, and ends as one that had begun does.
+    """
+    of_none = operation.spec.kind == TEST and not operation.spec.quarantine
+    return of_none and operation.created_at < quarantine.created_at
+
+
+def is_request_of(operation: Operation, quarantine: Quarantine, attempt: RepairAttempt) -> bool:
+    """Whether it may become just this attempt: another request may have got its name since."""
+    spec = operation.spec
+    profile = not attempt.profile or spec.profile in ("", attempt.profile)
+    return spec.kind == attempt.repair and profile and _may_begin(operation, quarantine)
 
 
 def attempt_of(operation: Operation) -> RepairAttempt:

@@ -321,11 +321,15 @@ class OperationSpec:
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """A person's Operation that has not begun. ``name``: of the object; ``what``: the kind."""
+    """A person's Operation that has not begun. ``name``: of the object; ``what``: the kind.
+
+    ``uid``: another object may have the name later.
+    """
 
     name: str
     what: str
     profile: str = ""
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

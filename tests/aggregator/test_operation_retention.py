@@ -1,9 +1,12 @@
 """Old operations are removed, those that have lost their quarantine end, and requests report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from aggregator.clock import Clocks
+from aggregator.cluster.operations import with_attempts
 from aggregator.cluster.port import (
     Action,
     Conflict,
@@ -19,11 +22,13 @@ from aggregator.cluster.port import (
     RepairState,
     RepairStatus,
 )
+from aggregator.quarantine.actions.open_attempts import are_attempts_known
+from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.repair.operation_requests import OperationRequests
 from aggregator.quarantine.repair.operation_retention import PER_NODE, OperationRetention
-from aggregator.quarantine.state.fleet import FleetState, NodeSummary
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary, NodeTestView
 from tests.support.memory_cluster import MemoryCluster, World
 
 WEEK = 7 * 86400.0
@@ -47,14 +52,18 @@ def always() -> bool:
 
 
 async def go_round(
-    world: World, *, view_lost: str = "", may_act: Callable[[], bool] = always
+    world: World,
+    *,
+    view_lost: str = "",
+    may_act: Callable[[], bool] = always,
+    tests: Mapping[str, NodeTestView] | None = None,
 ) -> dict[str, RepairState]:
     """The phases after one round."""
     summary = NodeSummary("n1")
     summary.own_quarantine_view().write(STANDING)
     retention = OperationRetention(
         operations=MemoryCluster(world).operations,
-        fleet=FleetState({"n1": summary}, view_lost=view_lost),
+        fleet=FleetState({"n1": summary}, view_lost=view_lost, node_tests=dict(tests or {})),
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
         may_act=may_act,
@@ -197,15 +206,17 @@ async def test_a_request_reports_why_it_does_not_begin_and_that_it_may() -> None
     ask(world, "test-of-service", node="n2", kind="test")
     waiting = (OperationRequest("a", "reboot"), OperationRequest("b", "reboot"))
     full = RepairStatus(requests=waiting, held="the rack is full")
+    no_reboot = "'reboot' was requested by hand, and the configuration has no such repairer"
     assert await reported(world, fleet_of(full)) == {
-        "a": "repair.repairers has no reboot",
-        "b": "operation a is before it",
+        "a": no_reboot,
+        "b": no_reboot,
         "elsewhere": "its node is in no quarantine, and no other node is repaired",
         "misspelt": "neither the cluster nor an agent has a node n22",
         "of-another": "its quarantine is no longer in force",
         "test-of-service": "its node is in no quarantine, and no repairer tests nodes in service",
     }
-    assert (await reported(world, fleet_of(full, "reboot")))["a"] == "the rack is full"
+    room = await reported(world, fleet_of(full, "reboot"))
+    assert (room["a"], room["b"]) == ("the rack is full", "operation a is before it")
     written = len(world.writes)
     await reported(world, fleet_of(full, "reboot"))
     assert len(world.writes) == written, "only what has changed"
@@ -246,3 +257,83 @@ async def test_a_test_of_a_node_in_service_keeps_its_operation_for_its_time() ->
     late = replace(busy, deadline_at=NOW - 3600)
     world.operations.by_name["test"] = replace(world.operations.by_name["test"], status=late)
     assert await go_round(world) == {"test": RepairState.UNKNOWN}
+
+
+async def test_a_request_that_a_person_deletes_after_its_adoption_ends_at_once() -> None:
+    """Our finalizer keeps it from that on, and nothing of it has begun."""
+    world = World()
+    ask(world, "a", uid="stands")
+    world.operations.store(replace(world.operations.by_name["a"], held=True))
+    world.operations.person_deletes("a")
+    await reported(world, fleet_of(RepairStatus(), "reboot"))
+    assert (world.operations.by_name, world.writes) == ({}, ["operation n1 Cancelled"])
+
+
+async def test_one_that_ended_before_it_began_is_removed_though_its_quarantine_stands() -> None:
+    """The process died between the end and the removal."""
+    world = World()
+    ask(world, "a", uid="stands")
+    cancelled = OperationStatus(RepairState.CANCELLED, ended_at=NOW)
+    world.operations.store(
+        replace(world.operations.by_name["a"], held=True, deleting=True, status=cancelled)
+    )
+    assert await go_round(world) == {}
+
+
+async def test_a_test_that_was_requested_before_the_quarantine_ends_with_it() -> None:
+    """As one that had begun does. One of the same moment is about the quarantine."""
+    world, fleet = World(), fleet_of(RepairStatus(), "test")
+    quarantine = replace(fleet.node_summaries["n1"].quarantine, created_at=NOW - 60)  # type: ignore[type-var]
+    fleet.node_summaries["n1"].own_quarantine_view().write(quarantine)
+    before = ("a-test", "test", NOW - 61), ("a-reboot", "reboot", NOW - 61), ("b", "test", NOW - 60)
+    for name, kind, at in before:
+        ask(world, name, kind=kind)
+        made = replace(world.operations.by_name[name], created_at=at)
+        made = replace(made, spec=replace(made.spec, profile="quick"))
+        world.operations.by_name[name] = made
+    shown = with_attempts(quarantine, world.operations.by_name.values()).status.repair
+    assert shown is not None
+    assert [one.name for one in shown.requests] == ["a-reboot", "b"]
+    await reported(world, fleet)
+    ended = world.operations.by_name["a-test"].status
+    assert ended.phase is RepairState.CANCELLED
+    assert ended.message.startswith("its node came into quarantine before the test began: ")
+    assert [world.operations.by_name[name].is_open for name in ("a-reboot", "b")] == [True, True]
+
+
+async def test_a_second_request_for_a_test_waits_for_the_first_and_reports_that() -> None:
+    world = World()
+    for name in ("r1", "r2", "r3"):
+        ask(world, name, node="n2", kind="test")
+        made = world.operations.by_name[name]
+        world.operations.by_name[name] = replace(made, created_at=NOW - 3600)
+    fleet = fleet_of()
+    fleet.node_tests = {"n2": NodeTestView(None, tainted=False, requested="r1", held="no room")}
+    assert await reported(world, fleet) == {
+        "r1": "no room",
+        "r2": "operation r1 is before it",
+        "r3": "operation r1 is before it",
+    }
+    assert set((await go_round(world, tests=fleet.node_tests)).values()) == {RepairState.PENDING}
+    going = NodeTest(1, "o-1", "quick", RepairState.ORDERED, "b", request="r1")
+    fleet.node_tests = {"n2": NodeTestView(going, tainted=False)}
+    begun = OperationStatus(RepairState.ORDERED, began_at=NOW, deadline_at=NOW + 60)
+    world.operations.by_name["r1"] = replace(world.operations.by_name["r1"], status=begun)
+    told = await reported(world, fleet)
+    assert (told["r2"], told["r3"]) == ("test o-1 is under way", "operation r2 is before it")
+    assert (await go_round(world, tests=fleet.node_tests))["r3"] is RepairState.PENDING
+    assert (await go_round(world))["r3"] is RepairState.CANCELLED
+    assert messages(world)["r3"] == "operation r2 is before it", "the last reason stays"
+
+
+async def test_a_request_that_a_release_ends_is_no_attempt_that_it_has_to_learn_of() -> None:
+    """The release goes on with this look."""
+    world, wrote = World(), list[Quarantine]()
+    ask(world, "a")
+    node: Any = SimpleNamespace(node="n1", wrote=wrote.append)
+    assert await are_attempts_known(MemoryCluster(world), node, STANDING, NOW)
+    ended = world.operations.by_name["a"].status
+    assert (ended.phase, ended.message) == (RepairState.CANCELLED, "its node is released")
+    put(world, "b", "stands", RepairState.ORDERED, at=NOW)
+    assert not await are_attempts_known(MemoryCluster(world), node, STANDING, NOW)
+    assert len(wrote) == 1

@@ -256,8 +256,23 @@ def test_a_persons_request_waits_for_the_attempt_under_way() -> None:
     assert next_repair(requested("replace", busy), facts(), RULES, NOW).do is Do.PROVE
 
 
+def test_a_request_that_can_not_begin_holds_up_no_later_one_and_no_ladder() -> None:
+    three = tuple(
+        OperationRequest(name, kind)
+        for name, kind in (("1", "dance"), ("2", TEST), ("3", "reboot"))
+    )
+    both = RepairStatus(requests=three)
+    assert next_repair(both, facts(), RULES, NOW).request == "3"
+    blocked = RepairStatus(requests=three[:2])
+    assert next_repair(blocked, facts(), RULES, NOW) == NextRepair(Do.ORDER, "gpu-reset")
+    idle = next_repair(blocked, facts(is_open=False), RULES, NOW)
+    assert (idle.do, "'dance' was requested" in idle.because) == (Do.NOTHING, True)
+    over = replace(blocked, exhausted="over")
+    assert "'dance'" in next_repair(over, facts(), RULES, NOW).because
+
+
 def test_a_request_for_a_repair_without_repairer_is_named() -> None:
-    step = next_repair(requested("reboot"), facts(available={}), RULES, NOW)
+    step = next_repair(requested("reboot"), facts((), available={}), RULES, NOW)
     assert step.do is Do.NOTHING
     assert "no such repairer" in step.because
 
@@ -449,7 +464,7 @@ def test_tests_end_and_only_a_pass_ends_them_without_a_person(
 
 
 def test_a_test_by_hand_has_the_profile_that_was_asked_for_else_the_configured_one() -> None:
-    known = replace(facts(), available={TEST: True})
+    known = replace(facts(()), available={TEST: True})
     asked, plain = requested(TEST, profile="quick"), requested(TEST)
     assert next_repair(asked, known, RULES, NOW).profile == "quick"
     assert next_repair(plain, known, VERIFYING, NOW).profile == "standard"

@@ -152,6 +152,20 @@ async def test_what_has_changed_since_the_order_refuses_it(
 
 
 @in_virtual_time
+async def test_a_cancellation_after_the_read_of_the_attempts_refuses_it() -> None:
+    """The other reads take their time."""
+    one = await ordered()
+
+    def cancelled(name: str) -> None:
+        if name == "pods_on":
+            one.site.world.operations.person_cancels("n1")
+
+    one.cluster._fails = cancelled
+    assert await one.refusal() == "a person has cancelled it"
+    await one.site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_replica_that_may_not_act_permits_nothing() -> None:
     one = await ordered()
     one.acts = False
@@ -232,6 +246,11 @@ async def test_a_controller_that_repairs_nothing_any_more_permits_nothing(mode: 
 
 _NEW: list[tuple[str, Callable[[NewNodes], object], str]] = [
     ("as ordered", lambda site: None, ""),
+    (
+        "cancelled",
+        lambda site: site.world.operations.person_cancels("n1"),
+        "a person deleted its operation",
+    ),
     ("opened", lambda site: site.set_taints(), "the startup taint was removed"),
     (
         "marked",
@@ -251,6 +270,7 @@ async def test_the_test_of_a_new_node_is_permitted_while_it_still_waits_for_it(
     name: str, change: Callable[[NewNodes], object], why: str
 ) -> None:
     site = NewNodes(verdicts=(GOING,))
+    site.world.operations.person_requests("n1", "test", "r1")
     site.start()
     await site.settles(lambda: site.last_test().get("state") == "Ordered")
     await asyncio.sleep(1)
@@ -262,6 +282,26 @@ async def test_the_test_of_a_new_node_is_permitted_while_it_still_waits_for_it(
     assert refusal.startswith(why) if why else not refusal, (name, refusal)
     other = replace(request, operation="uid-n1-boot-1-7-test")
     assert await permissions.refusal("n1", other) == NO_ORDER
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_that_a_person_cancels_after_the_look_at_it_is_not_permitted() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    site.world.operations.person_requests("n1", "test", "r1")
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    [order] = site.program.orders
+
+    def cancelled(name: str) -> None:
+        if name == "pods_on":
+            site.world.operations.person_cancels("n1")
+
+    cluster._fails = cancelled
+    request = PermissionRequest(order.operation, "test", order.node_uid)
+    refusal = await site.replica.controller.repair_permissions.refusal("n1", request)
+    assert refusal == "a person deleted its operation"
     await site.replica.stop()
 
 

@@ -17,6 +17,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairAnswer,
 )
 from tests.aggregator.repair_site import Site, phases, reported_ends
+from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT
 from tests.support.virtual_replica import later, soon
 from tests.support.virtual_time import in_virtual_time
@@ -148,6 +149,79 @@ async def test_a_person_deletes_an_operation_before_its_order() -> None:
     await later(600)
     assert site.repaired == []
     assert parse_record(site.world.record.text).repairs == {}
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_cancellation_between_adoption_and_order_ends_at_once_and_clears_nothing() -> None:
+    site = Site(kinds=("reboot",))
+    site.shop.boots = False
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await site.settles(site.is_exhausted)
+    [_] = site.repaired
+
+    def cancels(name: str) -> None:
+        there = site.world.operations.by_name.get("a1")
+        if name == "write_operation" and there is not None and there.held and not there.deleting:
+            site.world.operations.person_deletes("a1")
+
+    cluster._fails = cancels
+    site.world.operations.person_requests("n1", "reboot", "a1")
+    await site.settles(lambda: site.world.operations.by_name["a1"].deleting, within=60)
+    await site.replica.answer_requests()
+    assert "operation n1 Cancelled" in site.world.writes
+    assert "a1" not in site.world.operations.by_name
+    assert site.is_exhausted(), "its beginning has failed"
+    await later(600)
+    assert len(site.repaired) == 1
+    cluster._fails = lambda _: None
+    site.world.operations.person_requests("n1", "reboot", "a2")
+    await site.settles(lambda: len(site.repaired) == 2)
+    await site.settles(lambda: not site.is_exhausted(), within=60)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_that_another_replaced_under_its_name_does_not_begin_as_the_first() -> None:
+    site = Site(kinds=("reboot", "replace"))
+    site.ill, site.shop.boots = {}, False
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await site.drained_by_hand()
+
+    def replaced(name: str) -> None:
+        there = site.world.operations.by_name.get("a1")
+        if name == "read_operation" and there is not None and there.spec.kind == "replace":
+            site.world.operations.person_deletes("a1")
+            site.world.operations.person_requests("n1", "reboot", "a1")
+
+    cluster._fails = replaced
+    site.world.operations.person_requests("n1", "replace", "a1")
+    await site.settles(lambda: site.repaired)
+    assert site.repaired == ["reboot"]
+    assert site.attempts() == [("reboot", RepairState.ORDERED)]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_cancellation_of_what_is_over_lets_no_further_repair_begin() -> None:
+    """The order has ended, and its leftovers are not removed yet."""
+    site = Site(kinds=("reboot", "replace"))
+    site.shop.boots, site.shop.look = False, RepairAnswer(AnswerState.FAILED, "no power")
+    site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")
+    site.start()
+    await site.settles(lambda: len(site.shop.cleaned) > 1)
+    site.world.operations.person_cancels("n1")
+    await later(60)
+    site.shop.clean = RepairAnswer(AnswerState.DONE)
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.FAILED)])
+    await later(3600)
+    assert site.repaired == ["reboot"]
+    assert site.is_exhausted()
     site.check()
     await site.replica.stop()
 

@@ -8,9 +8,19 @@ from functools import partial
 import pytest
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Action, Phase, Unreachable
+from aggregator.cluster.port import (
+    Action,
+    Conflict,
+    ListedNodeTest,
+    OperationStatus,
+    Phase,
+    RepairState,
+    Unreachable,
+)
 from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.repair.node_test_requests import NodeTestRequests
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.idle_node_tests import HOUR, IdleNodes, dying_before_the_order, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
@@ -466,6 +476,118 @@ async def test_a_refused_test_leaves_no_reservation_behind() -> None:
     await site.settles(lambda: site.last_test().get("state") == "Cancelled")
     await later(1)
     assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_of_the_same_name_as_one_that_was_removed_is_another_one() -> None:
+    site = in_service()
+    ask(site)
+    site.start()
+    await site.settles(lambda: ended_as(site) == "Succeeded")
+    site.world.operations.remove(site.world.operations.by_name["r1"])
+    ask(site)
+    await site.settles(lambda: len(site.program.operations) == 2)
+    await site.settles(lambda: ended_as(site) == "Succeeded")
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_whose_operation_is_deleted_while_its_order_waits_is_not_sent() -> None:
+    """No watch has reported that."""
+    site = in_service()
+    cluster = MemoryCluster(site.world)
+    call = cluster._call
+
+    async def waits(name: str, *arguments: object, **more: object) -> object:
+        if name == "test":
+            site.world.operations.person_cancels("n1")
+            cluster.operations.requests = list  # type: ignore[method-assign]
+            await later(8)
+        return await call(name, *arguments, **more)  # type: ignore[arg-type]
+
+    cluster._call = waits  # type: ignore[method-assign, assignment]
+    ask(site)
+    site.start(cluster)
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=HOUR)
+    assert site.program.orders == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_replica_whose_first_list_is_old_ends_no_request_of_a_running_test() -> None:
+    site = in_service(verdicts=(GOING,))
+    ask(site)
+    first = site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await first.stop()
+    cluster = MemoryCluster(site.world)
+    listed = cluster.list_node_tests
+    asked = 0
+
+    async def is_old(taint: str) -> list[ListedNodeTest]:
+        nonlocal asked
+        asked += 1
+        return [] if asked == 1 else await listed(taint)
+
+    cluster.list_node_tests = is_old  # type: ignore[method-assign]
+    site.start(cluster)
+    await later(60)
+    assert (asked > 0, ended_as(site)) == (True, "Ordering")
+    site.program.verdicts = [PASSED]
+    await site.settles(lambda: ended_as(site) == "Succeeded")
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_attempt_of_a_quarantine_is_never_taken_for_the_request_of_a_test() -> None:
+    """A quarantine has begun the request, or one that a person made under its name."""
+    site = in_service()
+    ask(site)
+    world = site.world
+    there = world.operations.by_name["r1"]
+    begun = OperationStatus(RepairState.ORDERED, quarantine="q", number=1, operation="q-1-test")
+    taken = world.operations.store(replace(there, status=begun, held=True))
+    requests = NodeTestRequests(MemoryCluster(world).operations)
+    test = NodeTest(1, "o", "quick", RepairState.ORDERING, "b", request="r1", request_uid=there.uid)
+    again = replace(test, request_uid="of-before")
+    for one in (test, again):
+        with pytest.raises(Conflict):
+            await requests.begin(one, "uid")
+        await requests.settle(replace(one, state=RepairState.FAILED))
+        assert requests.why_ended(one) == "a person deleted its operation"
+    assert requests.left({}) == []
+    assert world.operations.by_name["r1"] == taken
+    new = world.operations.store(replace(taken, status=OperationStatus()))
+    with pytest.raises(Conflict):
+        await requests.begin(again, "uid")
+    await requests.settle(replace(again, state=RepairState.FAILED))
+    assert world.operations.by_name["r1"] == new
+    await requests.begin(test, "uid")
+    assert world.operations.by_name["r1"].status.operation == "o"
+
+
+@in_virtual_time
+async def test_a_quarantine_ends_the_request_for_a_test_that_has_not_begun() -> None:
+    """The node is tested in its quarantine only where a person requests that of it."""
+    site = in_service()
+    site.world.person_stops("maintenance")
+    ask(site)
+    asked = site.world.operations.by_name["r1"]
+    site.world.operations.store(replace(asked, created_at=-60.0))
+    site.start()
+    await later(60)
+    site.report("n1", fault("xid:79"))
+    site.world.person_stops("")
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.DRAINED, within=HOUR)
+    await site.replica.answer_requests()
+    assert ended_as(site) == "Cancelled"
+    message = site.world.operations.by_name["r1"].status.message
+    assert message.startswith("its node came into quarantine before the test began")
+    await later(HOUR)
+    assert site.program.orders == []
     await site.replica.stop()
 
 

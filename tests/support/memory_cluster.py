@@ -596,7 +596,8 @@ class MemoryCluster:
                 raise Conflict("exists")
             self.world.writes.append(f"create {node}")
             uid = f"q-{self.world.tick()}"
-            made = Quarantine(node, uid, "0", spec, QuarantineStatus(), generation=1)
+            at, status = self.world.now, QuarantineStatus()
+            made = Quarantine(node, uid, "0", spec, status, created_at=at, generation=1)
             return self.world.store_quarantine(made)
 
         return await self._call(

@@ -28,6 +28,7 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
+from aggregator.quarantine.repair.operation_requests import OperationRequests
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node_pools import NodePools
@@ -191,6 +192,13 @@ class Replica:
             may_act=may_act,
         )
         self.task = asyncio.create_task(self.controller.run())
+
+    async def answer_requests(self) -> None:
+        """One round of the reports on people's Operations, which run next to the controller."""
+        clocks = Clocks(self.clock, self.clock)
+        await OperationRequests(
+            self.cluster.operations, self.fleet, clocks, lambda: True
+        ).go_round()
 
     def agent(
         self,

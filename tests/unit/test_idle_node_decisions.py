@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Pod, RepairState
+from aggregator.cluster.port import OperationRequest, Pod, RepairState
 from aggregator.quarantine.decide import reservation
 from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
@@ -67,6 +67,11 @@ def a_test(state: RepairState = S.ORDERED, **more: Any) -> NodeTest:
 
 FACTS = NodeTestFacts("uid", "b1", tainted=False)
 
+
+def ask(name: str, uid: str) -> OperationRequest:
+    return OperationRequest(name, "test", uid=uid)
+
+
 tests = st.builds(
     a_test,
     st.sampled_from(RepairState),
@@ -79,6 +84,7 @@ tests = st.builds(
     failed_boot=st.sampled_from(["b1", "b2"]),
     reason=st.sampled_from(["", IDLE]),
     request=st.sampled_from(["", "r1"]),
+    request_uid=st.sampled_from(["u1", "u2"]),
 )
 
 
@@ -136,7 +142,7 @@ def test_when_the_next_test_is_due(last: NodeTest | None, now: float, expected: 
     st.booleans(),
     st.sampled_from(["", "cordoned"]),
     st.booleans(),
-    st.sampled_from(["", "r1", "r2"]),
+    st.none() | st.builds(ask, st.sampled_from(["r1", "r2"]), st.sampled_from(["u1", "u2"])),
     st.floats(0, 40 * DAY),
 )
 def test_a_test_begins_only_where_it_is_due_or_asked_for_and_nothing_speaks_against_it(
@@ -144,20 +150,21 @@ def test_a_test_begins_only_where_it_is_due_or_asked_for_and_nothing_speaks_agai
     tainted: bool,  # noqa: FBT001 - drawn
     against: str,
     configured: bool,  # noqa: FBT001 - drawn
-    request: str,
+    request: OperationRequest | None,
     now: float,
 ) -> None:
     facts = replace(FACTS, tainted=tainted, against=against, request=request)
     rules = RULES if configured else None
     what = next_idle_test(last, facts, rules, pause=PAUSE, now=now)
-    asked = request if last is None or last.request != request else ""
+    same = last is not None and request == ask(last.request, last.request_uid)
+    asked = None if same else request
     free = not (tainted or against or (last is not None and last.is_busy))
     due = configured and not waits_for(last, RULES, pause=PAUSE, now=now)
     assert (what.do is NodeTestStep.ORDER) == (free and bool(asked or due))
     if what.do is not NodeTestStep.ORDER:
         return
     assert what.test is not None
-    assert what.test.request == asked
+    assert ask(what.test.request, what.test.request_uid) == (asked or ask("", ""))
     assert what.test.reason == IDLE
     assert verdict_at(what.test) == verdict_at(last)
     assert open_failure(what.test) == carried_failure(last)
@@ -266,7 +273,7 @@ def test_a_refused_request_names_some_pods_after_the_command_that_drains() -> No
 def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
     last: NodeTest | None, now: float
 ) -> None:
-    facts = replace(FACTS, request="r2")
+    facts = replace(FACTS, request=ask("r2", "u2"))
     step = next_idle_test(last, facts, None, pause=PAUSE, now=now)
     if step.test is None or step.do is not NodeTestStep.ORDER:
         return
@@ -406,7 +413,7 @@ def test_a_refused_request_does_not_delay_the_periodic_test() -> None:
     now = 100 * DAY
     last = a_test(S.INCONCLUSIVE, reason=IDLE, inconclusive=9, ended_at=now - DAY, deadline_at=1.0)
     assert waits_for(last, RULES, pause=PAUSE, now=now) == 0.0
-    facts = NodeTestFacts(node_uid="u1", boot_id="b1", tainted=False, request="r1")
+    facts = NodeTestFacts(node_uid="u1", boot_id="b1", tainted=False, request=ask("r1", "u1"))
     step = next_idle_test(last, facts, RULES, pause=PAUSE, now=now)
     assert step.test is not None
     assert waits_for(refused(step.test, "work", at=now), RULES, pause=PAUSE, now=now + 1) == 0.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Node, RepairState, Taint
+from aggregator.cluster.port import Node, OperationRequest, RepairState, Taint
 from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
     NEW_NODE_TEST,
@@ -60,6 +60,9 @@ def step(last: NodeTest | None, now: float = 50.0, **more: Any) -> NodeTestStep:
     return next_test(last, facts(**more), RULES, pause=10.0, now=now).do
 
 
+R1 = OperationRequest("r1", "test", uid="u1")
+AGAIN = replace(R1, uid="u2")
+OF_R1: dict[str, Any] = {"request": "r1", "request_uid": "u1"}
 tests = st.builds(
     a_test,
     number=st.integers(1, 50),
@@ -68,6 +71,7 @@ tests = st.builds(
     boot_after=st.sampled_from(["", "b2", "b3"]),
     inconclusive=st.integers(0, 5),
     request=st.sampled_from(["", "r1"]),
+    request_uid=st.sampled_from(["u1", "u2"]),
     ended_at=st.floats(0, 1000),
     message=st.text(max_size=30),
 )
@@ -77,8 +81,14 @@ any_facts = st.builds(
     tainted=st.booleans(),
     against=st.sampled_from(["", "no"]),
     ends=st.sampled_from(["", "over"]),
-    request=st.sampled_from(["", "r1", "r2"]),
-    request_profile=st.sampled_from(["", "standard"]),
+    request=st.none()
+    | st.builds(
+        OperationRequest,
+        st.sampled_from(["r1", "r2"]),
+        st.just("test"),
+        st.sampled_from(["", "standard"]),
+        st.sampled_from(["u1", "u2"]),
+    ),
 )
 
 
@@ -164,8 +174,10 @@ def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> No
         (a_test(state=S.ORDERED), {"against": "evidence"}, NodeTestStep.PROVE),
         (a_test(state=S.FAILED), {}, NodeTestStep.NOTHING),
         (a_test(state=S.FAILED), {"boot_id": "b2"}, NodeTestStep.ORDER),
-        (a_test(state=S.FAILED), {"request": "r1"}, NodeTestStep.ORDER),
-        (a_test(state=S.FAILED, request="r1"), {"request": "r1"}, NodeTestStep.NOTHING),
+        (a_test(state=S.FAILED), {"request": R1}, NodeTestStep.ORDER),
+        (a_test(state=S.FAILED, **OF_R1), {"request": R1}, NodeTestStep.NOTHING),
+        # It was deleted, and another made under its name.
+        (a_test(state=S.FAILED, **OF_R1), {"request": AGAIN}, NodeTestStep.ORDER),
         (a_test(state=S.INCONCLUSIVE, ended_at=45.0), {}, NodeTestStep.NOTHING),
         (a_test(state=S.INCONCLUSIVE, ended_at=40.0), {}, NodeTestStep.ORDER),
         (a_test(state=S.INCONCLUSIVE, inconclusive=2), {}, NodeTestStep.NOTHING),

@@ -77,7 +77,7 @@ def test_an_object_of_another_name_is_a_persons_request_of_its_node() -> None:
     assert found.status.repair is not None
     names = [one.name for one in found.status.repair.requests]
     assert (names, found.status.repair.attempts) == (["a", "b"], ())
-    assert found.status.repair.requests[0] == OperationRequest("a", "test", "x")
+    assert found.status.repair.requests[0] == OperationRequest("a", "test", "x", "a")
 
 
 def test_requests_that_are_not_held_are_known_beside_a_read_of_those_that_are() -> None:

@@ -153,7 +153,7 @@ def next_idle_test(
         if rules is None and not last.request:
             lost = "repair.idle_nodes was removed from the configuration"
         return under_way(last, facts, now, lost)
-    asked = facts.request if last is None or last.request != facts.request else ""
+    asked = facts.unanswered(last)
     due = rules is not None and not waits_for(last, rules, pause=pause, now=now)
     if facts.tainted or not (asked or due):
         return NextTest(NodeTestStep.NOTHING)
@@ -168,11 +168,12 @@ def next_idle_test(
         NodeTest(
             number=number,
             operation=operation_of(facts.node_uid, facts.boot_id, number),
-            profile=(facts.request_profile if asked else "") or (rules or IdleNodeRules()).profile,
+            profile=(asked.profile if asked else "") or (rules or IdleNodeRules()).profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
             inconclusive=last.without_verdict if last is not None and goes_on else 0,
-            request=asked,
+            request=asked.name if asked else "",
+            request_uid=asked.uid if asked else "",
             reason=IDLE,
             verdict_at=verdict_at(last),
             failed=failed,

@@ -76,7 +76,7 @@ def next_test(
         return under_way(last, facts, now, "" if facts.tainted else "the startup taint was removed")
     if not facts.tainted:
         return NextTest(NodeTestStep.NOTHING)
-    asked = facts.request if last is None or last.request != facts.request else ""
+    asked = facts.unanswered(last)
     over = "" if asked else why_over(last, facts.boot_id, rules)
     if over:
         return NextTest(NodeTestStep.NOTHING, over)
@@ -98,11 +98,12 @@ def next_test(
         NodeTest(
             number=number,
             operation=operation_of(facts.node_uid, facts.boot_id, number),
-            profile=(facts.request_profile if asked else "") or rules.profile,
+            profile=(asked.profile if asked else "") or rules.profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
             inconclusive=last.without_verdict if last and counts else 0,
-            request=asked,
+            request=asked.name if asked else "",
+            request_uid=asked.uid if asked else "",
             verdict_at=verdict_at(last) if failed else 0.0,
             failed=failed,
             failed_boot=failed_boot,

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Node, QuarantineStatus, RepairState, RepairStatus
+from aggregator.cluster.port import (
+    Node,
+    OperationRequest,
+    QuarantineStatus,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.health.model import Component, Status
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.admission_record import (
@@ -51,9 +57,9 @@ class NodeTest:
 
     ``inconclusive``: the tests without a verdict before this one, in its boot and since a person's
     last request. ``boot_after``: the boot in which the node was when the test ended, where that is
-    another one than the test's. ``request``: the id of a person's request, empty without one.
-    ``quarantined``: the node was in quarantine after its last test. Times are wall clock
-    seconds.
+    another one than the test's. ``request`` and ``request_uid``: the name and UID of a person's
+    Operation, empty without one. ``quarantined``: the node was in quarantine after its last test.
+    Times are wall clock seconds.
 
     ``reason`` is `IDLE` for the test of a node in service, periodic or by a person's request. Such
     a test without a verdict leaves what was known: ``verdict_at`` is the end of the last test with
@@ -69,6 +75,7 @@ class NodeTest:
     boot_after: str = ""
     inconclusive: int = 0
     request: str = ""
+    request_uid: str = ""
     began_at: float = 0.0
     deadline_at: float = 0.0
     ended_at: float = 0.0
@@ -88,6 +95,10 @@ class NodeTest:
     def without_verdict(self) -> int:
         """The tests without a verdict until now, this one counted if it is one."""
         return self.inconclusive + (self.state in _NO_VERDICT)
+
+    def answers(self, request: OperationRequest) -> bool:
+        """Whether it is the test of just this object: another may have had its name before."""
+        return (self.request, self.request_uid) == (request.name, request.uid)
 
     def is_of_boot(self, boot_id: str) -> bool:
         """Whether it says something about the node in this boot; an unknown boot is the same."""
@@ -186,8 +197,8 @@ class NodeTestFacts:
     """All that the next step depends on, beside the node's last test.
 
     ``tainted``: the node carries the startup taint. ``against``: why no test may begin on it now.
-    ``ends``: why a test under way has to end. ``request``: the id of a person's request for a test
-    that is not followed yet, and ``request_profile`` the profile that it names.
+    ``ends``: why a test under way has to end. ``request``: the oldest of a person that has not
+    begun.
     """
 
     node_uid: str
@@ -195,8 +206,12 @@ class NodeTestFacts:
     tainted: bool
     against: str = ""
     ends: str = ""
-    request: str = ""
-    request_profile: str = ""
+    request: OperationRequest | None = None
+
+    def unanswered(self, last: NodeTest | None) -> OperationRequest | None:
+        """The request, unless the ``last`` test is its own."""
+        asked = self.request
+        return None if asked is None or (last is not None and last.answers(asked)) else asked
 
 
 def under_way(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextTest:

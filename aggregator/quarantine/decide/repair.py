@@ -11,7 +11,7 @@ Invariants:
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -187,8 +187,16 @@ def next_repair(
     if last is not None and last.state in BUSY:
         over = bool(status.exhausted) and status.exhausted_at >= last.began_at
         return _under_way(last, facts, now, over=over)
-    if status.requests:
-        return _by_hand(status, facts, status.requests[0], rules)
+    asked = [_by_hand(status, facts, one, rules) for one in status.requests]
+    begins = next((one for one in asked if one.do is Do.ORDER), None)
+    step = begins or _by_itself(status, facts, rules, now)
+    silent = step.do is Do.NOTHING and not step.because
+    return asked[0] if silent and asked else step
+
+
+def _by_itself(
+    status: RepairStatus, facts: RepairFacts, rules: RepairRules, now: float
+) -> NextRepair:
     if facts.returns:
         return _before_release(status, facts, rules, now)
     if status.exhausted or not facts.is_open:
@@ -218,16 +226,26 @@ def _under_way(
 def _by_hand(
     status: RepairStatus, facts: RepairFacts, asked: OperationRequest, rules: RepairRules
 ) -> NextRepair:
-    if asked.what not in facts.available:
-        text = f"{asked.what!r} was requested by hand, and the configuration has no such repairer"
-        return NextRepair(Do.NOTHING, because=text)
-    if len(status.attempts) >= MOST_ATTEMPTS:
-        return NextRepair(Do.NOTHING, because=f"this quarantine has had {MOST_ATTEMPTS} attempts")
+    why = why_blocked(status, asked, facts.available, rules)
+    if why:
+        return NextRepair(Do.NOTHING, because=why)
     profile = (asked.profile or rules.verify) if asked.what == TEST else ""
-    if asked.what == TEST and not profile:
-        text = "a test was requested by hand without a profile, and repair.verify names none"
-        return NextRepair(Do.NOTHING, because=text)
     return NextRepair(Do.ORDER, asked.what, "requested by hand", asked.name, profile)
+
+
+def why_blocked(
+    status: RepairStatus, asked: OperationRequest, kinds: Collection[str], rules: RepairRules
+) -> str:
+    """Why a person's request can't begin as things are configured, so that it holds up no other;
+    empty: it can. ``kinds``: those with a repairer.
+    """
+    if asked.what not in kinds:
+        return f"{asked.what!r} was requested by hand, and the configuration has no such repairer"
+    if len(status.attempts) >= MOST_ATTEMPTS:
+        return f"this quarantine has had {MOST_ATTEMPTS} attempts"
+    if asked.what == TEST and not (asked.profile or rules.verify):
+        return "a test was requested by hand without a profile, and repair.verify names none"
+    return ""
 
 
 def _before_release(

@@ -57,15 +57,13 @@ class NodeTestChecks:
         self, node: Node, node_state: NodeState | None, test: NodeTest | None
     ) -> NodeTestFacts:
         """All that the node's next step depends on, beside its last ``test``."""
-        by_hand = self.requests.by_node().get(node.name)
         return NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
             tainted=is_tainted(node, self._rules.taint),
             against=self._against(node, node_state),
             ends=self.requests.why_ended(test) or self._ends_test(node, node_state),
-            request=by_hand.name if by_hand is not None else "",
-            request_profile=by_hand.profile if by_hand is not None else "",
+            request=self.requests.by_node().get(node.name),
         )
 
     def against_memory(self, name: str, node_state: NodeState | None) -> str:

@@ -32,26 +32,23 @@ class NodeTestRequests:
         found: dict[str, OperationRequest] = {}
         for one in self._operations.requests():
             if _is_new(one):
-                asked = OperationRequest(one.name, TEST, one.spec.profile)
+                asked = OperationRequest(one.name, TEST, one.spec.profile, one.uid)
                 found.setdefault(one.spec.node, asked)
         return found
 
-    def name_of(self, node: str) -> str:
-        """The name of the oldest one of the node; empty: it has none."""
-        found = self.by_node().get(node)
-        return found.name if found is not None else ""
-
     def why_ended(self, test: NodeTest | None) -> str:
-        """Why a person has ended the test; empty: it goes on."""
+        """Why a person has ended the test, as last seen; empty: it goes on."""
         if test is None or not test.request or not test.is_busy:
             return ""
-        found = self._open(test.request)
-        gone = found is None or found.deleting
-        return "a person deleted its operation" if gone else ""
+        return _why_ended(self._open(test))
+
+    async def why_ended_now(self, test: NodeTest) -> str:
+        """The same, read from the cluster: the last read before an act."""
+        return _why_ended(await self._read(test)) if test.request else ""
 
     async def begin(self, test: NodeTest, node_uid: str) -> None:
         """The Node has the test: its request has begun. Raises Conflict where that is gone."""
-        there = await self._operations.read(test.request)
+        there = await self._read(test)
         if there is None or there.deleting or not there.is_open:
             raise Conflict(f"operation {test.request} was deleted, or has ended")
         if there.status.phase in BUSY:
@@ -69,27 +66,47 @@ class NodeTestRequests:
 
     async def settle(self, test: NodeTest | None) -> None:
         """Once the end of a test is durable its request ends."""
-        if test is None or test.is_busy or self._open(test.request) is None:
+        if test is None or test.is_busy or self._open(test) is None:
             return
-        there = await self._operations.read(test.request)
+        there = await self._read(test)
         if there is not None and there.is_open:
             ended = cancelled(there.status, test.message, test.ended_at)
             await self._operations.write_status(there, replace(ended, phase=test.state))
 
-    async def end_left(self, tests: Mapping[str, NodeTest]) -> None:
-        """End the requests whose test no Node has any more. ``tests``: the last of each node."""
-        for one in self._operations.requests():
-            if one.status.phase not in BUSY or one.status.quarantine:
-                continue
-            test = tests.get(one.spec.node)
-            if test is None or test.request != one.name:
-                ended = cancelled(one.status, "its node has the test no more", one.status.began_at)
-                lost = replace(ended, phase=RepairState.INCONCLUSIVE)
-                await self._operations.write_status(one, lost)
+    def left(self, tests: Mapping[str, NodeTest]) -> list[Operation]:
+        """The begun requests that no known test is of. ``tests``: the last of each node."""
+        return [
+            one
+            for one in self._operations.requests()
+            if one.status.phase in BUSY
+            and not one.status.quarantine
+            and not is_test_of(one, tests.get(one.spec.node))
+        ]
 
-    def _open(self, name: str) -> Operation | None:
-        found = (one for one in self._operations.requests() if one.name == name)
-        return next(found, None) if name else None
+    async def end_lost(self, request: Operation) -> None:
+        """End one whose test its node has no more."""
+        text = "its node has the test no more"
+        ended = cancelled(request.status, text, request.status.began_at)
+        lost = replace(ended, phase=RepairState.INCONCLUSIVE)
+        await self._operations.write_status(request, lost)
+
+    def _open(self, test: NodeTest) -> Operation | None:
+        requests = self._operations.requests() if test.request else []
+        return next((one for one in requests if is_test_of(one, test)), None)
+
+    async def _read(self, test: NodeTest) -> Operation | None:
+        there = await self._operations.read(test.request) if test.request else None
+        return there if there is not None and is_test_of(there, test) else None
+
+
+def is_test_of(request: Operation, test: NodeTest | None) -> bool:
+    """Whether the test is that of the request: the same object, which no quarantine has taken."""
+    same = test is not None and (test.request, test.request_uid) == (request.name, request.uid)
+    return same and not request.status.quarantine
+
+
+def _why_ended(found: Operation | None) -> str:
+    return "a person deleted its operation" if found is None or found.deleting else ""
 
 
 def _is_new(operation: Operation) -> bool:

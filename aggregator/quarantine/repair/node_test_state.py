@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.cluster.port import Node, NodeTestCondition
+from aggregator.cluster.port import Node, NodeTestCondition, OperationRequest
 from aggregator.quarantine.decide.new_nodes import is_tainted
 from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import domains_of
@@ -46,15 +46,19 @@ class WatchedNode:
     step: asyncio.Task[None] | None = None
 
     def take_read(
-        self, node: Node, taint: str, domain_labels: Sequence[str], requested: str = ""
+        self,
+        node: Node,
+        taint: str,
+        domain_labels: Sequence[str],
+        requested: OperationRequest | None = None,
     ) -> None:
-        """``requested``: the name of a person's oldest request for a test of it."""
+        """``requested``: a person's oldest request for a test of it."""
         self.uid, self.tainted = node.uid, is_tainted(node, taint)
         self.boot_id = node.boot_id
         self.test, self.problem = parse_test(node.annotations, node.uid)
         self.domains = domains_of(node.labels, domain_labels)[:_MOST_DOMAINS]
-        is_open = self.test is None or self.test.request != requested
-        self.requested = requested if is_open else ""
+        answered = requested is None or (self.test is not None and self.test.answers(requested))
+        self.requested = "" if requested is None or answered else requested.name
 
     def note_failure(self, error: str) -> bool:
         """Keep the cluster's answer. Empty text: it refuses nothing any more. Returns whether it is

@@ -300,9 +300,8 @@ class NodeTestSteps:
             known = parse_test(node.annotations, uid)[0]
             if known is None or known.operation != test.operation or not known.is_busy:
                 return "the test was ended by another process"
-            if test.reason != IDLE:
-                return ""
-            return await self._others_work(name, test)
+            others = await self._others_work(name, test) if test.reason == IDLE else ""
+            return others or await self.requests.why_ended_now(test)
 
         return self._checks.order_guard(
             FreshRead(read, now=self._clocks.now, began=self._clocks.now())
@@ -449,7 +448,7 @@ class NodeTestSteps:
                 if attempt == _TRIES:
                     raise
             else:
-                requested = self.requests.name_of(name)
+                requested = self.requests.by_node().get(name)
                 labels = self._settings.domain_labels
                 watched.take_read(node, self._rules.taint, labels, requested)
                 return written

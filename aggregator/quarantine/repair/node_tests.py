@@ -17,6 +17,7 @@ from aggregator.cluster.port import (
     GuardRefused,
     ListedNodeTest,
     Node,
+    Operation,
     RepairState,
 )
 from aggregator.events import EventSink
@@ -48,6 +49,7 @@ from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents
 from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
+from aggregator.quarantine.repair.node_test_requests import is_test_of
 from aggregator.quarantine.repair.node_test_state import (
     AT_ONCE,
     EVERY,
@@ -228,6 +230,7 @@ class NodeTests:
         if step.do in (NodeTestStep.STOP, NodeTestStep.END):
             return step.because
         why = await self._checks.pods_in_the_way(node)
+        why = why or await self._checks.requests.why_ended_now(test)  # after each other wait
         if why:
             return why
         await self._checks.order_guard()()
@@ -263,7 +266,18 @@ class NodeTests:
                 self._evidence.give(node_state.node, None)
         tests = {name: one.test for name, one in self._watched.items() if one.test is not None}
         self._steps.keep_operations({one.operation for one in tests.values() if one.is_busy})
-        await self._checks.requests.end_left(self._tests | tests)
+        for one in self._checks.requests.left(self._tests | tests):
+            await self._end_left(one)
+
+    async def _end_left(self, request: Operation) -> None:
+        """End a request whose test its Node has no more: the list of nodes may be older."""
+        known = self._record_writer.record.node_tests.get(request.spec.node)
+        if known is not None and known.operation == request.status.operation:
+            return
+        node = await self._cluster.read_node(request.spec.node, background=True)
+        test, problem = parse_test(node.annotations, node.uid) if node is not None else (None, "")
+        if not (problem or is_test_of(request, test)):
+            await self._checks.requests.end_lost(request)
 
     def _take_listed(self, one: ListedNodeTest) -> None:
         """The list may be a little old: each step reads the Node anew."""
@@ -417,7 +431,7 @@ class NodeTests:
             self._watched.pop(name, None)
             self._tests.pop(name, None)
             return
-        requested = self._checks.requests.name_of(name)
+        requested = self._checks.requests.by_node().get(name)
         watched.take_read(node, self._rules.taint, self._settings.domain_labels, requested)
         if watched.problem:
             return
@@ -467,7 +481,7 @@ class NodeTests:
             text = f"it has passed a test since, in quarantine (operation {operation})"
             at = round(self._clocks.wall(), 3)
             # It answers no request: the last one may have been refused.
-            mine = replace(test, request="")
+            mine = replace(test, request="", request_uid="")
             passed = ended(mine, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
             await self._steps.change(name, watched, test, passed)
 

@@ -15,9 +15,11 @@ from aggregator.cluster.port import (
     Conflict,
     Operation,
     Operations,
+    OperationSpec,
     Refused,
     RepairState,
 )
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.state.fleet import FleetState
 
 log = logging.getLogger("sickbay.quarantine")
@@ -109,17 +111,24 @@ class OperationRetention:
         if pending and operation.deleting:
             return True
         if pending and not spec.quarantine:
-            view = self._fleet.node_tests.get(spec.node)
-            waits = view is not None and view.requested == operation.name
-            return not waits and spec.node not in standing.values()
-        return (status.quarantine or spec.quarantine) not in standing
+            return not self._may_test(spec) and spec.node not in standing.values()
+        # One that has ended before it began is no attempt.
+        return (spec.quarantine if pending else status.quarantine) not in standing
+
+    def _may_test(self, spec: OperationSpec) -> bool:
+        """Whether the request waits for a test of its node in no quarantine, its own or another."""
+        view = self._fleet.node_tests.get(spec.node)
+        if view is None or spec.kind != TEST:
+            return False
+        return bool(view.requested) or (view.test is not None and view.test.is_busy)
 
     async def _end(self, operation: Operation, now: float) -> None:
         pending = operation.status.phase is RepairState.PENDING
+        has_quarantine = operation.spec.quarantine or operation.status.quarantine
         status = replace(
             operation.status,
             phase=RepairState.CANCELLED if pending else RepairState.UNKNOWN,
-            message=_GONE if operation.spec.quarantine else _NONE,
+            message=_GONE if has_quarantine else (operation.status.message or _NONE),
             ended_at=round(now, 3),
         )
         await self._operations.write_status(operation, status)

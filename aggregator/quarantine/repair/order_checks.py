@@ -2,7 +2,7 @@
 
 import asyncio
 
-from aggregator.cluster.port import Cluster
+from aggregator.cluster.port import Cluster, RepairAttempt
 from aggregator.quarantine.decide.repair_permission import (
     NO_ORDER,
     open_attempt,
@@ -44,6 +44,13 @@ class OrderChecks:
         if why or quarantine is None or node is None:
             return why
         by_hand = attempt is not None and bool(attempt.request)
-        return await self._checks.against(
+        why = await self._checks.against(
             node_state, node, quarantine, repair, by_hand=by_hand, anew=True
         )
+        return why or await self._why_cancelled(attempt)
+
+    async def _why_cancelled(self, attempt: RepairAttempt | None) -> str:
+        """The last read: the others took their time, and a person may have cancelled meanwhile."""
+        there = await self._cluster.operations.read(attempt.name) if attempt is not None else None
+        gone = there is None or there.deleting or not there.is_open
+        return "a person has cancelled it" if gone else ""

@@ -50,6 +50,7 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: A node whose repair waits for something is looked at so often (seconds).
 POLL_EVERY = 15.0
+_BY_A_PERSON = "a person ended the repairs"
 
 
 class RepairRunner:
@@ -324,7 +325,9 @@ class RepairRunner:
     ) -> None:
         attempt = busy_attempt(quarantine)
         outcome = known_outcome(attempt)
-        if outcome is not None:  # it is over
+        if outcome is not None:  # it is over, and the person ends what would follow it
+            if attempt.repair != TEST:
+                await self._status.change(node_state, attempt, attempt, exhausted=_BY_A_PERSON)
             await self._ends.end(node_state, attempt, outcome)
             return
         order = self._orders.order_of(quarantine, attempt)
@@ -337,9 +340,7 @@ class RepairRunner:
             # The attempt goes on to its proof, is not sent again, and nothing follows it.
             text = f"{attempt.repair} can't be taken back any more; its end is waited for"
             going = replace(attempt, message=text)
-            await self._status.change(
-                node_state, attempt, going, exhausted="a person ended the repairs"
-            )
+            await self._status.change(node_state, attempt, going, exhausted=_BY_A_PERSON)
 
     async def withdraw(self, node_state: NodeState) -> None:
         """The node is released: people's requests end, and an order that may act is cancelled."""

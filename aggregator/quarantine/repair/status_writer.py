@@ -9,7 +9,14 @@ import logging
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import attempt_of, begun_status, cancelled, spec_of, status_of
+from aggregator.cluster.operations import (
+    attempt_of,
+    begun_status,
+    cancelled,
+    is_request_of,
+    spec_of,
+    status_of,
+)
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
@@ -65,8 +72,6 @@ class RepairStatusWriter:
         number = len(before.attempts) + 1
         pending = await self._pending(quarantine, attempt, number)
         begun = replace(before, held="", test_waits_since=0.0, began_at=attempt.began_at)
-        if attempt.repair != TEST:  # a test says nothing about why no further repair begins
-            begun = replace(begun, exhausted="", exhausted_at=0.0)
         written = await self.write(node_state, quarantine, begun)
         if written.status.repair is None or written.status.repair.began_at != begun.began_at:
             # An older definition drops the field: then no write makes that of a release fail.
@@ -89,7 +94,9 @@ class RepairStatusWriter:
         if there is None or there.status.phase is not RepairState.PENDING:
             raise Conflict(f"operation {attempt.name} is gone, or has begun")
         if not (attempt.request or there.held):
-            raise ClusterError(f"operation {there.name} is not sickbay's, and has its name: delete it")
+            raise ClusterError(
+                f"operation {there.name} is not sickbay's, and has its name: delete it"
+            )
         if there.deleting:  # a person has cancelled what never began
             text = "a person deleted its operation before its order"
             # The ladder counts our own, whose name is taken.
@@ -97,6 +104,8 @@ class RepairStatusWriter:
             await self._operations.write_status(there, cancelled(of, text, attempt.began_at))
             raise Conflict(text)
         if attempt.request:
+            if not is_request_of(there, quarantine, attempt):
+                raise Conflict(f"operation {attempt.name} is another request by now")
             return await self._operations.adopt(there)
         if replace(there.spec, reason=spec.reason) != spec:
             await self._operations.drop(there)
@@ -124,6 +133,9 @@ class RepairStatusWriter:
         if quarantine is None or repair is None:
             return after
         changed = replace(repair, held="")
+        # Not at its beginning, which may fail. A test says nothing about why no repair begins.
+        if before.repair != TEST and repair.exhausted_at < before.began_at:
+            changed = replace(changed, exhausted="", exhausted_at=0.0)
         if exhausted:
             at = max(round(self._clocks.wall(), 3), before.began_at)
             changed = replace(changed, exhausted=exhausted, exhausted_at=at)
