@@ -56,6 +56,7 @@ def _cluster(config: Config) -> OpenedCluster:
         actions=config.access.actions,
         evictions=config.reconcilers.drain,
         events=config.reconcilers.publish,
+        operations=config.reconcilers.operations,
         store=build_store(config),
     )
     return config.cluster.traits.open(config.cluster.settings, options)

@@ -20,8 +20,8 @@ class OpenOptions:
     ``certificates``: the aggregator makes its certificates itself. ``agents``: "NAMESPACE:NAME" of
     the agents' service account where their pods are followed, else empty. ``access``: the page
     requests its readers' identities. ``actions``: people act by the page. ``evictions``,
-    ``events``: the rights to these are needed. ``wall``: seconds since the epoch. ``store``: where
-    the state is, unless it is in a file (`local.place.StorePlace`).
+    ``events``, ``operations``: the rights to create these are needed. ``wall``: seconds since the
+    epoch. ``store``: where the state is, unless it is in a file (`local.place.StorePlace`).
     """
 
     wall: Callable[[], float]
@@ -32,6 +32,7 @@ class OpenOptions:
     actions: bool = False
     evictions: bool = True
     events: bool = True
+    operations: bool = True
 
 
 def _nothing(_settings: Any) -> Iterable[tuple[Key, Any]]:

@@ -282,16 +282,18 @@ def test_a_reconciler_that_is_left_out_takes_its_rights_with_it(helm: Path) -> N
     def rights(reconcilers: dict[str, Any]) -> set[str]:
         config = {"aggregator": {"config": {"reconcilers": reconcilers}}}
         return {
-            resource
+            f"{verb} {resource}"
             for each in render(helm, with_values(config))
             if each["kind"] in ("Role", "ClusterRole") and "aggregator" in each["metadata"]["name"]
             for rule in each["rules"]
             for resource in rule["resources"]
+            for verb in rule["verbs"]
         }
 
-    every = rights({"operations": False, "drain": None})
-    assert every - rights({"drain": False}) == {"pods/eviction"}
-    assert every - rights({"publish": False}) == {"events"}
+    every = rights({"drain": None})
+    assert every - rights({"drain": False}) == {"create pods/eviction"}
+    assert every - rights({"publish": False}) == {"create events"}
+    assert every - rights({"operations": False}) == {"create operations"}
 
 
 def test_one_name_override_does_as_the_other(helm: Path) -> None:

@@ -317,6 +317,7 @@ def _unless_left_out(reconciler: str) -> str:
 
 def _aggregator_rights(text: ManifestText) -> None:
     text.guard(("rules", _rule_of(text, "pods/eviction")), _unless_left_out("drain"))
+    text.guard(("rules", _rule_of(text, "operations")), _unless_left_out("operations"))
 
 
 def _rule_of(text: ManifestText, resource: str) -> int:

@@ -158,10 +158,11 @@ def test_the_file_grants_what_is_asked_for_and_no_more() -> None:
                             (verb, group, resource, namespace, name) for verb in rule["verbs"]
                         }
     assert granted == rights_of(certificates=True, access=True)
-    few = rights_of(certificates=True, access=True, evictions=False, events=False)
+    few = rights_of(certificates=True, access=True, evictions=False, events=False, operations=False)
     assert {right[:3] for right in granted - few} == {
         ("create", "", "pods/eviction"),
         ("create", "events.k8s.io", "events"),
+        ("create", "sickbay.dev", "operations"),
     }
 
 

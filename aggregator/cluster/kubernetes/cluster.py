@@ -72,6 +72,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         actions: bool = False,
         evictions: bool = True,
         events: bool = True,
+        operations: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
@@ -82,6 +83,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         self._agents_namespace, _, self._agents_account = agents.partition(":")
         self._access, self._actions = access, actions
         self._evictions, self._events = evictions, events
+        self._begins_operations = operations
         rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
@@ -140,6 +142,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             actions=self._actions,
             evictions=self._evictions,
             events=self._events,
+            operations=self._begins_operations,
         )
 
     async def close(self) -> None:

@@ -41,6 +41,7 @@ def _open(settings: KubernetesSettings, options: OpenOptions) -> OpenedCluster:
         actions=options.actions,
         evictions=options.evictions,
         events=options.events,
+        operations=options.operations,
         wall=options.wall,
     )
 

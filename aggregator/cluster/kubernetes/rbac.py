@@ -65,12 +65,14 @@ def needed(
     actions: bool = False,
     evictions: bool = True,
     events: bool = True,
+    operations: bool = True,
 ) -> list[Permission]:
     """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
 
     ``certificates``: with those for certificates that the aggregator makes itself. ``access``: with
     those to know the readers of the page. ``actions``: with those to carry out what people request
-    by the page. ``evictions``, ``events``: with those to create these.
+    by the page. ``evictions``, ``events``, ``operations``: with those to create these; open
+    operations are brought to their end without that.
     """
     authorities = [
         *(Permission(verb, "", "secrets", namespace, CA_KEYS_NAME) for verb in ("get", "update")),
@@ -97,8 +99,10 @@ def needed(
         *(
             Permission(verb, GROUP, plural)
             for plural in (PLURAL, OPERATIONS)
-            for verb in ("get", "list", "watch", "create", "patch", "delete")
+            for verb in ("get", "list", "watch", "patch", "delete")
         ),
+        Permission("create", GROUP, PLURAL),
+        *((Permission("create", GROUP, OPERATIONS),) if operations else ()),
         *(Permission("patch", GROUP, f"{plural}/status") for plural in (PLURAL, OPERATIONS)),
         *(
             Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=name)
@@ -130,6 +134,7 @@ async def check(
     actions: bool = False,
     evictions: bool = True,
     events: bool = True,
+    operations: bool = True,
 ) -> None:
     """Raises Refused that lists all that is missing, and which file to apply. See `needed`."""
     rights = needed(
@@ -139,6 +144,7 @@ async def check(
         actions=actions,
         evictions=evictions,
         events=events,
+        operations=operations,
     )
     problems = [
         await _missing_rights(transport, rights),
