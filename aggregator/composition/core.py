@@ -336,7 +336,7 @@ def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconci
         ReleaseReconciler(
             inputs=inputs,
             release_actions=acts.release,
-            repairs=repairs,
+            repairs=repairs.at_release,
             uncordon=given.settings.uncordon,
         )
     ]

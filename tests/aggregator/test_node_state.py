@@ -520,7 +520,8 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
         earliest=lambda: given["wall"],
         silent_drain_after=0.0 if given["patient_enough"] else 1.0,
         absent_node_after=1.0,
-        holds_release=lambda _: False,
+        holds=lambda _: False,
+        at_release=SimpleNamespace(holds=lambda _: False),
         is_due=lambda _: False,
     )
     inputs = PlanInputs(

@@ -157,9 +157,8 @@ class Bench:
         repairs: Any = SimpleNamespace(
             waits=lambda _: True,
             is_due=lambda _: False,
-            holds_release=lambda _: False,
             run=recorder.run,
-            withdraw=recorder.withdraw,
+            at_release=SimpleNamespace(holds=lambda _: False, withdraw=recorder.withdraw),
         )
         self.quarantines = quarantines.QuarantineReconciler(
             inputs=inputs,
@@ -176,7 +175,7 @@ class Bench:
                 release.ReleaseReconciler(
                     inputs=inputs,
                     release_actions=recorder,
-                    repairs=repairs,
+                    repairs=repairs.at_release,
                     uncordon=SETTINGS.uncordon,
                 ),
                 operations.OpenOperationReconciler(inputs=inputs, repairs=repairs),

@@ -80,7 +80,7 @@ PARTS = (
             "repair/attempt_end.py",
             "repair/attempt_start.py",
             "repair/before_release.py",
-            "repair/order_sender.py",
+            "repair/order_preparation.py",
             "repair/runner.py",
             "state/node.py",
         },

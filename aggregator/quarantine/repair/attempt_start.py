@@ -1,30 +1,17 @@
 """Begins an attempt: the node read anew, its reservation, and the attempt on the Quarantine."""
 
-from aggregator.clock import Clocks
-from aggregator.cluster.port import (
-    Cluster,
-    Node,
-    Quarantine,
-    RepairAttempt,
-    RepairState,
-    RepairStatus,
-)
+from aggregator.cluster.port import Cluster, Node, Quarantine, RepairAttempt
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.decide.repair import NextRepair, domains_of, operation_id
-from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details, attempt_name
-from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
-from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.decide.repair import NextRepair
+from aggregator.quarantine.repair.attempt_maker import AttemptMaker
+from aggregator.quarantine.repair.attempts import attempt_details, attempt_name
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.reservations import RepairReservations
 from aggregator.quarantine.repair.start_checks import RepairStartChecks, is_in_use
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.repair.step_choice import RepairStepChoice
 from aggregator.quarantine.state.node import NodeState
-
-#: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
-_MOST_DOMAINS = 32
-#: Times of attempts are in whole parts of so long (seconds).
-_LATER = 0.001
 
 
 class AttemptStarts:
@@ -35,23 +22,21 @@ class AttemptStarts:
         *,
         cluster: Cluster,
         acts: NodeActions,
-        clocks: Clocks,
-        settings: RepairSettings,
         tests: TestsBeforeRelease,
         choice: RepairStepChoice,
         checks: RepairStartChecks,
         reservations: RepairReservations,
         status: RepairStatusWriter,
+        maker: AttemptMaker,
     ) -> None:
         self._cluster = cluster
         self._acts = acts
-        self._clocks = clocks
-        self._settings = settings
         self._tests = tests
         self._choice = choice
         self._checks = checks
         self._reservations = reservations
         self._status = status
+        self._maker = maker
 
     async def begin(
         self, node_state: NodeState, step: NextRepair
@@ -65,33 +50,19 @@ class AttemptStarts:
         if fresh is None or node is None or not self._choice.may_begin(fresh):
             return None
         if self._choice.next_step(node_state, fresh) != step:
-            node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
+            node_state.own_quarantine_view().delay_repair(float("-inf"))  # decide again
             return None
         by_hand = bool(step.request)
         why = await self._checks.against(node_state, node, fresh, step.repair, by_hand=by_hand)
         if why and is_in_use(fresh, step, why):
             self._tests.note_use(fresh, why)
             return None
-        operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
-        domains = domains_of(node.labels, self._settings.domain_labels)
+        operation, domains = self._maker.operation(fresh, step), self._maker.domains(node)
         why = why or await self._reservations.reserve(node_state, step, operation, domains)
         if why:
             await self._status.hold(node_state, fresh, why, step)
             return None
-        now = self._begins_at(fresh)
-        attempt = RepairAttempt(
-            operation=operation,
-            repair=step.repair,
-            state=RepairState.ORDERING,
-            boot_id=node.boot_id or boot_of(node_state),
-            node_uid=node.uid,
-            domains=domains[:_MOST_DOMAINS],
-            request=step.request,
-            began_at=now,
-            deadline_at=now + self._settings.repairers[step.repair].timeout,
-            message=step.because[:MOST_TEXT],
-            profile=step.profile,
-        )
+        attempt = self._maker.make(node_state, node, fresh, step)
         await self._acts.guard(node_state)()
         written = await self._status.begin(node_state, fresh, attempt)
         because = f": {step.because}" if step.because else ""
@@ -102,14 +73,6 @@ class AttemptStarts:
             attempt_details(attempt),
         )
         return written, attempt
-
-    def _begins_at(self, quarantine: Quarantine) -> float:
-        """The time, and after the last evidence and the last end of the repairs: another replica
-        may have written these by a clock that is ahead, and the attempt would count as earlier.
-        """
-        repair = quarantine.status.repair or RepairStatus()
-        after = max(repair.evidence_at, repair.exhausted_at) + _LATER
-        return round(max(self._clocks.latest(), after), 3)
 
     async def check_again(self, node_state: NodeState, attempt: RepairAttempt) -> Quarantine | None:
         """Check an attempt whose order may still be sent. Returns its Quarantine, or None where

@@ -53,10 +53,14 @@ class NodeTestChecks:
         self._registry = node_registry
         self._owner_kinds = owner_kinds
 
-    def facts(
-        self, node: Node, node_state: NodeState | None, test: NodeTest | None
-    ) -> NodeTestFacts:
-        """All that the node's next step depends on, beside its last ``test``."""
+    def is_fresh(self, name: str) -> bool:
+        """Whether the node's agent reports to us."""
+        node_state = self._registry.known(name)
+        return node_state is not None and node_state.agent.is_fresh
+
+    def facts(self, node: Node, test: NodeTest | None) -> NodeTestFacts:
+        """All that the node's next step depends on, in addition to its last ``test``."""
+        node_state = self._registry.known(node.name)
         return NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
@@ -66,9 +70,9 @@ class NodeTestChecks:
             request=self.requests.by_node().get(node.name),
         )
 
-    def against_memory(self, name: str, node_state: NodeState | None) -> str:
+    def against_memory(self, name: str) -> str:
         """Why no test begins now, as far as no read of the Node is needed to know it."""
-        why = self.against_state(name, node_state)
+        why = self.against_state(name, self._registry.known(name))
         if why:
             return why
         others = other_tests(self._record_writer.current_record(), name)
@@ -91,16 +95,16 @@ class NodeTestChecks:
                 return f"evidence stands against it: {incident.summary}"
         return ""
 
-    def against_removal(self, node: Node, node_state: NodeState | None) -> str:
+    def against_removal(self, node: Node) -> str:
         """Why the taint may not be removed, and no test begin: by memory, and by the Node."""
         if is_marked(node):
             return "it is in quarantine"
         why = read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
-        return why or self.against_state(node.name, node_state)
+        return why or self.against_state(node.name, self._registry.known(node.name))
 
     def _against(self, node: Node, node_state: NodeState | None) -> str:
         """Why no test may begin on the node now; empty: one may."""
-        why = self.against_removal(node, node_state) or not_ready(node)
+        why = self.against_removal(node) or not_ready(node)
         if why:
             return why
         party = other_party(node) or self._registry.others.forbids_all(node)
@@ -135,7 +139,7 @@ class NodeTestChecks:
 
     def beginning_guard(self, node: Node) -> Guard:
         """The guard of the write by which a test begins, after its wait in the queue."""
-        return self._guard(lambda: self.against_removal(node, self._registry.known(node.name)))
+        return self._guard(lambda: self.against_removal(node))
 
     def order_guard(self, fresh: FreshRead | None = None) -> Guard:
         """The guard of a test's order, and of the permission to begin it."""
@@ -157,7 +161,7 @@ class NodeTestChecks:
         by now.
         """
         self.require_place()
-        why = self.against_removal(node, self._registry.known(node.name))
+        why = self.against_removal(node)
         if why:
             raise GuardRefused(why)
 

@@ -50,6 +50,22 @@ class NodeTestDisplay:
         }
         self._show_untested()
 
+    def show_ends(
+        self, watched: Mapping[str, WatchedNode], done: Mapping[str, NodeTestView]
+    ) -> None:
+        """The same where no test is wanted any more, and those under way are ended."""
+        self._fleet.node_tests = {**done} | {
+            name: NodeTestView(one.test, tainted=False, held=one.failure or one.held)
+            for name, one in watched.items()
+            if one.test is not None and self._may_act()
+        }
+
+    async def write_end(self, name: str, watched: WatchedNode) -> None:
+        """The condition of a test that was ended so, in any mode."""
+        told = condition_of(watched.test, tainted=False, rules=self._rules)
+        if told is not None:
+            await self._cluster.write_test_condition(name, node_uid=watched.uid, condition=told)
+
     def _view_of(self, watched: WatchedNode) -> NodeTestView:
         test, boot = watched.test, watched.boot_id
         over = watched.tainted and needs_a_person(test, boot, self._rules)

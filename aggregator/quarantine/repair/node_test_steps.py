@@ -43,7 +43,6 @@ from aggregator.quarantine.repair.repairer_calls import (
     end_state,
 )
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.quarantine.state.registry import NodeRegistry
 
 #: The pod of an idle node's test must have begun so long after the order (seconds): work has come.
 _BEGINS_WITHIN = 600.0
@@ -61,7 +60,6 @@ class NodeTestSteps:
         clocks: Clocks,
         settings: RepairSettings,
         rules: NewNodeRules,
-        node_registry: NodeRegistry,
         fleet: FleetState,
         events: NodeTestEvents,
         checks: NodeTestChecks,
@@ -72,7 +70,6 @@ class NodeTestSteps:
         self._settings = settings
         self._calls = RepairerCalls(settings.repairers)
         self._rules = rules
-        self._registry = node_registry
         self._fleet = fleet
         self._events = events
         self._checks = checks
@@ -239,7 +236,7 @@ class NodeTestSteps:
         if self._settings.rules.mode is not RepairMode.REPAIR:
             watched.held = "repair.mode is observe: no order is sent"
         elif test.reason == IDLE:
-            watched.held = self._checks.facts(node, self._registry.known(name), test).against
+            watched.held = self._checks.facts(node, test).against
         if watched.held:
             return
         if test.reason == IDLE:
@@ -394,9 +391,8 @@ class NodeTestSteps:
             if left.state is AnswerState.NOT_SENT and in_time:
                 watched.held, watched.poll_at = left.text, self._clocks.now() + POLL_BUSY
                 return
-        node_state = self._registry.known(name)
         passed = state is RepairState.SUCCEEDED
-        if passed and in_time and not (node_state is not None and node_state.agent.is_fresh):
+        if passed and in_time and not self._checks.is_fresh(name):
             # It has passed: its agent's evidence comes before the taint goes.
             watched.held, watched.poll_at = "its agent is awaited", self._clocks.now() + POLL_BUSY
             return
@@ -431,7 +427,7 @@ class NodeTestSteps:
             if not test.is_of_boot(node.boot_id):
                 end = RepairState.INCONCLUSIVE
                 why = f"the node is in another boot than the test was for; {text}".rstrip("; ")
-            against = self._checks.against_removal(node, self._registry.known(name))
+            against = self._checks.against_removal(node)
             if end is RepairState.SUCCEEDED and against:
                 end, why = RepairState.CANCELLED, f"it passed, and does not count: {against}"
             opens = self._rules.remove_taint and not test.reason

@@ -64,7 +64,6 @@ from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
 from aggregator.quarantine.repair.unwanted_tests import UnwantedTests
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
-from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -127,25 +126,28 @@ class NodeTests:
             record_writer=record_writer,
             clocks=clocks,
             settings=settings,
-            node_registry=node_registry,
             fleet=fleet,
             events=self._events,
             checks=self._checks,
         )
         self._steps = steps_by(rules=self._rules)
-        # Without its key no step can remove a startup taint.
-        ends_only = replace(self._rules, taint="")
+        self._display = NodeTestDisplay(
+            cluster=cluster,
+            settings=settings,
+            node_registry=node_registry,
+            fleet=fleet,
+            may_act=may_act,
+        )
         self._unwanted = UnwantedTests(
             cluster=cluster,
             record_writer=record_writer,
             clocks=clocks,
             settings=settings,
             node_registry=node_registry,
-            fleet=fleet,
             may_act=may_act,
-            view=view,
-            rules=ends_only,
-            steps=steps_by(rules=ends_only),
+            # Without its key no step can remove a startup taint.
+            steps=steps_by(rules=replace(self._rules, taint="")),
+            display=self._display,
         )
         self._idle_choice = IdleNodeChoice(
             record_writer=record_writer,
@@ -157,13 +159,6 @@ class NodeTests:
         )
         self._evidence = NodeTestEvidence(
             clocks=clocks, node_registry=node_registry, may_act=may_act, emit=emit
-        )
-        self._display = NodeTestDisplay(
-            cluster=cluster,
-            settings=settings,
-            node_registry=node_registry,
-            fleet=fleet,
-            may_act=may_act,
         )
         self._watched: dict[str, WatchedNode] = {}
         self._list_at = float("-inf")
@@ -180,7 +175,7 @@ class NodeTests:
         idle = self._settings.rules.idle_nodes
         by_hand = self._settings.tests_in_service
         if self._settings.off or not (self._rules.taint or idle or by_hand):
-            await self._unwanted.run()
+            await self._end_unwanted()
             return
         try:
             while True:
@@ -191,6 +186,15 @@ class NodeTests:
                 await asyncio.sleep(EVERY)
         finally:
             cancel_steps(self._watched)
+
+    async def _end_unwanted(self) -> None:
+        try:
+            while True:
+                if self._view():
+                    self._unwanted.go_round()
+                await asyncio.sleep(EVERY)
+        finally:
+            self._unwanted.cancel()
 
     async def _go_round(self) -> None:
         try:
@@ -224,7 +228,7 @@ class NodeTests:
             return "the cluster's Node is another one, or none"
         if test is None or not test.is_busy or test.operation != request.operation:
             return NO_ORDER
-        facts = self._checks.facts(node, self._registry.known(name), test)
+        facts = self._checks.facts(node, test)
         now = self._record_writer.times.time_of(test.operation, test.began_at)
         step = next_test(test, facts, self._rules, pause=0.0, now=now)
         if step.do in (NodeTestStep.STOP, NodeTestStep.END):
@@ -415,10 +419,9 @@ class NodeTests:
             )
 
     async def _advance(self, name: str, watched: WatchedNode) -> None:
-        node_state = self._registry.known(name)
         await self._note_quarantine(name, watched)
         busy = watched.test is not None and watched.test.is_busy
-        why = "" if busy else self._checks.against_memory(name, node_state)
+        why = "" if busy else self._checks.against_memory(name)
         if why and watched.tainted and not watched.problem:  # no read can change that
             watched.held = why
             await self._steps.forget_leftover(name, watched)
@@ -436,7 +439,7 @@ class NodeTests:
         if watched.problem:
             return
         await self._take_later_pass(name, watched)
-        step = self._next(node, node_state, watched)
+        step = self._next(node, watched)
         watched.held = step.because if step.do is NodeTestStep.NOTHING else ""
         if step.do is not NodeTestStep.ORDER:
             await self._steps.forget_leftover(name, watched)
@@ -485,8 +488,8 @@ class NodeTests:
             passed = ended(mine, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
             await self._steps.change(name, watched, test, passed)
 
-    def _next(self, node: Node, node_state: NodeState | None, watched: WatchedNode) -> NextTest:
-        test, facts = watched.test, self._checks.facts(node, node_state, watched.test)
+    def _next(self, node: Node, watched: WatchedNode) -> NextTest:
+        test, facts = watched.test, self._checks.facts(node, watched.test)
         pause, now = self._settings.rules.test_pause, self._clocks.earliest()
         asked = watched.requested and not watched.tainted and self._settings.tests_in_service
         busy = test is not None and test.is_busy

@@ -15,21 +15,22 @@ from aggregator.cluster.port import (
     Quarantine,
     RepairAttempt,
     RepairState,
-    RepairStatus,
 )
-from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.repair import Do, NextRepair, RepairMode, is_busy, malformed
+from aggregator.quarantine.decide.repair import Do, NextRepair, RepairMode, is_busy
+from aggregator.quarantine.repair.at_release import RepairsAtRelease
 from aggregator.quarantine.repair.attempt_end import AttemptEnds
+from aggregator.quarantine.repair.attempt_maker import AttemptMaker
 from aggregator.quarantine.repair.attempt_start import AttemptStarts
 from aggregator.quarantine.repair.attempts import MOST_TEXT, POLL_SOON, busy_attempt
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.leftovers import RepairLeftovers
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.order_checks import OrderChecks
+from aggregator.quarantine.repair.order_preparation import OrderPreparation
 from aggregator.quarantine.repair.order_sender import OrderSender
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.outcome import (
@@ -44,6 +45,8 @@ from aggregator.quarantine.repair.reservations import RepairReservations
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.repair.step_choice import RepairStepChoice
+from aggregator.quarantine.repair.suppressed import SuppressedRepairs
+from aggregator.quarantine.repair.unsent_orders import UnsentOrders
 from aggregator.quarantine.state.node import NodeState
 
 log = logging.getLogger("sickbay.quarantine")
@@ -68,11 +71,9 @@ class RepairRunner:
         checks: RepairStartChecks,
         pool_label: str,
     ) -> None:
-        self._acts = acts
         self._clocks = clocks
         self._settings = settings
-        #: The reports of mode observe, by node: the quarantine's uid, and the repair.
-        self._observed: dict[str, tuple[str, str]] = {}
+        self._suppressed = SuppressedRepairs(acts)
         self._status = RepairStatusWriter(cluster.operations, acts, clocks, settings.rules.mode)
         self._tests = TestsBeforeRelease(settings, clocks, self._status)
         self._choice = RepairStepChoice(
@@ -88,39 +89,52 @@ class RepairRunner:
         self._starts = AttemptStarts(
             cluster=cluster,
             acts=acts,
-            clocks=clocks,
-            settings=settings,
             tests=self._tests,
             choice=self._choice,
             checks=checks,
             reservations=self._reservations,
             status=self._status,
+            maker=AttemptMaker(clocks, settings),
         )
         operands = OperandPause(cluster, acts, clocks)
+        self._unsent = UnsentOrders()
         self.order_checks = OrderChecks(cluster=cluster, checks=checks, times=record_writer.times)
         self._sender = OrderSender(
             acts=acts,
             clocks=clocks,
-            repairers=settings.repairers,
             orders=self._orders,
             calls=self._calls,
             tests=self._tests,
-            reservations=self._reservations,
-            operands=operands,
-            status=self._status,
             checks=self.order_checks,
+            preparation=OrderPreparation(
+                clocks=clocks,
+                repairers=settings.repairers,
+                reservations=self._reservations,
+                operands=operands,
+                status=self._status,
+            ),
+            unsent=self._unsent,
         )
         self._outcomes = RepairOutcomes(cluster, settings.repairers, self._orders, self._calls)
-        self._leftovers = RepairLeftovers(
+        leftovers = RepairLeftovers(
             settings=settings, orders=self._orders, operands=operands, times=record_writer.times
         )
         self._ends = AttemptEnds(
             acts=acts,
             clocks=clocks,
             calls=self._calls,
-            leftovers=self._leftovers,
+            leftovers=leftovers,
             status=self._status,
             reservations=self._reservations,
+        )
+        self.at_release = RepairsAtRelease(
+            tests=self._tests,
+            status=self._status,
+            leftovers=leftovers,
+            ends=self._ends,
+            unsent=self._unsent,
+            suppressed=self._suppressed,
+            clocks=clocks,
         )
 
     # -- read by the reconcilers -----------------------------------------------------------
@@ -136,19 +150,6 @@ class RepairRunner:
         if quarantine is None or (self._settings.off and quarantine.status.repair is None):
             return False
         return is_busy(quarantine.status.repair) or self._choice.may_begin(quarantine)
-
-    def holds_release(self, node_state: NodeState) -> bool:
-        """Whether the node has to pass a test before it is released by recovery."""
-        return self._tests.hold(node_state)
-
-    def note_release(self, node_state: NodeState) -> None:
-        """The node is about to be released by recovery: say so where the rules want a test."""
-        quarantine, text = node_state.quarantine, self._tests.untested(node_state)
-        if quarantine is None or not text:
-            return
-        if self._observed.get(node_state.node) != (quarantine.uid, TEST):
-            self._observed[node_state.node] = (quarantine.uid, TEST)
-            self._emit_suppressed(node_state, TEST, text)
 
     # -- the step -------------------------------------------------------------------------
 
@@ -195,18 +196,12 @@ class RepairRunner:
             return False
         attempt = busy_attempt(quarantine)
         return attempt.ends_as is None and (
-            step.do is Do.RESEND or self._sender.is_unsent(node_state, attempt)
+            step.do is Do.RESEND or self._unsent.has(node_state, attempt)
         )
 
     def _observe(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> None:
-        if self._observed.get(node_state.node) == (quarantine.uid, step.repair):
-            return
-        self._observed[node_state.node] = (quarantine.uid, step.repair)
         text = f"{step.repair} would be ordered (repair.mode is observe)"
-        self._emit_suppressed(node_state, step.repair, text)
-
-    def _emit_suppressed(self, node_state: NodeState, repair: str, text: str) -> None:
-        self._acts.emit_event(node_state, EventKind.REPAIR_SUPPRESSED, text, {"repair": repair})
+        self._suppressed.report(node_state, quarantine, step.repair, text)
 
     # -- an attempt begins ----------------------------------------------------------------
 
@@ -214,7 +209,7 @@ class RepairRunner:
         begun = await self._starts.begin(node_state, step)
         if begun is not None:
             quarantine, attempt = begun
-            self._sender.note_begun(node_state, attempt)
+            self._unsent.note_begun(node_state, attempt)
             await self._send(node_state, quarantine, attempt)
 
     async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
@@ -297,7 +292,7 @@ class RepairRunner:
         if attempt.repair == TEST:
             await self._give_up_test(node_state, quarantine, attempt)
             return
-        if self._sender.is_unsent(node_state, attempt):
+        if self._unsent.has(node_state, attempt):
             held = quarantine.status.repair.held if quarantine.status.repair is not None else ""
             text = f"the order was never sent; {held}".rstrip("; ")
             outcome = AttemptOutcome(RepairState.FAILED, text)
@@ -313,7 +308,7 @@ class RepairRunner:
     ) -> None:
         """It must not go on beside the next one, so that its repairer is asked to end it."""
         known = TEST in self._settings.repairers
-        if known and not self._sender.is_unsent(node_state, attempt):
+        if known and not self._unsent.has(node_state, attempt):
             await self._calls.cancel(self._orders.order_of(quarantine, attempt))
             if await self._prove(node_state, quarantine) is None:
                 return
@@ -332,7 +327,7 @@ class RepairRunner:
             return
         order = self._orders.order_of(quarantine, attempt)
         # An order that was certainly not sent needs no repairer to take it back.
-        unsent = self._sender.is_unsent(node_state, attempt)
+        unsent = self._unsent.has(node_state, attempt)
         if unsent or await self._calls.cancel(order):
             outcome = AttemptOutcome(RepairState.CANCELLED, step.because)
             await self._ends.end(node_state, attempt, outcome)
@@ -341,26 +336,6 @@ class RepairRunner:
             text = f"{attempt.repair} can't be taken back any more; its end is waited for"
             going = replace(attempt, message=text)
             await self._status.change(node_state, attempt, going, exhausted=_BY_A_PERSON)
-
-    async def withdraw(self, node_state: NodeState) -> None:
-        """The node is released: people's requests end, and an order that may act is cancelled."""
-        quarantine = node_state.quarantine
-        if quarantine is not None:
-            await self._status.end_requests(node_state, quarantine)
-        if quarantine is None or not is_busy(quarantine.status.repair):
-            return
-        if malformed(quarantine.status.repair or RepairStatus()):
-            return
-        attempt = busy_attempt(quarantine)
-        outcome = await self._leftovers.withdraw(node_state, quarantine, attempt)
-        if outcome is not None:
-            if self._sender.is_unsent(node_state, attempt):
-                outcome = AttemptOutcome(RepairState.CANCELLED, "its order was not sent")
-            at = round(self._clocks.wall(), 3)
-            message = (outcome.text or attempt.message)[:MOST_TEXT]
-            ended = replace(attempt, state=outcome.state, ended_at=at, message=message)
-            self._ends.announce(node_state, ended, outcome.text)
-            await self._status.end_with_release(node_state, attempt, ended)
 
 
 def _not_carried_out(attempt: RepairAttempt) -> RepairState:

@@ -5,7 +5,6 @@ An order in a Node's annotation outlives the process that wrote it, and so does 
 ended without a verdict: its order is taken back, what it left is removed, and the Node says so.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
@@ -14,16 +13,15 @@ from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import ClusterError, Conflict, NodeMeta, NodesAndPods
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.new_nodes import NewNodeRules, condition_of
 from aggregator.quarantine.decide.node_tests import (
     NextTest,
     NodeTest,
     NodeTestStep,
     is_ended_by,
 )
+from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
 from aggregator.quarantine.repair.node_test_state import (
     AT_ONCE,
-    EVERY,
     POLL_BUSY,
     POLL_EVERY,
     WatchedNode,
@@ -33,7 +31,7 @@ from aggregator.quarantine.repair.node_test_state import (
 )
 from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 from aggregator.quarantine.repair.protocol import RepairSettings
-from aggregator.quarantine.state.fleet import FleetState, NodeTestView
+from aggregator.quarantine.state.fleet import NodeTestView
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.backoff import Backoff
 
@@ -61,50 +59,35 @@ class UnwantedTests:
         clocks: Clocks,
         settings: RepairSettings,
         node_registry: NodeRegistry,
-        fleet: FleetState,
         may_act: Callable[[], bool],
-        view: Callable[[], bool],
-        rules: NewNodeRules,
         steps: NodeTestSteps,
+        display: NodeTestDisplay,
     ) -> None:
-        """``may_act`` tells whether we are the controller at this moment, ``view`` whether the
-        picture of the cluster is whole.
-        """
+        """``may_act`` tells whether we are the controller at this moment."""
         self._cluster = cluster
         self._record_writer = record_writer
         self._clocks = clocks
         self._settings = settings
         self._registry = node_registry
-        self._fleet = fleet
         self._may_act = may_act
-        self._view = view
         self._steps = steps
+        self._display = display
         self._why = REPAIRS_OFF if settings.off else NO_TESTS
-        self._rules = rules
         self._listed: Mapping[str, NodeMeta] = {}
         self._watched: dict[str, WatchedNode] = {}
         self._done: dict[str, NodeTestView] = {}
 
-    async def run(self) -> None:
-        """For ever."""
-        try:
-            while True:
-                if self._view():
-                    self._go_round()
-                await asyncio.sleep(EVERY)
-        finally:
-            cancel_steps(self._watched)
+    def cancel(self) -> None:
+        """The process ends."""
+        cancel_steps(self._watched)
 
-    def _go_round(self) -> None:
+    def go_round(self) -> None:
+        """Begin what is due. The view of the cluster is whole."""
         if self._registry.metas is not self._listed:
             self._take_listed(self._registry.metas)
         now = self._clocks.now()
         start_steps(self._watched, now, AT_ONCE, self._may_start, self._step, "unwanted-test")
-        self._fleet.node_tests = self._done | {
-            name: NodeTestView(one.test, tainted=False, held=one.failure or one.held)
-            for name, one in self._watched.items()
-            if one.test is not None and self._may_act()
-        }
+        self._display.show_ends(self._watched, self._done)
 
     def _take_listed(self, metas: Mapping[str, NodeMeta]) -> None:
         """Watch the nodes whose test has to be ended, or whose condition to be told of its end; and
@@ -179,9 +162,8 @@ class UnwantedTests:
                 return
         await self._steps.forget_leftover(name, watched)
         await self._steps.requests.settle(test)
-        told = condition_of(test, tainted=False, rules=self._rules)
-        if told is not None and is_ended_by(test, self._why):
-            await self._cluster.write_test_condition(name, node_uid=watched.uid, condition=told)
+        if is_ended_by(test, self._why):
+            await self._display.write_end(name, watched)
         del self._watched[name]
         if test is not None:
             self._done[name] = NodeTestView(test, tainted=False)
