@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster
+from aggregator.composition.node_tests import build_node_tests
 from aggregator.events import EventSink, EvidenceRecording, NoEvidenceRecording
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import ActGuards
@@ -66,7 +67,6 @@ from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeWorker
-from aggregator.quarantine.repair.node_tests import NodeTests
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
@@ -439,7 +439,7 @@ def _parts(
         clocks=clocks,
         pools=base.pools,
     )
-    node_tests = NodeTests(
+    node_tests = build_node_tests(
         cluster=cluster,
         record_writer=base.record_writer,
         clocks=clocks,
@@ -503,7 +503,7 @@ def _parts(
             queue=queue,
             clocks=clocks,
         ),
-        node_tests=node_tests,
+        node_tests=node_tests.rounds,
         node_events=base.node_events,
         network=base.network,
         causes=base.causes,
@@ -519,7 +519,7 @@ def _parts(
             record_writer=base.record_writer,
             settings=settings.repair,
             checks=acts.repairs.order_checks,
-            node_tests=node_tests,
+            node_tests=node_tests.permission,
             known=registry.known,
         ),
         mode_preview=ModePreview(

@@ -283,7 +283,9 @@ async def test_one_that_ended_before_it_began_is_removed_though_its_quarantine_s
 async def test_a_test_that_was_requested_before_the_quarantine_ends_with_it() -> None:
     """As one that had begun does. One of the same moment is about the quarantine."""
     world, fleet = World(), fleet_of(RepairStatus(), "test")
-    quarantine = replace(fleet.node_summaries["n1"].quarantine, created_at=NOW - 60)  # type: ignore[type-var]
+    quarantine = fleet.node_summaries["n1"].quarantine
+    assert quarantine is not None
+    quarantine = replace(quarantine, created_at=NOW - 60)
     fleet.node_summaries["n1"].own_quarantine_view().write(quarantine)
     before = ("a-test", "test", NOW - 61), ("a-reboot", "reboot", NOW - 61), ("b", "test", NOW - 60)
     for name, kind, at in before:

@@ -24,10 +24,12 @@ from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair import (
     idle_node_choice,
+    node_test_advance,
     node_test_steps,
     node_tests,
     unwanted_tests,
 )
+from aggregator.quarantine.repair.node_tests import NodeTests
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
@@ -49,11 +51,10 @@ FOREIGN = {"key": "example.test/storage-missing", "effect": "NoSchedule"}
 
 def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real clocks, and a person who waits for the test."""
-    for module in (node_tests, unwanted_tests):
-        monkeypatch.setattr(module, "EVERY", 0.1)
-    for module in (node_tests, idle_node_choice, unwanted_tests):
+    monkeypatch.setattr(node_tests, "EVERY", 0.1)
+    for module in (node_tests, node_test_advance, idle_node_choice, unwanted_tests):
         monkeypatch.setattr(module, "POLL_EVERY", 0.3)
-    for module in (node_tests, node_test_steps):
+    for module in (node_test_advance, node_test_steps, unwanted_tests):
         monkeypatch.setattr(module, "POLL_BUSY", 0.3)
 
 
@@ -171,8 +172,9 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
         jobs.end(await jobs.pod_on(node), 0)
 
         def held() -> str:
-            tests = site.controller.parts.node_tests
-            tests._display.show(tests._watched, tests._done)
+            tests = site.controller.parts.node_tests.tests
+            assert isinstance(tests, NodeTests)
+            tests.show()
             shown = site.controller.parts.worker._inputs._fleet.node_tests.get(node)
             return shown.held if shown is not None else ""
 

@@ -202,8 +202,8 @@ def label_of(node: str) -> str:
 
 
 def _is_ours(meta: Meta, spec: OperationSpec) -> bool:
-    """Another tool may have made it with our finalizer, or with our label, and never with both as a
-    read by the label finds them.
+    """Whether it has our label and our finalizer: another tool may have set one of them, and a read
+    by the label misses an object without that.
     """
     labelled = (meta.labels or {}).get(NODE_LABEL) == label_of(spec.node)
     return labelled and FINALIZER in (meta.finalizers or ())

@@ -1,6 +1,6 @@
 """The evidence that a node has failed its test, in the aggregator's own name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from aggregator.clock import Clocks
 from aggregator.health.model import Component
@@ -50,6 +50,12 @@ class NodeTestEvidence:
             self._emit(name, failure_evidence(watched.test, self._clocks.now()))
         elif standing and not failed:
             self._emit(name, failure_evidence(None, self._clocks.now()))
+
+    async def end_all_but(self, names: Container[str]) -> None:
+        """Say of each other node that a failed test is over, perhaps one of an earlier process."""
+        async for node_state in self._registry.by_slices():
+            if node_state.node not in names:
+                self.give(node_state.node, None)
 
 
 def _has_own_evidence(node_state: NodeState) -> bool:

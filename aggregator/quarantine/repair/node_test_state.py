@@ -9,6 +9,7 @@ from aggregator.cluster.port import Node, NodeTestCondition, OperationRequest
 from aggregator.quarantine.decide.new_nodes import is_tainted
 from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import domains_of
+from aggregator.quarantine.state.node import NodeState
 
 #: The nodes are looked through so often (seconds).
 EVERY = 3.0
@@ -102,3 +103,8 @@ def parse_test(annotations: Mapping[str, str], uid: str) -> tuple[NodeTest | Non
         return read_test(annotations, uid), ""
     except NodeTestUnreadable as error:
         return None, str(error)
+
+
+def in_quarantine(node_state: NodeState | None) -> bool:
+    """Whether the node is known to have a quarantine."""
+    return node_state is not None and node_state.quarantine is not None

@@ -12,7 +12,7 @@ from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_permission import NO_ORDER, open_attempt
-from aggregator.quarantine.repair.node_tests import NodeTests
+from aggregator.quarantine.repair.node_test_permission import NodeTestPermission
 from aggregator.quarantine.repair.order_checks import OrderChecks
 from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
 from aggregator.quarantine.state.node import NodeState
@@ -32,7 +32,7 @@ class RepairPermissions:
         record_writer: AdmissionRecordWriter,
         settings: RepairSettings,
         checks: OrderChecks,
-        node_tests: NodeTests,
+        node_tests: NodeTestPermission,
         known: Callable[[str], NodeState | None],
     ) -> None:
         self._acts = acts
@@ -67,7 +67,7 @@ class RepairPermissions:
         node_state = self._known(node)
         known = node_state.quarantine if node_state is not None else None
         if node_state is None or known is None or known.uid != request.quarantine:
-            return await self._node_tests.permission_refusal(node, request)
+            return await self._node_tests.refusal(node, request)
         if open_attempt(known, request.operation) is None:
             return NO_ORDER  # an agent's invention costs no read
         return await self._in_quarantine(node_state, request)

@@ -81,7 +81,7 @@ class UnwantedTests:
         """The process ends."""
         cancel_steps(self._watched)
 
-    def go_round(self) -> None:
+    async def go_round(self) -> None:
         """Begin what is due. The view of the cluster is whole."""
         if self._registry.metas is not self._listed:
             self._take_listed(self._registry.metas)
