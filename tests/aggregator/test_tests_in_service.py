@@ -331,6 +331,7 @@ async def test_a_person_deletes_the_operation_of_a_test_under_way() -> None:
     ask(site)
     site.start()
     await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.settles(lambda: ended_as(site) == "Ordered", within=60)
     site.world.operations.person_cancels("n1")
     await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=60)
     assert site.last_test()["message"] == "a person deleted its operation"
@@ -534,7 +535,7 @@ async def test_a_replica_whose_first_list_is_old_ends_no_request_of_a_running_te
     cluster.list_node_tests = is_old  # type: ignore[method-assign]
     site.start(cluster)
     await later(60)
-    assert (asked > 0, ended_as(site)) == (True, "Ordering")
+    assert (asked > 0, ended_as(site)) == (True, "Ordered")
     site.program.verdicts = [PASSED]
     await site.settles(lambda: ended_as(site) == "Succeeded")
     site.check()

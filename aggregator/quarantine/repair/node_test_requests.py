@@ -65,13 +65,19 @@ class NodeTestRequests:
         await self._operations.write_status(await self._operations.adopt(there), begun)
 
     async def settle(self, test: NodeTest | None) -> None:
-        """Once the end of a test is durable its request ends."""
-        if test is None or test.is_busy or self._open(test) is None:
+        """Once it is durable that the order of a test was taken, or its end, its request has that
+        phase.
+        """
+        known = self._open(test) if test is not None else None
+        if test is None or known is None or not _is_behind(known, test):
             return
         there = await self._read(test)
-        if there is not None and there.is_open:
-            ended = cancelled(there.status, test.message, test.ended_at)
-            await self._operations.write_status(there, replace(ended, phase=test.state))
+        if there is None or not _is_behind(there, test):
+            return
+        status = replace(there.status, message=test.message)
+        if not test.is_busy:
+            status = cancelled(there.status, test.message, test.ended_at)
+        await self._operations.write_status(there, replace(status, phase=test.state))
 
     def left(self, tests: Mapping[str, NodeTest]) -> list[Operation]:
         """The begun requests that no known test is of. ``tests``: the last of each node."""
@@ -103,6 +109,14 @@ def is_test_of(request: Operation, test: NodeTest | None) -> bool:
     """Whether the test is that of the request: the same object, which no quarantine has taken."""
     same = test is not None and (test.request, test.request_uid) == (request.name, request.uid)
     return same and not request.status.quarantine
+
+
+def _is_behind(request: Operation, test: NodeTest) -> bool:
+    """Whether the test has come further. One under way whose request has not begun is sent again,
+    which begins that.
+    """
+    taken = request.status.phase is RepairState.ORDERING and test.state is RepairState.ORDERED
+    return request.is_open and (taken or not test.is_busy)
 
 
 def _why_ended(found: Operation | None) -> str:
