@@ -173,6 +173,9 @@ class Infiniband:
             return hung(NAME, name, port)
         if isinstance(port, str):
             return Observation(NAME, name, Status.UNKNOWN, "not-told", port)
+        # Hyper-V takes such an adapter away for minutes; a synthetic one has its traffic meanwhile.
+        if port.ethernet and (self._machine.sys / "bus/vmbus/drivers/hv_netvsc").is_dir():
+            del self._known[name]
         rises = self._counters.setdefault(name, CounterIncreases(_HOUR))
         at = self._machine.clock.boottime()
         rose = rises.add(at, dict(port.counters))
