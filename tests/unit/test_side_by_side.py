@@ -20,6 +20,12 @@ Claiming = Callable[..., "subprocess.CompletedProcess[str]"]
 OPTIONS = ("-p", "no:cacheprovider")
 
 
+@pytest.fixture(autouse=True)
+def _without_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs need none that is installed, and importing those is half of a run of one test."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 @pytest.mark.parametrize(
     ("codes", "verdict"),
     [
