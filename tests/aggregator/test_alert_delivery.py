@@ -45,6 +45,7 @@ from tests.controlplane.pki import Authority
 from tests.controlplane.ports import ReservedPort
 from tests.support.receiver import Answer, Received, Receiver, hang, status, taken
 from tests.support.waiting import CLOCKS, PATIENCE, until
+from tests.support.yaml_documents import read_yaml
 
 PROGRAM = "prometheus-alertmanager"
 _START_S = 60.0
@@ -200,7 +201,7 @@ async def test_alertmanager_has_an_alert_until_its_end_and_again_after_a_restart
 def quiet_hours(*, all_day: bool, rooms: Mapping[str, str]) -> str:
     """The documented configuration, with its hours all day or never, and receivers by URL."""
     text = Path("docs/alerts.md").read_text("utf-8").partition("## Quiet hours")[2]
-    config = yaml.safe_load(re.findall(r"```yml\n(.*?)```", text, re.DOTALL)[0])
+    config = read_yaml(re.findall(r"```yml\n(.*?)```", text, re.DOTALL)[0])
     if all_day:
         whole = {"times": [{"start_time": "00:00", "end_time": "24:00"}]}
         config["time_intervals"][0]["time_intervals"] = [whole]

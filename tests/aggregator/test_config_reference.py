@@ -6,12 +6,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from aggregator.cluster.port import Action
 from aggregator.config.settings import Config, load
 from release.reference import configuration
 from tests.aggregator.config_files import ROOT, keys_of, written
+from tests.support.yaml_documents import read_yaml
 
 
 def test_each_key_has_a_meaning_in_the_code() -> None:
@@ -162,7 +161,7 @@ def test_the_example_shows_every_key_and_the_defaults_are_the_defaults(tmp_path:
     shown = load(everything(tmp_path), root=tmp_path)
     plain = load(written(tmp_path, "listen: {insecure_plaintext: true}\n"))
     keys = {key.partition("[]")[0] for key in keys_of(Config)}
-    set_here = set(flat(yaml.safe_load(everything(tmp_path).read_text())))
+    set_here = set(flat(read_yaml(everything(tmp_path).read_text())))
     # A hook is a command or a webhook: the example has commands. And it has replicas.domain, and no
     # local cluster.
     left = {key for key in keys - set_here if ".webhook." not in key}

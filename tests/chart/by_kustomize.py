@@ -8,13 +8,14 @@ import yaml
 from tests.chart.renderings import Rendering
 from tests.deploy.kustomized import kustomized
 from tests.deploy.manifests import find
+from tests.support.yaml_documents import read_yaml
 
 
 def objects(rendering: Rendering, folder: Path) -> list[dict[str, Any]]:
     """Every object of the kustomization that ``rendering`` describes; made in ``folder``."""
     more = dict(rendering.more)
     if rendering.configuration:
-        shipped = yaml.safe_load(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
+        shipped = read_yaml(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
         patch = {
             "apiVersion": "v1",
             "kind": "ConfigMap",

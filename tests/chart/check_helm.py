@@ -26,6 +26,7 @@ from tests.chart.renderings import (
 from tests.chart.same_objects import comparable, differences
 from tests.chart.templates import CHART
 from tests.controlplane import binaries
+from tests.support.yaml_documents import read_yaml
 
 SMALL = RENDERINGS[0]
 PROGRAMS = ("aggregator", "agent")
@@ -144,7 +145,7 @@ def test_large_numbers_of_a_configuration_stay_whole(helm: Path) -> None:
         for each in render(helm, with_values(values))
         if "aggregator.yaml" in each.get("data", {})
     ]
-    assert type(yaml.safe_load(text)["history"]["most_rows"]) is int
+    assert type(read_yaml(text)["history"]["most_rows"]) is int
 
 
 def test_pools_reach_the_configuration_as_they_were_written(helm: Path) -> None:
@@ -162,8 +163,8 @@ def test_pools_reach_the_configuration_as_they_were_written(helm: Path) -> None:
         for each in render(helm, with_values({"aggregator": {"config": {"pools": [pool]}}}))
         if "aggregator.yaml" in each.get("data", {})
     ]
-    assert yaml.safe_load(text)["pools"] == [pool]
-    assert yaml.safe_load(text)["mode"] == "observe"
+    assert read_yaml(text)["pools"] == [pool]
+    assert read_yaml(text)["mode"] == "observe"
 
 
 #: Where a template reads a key below, so that another type would end in an error about Go.
@@ -355,7 +356,7 @@ def test_a_published_chart_links_to_its_release(helm: Path, tmp_path: Path) -> N
     [config] = [
         e["data"]["aggregator.yaml"] for e in objects if "aggregator.yaml" in e.get("data", ())
     ]
-    assert yaml.safe_load(config)["documentation_url"] == "https://a.test/sickbay/v1"
+    assert read_yaml(config)["documentation_url"] == "https://a.test/sickbay/v1"
 
 
 def test_a_cluster_that_is_too_old_is_refused(helm: Path) -> None:
@@ -469,7 +470,7 @@ def test_certificates_from_elsewhere_are_named_in_the_configuration(helm: Path) 
     [text] = [
         e["data"]["aggregator.yaml"] for e in objects if "aggregator.yaml" in e.get("data", {})
     ]
-    config = yaml.safe_load(text)
+    config = read_yaml(text)
     assert config["listen"]["tls"]["cert_file"] == "/etc/sickbay-tls/tls.crt"
     assert config["replicas"]["ca_file"] == "/etc/sickbay-ca/ca.crt"
     assert "secretName: mine" in yaml.safe_dump_all(objects)

@@ -31,6 +31,7 @@ from tests.controlplane import manifests as server_side
 from tests.controlplane.api import APPLY_PATCH, MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.yaml_documents import read_yaml
 
 #: An upgrade restarts the aggregator: an agent is without a stream for no longer than this.
 RECONNECT_S = 30.0
@@ -101,7 +102,7 @@ def operator_definitions(plane: ControlPlane) -> Iterator[None]:
         server_side.apply(plane.client, file)
     yield
     for file in files:
-        name = yaml.safe_load(file.read_text("utf-8"))["metadata"]["name"]
+        name = read_yaml(file.read_text("utf-8"))["metadata"]["name"]
         plane.call("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
 
 

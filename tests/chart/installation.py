@@ -25,6 +25,7 @@ from tests.chart.templates import CHART
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.deploy import pod
+from tests.support.yaml_documents import read_documents
 
 #: Nodes of the cluster.
 NODES = 2
@@ -218,7 +219,7 @@ def older_chart(folder: Path, version: str = "0.0.9") -> Path:
     plain = re.sub(
         r"^ *\{\{-.*\n", "", text, flags=re.MULTILINE
     )  # labels of a release, and the end
-    definition, *others = yaml.safe_load_all(plain)
+    definition, *others = read_documents(plain)
     [served] = definition["spec"]["versions"]
     served["additionalPrinterColumns"] = served["additionalPrinterColumns"][:2]
     fields = served["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]

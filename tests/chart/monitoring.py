@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from tests.deploy.manifests import DEPLOY, PROFILES
+from tests.support.yaml_documents import read_yaml
 
 RULES = DEPLOY / "prometheus"
 MANIFEST = PROFILES / "prometheus-rules" / "prometheus-rule.yaml"
@@ -15,7 +16,7 @@ _HEADER = "# Made from deploy/prometheus by `make chart`; change it there.\n"
 
 def groups() -> dict[str, Any]:
     """The groups of every file, in the files' order."""
-    files = [yaml.safe_load(file.read_text("utf-8")) for file in sorted(RULES.glob("*.yaml"))]
+    files = [read_yaml(file.read_text("utf-8")) for file in sorted(RULES.glob("*.yaml"))]
     return {"groups": [group for file in files for group in file["groups"]]}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from tests.chart.templates import CHART
+from tests.support.yaml_documents import read_documents
 
 GOLDEN = Path(__file__).with_name("golden")
 #: Helm without a cluster takes this version for the cluster's.
@@ -154,7 +155,7 @@ def render(
     )
     if done.returncode != 0:
         raise HelmError(done.stderr.strip())
-    return [document for document in yaml.safe_load_all(done.stdout) if document is not None]
+    return [document for document in read_documents(done.stdout) if document is not None]
 
 
 def written(objects: list[dict[str, Any]]) -> str:
@@ -166,4 +167,4 @@ def written(objects: list[dict[str, Any]]) -> str:
 
 def golden(rendering: Rendering) -> list[dict[str, Any]]:
     """The objects of the golden file."""
-    return list(yaml.safe_load_all(rendering.golden.read_text("utf-8")))
+    return read_documents(rendering.golden.read_text("utf-8"))

@@ -5,9 +5,8 @@ All else of an object is the same in the chart and for kustomize.
 
 from collections.abc import Callable
 
-import yaml
-
 from tests.chart.manifest_edits import ManifestText, Path
+from tests.support.yaml_documents import read_yaml
 
 Key = tuple[str, str]
 POD: Path = ("spec", "template", "spec")
@@ -322,7 +321,7 @@ def _aggregator_rights(text: ManifestText) -> None:
 
 def _rule_of(text: ManifestText, resource: str) -> int:
     """The position of the rule about this resource."""
-    rules = yaml.safe_load(text.text)["rules"]
+    rules = read_yaml(text.text)["rules"]
     (found,) = (at for at, rule in enumerate(rules) if rule["resources"] == [resource])
     return found
 

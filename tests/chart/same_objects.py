@@ -11,7 +11,7 @@ Configurations are compared as data, because comments are kept only in the manif
 import tomllib
 from typing import Any
 
-import yaml
+from tests.support.yaml_documents import read_yaml
 
 _HELMS_OWN = {
     "helm.sh/resource-policy",
@@ -62,7 +62,7 @@ def _normal(value: Any, key: str = "") -> Any:
         items = [_normal(item) for item in value]
         return sorted(items, key=lambda item: item["name"]) if key in _NAMED_LISTS else items
     if key == "aggregator.yaml":
-        return yaml.safe_load(value)
+        return read_yaml(value)
     if key == "agent.toml":
         return tomllib.loads(value)
     return value

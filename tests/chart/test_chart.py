@@ -24,6 +24,7 @@ from tests.chart.renderings import RENAMED, RENDERINGS, Rendering, golden
 from tests.chart.same_objects import comparable, differences
 from tests.chart.templates import CHART, chart_files
 from tests.deploy.manifests import ROOT, container, mounts
+from tests.support.yaml_documents import read_yaml
 
 MADE = chart_files()
 each_rendering = pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda r: r.name)
@@ -68,7 +69,7 @@ def test_a_value_that_is_null_is_missing_for_helm_and_the_schema_says_so() -> No
     objects out.
     """
     schema = json.loads(values_schema.OWN.read_text("utf-8"))
-    shipped = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    shipped = read_yaml((CHART / "values.yaml").read_text("utf-8"))
 
     def unguarded(of: dict[str, Any], data: dict[str, Any], path: str = "") -> Iterator[str]:
         of = schema["definitions"].get(of.get("$ref", "").rpartition("/")[2], of)
@@ -90,7 +91,7 @@ def test_the_templates_use_every_value_and_no_other() -> None:
 
 
 def test_the_charts_versions_are_the_programs() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    chart = read_yaml((CHART / "Chart.yaml").read_text("utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert chart["version"] == chart["appVersion"] == project["version"]
 
@@ -150,10 +151,10 @@ def test_a_name_override_changes_every_name_but_those_that_are_known() -> None:
     assert {name for name in named if not name.startswith("gpu-nurse")} <= KNOWN_BY_NAME
     assert {"gpu-nurse", "gpu-nurse-aggregator", "gpu-nurse-agent"} <= named
     text = one(RENAMED, "ConfigMap", "gpu-nurse-aggregator")["data"]["aggregator.yaml"]
-    config = yaml.safe_load(text)
+    config = read_yaml(text)
     assert config["replicas"]["domain"] == "gpu-nurse-aggregator"
     assert config["identity"]["service_account"] == "sickbay:gpu-nurse-agent"
-    back = comparable(yaml.safe_load(yaml.safe_dump(objects).replace("gpu-nurse", "sickbay")))
+    back = comparable(read_yaml(yaml.safe_dump(objects).replace("gpu-nurse", "sickbay")))
     for key, shipped in comparable(golden(RENDERINGS[0])).items():
         kind, _, name = key
         found = back[key]
@@ -218,7 +219,7 @@ def test_without_values_it_needs_nothing_prepared_and_only_observes() -> None:
     kinds = {each["apiVersion"].partition("/")[0] for each in golden(small)}
     assert not [group for group in kinds if "." in group and not group.endswith(".k8s.io")], kinds
     config = one(small, "ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
-    assert yaml.safe_load(config)["mode"] == "observe"
+    assert read_yaml(config)["mode"] == "observe"
 
 
 def test_an_uninstall_keeps_the_stop_switch() -> None:

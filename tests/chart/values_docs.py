@@ -10,6 +10,7 @@ import yaml
 
 from tests.chart import values_schema
 from tests.chart.templates import CHART
+from tests.support.yaml_documents import read_yaml
 
 README = CHART / "README.md"
 
@@ -48,7 +49,7 @@ def values() -> list[Value]:
     text = (CHART / "values.yaml").read_text("utf-8")
     root = yaml.compose(text)
     assert isinstance(root, yaml.MappingNode)
-    return list(_values(root, yaml.safe_load(text), text.splitlines()))
+    return list(_values(root, read_yaml(text), text.splitlines()))
 
 
 def _values(

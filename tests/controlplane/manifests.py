@@ -5,15 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.controlplane.api import APPLY_PATCH, Answer, ApiClient, ApiError
 from tests.controlplane.waiting import wait_until
+from tests.support.yaml_documents import read_documents
 
 _FIELD_MANAGER = "sickbay-tests"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-#: Written in C: the definition of a Quarantine takes 3 ms, and 30 in Python.
-_Loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 def apply(client: ApiClient, source: str | Path, *, namespace: str = "default") -> list[Any]:
@@ -73,7 +70,7 @@ def _documents(source: str | Path) -> Iterator[dict[str, Any]]:
     else:
         texts = [source]
     for text in texts:
-        for document in yaml.load_all(text, _Loader):
+        for document in read_documents(text):
             if document is None:
                 continue
             if document["kind"] == "List":

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.deploy.manifests import DEPLOY, NAMESPACE
+from tests.support.yaml_documents import read_documents
 
 
 def kustomized(
@@ -51,4 +52,4 @@ def kustomized(
         [kubectl, "kustomize", site], check=False, capture_output=True, text=True, timeout=300
     )
     assert built.returncode == 0, built.stderr
-    return [document for document in yaml.safe_load_all(built.stdout) if document is not None]
+    return [document for document in read_documents(built.stdout) if document is not None]

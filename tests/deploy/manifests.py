@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from aggregator.policy.shipped_yaml import LOADER
+from tests.support.yaml_documents import read_documents
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -17,8 +15,7 @@ NAMESPACE = "sickbay"
 
 def documents(path: Path) -> list[dict[str, Any]]:
     """Every document of a YAML file."""
-    found = yaml.load_all(path.read_text("utf-8"), Loader=LOADER)
-    return [each for each in found if each is not None]
+    return [each for each in read_documents(path.read_text("utf-8")) if each is not None]
 
 
 def installed() -> Iterator[dict[str, Any]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from aggregator.cli.command_line import parser_for
+from tests.support.yaml_documents import read_yaml
 from tests.unit.test_documentation import anchors
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ needs_promtool = pytest.mark.skipif(
 
 def rules(kind: str) -> list[dict[str, Any]]:
     """The rules of all files: "alert" or "record"."""
-    groups = [group for file in FILES for group in yaml.safe_load(file.read_text())["groups"]]
+    groups = [group for file in FILES for group in read_yaml(file.read_text())["groups"]]
     return [rule for group in groups for rule in group["rules"] if kind in rule]
 
 
@@ -73,7 +73,7 @@ def test_the_unit_tests_of_the_rules_pass() -> None:
 
 
 def test_each_alert_has_a_unit_test() -> None:
-    tested = {test["name"] for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"]}
+    tested = {test["name"] for test in read_yaml(UNIT_TESTS.read_text())["tests"]}
     assert {rule["alert"] for rule in ALERTS} <= tested
 
 

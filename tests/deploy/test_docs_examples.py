@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from aggregator.cli import command_line
 from aggregator.cli.command_words import own_words
@@ -29,6 +28,7 @@ from nodeagent.terminal import arguments
 from nodeagent.terminal.run_arguments import BadUsage
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_docs import PAGES
+from tests.support.yaml_documents import read_yaml
 
 #: Made by `make docs-reference` from these parsers.
 WRITTEN = sorted(name for name in PAGES if "reference" not in name.parts)
@@ -177,7 +177,7 @@ def check_aggregator(text: str, folder: Path) -> None:
         if not path.exists():
             path.write_text("https://hooks.example.com/one\n")
     file = folder / "aggregator.yaml"
-    data = yaml.safe_load(text)
+    data = read_yaml(text)
     file.write_text(text)
     try:
         aggregator_settings.load(file, root=root, environ={"POD_NAMESPACE": "sickbay"})
@@ -232,7 +232,7 @@ def check_profile(text: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("example", CONFIGURATIONS, ids=lambda one: one.at)
 def test_each_configuration_is_one_that_the_program_takes(example: Example, tmp_path: Path) -> None:
-    parse = tomllib.loads if example.block == "toml" else yaml.safe_load
+    parse = tomllib.loads if example.block == "toml" else read_yaml
     data = parse(example.text)
     if isinstance(data, list):  # a part of another program's file
         assert "sickbay.dev/" in example.text

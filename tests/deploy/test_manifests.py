@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from aggregator.cluster.kubernetes.objects import CA_NAME, PodObject, to_pod
 from aggregator.cluster.port import Action
@@ -30,6 +29,7 @@ from tests.deploy.manifests import (
     mounts,
     pod_spec,
 )
+from tests.support.yaml_documents import read_yaml
 
 AGENT = ("DaemonSet", "sickbay-agent")
 AGGREGATOR = ("StatefulSet", "sickbay-aggregator")
@@ -242,7 +242,7 @@ def test_the_aggregators_own_pod_holds_up_no_drain_of_the_node_that_it_is_on() -
 
 
 def test_the_aggregator_listens_where_its_services_and_probes_point() -> None:
-    config = yaml.safe_load(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
+    config = read_yaml(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
     only = container(pod_spec(*AGGREGATOR))
     ports = {port["name"]: port["containerPort"] for port in only["ports"]}
     for name in ("grpc", "web"):
@@ -264,7 +264,7 @@ def test_the_agents_token_is_of_the_audience_and_account_that_the_aggregator_bel
 
 
 def test_replicas_find_and_believe_each_other_however_many_there_are() -> None:
-    config = yaml.safe_load(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
+    config = read_yaml(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
     stateful_set = find(*AGGREGATOR)["spec"]
     spec = stateful_set["template"]["spec"]
     there = mounts(spec)

@@ -24,6 +24,7 @@ from tests.deploy.test_dashboard import QUERIES, chosen
 from tests.support.local_aggregator import LIMITS, LocalAggregator
 from tests.support.pki import Authority
 from tests.support.simulator import Simulator
+from tests.support.yaml_documents import read_yaml
 
 PROGRAM = "prometheus"
 #: Between two scrapes, and between two evaluations of the rules.
@@ -43,7 +44,7 @@ class Prometheus:
     def __init__(self, folder: Path, *, target: str, ca_file: Path, rules: Sequence[Path]) -> None:
         folder.mkdir(parents=True)
         for file in rules:
-            content = yaml.safe_load(file.read_text("utf-8"))
+            content = read_yaml(file.read_text("utf-8"))
             for rule in (rule for group in content["groups"] for rule in group["rules"]):
                 if "for" in rule:
                     rule["for"] = "1s"

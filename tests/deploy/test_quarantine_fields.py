@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from hypothesis import given
 
 from aggregator.cluster.kubernetes import operation_client
@@ -35,6 +34,7 @@ from aggregator.web.models import Quarantine as Page
 from aggregator.web.node_view import ViewMoment
 from tests.deploy.manifests import ROOT
 from tests.support.field_values import values, without_operations
+from tests.support.yaml_documents import read_documents
 
 #: Fields that the page does not show under their own name, and why.
 NOT_SHOWN = {
@@ -59,7 +59,7 @@ NOT_SHOWN = {
 
 
 def crd_schema(kind: str = "Quarantine") -> Mapping[str, Any]:
-    definitions = yaml.safe_load_all((ROOT / "deploy/kubernetes/crd.yaml").read_text())
+    definitions = read_documents((ROOT / "deploy/kubernetes/crd.yaml").read_text())
     [crd] = (one for one in definitions if one["spec"]["names"]["kind"] == kind)
     [version] = crd["spec"]["versions"]
     properties: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]

@@ -45,6 +45,7 @@ from tests.aggregator.test_alert_outbox_groups import CHAT, item
 from tests.aggregator.test_alert_outbox_groups import NOW as ALERTED
 from tests.aggregator.test_alert_outbox_groups import happened as alerted
 from tests.support.histories import happened
+from tests.support.yaml_documents import read_yaml
 from tests.unit.test_public_names import SECTIONS, names, rows
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +244,7 @@ def aggregator_defaults() -> dict[str, Any]:
         where = sections
         for part in path:
             where = where.setdefault(part, {})
-        where.setdefault(name, yaml.safe_load(default))
+        where.setdefault(name, read_yaml(default))
     return sections
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.events import EventKind
@@ -26,6 +25,7 @@ from aggregator.jobs.notice import READY, REQUESTED
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_drain import aggregator, until, with_notices
+from tests.support.yaml_documents import read_yaml
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples" / "ask"
 LEFT_WORK = 75
@@ -180,7 +180,7 @@ def frameworks(tmp_path: Path) -> Iterator[Frameworks]:
 
 
 def example(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((EXAMPLES / name).read_text("utf-8"))
+    found: dict[str, Any] = read_yaml((EXAMPLES / name).read_text("utf-8"))
     return found
 
 

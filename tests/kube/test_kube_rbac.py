@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from aggregator.cluster.agent_pods import PodsListed
 from aggregator.cluster.kubernetes.cluster import KubeCluster
@@ -31,6 +30,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import DEPLOY, following_pods, kube_cluster, listening
 from tests.support.waiting import until
+from tests.support.yaml_documents import read_documents
 
 WATCH = ("WATCH", "pods", 200)
 ACCOUNT = ("sickbay", "sickbay-aggregator")
@@ -146,7 +146,7 @@ def test_the_definition_may_not_be_deleted_by_us(raw: ApiClient) -> None:
 
 def test_the_file_grants_what_is_asked_for_and_no_more() -> None:
     granted = set()
-    for document in yaml.safe_load_all((DEPLOY / "aggregator-rbac.yaml").read_text()):
+    for document in read_documents((DEPLOY / "aggregator-rbac.yaml").read_text()):
         if document["kind"] not in {"Role", "ClusterRole"}:
             continue
         namespace = document["metadata"].get("namespace", "")

@@ -26,6 +26,7 @@ from tests.kube.test_release_scenarios import LONG, Bench, running_bench
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import SETTINGS, component, fault, snapshot
 from tests.support.waiting import until
+from tests.support.yaml_documents import read_documents, read_yaml
 
 pytestmark = pytest.mark.cluster
 
@@ -173,11 +174,11 @@ async def test_a_condition_that_is_no_longer_configured_is_removed_by_the_next_s
 @pytest.fixture
 def policy_with_the_type(control_plane: ControlPlane) -> Iterator[None]:
     """The aggregator's policy, changed as docs/coexistence.md has it."""
-    documents = list(yaml.safe_load_all((DEPLOY / "admission-policies.yaml").read_text()))
+    documents = read_documents((DEPLOY / "admission-policies.yaml").read_text())
     own = [one for one in documents if one["metadata"]["name"] == "sickbay-aggregator"]
     page = (DEPLOY.parents[1] / "docs" / "coexistence.md").read_text()
     [patch] = re.findall(r"    patch: \|\n((?:      .*\n)+)", page)
-    for step in yaml.safe_load(patch):
+    for step in read_yaml(patch):
         where = own[0]["spec"]["variables"][0]
         assert step["path"].rpartition("/")[0] == "/spec/variables/0"
         field = step["path"].rpartition("/")[2]

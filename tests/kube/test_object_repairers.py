@@ -31,6 +31,7 @@ from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.kube_cluster import DEPLOY, kube_cluster, unreviewed_cluster
 from tests.support.repair_objects import CLAIMS, DEFINITIONS, Objects
 from tests.support.waiting import until
+from tests.support.yaml_documents import read_documents
 
 PROFILES = DEPLOY.parent / "profiles"
 KURED = DEPLOY.parent / "examples" / "repair-kured-rbac.yaml"
@@ -712,7 +713,7 @@ async def test_kureds_sentinel_is_a_file_on_the_node_that_the_kubelet_makes_for_
 ) -> None:
     """With the rights and the namespace's label of the example, and no others."""
     namespace = given.space.namespace
-    documents = yaml.safe_load_all(KURED.read_text().replace("kured-sentinel", namespace))
+    documents = read_documents(KURED.read_text().replace("kured-sentinel", namespace))
     labels, *rights = documents
     path = f"/api/v1/namespaces/{namespace}"
     control_plane.client.call("PATCH", path, {"metadata": labels["metadata"]}, MERGE_PATCH)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.config.settings import load
@@ -30,6 +29,7 @@ from tests.kube.test_new_nodes_on_kubernetes import (
 from tests.support.active_test_jobs import Jobs
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.waiting import until
+from tests.support.yaml_documents import read_yaml
 
 pytestmark = pytest.mark.cluster
 
@@ -62,7 +62,7 @@ def blocks() -> tuple[dict[str, Any], str]:
     """The rule, and the configuration beside it."""
     text = DOCUMENT.read_text().partition("## Node-readiness-controller")[2].partition("\n## ")[0]
     rule, config = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return yaml.safe_load(rule), config
+    return read_yaml(rule), config
 
 
 def holds(rule: dict[str, Any], node: dict[str, Any]) -> bool:

@@ -47,6 +47,7 @@ from tests.support.replica import (
 )
 from tests.support.stack import pods_of, protect, remove_quarantines, start_job
 from tests.support.waiting import until
+from tests.support.yaml_documents import read_documents
 
 pytestmark = pytest.mark.cluster
 
@@ -534,7 +535,7 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
 @contextmanager
 def later_definition(plane: ControlPlane) -> Iterator[None]:
     """The definition of a later version, whose hooks have one more state."""
-    crd, _ = yaml.safe_load_all((DEPLOY / "crd.yaml").read_text())
+    crd, _ = read_documents((DEPLOY / "crd.yaml").read_text())
     [version] = crd["spec"]["versions"]
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     status["preEvict"]["properties"]["state"]["enum"].append("Paused")

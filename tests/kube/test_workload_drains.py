@@ -42,6 +42,7 @@ from tests.support.kube_cluster import DEPLOY, kube_cluster, unreviewed_cluster
 from tests.support.pod_resources import container, pod_resources, uses
 from tests.support.replica import FakeLine, fault, hello, shipped_policy, snapshot
 from tests.support.waiting import PATIENCE
+from tests.support.yaml_documents import read_yaml
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +236,7 @@ async def test_eviction_requests_on_the_api_of_kubernetes_and_none_outlives_its_
         plane.create_namespace(name)
     for file in ("crd.yaml", "aggregator-rbac.yaml"):
         plane.apply(DEPLOY / file)
-    role = yaml.safe_load((DEPLOY.parent / "examples" / "ask-rbac.yaml").read_text())
+    role = read_yaml((DEPLOY.parent / "examples" / "ask-rbac.yaml").read_text())
     role["rules"] = [one for one in role["rules"] if one["apiGroups"] == ["lifecycle.k8s.io"]]
     plane.apply(yaml.safe_dump(role) + ROLE_BINDING)
     nodes = space.create_nodes(3)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Pod
@@ -29,6 +28,7 @@ from tests.kube.test_ask_examples import EXAMPLES
 from tests.kube.test_coexistence import with_marks
 from tests.kube.test_kube_drain import SETTINGS, aggregator, pods_left, until
 from tests.support.workload_objects import GPUS, WORKLOADS, Site, Workload, defined
+from tests.support.yaml_documents import read_yaml
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ async def test_jobs_of_each_family_are_known_and_leave_as_gangs(
     kube: KubeCluster, site: Site
 ) -> None:
     space, node = site.space, site.node
-    cluster = yaml.safe_load((EXAMPLES / "ray-cluster.yaml").read_text("utf-8"))
+    cluster = read_yaml((EXAMPLES / "ray-cluster.yaml").read_text("utf-8"))
     path = f"/apis/ray.io/v1/namespaces/{space.namespace}/rayclusters"
     await asyncio.to_thread(
         space.plane.call, "POST", f"{path}?dryRun=All&fieldValidation=Strict", cluster

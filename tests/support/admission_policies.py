@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.controlplane.api import MERGE_PATCH, ApiClient
 from tests.controlplane.plane import ControlPlane
 from tests.support.kube_cluster import DEPLOY
+from tests.support.yaml_documents import read_documents
 
 OWN = "sickbay.dev/probe"
 ACCOUNT = ("sickbay", "sickbay-aggregator")
@@ -22,7 +21,7 @@ PATHS = {
 
 
 def remove(plane: ControlPlane, file: Path) -> None:
-    for one in yaml.safe_load_all(file.read_text()):
+    for one in read_documents(file.read_text()):
         name = one["metadata"]["name"]
         plane.request("DELETE", f"{REGISTRATION}/{PATHS[one['kind']]}/{name}")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from tests.support.yaml_documents import read_yaml
+
 
 class FrozenRelay:
     """Passes bytes on. After `freeze` the connections of then stay open and carry none."""
@@ -53,7 +55,7 @@ class FrozenRelay:
 @asynccontextmanager
 async def frozen_relay(direct: Path, folder: Path) -> AsyncIterator[tuple[FrozenRelay, Path]]:
     """A relay to the API server of a kubeconfig, and the kubeconfig by it."""
-    config = yaml.safe_load(await asyncio.to_thread(direct.read_text))
+    config = read_yaml(await asyncio.to_thread(direct.read_text))
     host, _, port = config["clusters"][0]["cluster"]["server"].rpartition("/")[2].rpartition(":")
     relay = FrozenRelay(host, int(port))
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)

@@ -29,6 +29,7 @@ from tests.support.aggregator_program import AGGREGATOR
 from tests.support.attempts import attempts_of
 from tests.support.fork_server import start_program
 from tests.support.pki import Authority
+from tests.support.yaml_documents import read_yaml
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -214,7 +215,7 @@ class AggregatorProcess:
 
     def goes_by(self, way: Callable[[Path], Path]) -> None:
         """From its next start it uses what ``way`` makes of its kubeconfig."""
-        config = yaml.safe_load(self.config.read_text())
+        config = read_yaml(self.config.read_text())
         cluster = config["cluster"]
         cluster["kubeconfig"] = str(way(Path(cluster["kubeconfig"])))
         self.config.write_text(yaml.safe_dump(config))

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from aggregator.jobs.family import Loss
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.support.waiting import PATIENCE
+from tests.support.yaml_documents import read_yaml
 
 JSON = Mapping[str, Any]
 GPUS = 4
-_Loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ def defined(plane: ControlPlane, files: Iterable[Path]) -> Iterator[None]:
     """The plane serves these kinds. Descriptions are left out: they are most of each text, and the
     API server composes all texts again at each change.
     """
-    known = [_without_descriptions(yaml.load(one.read_bytes(), _Loader)) for one in files]
+    known = [_without_descriptions(read_yaml(one.read_bytes())) for one in files]
     names = [one["metadata"]["name"] for one in known]
     try:
         for one in known:

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-import yaml
 
 from aggregator.health.model import ClearedBy
 from aggregator.policy.catalogue import Published, parse_catalogue
 from aggregator.policy.nvlink5 import Row, parse_nvlink5
 from tests.support.replica import POLICY, fault
+from tests.support.yaml_documents import read_yaml
 
 CATALOGUE = POLICY.catalogue
 
@@ -68,7 +68,7 @@ xids:
 nvlink5: []
 nvlink4: []
 """
-    return {**yaml.safe_load(text), **changes}
+    return {**read_yaml(text), **changes}
 
 
 def test_a_catalogue_is_read_whole() -> None:

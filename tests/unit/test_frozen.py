@@ -35,6 +35,7 @@ from tests.aggregator.test_alert_outbox_groups import CHAT
 from tests.aggregator.test_alert_outbox_groups import NOW as ALERTED
 from tests.frozen import makers
 from tests.frozen.__main__ import main
+from tests.support.yaml_documents import read_yaml
 
 T = TypeVar("T")
 FROZEN = Path(makers.__file__).parent
@@ -156,7 +157,7 @@ def test_the_aggregators_configuration_is_taken(release: Path, tmp_path: Path) -
     file = tmp_path / "aggregator.yaml"
     shutil.copy(release / "aggregator.yaml", file)
     load_aggregator(file)
-    data = yaml.safe_load(file.read_text())
+    data = read_yaml(file.read_text())
     file.write_text(yaml.safe_dump(data | {"former": 1}))
     with pytest.raises(ConfigError, match="former"):
         load_aggregator(file)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from google.protobuf.descriptor import FileDescriptor
 
 from aggregator.alerts import webhook
@@ -51,6 +50,7 @@ from nodeagent.repair import journal, lock
 from nodeagent.terminal import arguments, run_arguments
 from sickbay.v1 import relay_pb2, sickbay_pb2
 from tests.support.log_events import log_events
+from tests.support.yaml_documents import read_documents
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -108,7 +108,7 @@ def shipped() -> list[Path]:
 
 def manifests() -> Iterator[Mapping[str, Any]]:
     for file in shipped():
-        for document in yaml.safe_load_all(file.read_text()):
+        for document in read_documents(file.read_text()):
             if isinstance(document, dict) and "kind" in document and "metadata" in document:
                 yield document
 
@@ -132,7 +132,7 @@ def operation() -> Iterator[str]:
 
 
 def names_of(kind: str) -> Iterator[str]:
-    definitions = yaml.safe_load_all((DEPLOY / "kubernetes" / "crd.yaml").read_text())
+    definitions = read_documents((DEPLOY / "kubernetes" / "crd.yaml").read_text())
     [definition] = (one["spec"] for one in definitions if one["spec"]["names"]["kind"] == kind)
     group, kinds = definition["group"], definition["names"]
     yield from (group, *kinds["shortNames"], *kinds["categories"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from lupa.lua51 import LuaRuntime
@@ -35,6 +34,7 @@ from aggregator.cluster.quarantine_conditions import (
 )
 from aggregator.quarantine.state.quarantine_view import QuarantineView
 from tests.support.field_values import without_operations
+from tests.support.yaml_documents import read_yaml
 
 _DOCS = Path(__file__).parents[2] / "docs" / "public-names.md"
 _KEY = "resource.customizations.health.sickbay.dev_Quarantine"
@@ -45,7 +45,7 @@ _BLOCK = re.search(
 )
 assert _BLOCK is not None
 #: The health check that docs/public-names.md has for Argo CD.
-SCRIPT = yaml.safe_load(_BLOCK[1])[_KEY]
+SCRIPT = read_yaml(_BLOCK[1])[_KEY]
 
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "why")
 OURS = AppliedChanges(cordoned=True, value="gpu")

@@ -17,6 +17,7 @@ from nodeagent.config.settings import keys
 from release.reference.__main__ import FOLDER, files
 from release.reference.tables import code, rows
 from tests.aggregator.config_files import keys_of
+from tests.support.yaml_documents import read_documents, read_yaml
 from tests.unit.test_public_names import aggregator_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def test_the_schema_has_every_key_with_its_meaning() -> None:
 
 def valid(text: str) -> bool:
     schema = jsonschema.Draft7Validator(read("aggregator.schema.json"))
-    return schema.is_valid(yaml.safe_load(text))
+    return schema.is_valid(read_yaml(text))
 
 
 @pytest.mark.slow
@@ -75,7 +76,7 @@ def test_the_shipped_files_are_valid() -> None:
     for path in (ROOT / "deploy").rglob("*.yaml"):
         if "helm" in path.parts:
             continue
-        for document in yaml.safe_load_all(path.read_text()):
+        for document in read_documents(path.read_text()):
             if isinstance(document, dict) and document.get("kind") == "ConfigMap":
                 for name, text in document.get("data", {}).items():
                     assert name != "aggregator.yaml" or valid(text), path
