@@ -8,9 +8,11 @@ day), ``spare-low``, ``hot``, ``backup-failed``, ``worn`` (100 % of its rated li
 ``no-log`` (the drive works and its log can't be had) and ``no-sysfs``: unknown.
 
 The component is the controller ("nvme0"); without one it is this check itself. A drive that is
-missing stays so until it is back, another takes its name, or the agent is started anew.
+missing stays so until it is back, another takes its name, or the agent is started anew. A cloud's
+volume that is detached is none.
 """
 
+import re
 from collections.abc import Mapping
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
@@ -25,6 +27,8 @@ from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
 
 NAME = "disk-nvme"
 _DAY = 86400.0
+#: Volumes of a cloud, which come and go with the pods that use them (AWS, Alibaba, Google, Azure).
+_VOLUME = re.compile(r"Elastic Block Stor|nvme_card-pd|NVMe Accelerator")
 
 
 def evaluate_state(drive: Controller, seconds: float, *, stuck_for: float) -> Observation | None:
@@ -140,12 +144,11 @@ class DiskNvme:
         return report
 
     def _missing(self, drives: list[Controller]) -> list[Observation]:
-        self._known.update({drive.identity: drive for drive in drives})
         here = {drive.identity for drive in drives}
         names = {drive.name for drive in drives}
         # A drive whose name another drive has was replaced, so it is not lost.
         lost = [d for i, d in self._known.items() if i not in here and d.name not in names]
-        self._known = {d.identity: d for d in (*drives, *lost)}
+        self._known = {d.identity: d for d in (*drives, *lost) if not _VOLUME.search(d.model)}
         message = "it was there, and is not on the bus any more"
         report = [
             Observation(NAME, drive.name, Status.FAILED, "missing", _named(drive, message))

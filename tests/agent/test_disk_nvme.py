@@ -159,6 +159,30 @@ async def test_a_drive_that_vanishes_is_missing_until_it_is_back_or_replaced(
     assert verdicts(await check.run_check()) == {"nvme1": OK, "nvme2": OK}
 
 
+@pytest.mark.parametrize(
+    ("model", "is_missed"),
+    [
+        ("Amazon Elastic Block Store", False),
+        ("Alibaba Cloud Elastic Block Storage", False),
+        ("nvme_card-pd", False),
+        ("MSFT NVMe Accelerator v1.0", False),
+        ("Amazon EC2 NVMe Instance Storage", True),
+        ("nvme_card", True),
+        ("Microsoft NVMe Direct Disk v2", True),
+    ],
+)
+async def test_a_clouds_volume_that_is_detached_is_not_missing(
+    tmp_path: Path, model: str, *, is_missed: bool
+) -> None:
+    machine = made_up(tmp_path)
+    controller(machine, 0)
+    folder = controller(machine, 1, model=model)
+    check = nvme(machine, Drives(machine))
+    assert verdicts(await check.run_check()) == {"nvme0": OK, "nvme1": OK}
+    shutil.rmtree(folder)
+    assert ("nvme1" in verdicts(await check.run_check())) is is_missed
+
+
 async def test_drives_that_were_never_there_are_missed_by_their_number(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = nvme(machine, Drives(machine), expected=1)
