@@ -27,7 +27,8 @@ from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
 
 NAME = "disk-nvme"
 _DAY = 86400.0
-#: Volumes of a cloud, which come and go with the pods that use them (AWS, Alibaba, Google, Azure).
+#: Volumes of a cloud, which come and go with the pods that use them (AWS, Alibaba, Google, Azure)
+#: and have no health log: only one that the kernel gives up has a verdict.
 _VOLUME = re.compile(r"Elastic Block Stor|nvme_card-pd|NVMe Accelerator")
 
 
@@ -106,7 +107,7 @@ class DiskNvme:
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
         states = {drive.name: self._state(drive) for drive in drives}
-        live = [drive for drive in drives if states[drive.name] is None]
+        live = [d for d in drives if states[d.name] is None and not _VOLUME.search(d.model)]
         paths = {drive.name: str(self._machine.host(f"/dev/{drive.name}")) for drive in live}
         pages = await self._probe.nvme_health(list(paths.values()))
         logs = {drive: _health(pages[paths[drive.name]]) for drive in live}
