@@ -1,4 +1,4 @@
-"""Nodes that are known to be good, and their order beside a suspect. Pure."""
+"""Nodes that are known to be good, and their order next to a suspect. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -25,7 +25,7 @@ class GoodNodes:
             self._first.setdefault(node, test.number)
 
     def doubt(self, node: str) -> None:
-        """The node is beside no other one any more."""
+        """The node is next to no other one any more."""
         self._doubted.add(node)
 
     def trust(self, node: str) -> None:
@@ -46,7 +46,7 @@ class GoodNodes:
         return frozenset(self._first)
 
     def with_partner(self, node: str, avoid: Iterable[str]) -> list[str]:
-        """Those for a test beside the node, best first: of its own domain, because a fault between
+        """Those for a test next to the node, best first: of its own domain, because a fault between
         domains is not the node's; not of the group that one in ``avoid`` is from, because a bad
         node that passes now and then makes all of its group look good.
         """

@@ -48,7 +48,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A node that failed beside several good nodes. ``tests`` are these failures, and last the
+    """A node that failed next to several good nodes. ``tests`` are these failures, and last the
     test that these good nodes passed together.
     """
 
@@ -60,8 +60,8 @@ class Suspect:
 class Interaction:
     """Two groups, each of which passed, and that failed together: no node is named.
 
-    ``faulty`` is the one that also failed beside good nodes of elsewhere while the other one
-    passed beside such; empty where that is not known. ``domain``: of all nodes of that group.
+    ``faulty`` is the one that also failed next to good nodes of elsewhere while the other one
+    passed next to such; empty where that is not known. ``domain``: of all nodes of that group.
     """
 
     first: Group
@@ -106,7 +106,7 @@ class SearchLimits:
     attempts: int = 2
     """Runs of one test that gives no verdict."""
     confirmations: int = 2
-    """Good nodes beside which a node must fail. With fewer bad nodes than this no good node is
+    """Good nodes with which a node must fail. With fewer bad nodes than this no good node is
     named, even where a bad node's tests pass now and then.
     """
     rounds: int = 100

@@ -62,7 +62,7 @@ class _Waiting:
     job: _Job
     step: Together | WithPartner
     attempt: int = 1
-    #: Good nodes beside which the test had no verdict: others go first.
+    #: Good nodes with which the test had no verdict: others go first.
     last: tuple[str, ...] = ()
 
 

@@ -1,8 +1,8 @@
 """Finds the nodes that make the test of a group fail. Pure.
 
 A group that fails is halved, and both halves are tested at the same time. A single node is tested
-beside good nodes, because a test of one node alone says nothing of the fabric. It is named as a
-suspect only when it failed beside several good nodes that passed together. Where both halves of a
+next to good nodes, because a test of one node alone says nothing of the fabric. It is named as a
+suspect only when it failed next to several good nodes that passed together. Where both halves of a
 group pass and the group fails again, the cause is between them: the parts that fail together are
 sought, and no node is named. A test without a verdict is repeated; after that it speaks neither for
 nor against a node, and its group is halved to find the node that has no verdict.
@@ -155,12 +155,12 @@ class Bisection:
     # -- one node ----------------------------------------------------------------------
 
     def _confirm(self, node: str) -> Task[GroupOutcome]:
-        """Test one node beside good nodes, one after another."""
+        """Test one node next to good nodes, one after another."""
         used: tuple[str, ...] = ()
         for _ in range(_CONFIRMATIONS):
             failures: list[Ended] = []
             while len(failures) < self._limits.confirmations:
-                ended: Ended | None = yield WithPartner(node, "beside a good node", used)
+                ended: Ended | None = yield WithPartner(node, "next to a good node", used)
                 if ended is None or ended.outcome is _INCONCLUSIVE:
                     return self._no_verdict(node, failures, ended)
                 if ended.outcome is _PASSED:
@@ -174,7 +174,7 @@ class Bisection:
             outcome = yield from self._check(node, failures)
             if outcome is not None:
                 return outcome
-        self._leave_open((node,), "the nodes beside which it failed are not good either")
+        self._leave_open((node,), "the nodes with which it failed are not good either")
         return _FAILED
 
     def _check(self, node: str, failures: list[Ended]) -> Task[GroupOutcome | None]:
@@ -182,9 +182,9 @@ class Bisection:
         with_partner = tuple(one for ended in failures for one in _partners(ended, node))
         control: Ended | None = None
         if len(with_partner) > 1:
-            control = yield Together(with_partner, f"good nodes beside which {node} failed")
+            control = yield Together(with_partner, f"good nodes with which {node} failed")
             if control.outcome is _INCONCLUSIVE:
-                why = f"it failed beside {names(with_partner)}, and their own test has no verdict"
+                why = f"it failed next to {names(with_partner)}, and their own test has no verdict"
                 self._leave_open((node,), why)
                 return _FAILED
             if control.outcome is _FAILED:
@@ -201,19 +201,19 @@ class Bisection:
     def _no_verdict(self, node: str, failures: list[Ended], ended: Ended | None) -> GroupOutcome:
         failed = [one for test in failures for one in _partners(test, node)]
         if ended is not None:
-            why = f"its test beside {names(_partners(ended, node))} has no verdict"
+            why = f"its test next to {names(_partners(ended, node))} has no verdict"
         else:
-            why = "there is no further good node to test it beside"
+            why = "there is no further good node to test it with"
         if failed:
-            why = f"it failed beside {names(failed)}; {why}"
+            why = f"it failed next to {names(failed)}; {why}"
         self._leave_open((node,), why)
         return _FAILED if failed else _INCONCLUSIVE
 
     def _contradict(self, failed: Ended, passed: Ended) -> Task[GroupOutcome]:
-        """A node failed beside one good node and passed beside another one."""
+        """A node failed next to one good node and passed next to another one."""
         node, partner = failed.test.nodes
         other = _partners(passed, node)
-        repeated: Ended = yield again(failed.test, f"it passed beside {names(other)}")
+        repeated: Ended = yield again(failed.test, f"it passed next to {names(other)}")
         if repeated.outcome is _FAILED:
             # The good node may be none: a bad one that passed now and then.
             yield from self._confirm(partner)
@@ -223,7 +223,7 @@ class Bisection:
             self._interactions.append(Interaction((node,), (partner,), (failed, passed, repeated)))
             self._left_out.add(node)
         else:
-            why = f"it failed beside {partner} in test {failed.test.number} alone"
+            why = f"it failed next to {partner} in test {failed.test.number} alone"
             self._leave_open((node,), f"{why}: the fault comes and goes")
         return _FAILED
 
@@ -232,7 +232,7 @@ class Bisection:
     def _narrow(self, first: Group, second: Group, failed: Ended) -> Task[None]:
         """Both groups pass and fail together: find the parts that do."""
         if len(first) == len(second) == 1:
-            repeated: Ended = yield again(failed.test, "each passed beside other nodes")
+            repeated: Ended = yield again(failed.test, "each passed next to other nodes")
             self._evaluate_repeated(first, second, failed, repeated)
             return
         parts = self._parts(first, second)
@@ -267,14 +267,14 @@ class Bisection:
         return halves(group, self._domains) if len(group) > 1 else (group,)
 
     def _compare(self, first: Group, second: Group, failed: Ended) -> Task[None]:
-        """All parts fail together: see which of the groups fails beside other good nodes too."""
+        """All parts fail together: see which of the groups fails next to other good nodes too."""
         elsewhere = [one for one in self._good.all() if one not in {*first, *second}]
         mine = elsewhere[: max(1, min(len(first), len(elsewhere) // 2))]
         yours = elsewhere[len(mine) :][: len(second)] or mine
         if not elsewhere:
             self._add_interaction(first, second, (failed,))
             return
-        why = "a group beside good nodes of elsewhere"
+        why = "a group next to good nodes of elsewhere"
         one, other = yield Fork(
             (_step(Together((*first, *mine), why)), _step(Together((*second, *yours), why)))
         )
@@ -323,7 +323,7 @@ class Bisection:
             self._declared_failed.setdefault(node, ended)
 
     def _open(self) -> list[Unsettled]:
-        """The unsettled parts. A node beside which many failed was asked about as often: it is
+        """The unsettled parts. A node with which many failed was asked about as often: it is
         there once, with the first reason.
         """
         found: dict[Unsettled, Unsettled] = {}

@@ -145,7 +145,7 @@ def _new_search(options: argparse.Namespace) -> Search:
     if len(nodes) < 2:
         raise UsageError(
             f"{counted(len(nodes), 'node')}; expected two or more: "
-            "a test of one says nothing of the fabric"
+            "a test of one node does not use the fabric"
         )
     return Search(
         nodes,
@@ -362,7 +362,7 @@ def result_lines(findings: Findings, path: Path, how: str) -> Iterator[str]:
     yield ""
     yield from map(clean, _headline(findings))
     for suspect in findings.suspects:
-        yield clean(f"SUSPECT {suspect.node}: it failed beside {_partners(suspect)}")
+        yield clean(f"SUSPECT {suspect.node}: it failed next to {_partners(suspect)}")
         yield from (f"  {clean(_test_line(one.test, one.outcome))}" for one in suspect.tests)
         yield f"  {printable(quarantine_command(suspect, how))}"
     for one in findings.interactions:
@@ -398,7 +398,9 @@ def _interaction(one: Interaction) -> str:
     if not one.faulty:
         return f"{text}; no node is named, a link between them may be bad"
     shared = f" ({one.domain})" if one.domain else ""
-    return f"{text}; {names(one.faulty)}{shared} fail beside others too: what they share may be bad"
+    return (
+        f"{text}; {names(one.faulty)}{shared} fail next to others too: what they share may be bad"
+    )
 
 
 def _rest(findings: Findings) -> str:
@@ -416,7 +418,7 @@ def _rest(findings: Findings) -> str:
 
 
 def _reason(suspect: Suspect) -> str:
-    return f"fabric bisection: its test failed beside {_partners(suspect)}"
+    return f"fabric bisection: its test failed next to {_partners(suspect)}"
 
 
 def quarantine_command(suspect: Suspect, how: str) -> str:

@@ -94,7 +94,7 @@ def test_one_known_good_node_is_enough_if_the_pair_has_another_one() -> None:
 def test_beside_a_single_good_node_it_may_be_the_link_and_no_node_is_named() -> None:
     found = search(("a", "b"), fabric({"a", "b"}), known_good=("c",))
     assert found.suspects == ()
-    assert all("failed beside c" in one.why for one in found.unsettled)
+    assert all("failed next to c" in one.why for one in found.unsettled)
 
 
 def test_a_node_that_is_declared_good_and_is_not_accuses_no_other_one() -> None:

@@ -87,7 +87,7 @@ async def test_a_bad_node_is_printed_with_its_tests_and_the_command_that_quarant
     assert done.code == 1, done.err
     assert "1 suspect, 0 pairs of groups." in done.out
     [suspect] = [line for line in done.out.splitlines() if line.startswith("SUSPECT")]
-    assert suspect.startswith("SUSPECT gpu-05: it failed beside gpu-")
+    assert suspect.startswith("SUSPECT gpu-05: it failed next to gpu-")
     [command] = [line for line in done.out.splitlines() if "sickbay quarantine" in line]
     assert command.startswith("  sickbay quarantine gpu-05 --action cordon --reason 'fabric bis")
     assert command.endswith(" --namespace elsewhere")
@@ -123,7 +123,7 @@ async def test_a_test_that_hangs_is_ended_with_all_that_it_started_and_gives_no_
     done = await sickbay(*site.arguments(), "--limit", "1s")
     assert done.code == 1, done.err
     assert "SUSPECT gpu-09" in done.out
-    assert "NOT KNOWN gpu-03: its test beside gpu-" in done.out
+    assert "NOT KNOWN gpu-03: its test next to gpu-" in done.out
     assert "no end within 1 s" in done.out
     await until(lambda: not _alive(int((site.folder / "hanging").read_text())))
 
@@ -375,7 +375,7 @@ async def test_with_quarantine_and_yes_the_suspects_are_quarantined_by_the_perso
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
         [found] = store.quarantines()
     assert (found.node, found.spec.kind, found.spec.action) == ("gpu-05", "manual", "cordon")
-    assert found.spec.reason.startswith("fabric bisection: its test failed beside gpu-")
+    assert found.spec.reason.startswith("fabric bisection: its test failed next to gpu-")
 
 
 async def test_a_quarantine_that_is_not_possible_is_refused_before_the_first_round(
