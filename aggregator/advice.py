@@ -247,7 +247,7 @@ def for_quarantine(
                 "drain.pre_evict was not done in its time, and the drain waits until it is. See "
                 f"to what it says; or give the node back: sickbay release {node}{how}"
             )
-        return "No step is needed yet: drain.pre_evict is asked until it is done."
+        return "No step is needed yet: drain.pre_evict is called until it is done."
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
         return "No step is needed yet: it is under way."
     repair = status.repair

@@ -179,7 +179,7 @@ class Commands:
         is_free = await self._nvml.quiesce(seconds)
         self._recorder.quiesce_until(self._nvml.quiesced_until)
         log.info(
-            "the GPU driver is let go of",
+            "the GPU driver is released",
             extra={"event": "gpu.driver_released", "seconds": seconds, "is_free": is_free},
         )
         if self._gpu_checks():
@@ -189,7 +189,7 @@ class Commands:
                 "a worker hangs in the driver and cannot be ended: the driver stays in use until "
                 "the node is rebooted"
             )
-        return f"NVML is let go of for {seconds:g} s"
+        return f"NVML is released for {seconds:g} s"
 
     def name_peers(self, addresses: Sequence[str]) -> None:
         """The addresses to probe from the next look on."""

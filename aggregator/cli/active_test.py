@@ -127,7 +127,7 @@ def _confirm(options: argparse.Namespace) -> None:
         try:
             attempt = wait(source, options.name, ident, options.timeout or _WAITS, commands)
         except KeyboardInterrupt:
-            text = f"{options.name}: no longer waited for; the request stands: {commands.show}"
+            text = f"{options.name}: the wait has ended, and the request stays: {commands.show}"
             print(printable(text), file=sys.stderr)
             raise
         if attempt is not None:
@@ -328,7 +328,7 @@ def _why_no_end(last: _State | None, commands: _Commands) -> str:
             f"{commands.end}"
         )
     return (
-        f"{last.now}. The request stands, and the test may begin later: {commands.show}. To "
+        f"{last.now}. The request stays, and the test may begin later: {commands.show}. To "
         f"withdraw the request: {commands.end}"
     )
 
@@ -402,7 +402,7 @@ def _wait_without_quarantine(
             if not lost and known_at is not None and now - known_at >= _GONE:
                 lost = (
                     "the request is gone: it was taken back, or another one has taken its place, "
-                    f"and the history tells how it ended: sickbay test {node} --history"
+                    f"and the history has its end: sickbay test {node} --history"
                 )
         if lost:
             print(printable(f"{node}: {lost}"), file=sys.stderr)
@@ -420,7 +420,7 @@ def _why_lost(answer: Answer, *, taint_gone: bool) -> str:
     if answer["quarantine"] is not None:
         return (
             "it came into quarantine before the test began, and the request ends with that: once "
-            "it is drained, ask again"
+            "it is drained, request it again"
         )
     tests = answer.get("tests")
     in_service = tests is not None and tests["in_service"]

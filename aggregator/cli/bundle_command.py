@@ -28,7 +28,7 @@ def bundle(options: argparse.Namespace) -> None:
         except CommandFailed as error:
             content.missing.append(f"history.json: {error}")
         objects: dict[str, Any] = {}
-        missing = ["Kubernetes' objects: with --url no cluster is asked"]
+        missing = ["Kubernetes' objects: with --url no cluster is read"]
         reader = source.reader()
         if reader is not None:
             objects, missing = reader.objects_about(options.name)

@@ -144,7 +144,7 @@ class Client:
             if self._route is not None and self._route.dialer.trouble:
                 reason = self._route.dialer.trouble
             elif isinstance(error, http.client.BadStatusLine):
-                reason = "the server there does not speak HTTP"
+                reason = "the server there does not use HTTP"
                 reason += "; is it https?" if self.url.startswith("http:") else ""
             raise Unreached(
                 f"the aggregator at {self._name} can't be reached: {reason}\n"

@@ -171,7 +171,7 @@ class ClusterReader:
         found = self._session.call(work)
         if self._trouble and not self._announced:
             self._announced = True
-            text = f"sickbay: {self._trouble}\n  Shown is what the Quarantines in the cluster say."
+            text = f"sickbay: {self._trouble}\n  Shown are the Quarantines of the cluster."
             sys.stderr.write(printable(text) + "\n")
         return found
 

@@ -15,7 +15,7 @@ def require_terminal(what: str, *, dry_run: bool = True, stdin: TextIO | None = 
     if not (stdin or sys.stdin).isatty():
         other = ", or --dry-run to see what it would do" if dry_run else ""
         raise UsageError(
-            f"{what} asks for confirmation, and stdin is no terminal; add --yes{other}"
+            f"{what} requires a confirmation, and stdin is no terminal; add --yes{other}"
         )
 
 

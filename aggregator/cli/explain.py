@@ -31,7 +31,7 @@ _SILENT = (
     "check the node itself and the network from it to the aggregator."
 )
 _STANDINGS: Mapping[str, str] = {
-    "ok": "No evidence speaks against the node.",
+    "ok": "No evidence against the node is in force.",
     "silent": "Its agent is silent. Silence alone never leads to a quarantine.",
     "unknown": "Its health is not known. Unknown alone never leads to a quarantine.",
     "warning": "It has evidence that calls for no quarantine.",
@@ -172,7 +172,7 @@ def _by_hand(answer: Answer) -> str:
     if not found["requested"]:
         return ""
     waits = f": it waits, as {found['waits']}" if found["waits"] else ""
-    return f"A person asks for a test of it ({found['requested']}){waits}."
+    return f"A person has requested a test of it ({found['requested']}){waits}."
 
 
 def _of_new_node(found: Answer) -> str:
@@ -215,7 +215,7 @@ def _repair(found: Answer | None) -> Iterator[str]:
         named = " ".join(filter(None, (one["repair"], one["profile"])))
         yield f"- {named} {one['state']}{message}"
     if found["requested"]:
-        yield f"A person asks for {found['requested']}."
+        yield f"A person has requested {found['requested']}."
     if found["waits"]:
         yield f"The next repair waits: {found['waits']}"
 

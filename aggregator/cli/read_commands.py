@@ -193,7 +193,7 @@ def watch(options: argparse.Namespace) -> None:
             shown = data["headline"]
             print(render.event({"at": data["at"], "kind": "fleet", "summary": shown}), flush=True)
         elif name == "missed":
-            print(f"... {data['transitions']} more happened than could be told", flush=True)
+            print(f"... {data['transitions']} more events were left out", flush=True)
 
     rng = random.Random()  # noqa: S311 - jitter, no secret
     with open_source(options, _WATCH_TIMEOUT) as source:

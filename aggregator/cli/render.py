@@ -237,7 +237,7 @@ def cluster_status(answer: Answer, screen: Screen) -> Iterator[str]:
     """The cluster's own knowledge, while no aggregator answers."""
     yield f"THE AGGREGATOR DOES NOT ANSWER: {clean(answer['trouble'])}"
     if answer["pods"] and all(one["why"] for one in answer["pods"]):
-        yield "None is ready: no new quarantine begins, and those that stand stay as they are."
+        yield "None is ready: no new quarantine begins, and those in force stay as they are."
     if answer["stop"]:
         yield f"STOPPED BY A PERSON: {clean(answer['stop'])}"
     elif answer["stop"] is None:

@@ -124,7 +124,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("others at work", one["foreign"]),
             ("node read", _read(one, screen)),
             ("last error", one["last_error"]),
-            ("asked by people", "; ".join(one["requests"])),
+            ("requests", "; ".join(one["requests"])),
             ("unreadable", "; ".join(one["unreadable"])),
             ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
         ]

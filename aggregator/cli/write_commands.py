@@ -131,7 +131,9 @@ def this_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's uid that /etc/passwd lacks; OSError from 3.13 on
-        raise UsageError("--requester: this user has no name here; say who asks") from None
+        raise UsageError(
+            "--requester: this user has no name here; expected --requester WHO"
+        ) from None
 
 
 def quarantine(options: argparse.Namespace) -> None:

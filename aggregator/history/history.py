@@ -383,7 +383,7 @@ class History:
         if self.untold > self._untold_reported:
             missed = self.untold - self._untold_reported
             log.error(
-                "history lost what agents told; a replay lacks it",
+                "history lost reports of agents; a replay lacks them",
                 extra={"event": "history.evidence_lost", "count": missed},
             )
             self._untold_reported = self.untold

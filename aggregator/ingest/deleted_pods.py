@@ -105,7 +105,7 @@ class DeletedPods:
             self._ended_at.popleft()
         most = max(FEW, int(SHARE * len(here)))
         if len(doomed) + len(presented) + len(self._ended_at) > most:
-            what = "the cluster says that the pods of many agents are gone"
+            what = "the cluster reports that the pods of many agents are gone"
             self._complain(what, len(doomed) + len(presented))
             return ()
         for uid in (*doomed, *presented):

@@ -38,7 +38,7 @@ _IN_WORDS = {
     "other-boot": "the node is in another boot than the order was for",
     "deadline": "it could not begin in time",
     "unknown-gpu": "the node does not have that GPU",
-    "driver-held": "the agent itself can't let go of the driver",
+    "driver-held": "the agent itself can't release the driver",
     "missing-tool": "the node lacks the program for it",
     "no-record": "the agent can't record it",
     "no-evidence": "the agent can't keep the evidence of before",

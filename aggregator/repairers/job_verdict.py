@@ -88,7 +88,7 @@ def _exit_of(pod: Mapping[str, Any], node: str) -> tuple[int | None, str]:
     code, reason = ended.get("exitCode"), str(ended.get("reason") or "")
     message = _shown(ended.get("message"))
     if not isinstance(code, int) or isinstance(code, bool):
-        return None, "its pod tells no exit code"
+        return None, "its pod reports no exit code"
     if code in _ENDED_ITSELF and reason not in _ENDED_ITSELF[code]:
         return None, f"exit code {code} ({visible(reason, 60)})"
     return code, message

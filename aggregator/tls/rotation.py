@@ -118,7 +118,7 @@ def next_change(
     if newest.until - earliest < rules.authority_lifetime * RENEW_AT:
         return CaChange(_newest(found), True, "the authority ends: the next one is made")
     if stored is not None and stored.rotation_requested and newest_is_published:
-        return CaChange(_newest(found), True, "a person asked for the next authority")
+        return CaChange(_newest(found), True, "a person requested the next authority")
     return None
 
 

@@ -126,7 +126,7 @@ class ActionEndpoints:
         self, request: web.Request, action: PersonAction
     ) -> ActionRequest | web.Response:
         if request.content_type != "application/json":
-            return _problem(415, "an action is asked for in JSON", "Content-Type: application/json")
+            return _problem(415, "an action is requested in JSON", "Content-Type: application/json")
         raw = await request.content.read(_MOST + 1)
         while len(raw) <= _MOST and (more := await request.content.read(_MOST + 1 - len(raw))):
             raw += more
@@ -160,7 +160,7 @@ class ActionEndpoints:
         except Unreachable as error:
             return (
                 503,
-                f"{error}\nIts result is not known: look at the node, then try again.",
+                f"{error}\nIts result is not known: check the node, then try again.",
             )
         except Refused as error:
             return 409, (

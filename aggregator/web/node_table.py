@@ -32,7 +32,7 @@ _MOST_TERMS = 16
 _WORST_FIRST = {standing: number for number, standing in enumerate(WORST_FIRST)}
 
 FILTERS = (
-    Param("standing", Form.STANDING, "Only nodes that stand so.", ""),
+    Param("standing", Form.STANDING, "Only nodes of this standing.", ""),
     Param("q", Form.TEXT, "Only nodes whose name holds this.", ""),
     Param("why", Form.TEXT, "Only nodes whose line in words holds this.", ""),
     Param("agent", Form.CHOICE, "Only nodes whose agent is so.", "", choices=AGENTS),

@@ -113,7 +113,7 @@ def read_request(body: bytes, action: PersonAction) -> ActionRequest:
         raise BadAction(f"the body is no request of this action: {error}") from error
     found = msgspec.structs.replace(found, reason=clean(found.reason, _REASON).strip())
     if action.needs_reason and not found.reason:
-        raise BadAction("reason: it is empty; say why, for the next person on call")
+        raise BadAction("reason: it is empty; name it for the next person on call")
     return found
 
 

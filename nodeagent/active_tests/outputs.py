@@ -45,7 +45,7 @@ _SEVERITIES = {
 _GRAVE = ("isolate", "reset", "triage", "unknown")
 #: dcgmi ends with its return code modulo 256 (dcgm_structs.h): what each means for the node.
 _DCGMI_EXITS: Mapping[int, tuple[Verdict, str, str]] = {
-    205: (Verdict.FAILED, "isolate", "the diagnostic says: isolate the GPU (-51)"),
+    205: (Verdict.FAILED, "isolate", "the diagnostic requires: isolate the GPU (-51)"),
     226: (Verdict.FAILED, "triage", "the diagnostic ran and reported an error (-30)"),
     217: (Verdict.INCONCLUSIVE, "other-diagnostic", "another diagnostic is running (-39)"),
     203: (Verdict.INCONCLUSIVE, "killed", "the diagnostic was killed (-53)"),

@@ -26,7 +26,7 @@ def evaluate(
     if not timex.synchronised:
         if starting:
             return Status.UNKNOWN, "starting", "not synchronised yet"
-        return Status.DEGRADED, "unsynchronised", "no time daemon tells the kernel the time"
+        return Status.DEGRADED, "unsynchronised", "no time daemon sets the kernel's time"
     if timex.max_error > max_error:
         message = f"may be off by {timex.max_error:.0f} s: the time daemon has not spoken lately"
         return Status.DEGRADED, "uncertain", message

@@ -69,7 +69,7 @@ def _verdict(protocol: str, ran: Outcome) -> tuple[Status, str, str]:
         where = f" ({ran.late})" if ran.late else ""
         return Status.UNKNOWN, "timeout", f"not done by its time limit{where}, ended"
     if ran.flood:
-        return Status.UNKNOWN, "too-much-output", "said more than 4 MiB, ended"
+        return Status.UNKNOWN, "too-much-output", "wrote more than 4 MiB, ended"
     if ran.signal is not None:
         return Status.UNKNOWN, "killed", f"killed by {signal_name(ran.signal)}"
     if ran.exit is None:

@@ -331,7 +331,7 @@ class Nvml:
 
     def _quiesced(self) -> NvmlTrouble:
         left = self._quiesced_until - self._now()
-        text = "the agent has let go of the driver" + (f" for {left:.0f} s" if left < 1e9 else "")
+        text = "the agent has released the driver" + (f" for {left:.0f} s" if left < 1e9 else "")
         return NvmlTrouble(TroubleKind.QUIESCED, text)
 
     def _now(self) -> float:

@@ -132,7 +132,7 @@ def _quiesce(config: Config, seconds: float) -> None:
     try:
         post_json(config.socket, "/v1/quiesce", {"seconds": seconds}, _PATIENCE)
     except (NoAgent, AgentTrouble, RequestRefused) as error:
-        raise NotRun(f"the running agent does not let go of the GPU driver: {error}") from error
+        raise NotRun(f"the running agent does not release the GPU driver: {error}") from error
 
 
 def _refuse_gpu_users(config: Config) -> None:

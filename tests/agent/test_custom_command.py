@@ -155,7 +155,7 @@ async def test_who_never_stops_talking_is_ended_at_once() -> None:
     started = time.monotonic()
     status, reason, message = custom_command.evaluate(NAGIOS, await run("/usr/bin/yes"))
     assert (status, reason) == (Status.UNKNOWN, "too-much-output")
-    assert message.endswith("said more than 4 MiB, ended")
+    assert message.endswith("wrote more than 4 MiB, ended")
     assert time.monotonic() - started < PATIENCE
 
 

@@ -151,10 +151,10 @@ async def test_quiesce_lets_go_of_the_driver_says_so_and_takes_it_up_again(node:
     await node.sees("")
     [worker] = node.workers
     done = await node.order("quiesce", "--for", "30m")
-    assert (done.code, done.out) == (0, "NVML is let go of for 1800 s\n")
+    assert (done.code, done.out) == (0, "NVML is released for 1800 s\n")
     assert not is_there(worker), "an open driver would make a reset fail"
     assert {reason for _, reason in (await node.statuses()).values()} == {"quiesced"}, "at once"
-    assert "the GPU driver is let go of" in node.log()
+    assert "the GPU driver is released" in node.log()
     await node.ask("/v1/run-checks", "POST")
     assert node.workers == []
     done = await node.order("quiesce", "--end")

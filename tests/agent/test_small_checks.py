@@ -105,7 +105,7 @@ DEGRADED, FAILED, UNKNOWN = Status.DEGRADED, Status.FAILED, Status.UNKNOWN
         (
             NPD,
             Outcome(flood=True, signal=9),
-            (UNKNOWN, "too-much-output", "said more than 4 MiB, ended"),
+            (UNKNOWN, "too-much-output", "wrote more than 4 MiB, ended"),
         ),
         (NPD, Outcome(signal=9, exit=0), (UNKNOWN, "killed", "killed by SIGKILL")),
         (NPD, Outcome(signal=99), (UNKNOWN, "killed", "killed by signal 99")),

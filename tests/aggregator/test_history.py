@@ -460,7 +460,7 @@ async def test_under_load_it_is_what_agents_told_that_is_lost_and_said(
         await until(lambda: history.written == 1)
         await until(lambda: len(reported_of(place)) == 10)
         assert (history.lost, history.untold) == (0, 20)
-    assert "history lost what agents told; a replay lacks it" in caplog.text
+    assert "history lost reports of agents; a replay lacks them" in caplog.text
 
 
 async def test_the_busiest_nodes_are_found_by_an_index_alone(place: Place) -> None:

@@ -147,7 +147,7 @@ def test_what_a_hook_says_is_written_every_ten_seconds_at_most() -> None:
         words = [one.pre_evict.message for one in bench.acts.written if one.pre_evict is not None]
         assert words == ["", "not yet: word 4", "not yet: word 5", "x"]
         assert [one.message for one in bench.acts.written[:2]] == [
-            "drain.pre_evict is asked; the drain waits for it",
+            "drain.pre_evict is called; the drain waits for it",
             "drain.pre_evict is waited for: not yet: word 4",
         ]
 

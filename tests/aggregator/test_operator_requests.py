@@ -155,7 +155,7 @@ def test_wishes_are_described_with_what_is_done_about_each() -> None:
     assert describe(both, 86_399.0) == (
         exempt,
         forced,
-        "both exempt and forced: the exemption is heard",
+        "both exempt and forced: the exemption counts",
         pinned,
     )
     ended = "its exemption ended at 1970-01-02T00:00:00Z and is ignored"

@@ -34,7 +34,7 @@ AT = 1_000_000.0
 WHEN = "1970-01-12T13:46:40Z"
 DAY_LATER = "1970-01-13T13:46:40Z"
 HOUR_LATER = "1970-01-12T14:46:40Z"
-UNKNOWN_AUTHOR = "(the cluster does not tell by whom)"
+UNKNOWN_AUTHOR = "(the cluster does not report by whom)"
 RELEASE = "To release it: sickbay release n1, or kubectl delete quarantine n1"
 
 
@@ -175,12 +175,12 @@ def test_the_author_is_named_where_the_admission_policy_vouches_for_it(
     [
         (
             replace(NODE, annotations={"kured.dev/kured-reboot-in-progress": ""}),
-            "(the cluster does not tell by whom; kured has left its marks on the node)",
+            "(the cluster does not report by whom; kured has left its marks on the node)",
         ),
         (
             uncordoned_node(labels={"nvidia.com/gpu-driver-upgrade-state": "drain-required"}),
             (
-                "(the cluster does not tell by whom; its GPU driver is being upgraded "
+                "(the cluster does not report by whom; its GPU driver is being upgraded "
                 "(label nvidia.com/gpu-driver-upgrade-state=drain-required))"
             ),
         ),
@@ -204,7 +204,7 @@ def test_an_uncordon_is_described_with_what_was_done_and_what_to_do() -> None:
         f"{again}, by sickbay: it was somebody else's before"
     )
     assert decide_on(quarantine(requester=FORCED)).uncordoned == (
-        f"{again}: sickbay.dev/force stands on the node. To release it: sickbay release n1"
+        f"{again}: sickbay.dev/force is set on the node. To release it: sickbay release n1"
     )
     held_once = quarantine(evictions_held_until=AT)
     assert decide_on(held_once, rules=silent).uncordoned == f"{again}. {RELEASE}"

@@ -130,7 +130,7 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     await put_attempts(kube, made, order)
     refused = await in_process("release", node, *person)
     assert refused.code == 2
-    assert "a release while an order is open asks for confirmation" in refused.err
+    assert "a release while an order is open requires a confirmation" in refused.err
     done = await in_process("release", node, "--yes", *person)
     assert done.code == 0
     assert f"{node}: reboot was ordered at 2027-01-15T08:00:00Z and has no end yet" in done.err
@@ -297,4 +297,4 @@ async def test_bisect_takes_nodes_and_racks_by_label_and_quarantines_the_suspect
     assert {"".join(sorted({head["domains"][node] for node in tests[0]["nodes"]}))} <= {"a", "b"}
     spec = cluster_space.plane.call("GET", f"/apis/sickbay.dev/v1alpha1/quarantines/{bad}")["spec"]
     assert (spec["action"], spec["kind"]) == ("cordon", "manual")
-    assert spec["reason"].startswith("fabric bisection: its test failed beside ")
+    assert spec["reason"].startswith("fabric bisection: its test failed next to ")

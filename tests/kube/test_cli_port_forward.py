@@ -209,7 +209,7 @@ async def test_while_no_aggregator_answers_the_quarantines_are_read(
     why = f"namespace {cluster_space.namespace} has no aggregator"
     for done in (listed, status):
         assert why in done.err
-        assert "Shown is what the Quarantines in the cluster say." in done.err
+        assert "Shown are the Quarantines of the cluster." in done.err
     line = next(line for line in listed.out.splitlines() if line.startswith(node))
     assert line.split()[1:3] == ["drain", "Admitted"]
     assert "fan 3?[2J is dead" in line

@@ -69,7 +69,7 @@ async def test_a_request_is_made_with_the_persons_own_rights_while_no_aggregator
     assert shown.code == 0, shown.err
     assert f"{node}: Drained: xid:79" in shown.out
     assert "reboot  Ordered" in shown.out
-    assert "Shown is what the Quarantines in the cluster say" in shown.err
+    assert "Shown are the Quarantines of the cluster" in shown.err
     dry = await in_process("repair", node, "reboot", "--dry-run", *person)
     assert (dry.code, dry.out.startswith("DRY RUN, nothing is written.")) == (0, True), dry.err
     assert await requests_on(kube, node) == []

@@ -163,7 +163,7 @@ def test_a_new_node_whose_taint_another_controller_removes_says_so(
     ("state", "requested", "waits", "expected"),
     [
         ("Failed", "r1", "the node is cordoned", "test of it (r1): it waits, as the node is"),
-        ("Failed", "r1", "", "A person asks for a test of it (r1)."),
+        ("Failed", "r1", "", "A person has requested a test of it (r1)."),
         ("Ordered", "", "", "Test quick of it is under way; work that comes ends it."),
         ("Failed", "", "", "No step of sickbay follows."),
     ],

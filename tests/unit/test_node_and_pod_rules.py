@@ -208,7 +208,7 @@ UNTIL = 1_796_083_200.0
             (
                 "exempt until 2026-12-01T00:00:00Z: no reason given",
                 "forced to drain: now",
-                "both exempt and forced: the exemption is heard",
+                "both exempt and forced: the exemption counts",
             ),
         ),
         (

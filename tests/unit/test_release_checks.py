@@ -201,7 +201,7 @@ def test_a_kubelet_that_is_still_in_the_faults_boot_holds_the_release(
 ) -> None:
     spec = replace(SPEC, evidence=(replace(ITEM, boot_id="other"), item))
     found = hold(quarantine(spec), node=replace(NODE, boot_id=kubelet))
-    assert found == ("the kubelet says that it is still in the boot of xid:79" if held else "")
+    assert found == ("the kubelet reports that it is still in the boot of xid:79" if held else "")
 
 
 # -- GPUs ----------------------------------------------------------------------------------------

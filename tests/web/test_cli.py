@@ -112,7 +112,7 @@ async def test_a_page_that_tls_does_not_believe_is_told_with_what_to_set(tmp_pat
             said = f"sickbay: the aggregator at https://{host}:{port} is not believed: "
             assert done.err.startswith(said)
             assert "SSL" not in done.err
-        assert "the server there does not speak HTTP; is it https?" in plain.err
+        assert "the server there does not use HTTP; is it https?" in plain.err
 
 
 async def test_the_address_may_come_from_the_environment(served: Served) -> None:
@@ -196,7 +196,7 @@ async def test_a_node_is_explained_and_bundled(served: Served, tmp_path: Path) -
     file = tmp_path / "rma.tar.gz"
     done = await in_process("bundle", "node-2", "--url", served.url, "--file", str(file))
     assert done.code == 0, done.err
-    assert "missing: Kubernetes' objects: with --url no cluster is asked" in done.out
+    assert "missing: Kubernetes' objects: with --url no cluster is read" in done.out
     assert file.stat().st_mode & 0o777 == 0o600
     with tarfile.open(file) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
@@ -279,7 +279,7 @@ async def test_what_speaks_no_http_is_said_in_words() -> None:
         port = server.sockets[0].getsockname()[1]
         done = await in_process("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
-    assert "can't be reached: the server there does not speak HTTP; is it https?\n" in done.err
+    assert "can't be reached: the server there does not use HTTP; is it https?\n" in done.err
 
 
 async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(

@@ -132,7 +132,7 @@ async def test_a_request_is_confirmed_on_a_terminal_and_refused_without_one(
     ask = ["repair", "node-2", "reboot", "--url", served.url, "--local", str(database)]
     refused = await in_process(*ask)
     assert (refused.code, refused.out) == (2, "")
-    assert "a repair asks for confirmation, and stdin is no terminal; add --yes" in refused.err
+    assert "a repair requires a confirmation, and stdin is no terminal; add --yes" in refused.err
     dry = await in_process(*ask, "--dry-run")
     assert (dry.code, dry.out.startswith("DRY RUN, nothing is written.")) == (0, True)
     ours, theirs = pty.openpty()

@@ -236,7 +236,7 @@ async def test_a_release_with_an_open_order_is_confirmed_on_a_terminal_and_refus
     order()
     refused = await in_process(*ask)
     assert (refused.code, refused.out) == (2, "")
-    assert "an order is open asks for confirmation, and stdin is no terminal" in refused.err
+    assert "an order is open requires a confirmation, and stdin is no terminal" in refused.err
     dry = await in_process(*ask, "--dry-run")
     assert (dry.code, "node-1: reboot was ordered at 2027-01-15" in dry.err) == (0, True)
     assert stands()

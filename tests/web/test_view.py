@@ -289,7 +289,7 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
     drain = quarantine_of(node_summary, HANDS.wall)
     asked = HookStatus(HookState.ASKING, asked_at=HANDS.wall - 60)
     for hook, said in (
-        (asked, "drain.pre_evict is asked until it is done"),
+        (asked, "drain.pre_evict is called until it is done"),
         (replace(asked, ended_at=HANDS.wall, message="no Slurm"), "not done in its time"),
         (replace(asked, state=HookState.DONE), "No step is needed yet: it is under way."),
     ):

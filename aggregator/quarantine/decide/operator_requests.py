@@ -95,7 +95,7 @@ def describe(requests: OperatorRequests, wall: float) -> tuple[str, ...]:
     if requests.force is not None:
         texts.append(f"forced to {requests.force}: {requests.force_reason}")
         if requests.exempt(wall):
-            texts.append("both exempt and forced: the exemption is heard")
+            texts.append("both exempt and forced: the exemption counts")
     if requests.force_unclear:
         texts.append(f"{FORCE}: {requests.force_unclear}; no action is taken")
     if requests.pinned:

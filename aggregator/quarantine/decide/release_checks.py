@@ -144,7 +144,7 @@ def _same_boot(quarantine: Quarantine, node: Node, health: NodeHealth) -> str:
         return ""
     for item in quarantine.spec.evidence:
         if item.cleared_by and item.boot_id == node.boot_id:
-            return f"the kubelet says that it is still in the boot of {item.code}"
+            return f"the kubelet reports that it is still in the boot of {item.code}"
     return ""
 
 

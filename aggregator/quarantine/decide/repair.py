@@ -360,7 +360,7 @@ def first_rank(facts: RepairFacts) -> tuple[int, str]:
         return rank(TICKET), "its faults come back again and again: a person decides"
     found = (0, "")
     if facts.verdict:
-        found = (rank(facts.verdict), f"the driver's verdict asks for {facts.verdict}")
+        found = (rank(facts.verdict), f"the driver's verdict requires {facts.verdict}")
     before = [one.repair for one in facts.past if one.at < facts.began and one.repair in REPAIRS]
     if before:
         last = max(before, key=rank)

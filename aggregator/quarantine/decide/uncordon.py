@@ -199,7 +199,7 @@ def _describe(
         return f"{text}, by sickbay: it was somebody else's before"
     if quarantine.spec.requester == FORCED:
         return (
-            f"{text}: sickbay.dev/force stands on the node. To release it: sickbay release {name}"
+            f"{text}: sickbay.dev/force is set on the node. To release it: sickbay release {name}"
         )
     text += f". To release it: {words.release.format(node=name)}"
     if told.evictions_held_until > wall:
@@ -216,8 +216,8 @@ def _author(node: Node, whose: Uncordoned, rules: UncordonRules) -> str:
         return f"by {' '.join(node.annotations[UNCORDONED_BY].split())[:_MOST_NAME]}"
     tool = next((name for key, name in _TOOLS.items() if key in node.annotations), "")
     if tool:
-        return f"(the cluster does not tell by whom; {tool} has left its marks on the node)"
+        return f"(the cluster does not report by whom; {tool} has left its marks on the node)"
     for mark, value in claims_on(node, MaintenanceRules().all_marks()):
         if mark.forbids is Forbids.ALL:
-            return f"(the cluster does not tell by whom; {mark.describe(value)})"
-    return "(the cluster does not tell by whom)"
+            return f"(the cluster does not report by whom; {mark.describe(value)})"
+    return "(the cluster does not report by whom)"

@@ -100,7 +100,9 @@ class HookRunner:
             return True
         if known is None:
             known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.latest(), 3))
-            await self._write(node_state, known, "drain.pre_evict is asked; the drain waits for it")
+            await self._write(
+                node_state, known, "drain.pre_evict is called; the drain waits for it"
+            )
         return await self._until_done(node_state, hook, known, still)
 
     async def _until_done(

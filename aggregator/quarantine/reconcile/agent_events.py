@@ -212,7 +212,7 @@ class AgentEventHandler:
     def reject(self, node_state: NodeState) -> None:
         """The node is another Node than its agent's: end the stream, and discard its evidence."""
         whose = f" with UID {node_state.agent.claimed}" if node_state.agent.claimed else ""
-        text = f"its agent spoke for another Node of this name{whose}, which is gone"
+        text = f"its agent reported for another Node of this name{whose}, which is gone"
         node_state.discard_evidence(self._policy, self._clocks.now())
         self._registry.count(node_state)
         node_state.work.refuse_waiters()

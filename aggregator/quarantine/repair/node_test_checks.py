@@ -92,7 +92,7 @@ class NodeTestChecks:
         for incident in node_state.decision.incidents.values():
             others = any(not is_own_evidence(item.code) for item in incident.evidence)
             if incident.action != Action.OBSERVE.value and others:
-                return f"evidence stands against it: {incident.summary}"
+                return f"evidence against it is in force: {incident.summary}"
         return ""
 
     def against_removal(self, node: Node) -> str:
