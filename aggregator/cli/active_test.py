@@ -192,7 +192,7 @@ def _why_not_in_service(known: Answer, tests: Answer | None, *, on_kubernetes: b
         return f"repair.mode of the aggregator is {tests['mode']}"
     if not tests["repairer"]:
         return "repair.repairers of the aggregator has no test"
-    if not on_kubernetes:
+    if not tests["in_service"] and not on_kubernetes:
         return "a job could start next to it, as nothing keeps jobs off a node in service"
     if not tests["in_service"]:
         return "it needs a test that work preempts, by a repairer with job and gpus: all"
