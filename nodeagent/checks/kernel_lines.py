@@ -186,7 +186,7 @@ def _row(entry: Mapping[str, Any]) -> LineRow:
     options = "|".join(entry.get("any", ()))
     source = f"{entry.get('head', '')}{f'(?:{options})' * bool(options)}{entry.get('tail', '')}"
     return LineRow(
-        line_pattern(source, WORDS),
+        line_pattern(source, WORDS, shipped=True),
         entry.get("kind", ""),
         of=entry.get("of", ""),
         drivers=tuple(driver.encode() for driver in entry.get("drivers", ())),

@@ -20,13 +20,15 @@ _NAMED = re.compile(r"\{([a-z]+)\}|\(\?P<([a-z_]+)>")
 
 @dataclass(frozen=True, slots=True)
 class LinePattern:
-    """``groups``: the number of each named group, and its name.
+    """``groups``: the number of each named group, and its name. ``starts``: what the function
+    `starts` returns, for sickbay's own patterns.
 
     It is compiled when a line may match it first: few nodes ever have a line of most rows.
     """
 
     source: bytes
     groups: tuple[tuple[int, str], ...]
+    starts: tuple[bytes, ...] = ()
 
     @property
     def compiled(self) -> re.Pattern[bytes]:
@@ -37,8 +39,12 @@ class LinePattern:
         return {name: found[at] for at, name in self.groups if found[at]}
 
 
-def line_pattern(source: str, words: Mapping[str, str]) -> LinePattern:
-    """Raises re.error, KeyError (no such word) or UnicodeEncodeError."""
+def line_pattern(source: str, words: Mapping[str, str], *, shipped: bool = False) -> LinePattern:
+    """Raises re.error, KeyError (no such word) or UnicodeEncodeError.
+
+    ``shipped``: it is one of sickbay's own. To parse all of those once more at the start of the
+    agent takes 30 ms.
+    """
     numbers = count()
 
     def named(found: re.Match[str]) -> str:
@@ -47,9 +53,9 @@ def line_pattern(source: str, words: Mapping[str, str]) -> LinePattern:
         return f"(?P<{found[2]}_{next(numbers)}>"
 
     expanded = _NAMED.sub(named, source).encode("ascii")
-    numbered = _parsed(expanded).state.groupdict.items()
-    names = sorted((at, name.rpartition("_")[0]) for name, at in numbered)
-    return LinePattern(expanded, tuple(names))
+    tree = _parsed(expanded)
+    names = sorted((at, name.rpartition("_")[0]) for name, at in tree.state.groupdict.items())
+    return LinePattern(expanded, tuple(names), tuple(_starts(tree, START)) if shipped else ())
 
 
 def parsed(pattern: LinePattern) -> Any:
@@ -68,9 +74,13 @@ def starts(pattern: LinePattern, length: int = START) -> frozenset[bytes]:
 
     A shorter one is all that is fixed there; an empty one fixes no byte.
     """
-    return frozenset(
-        head for head, _ in _Beginnings(length).extended({(b"", True)}, parsed(pattern))
-    )
+    if pattern.starts and length == START:
+        return frozenset(pattern.starts)
+    return _starts(parsed(pattern), length)
+
+
+def _starts(tree: Any, length: int) -> frozenset[bytes]:
+    return frozenset(head for head, _ in _Beginnings(length).extended({(b"", True)}, tree))
 
 
 def members(item: tuple[Any, Any]) -> frozenset[int] | None:

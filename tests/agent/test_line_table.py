@@ -112,6 +112,7 @@ def test_no_damage_to_a_row_s_line_breaks_it(name: str, data: st.DataObject) -> 
 )
 def test_the_fixed_bytes_of_a_pattern(pattern: str, expected: set[bytes]) -> None:
     assert starts(line_pattern(pattern, {})) == expected
+    assert starts(line_pattern(pattern, {}, shipped=True)) == expected
 
 
 def test_a_full_thin_pool_is_of_the_mounts_on_its_volumes(tmp_path: Path) -> None:
