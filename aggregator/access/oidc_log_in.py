@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from attrs import define
+
 from aggregator.access.identity import AccessRefused
 from aggregator.access.oidc_claims import (
     ClaimNames,
@@ -35,31 +37,23 @@ class LoggedIn:
     user: str
 
 
+@define(eq=False, slots=False, kw_only=True)
 class OidcLogIn:
     """``wall`` is seconds since the epoch, ``other_ways`` a hint. Both steps raise
     AccessRefused.
     """
 
-    def __init__(
-        self,
-        provider: OidcProvider,
-        begun: BegunLogIns,
-        sessions: OidcSessions,
-        *,
-        names: ClaimNames,
-        groups: frozenset[str],
-        other_ways: str = OTHER_WAYS,
-        now: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self._provider = provider
-        self._begun = begun
-        self.sessions = sessions
-        self._names = names
-        self._groups = groups
-        self._other_ways = other_ways
-        self._wall = wall
-        self._budget = ReviewBudget(now)
+    _provider: OidcProvider
+    _begun: BegunLogIns
+    sessions: OidcSessions
+    _names: ClaimNames
+    _groups: frozenset[str]
+    _other_ways: str = OTHER_WAYS
+    _now: Callable[[], float]
+    _wall: Callable[[], float]
+
+    def __attrs_post_init__(self) -> None:
+        self._budget = ReviewBudget(self._now)
 
     @property
     def page(self) -> str:

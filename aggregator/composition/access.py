@@ -97,9 +97,9 @@ def build_oidc(
     cookies = SignedCookies(provider.secret, client=client, wall=wall)
     groups = frozenset((*config.viewers, *config.operators))
     return OidcLogIn(
-        provider,
-        BegunLogIns(cookies),
-        OidcSessions(cookies, known=groups, lasts=config.session),
+        provider=provider,
+        begun=BegunLogIns(cookies),
+        sessions=OidcSessions(cookies, known=groups, lasts=config.session),
         names=ClaimNames(config.user_claim, config.groups_claim),
         groups=groups,
         other_ways=other_ways,

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.health.model import Component
@@ -64,31 +66,22 @@ class LemonIndex(Protocol):
         ...
 
 
+@define(eq=False, slots=False, kw_only=True)
 class LemonDetector:
     """``record_evidence`` gives the controller evidence on a node, in our own name; False: it does
     not know the node.
     """
 
-    def __init__(
-        self,
-        *,
-        history: LemonIndex,
-        fleet: FleetState,
-        event_sink: EventSink,
-        clocks: Clocks,
-        bounds: LemonThresholds,
-        record_evidence: Callable[[str, Component], bool],
-    ) -> None:
-        self._history = history
-        self._fleet = fleet
-        self._event_sink = event_sink
-        self._clocks = clocks
-        self._bounds = bounds
-        self._record_evidence = record_evidence
-        self._since: dict[str, float] = {}
-        self._said: set[str] = set()
-        self._checked = False
-        self._nodes_with_transitions: frozenset[str] = frozenset()
+    _history: LemonIndex
+    _fleet: FleetState
+    _event_sink: EventSink
+    _clocks: Clocks
+    _bounds: LemonThresholds
+    _record_evidence: Callable[[str, Component], bool]
+    _since: dict[str, float] = field(factory=dict, init=False)
+    _said: set[str] = field(factory=set, init=False)
+    _checked: bool = field(default=False, init=False)
+    _nodes_with_transitions: frozenset[str] = field(default=frozenset(), init=False)
 
     async def run(self) -> None:
         """Check for ever."""

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.agent_exchange import Context
 from aggregator.ingest.deleted_pods import DeletedPods
@@ -20,6 +22,7 @@ TICK = 1.0
 SLICE, PAUSE = 50, 0.1
 
 
+@define(eq=False, slots=False, kw_only=True)
 class AgentStreams:
     """Makes the streams, and applies to them what time brings, while `run` runs.
 
@@ -27,26 +30,20 @@ class AgentStreams:
     secret by which probes are assigned to nodes.
     """
 
-    def __init__(
-        self,
-        *,
-        authenticator: Authenticator,
-        intake: EvidenceSink,
-        rules: StreamConfig,
-        stats: IngestStats,
-        probe_key: bytes = b"",
-        deleted_pods: DeletedPods | None = None,
-    ) -> None:
-        self._authenticator = authenticator
-        self.intake = intake
-        self._rules = rules
+    _authenticator: Authenticator
+    intake: EvidenceSink
+    _rules: StreamConfig
+    stats: IngestStats
+    _probe_key: bytes = b""
+    _deleted_pods: DeletedPods | None = None
+
+    def __attrs_post_init__(self) -> None:
         #: A gateway answers its agents' heartbeats itself: it is the process that they depend on.
-        self._relayed = replace(rules, among_others=lambda: "")
-        self.stats = stats
+        self._relayed = replace(self._rules, among_others=lambda: "")
         #: Told by `KubeCluster.follow_agent_pods`.
-        self.deleted_pods = deleted_pods or DeletedPods(now=rules.now)
-        self.table = StreamTable(intake, stats, rules, probe_key=probe_key)
-        rules.orders.connect(self.table)
+        self.deleted_pods = self._deleted_pods or DeletedPods(now=self._rules.now)
+        self.table = StreamTable(self.intake, self.stats, self._rules, probe_key=self._probe_key)
+        self._rules.orders.connect(self.table)
         self._ack_pacer = AckPacer()
 
     def stream(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, Pod
 from aggregator.cluster.words import ClusterWords
@@ -108,34 +110,24 @@ class _Node:
         self.recorded = {one for one in self.recorded if one[1:] != (incident, False)}
 
 
+@define(eq=False, slots=False)
 class JobRecorder:
     """Implements `EventSink`. ``emit`` takes its transitions; ``pool_of`` gives a node's pool.
 
     ``own_namespace`` is that of sickbay's pods, which are no job.
     """
 
-    def __init__(
-        self,
-        cluster: PodReader,
-        emit: Callable[[Transition], None],
-        *,
-        clocks: Clocks,
-        rng: random.Random,
-        rules: JobRules,
-        markers: Markers,
-        pool_of: Callable[[str], str],
-        pod_gpus: PodGpuReader,
-        own_namespace: str = "",
-    ) -> None:
-        self._cluster = cluster
-        self._emit = emit
-        self._clocks = clocks
-        self._rng = rng
-        self._rules = rules
-        self._markers = markers
-        self._pool_of = pool_of
-        self._pod_gpus = pod_gpus
-        self._own_namespace = own_namespace
+    _cluster: PodReader
+    _emit: Callable[[Transition], None]
+    _clocks: Clocks
+    _rng: random.Random
+    _rules: JobRules
+    _markers: Markers
+    _pool_of: Callable[[str], str]
+    _pod_gpus: PodGpuReader
+    _own_namespace: str = ""
+
+    def __attrs_post_init__(self) -> None:
         self._nodes: OrderedDict[str, _Node] = OrderedDict()
         self._due: dict[str, None] = {}
         self._some = asyncio.Event()

@@ -8,6 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from attrs import define, field
+
 from aggregator.relay.gateway import Gateway
 from aggregator.relay.protocol import POLL_EVERY
 from aggregator.relay.server import RelayService
@@ -16,21 +18,14 @@ from aggregator.relay.unserved import UNSERVED_FOR
 log = logging.getLogger(__name__)
 
 
+@define(eq=False, slots=False)
 class AbandonedWatch:
     """``may_act``: whether the Lease was renewed in time. ``now`` is in monotonic seconds."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        service: RelayService,
-        *,
-        may_act: Callable[[], bool],
-        now: Callable[[], float],
-    ) -> None:
-        self._gateway = gateway
-        self._service = service
-        self._may_act = may_act
-        self._now = now
+    _gateway: Gateway
+    _service: RelayService
+    _may_act: Callable[[], bool] = field(kw_only=True)
+    _now: Callable[[], float] = field(kw_only=True)
 
     async def run(self) -> None:
         """For ever, on a controller."""

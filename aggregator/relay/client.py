@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import grpc
+from attrs import define, field
 from google.protobuf.message import DecodeError
 
 from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
@@ -52,37 +53,30 @@ class _RelayEnded(Exception):
     """The stream is over; the text gives the reason."""
 
 
+@define(eq=False, slots=False)
 class RelayClient:
     """Keeps the relay up. ``name`` and ``version`` are of this replica, ``now`` is monotonic.
 
     ``keep_probe_key`` stores the controller's secret for assigning probes; it may block.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        directory: ControllerDirectory,
-        credentials: ReplicaCredentials,
-        *,
-        name: str,
-        version: str,
-        now: Callable[[], float],
-        rng: random.Random,
-        keep_probe_key: Callable[[bytes], None],
-    ) -> None:
-        self._gateway = gateway
-        self._directory = directory
-        self._credentials = credentials
-        self._hello = pb.GatewayHello(protocol=PROTOCOL, name=name, version=version)
-        self._now = now
-        self._rng = rng
-        self._keep_probe_key = keep_probe_key
+    _gateway: Gateway
+    _directory: ControllerDirectory
+    _credentials: ReplicaCredentials
+    _name: str = field(kw_only=True)
+    _version: str = field(kw_only=True)
+    _now: Callable[[], float] = field(kw_only=True)
+    _rng: random.Random = field(kw_only=True)
+    _keep_probe_key: Callable[[bytes], None] = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._hello = pb.GatewayHello(protocol=PROTOCOL, name=self._name, version=self._version)
         self._changed = asyncio.Event()
         #: The controller has taken our connection, and has not answered for some time.
         self._busy = False
         #: Why there is no relay; empty: there is one, or there is no controller.
         self.trouble = ""
-        directory.on_change(self._changed.set)
+        self._directory.on_change(self._changed.set)
 
     async def run(self) -> None:
         """Until this replica is the controller itself: the caller cancels it then."""

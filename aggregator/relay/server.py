@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import grpc
+from attrs import define
 from google.protobuf.message import DecodeError
 
 from aggregator.ingest.agent_streams import AgentStreams
@@ -189,24 +190,18 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         return theirs
 
 
+@define(eq=False, slots=False)
 class _Link:
     """One relay at the controller. Implements `ControllerLink` and `WaitingAgents`."""
 
-    def __init__(
-        self,
-        hello: pb.GatewayHello,
-        context: _Context,
-        role: ControllerRole,
-        replica_auth: ReplicaAuthenticator,
-        cluster_away: Callable[[], bool],
-        until: float,
-    ) -> None:
-        self.hello = hello
-        self._context = context
-        self._role = role
-        self._replica_auth = replica_auth
-        self._cluster_away = cluster_away
-        self._until = until
+    hello: pb.GatewayHello
+    _context: _Context
+    _role: ControllerRole
+    _replica_auth: ReplicaAuthenticator
+    _cluster_away: Callable[[], bool]
+    _until: float
+
+    def __attrs_post_init__(self) -> None:
         self._queue: FrameQueue[pb.ReplyFrame] = FrameQueue(
             most_bytes=RELAY_BYTES, most_of_one=AGENT_BYTES
         )

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from attrs import define, field
+
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource, ObjectStore
 from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
 from aggregator.config.field_path import read_field
@@ -38,6 +40,7 @@ class _NotTheirsError(Exception):
     """The Node has no Machine that can be marked; the text says why."""
 
 
+@define(eq=False, slots=False)
 class ClusterApiRepairer:
     """Implements `Repairer`. ``machines``: objects of the cluster that has the Machines, which may
     be another one than ``objects``. A second order finds the mark.
@@ -45,16 +48,9 @@ class ClusterApiRepairer:
 
     sends_twice = True
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        machines: ObjectStore,
-        *,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self._objects = objects
-        self._machines = machines
-        self._sleep = sleep
+    _objects: ObjectStore
+    _machines: ObjectStore
+    _sleep: Callable[[float], Awaitable[object]] = field(default=asyncio.sleep, kw_only=True)
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         try:

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from attrs import define, field
+
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.objects import ClusterObject, ObjectResource, ObjectStore
 from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
@@ -35,23 +37,16 @@ class NoGpusError(Exception):
     """The Node has no GPUs to request; the text says which resource."""
 
 
+@define(eq=False, slots=False)
 class JobRepairer:
     """Implements `Repairer`. ``taint``: the key of the taint of nodes in quarantine."""
 
     sends_twice = True
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        section: JobSection,
-        *,
-        taint: str = TAINT,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._objects = objects
-        self._section = section
-        self._taint = taint
-        self._sleep = sleep
+    _objects: ObjectStore
+    _section: JobSection
+    _taint: str = field(default=TAINT, kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, kw_only=True)
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         """A refusal is no verdict about the node, so it is never FAILED."""

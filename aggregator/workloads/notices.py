@@ -10,6 +10,8 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.capabilities import PodNotes
 from aggregator.cluster.port import (
@@ -83,27 +85,20 @@ class _Delivery:
         return self.reached or (request is not None and request.counts)
 
 
+@define(eq=False, slots=False)
 class EvictionNotices:
     """Implements `PodWaits`. ``keys`` are a site's own markers of gangs. ``requests``: None where
     the cluster has no objects for them.
     """
 
-    def __init__(
-        self,
-        cluster: PodNotes,
-        *,
-        rules: AskRules,
-        webhooks: Sequence[WebhookRoute],
-        keys: Sequence[str],
-        clocks: Clocks,
-        requests: EvictionRequests | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._rules = rules
-        self._webhooks = webhooks
-        self._keys = keys
-        self._clocks = clocks
-        self._requests = requests
+    _cluster: PodNotes
+    _rules: AskRules
+    _webhooks: Sequence[WebhookRoute]
+    _keys: Sequence[str]
+    _clocks: Clocks
+    _requests: EvictionRequests | None = None
+
+    def __attrs_post_init__(self) -> None:
         #: By workload: the notice of this process that another drain of the gang may share.
         self._open: dict[str, EvictionNotice] = {}
         #: By workload and id: a pod's owner may write the id of another workload's notice.

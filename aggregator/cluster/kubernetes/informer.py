@@ -20,6 +20,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from attrs import define, field
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.config_map_informer import ConfigMapInformer
@@ -78,6 +79,7 @@ _NO_RECORD = RecordText(text="", version="")
 Emit = Callable[[ClusterEvent], None]
 
 
+@define(eq=False, slots=False)
 class ClusterInformer:
     """One listener's view of the cluster. `follow` runs for ever and gives everything to ``emit``.
 
@@ -85,28 +87,19 @@ class ClusterInformer:
     ``marked_nodes`` is kept up to date with the nodes in quarantine, and so is ``operations``.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        namespace: str,
-        clock: Callable[[], float],
-        rng: random.Random,
-        silence: float,
-        marked_nodes: MarkedNodes,
-        operations: KnownOperations,
-    ) -> None:
-        self._transport = transport
-        self._known_operations = operations
-        self._marked_nodes = marked_nodes
-        self._namespace = namespace
-        self._clock = clock
-        self._rng = rng
-        self._silence = silence
-        record = self._watch(_config_map(namespace, RECORD_NAME))
-        stop = self._watch(_config_map(namespace, STOP_NAME))
-        self._record = ConfigMapInformer("the admission record", record, _record_seen, rng)
-        self._stop = ConfigMapInformer("the stop switch", stop, _stop_seen, rng)
+    _transport: Transport
+    _namespace: str = field(kw_only=True)
+    _clock: Callable[[], float] = field(kw_only=True)
+    _rng: random.Random = field(kw_only=True)
+    _silence: float = field(kw_only=True)
+    _marked_nodes: MarkedNodes = field(kw_only=True)
+    _known_operations: KnownOperations = field(alias="operations", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        record = self._watch(_config_map(self._namespace, RECORD_NAME))
+        stop = self._watch(_config_map(self._namespace, STOP_NAME))
+        self._record = ConfigMapInformer("the admission record", record, _record_seen, self._rng)
+        self._stop = ConfigMapInformer("the stop switch", stop, _stop_seen, self._rng)
         self._quarantines = self._watch(
             Resource("quarantines", paths.QUARANTINES), before_open=self._check_definition
         )

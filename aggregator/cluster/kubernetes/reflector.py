@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
+from attrs import define
 
 from aggregator.cluster.kubernetes.errors import StatusBody
 from aggregator.cluster.kubernetes.limiter import Priority
@@ -77,6 +78,7 @@ async def list_pages(transport: Transport, kind: Resource) -> AsyncGenerator[Raw
             return
 
 
+@define(eq=False, slots=False)
 class Watch:
     """One kind of object. ``rng`` spreads; ``sleep`` and ``clock`` belong together.
 
@@ -85,24 +87,15 @@ class Watch:
     opened; an error that it raises ends the changes.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        kind: Resource,
-        *,
-        clock: Callable[[], float],
-        rng: random.Random,
-        silence: float,
-        before_open: Callable[[], Awaitable[None]] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._transport = transport
-        self._kind = kind
-        self._clock = clock
-        self._rng = rng
-        self._silence = silence
-        self._before_open = before_open
-        self._sleep = sleep
+    _transport: Transport
+    _kind: Resource
+    _clock: Callable[[], float]
+    _rng: random.Random
+    _silence: float
+    _before_open: Callable[[], Awaitable[None]] | None = None
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __attrs_post_init__(self) -> None:
         self._version = ""
 
     async def read_all(self) -> list[msgspec.Raw]:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Awaitable, Callable
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
@@ -117,24 +119,18 @@ def act_guard(
     return Guard(check, switch.lost)
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ActGuards:
     """``pools`` has each node's mode."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        record_writer: AdmissionRecordWriter,
-        switch: StopSwitch,
-        pools: NodePools,
-        clocks: Clocks,
-    ) -> None:
-        self._cluster = cluster
-        self._record_writer = record_writer
-        self._switch = switch
-        self._pools = pools
-        self._clocks = clocks
-        self.may_act = switch.may_act
+    _cluster: Cluster
+    _record_writer: AdmissionRecordWriter
+    _switch: StopSwitch
+    _pools: NodePools
+    _clocks: Clocks
+
+    def __attrs_post_init__(self) -> None:
+        self.may_act = self._switch.may_act
 
     def guard(
         self,

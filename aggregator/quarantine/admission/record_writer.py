@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     BUSY,
@@ -90,6 +92,7 @@ class CauseCount(Protocol):
         """The common causes that are open now."""
 
 
+@define(eq=False, slots=False)
 class AdmissionRecordWriter:
     """Reads and writes the record. ``switch`` is read once more before an admission is written.
 
@@ -97,29 +100,20 @@ class AdmissionRecordWriter:
     done then, for a caller that asks again finds the entry standing or not.
     """
 
-    def __init__(
-        self,
-        cluster: SharedObjects,
-        *,
-        limits: Limits,
-        policy_hash: str,
-        registry: NodeRegistry,
-        causes: CauseCount,
-        pools: NodePools,
-        clocks: Clocks,
-        switch: StopSwitch,
-    ) -> None:
-        self._cluster = cluster
-        self._limits = limits
-        self._policy_hash = policy_hash
-        self._registry = registry
-        self._causes = causes
-        self._pools = pools
+    _cluster: SharedObjects
+    _limits: Limits
+    _policy_hash: str
+    _registry: NodeRegistry
+    _causes: CauseCount
+    _pools: NodePools
+    _clocks: Clocks
+    switch: StopSwitch
+
+    def __attrs_post_init__(self) -> None:
         #: It must run evenly: a jump would let the record forget recent admissions.
-        self._wall = clocks.trusted_wall
-        self.times = OperationTimes(clocks)
-        self.switch = switch
-        self.standing = registry.standing
+        self._wall = self._clocks.trusted_wall
+        self.times = OperationTimes(self._clocks)
+        self.standing = self._registry.standing
         self._stored: RecordText | None = None
         self._any_version = False
         #: The record as last read or written here.

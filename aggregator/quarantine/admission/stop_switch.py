@@ -8,6 +8,8 @@ and no reads while no request acts.
 import asyncio
 from collections.abc import Callable
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     ClusterError,
@@ -31,6 +33,7 @@ class StopUnreadable(GuardUnreadable):
     """The switch can't be read now, so no new action begins."""
 
 
+@define(eq=False, slots=False)
 class StopSwitch:
     """``may_act``: whether we are the controller at this moment.
 
@@ -38,16 +41,12 @@ class StopSwitch:
     object does not turn it off.
     """
 
-    def __init__(
-        self,
-        cluster: SharedObjects,
-        *,
-        clocks: Clocks,
-        may_act: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._cluster = cluster
-        self._now = clocks.now
-        self.may_act = may_act
+    _cluster: SharedObjects
+    _clocks: Clocks = field(kw_only=True)
+    may_act: Callable[[], bool] = field(default=lambda: True, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._now = self._clocks.now
         self._listeners: list[Callable[[], None]] = []
         #: Why everything is stopped; empty: it is not.
         self.reason = ""

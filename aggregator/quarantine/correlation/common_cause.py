@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action
 from aggregator.events import ChangeNotice, EventKind, EventSink, Transition
@@ -66,33 +68,29 @@ def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     return groups
 
 
+@define(eq=False, slots=False, kw_only=True)
 class CommonCauseTracker:
     """``limits`` are those of common causes, ``admission`` those of admission."""
 
-    def __init__(
-        self,
-        *,
-        limits: CommonLimits,
-        admission: Limits,
-        policy: Policy,
-        node_registry: NodeRegistry,
-        fleet: FleetState,
-        event_sink: EventSink,
-        clocks: Clocks,
-    ) -> None:
-        self._cooldown = admission.cooldown
-        self._window = admission.window
-        self._after_upgrade = admission.after_upgrade
-        self._policy = policy
-        self._registry = node_registry
-        self._fleet = fleet
-        self._event_sink = event_sink
-        self._clocks = clocks
-        self._acting = acting_checks(policy)
-        self._common = CommonCauses(limits, node_registry.observers)
-        self._clique_label = limits.clique_label
-        self._fabric_hold = limits.fabric_hold
-        self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
+    _limits: CommonLimits
+    _admission: Limits
+    _policy: Policy
+    _registry: NodeRegistry = field(alias="node_registry")
+    _fleet: FleetState
+    _event_sink: EventSink
+    _clocks: Clocks
+
+    def __attrs_post_init__(self) -> None:
+        self._cooldown = self._admission.cooldown
+        self._window = self._admission.window
+        self._after_upgrade = self._admission.after_upgrade
+        self._acting = acting_checks(self._policy)
+        self._common = CommonCauses(self._limits, self._registry.observers)
+        self._clique_label = self._limits.clique_label
+        self._fabric_hold = self._limits.fabric_hold
+        self._labels = tuple(
+            dict.fromkeys((*self._limits.domain_labels, self._limits.clique_label))
+        )
         self._cooldown_reported = ChangeNotice()
         #: Each node's versions; and when they last changed, where they did (monotonic).
         self._versions: dict[str, tuple[Group, ...]] = {}
@@ -100,7 +98,7 @@ class CommonCauseTracker:
         #: Nodes whose evidence may be their fabric's: that evidence, and when it was first seen to
         #: be all of it (monotonic).
         self._fabric_evidence: dict[str, tuple[frozenset[tuple[str, str]], float]] = {}
-        self._origins = RackOrigins(policy, admission.window, clocks)
+        self._origins = RackOrigins(self._policy, self._admission.window, self._clocks)
 
     def receive_symptoms(self, node_state: NodeState) -> None:
         """Count the node as it is now. Cheap for a healthy node."""

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, EventSink, Transition
@@ -47,6 +49,7 @@ class _Word:
     sees: dict[tuple[str, str], Status] = field(default_factory=dict)
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NetworkTracker:
     """``labels`` are the node labels that name racks and switches; ``evaluate`` requests the
     evaluation of a node.
@@ -55,27 +58,19 @@ class NetworkTracker:
     could blame any node.
     """
 
-    def __init__(
-        self,
-        *,
-        node_registry: NodeRegistry,
-        fleet: FleetState,
-        event_sink: EventSink,
-        clocks: Clocks,
-        labels: Iterable[str],
-        evaluate: Callable[[NodeState], None],
-        limits: Limits,
-    ) -> None:
-        self._registry = node_registry
-        self._fleet = fleet
-        self._event_sink = event_sink
-        self._clocks = clocks
-        self._labels = tuple(labels)
-        self._evaluate = evaluate
+    _node_registry: NodeRegistry
+    _fleet: FleetState
+    _event_sink: EventSink
+    _clocks: Clocks
+    _labels: Iterable[str]
+    _evaluate: Callable[[NodeState], None]
+    _limits: Limits
+
+    def __attrs_post_init__(self) -> None:
+        self._labels = tuple(self._labels)
         self._network = Triangulation()
         #: Since when we may evaluate (monotonic).
         self._from = float("-inf")
-        self._limits = limits
         #: Whether the quorum was reached, and whether we waited for it.
         self._had_quorum = self._waited = False
         self._words: dict[str, _Word] = {}
@@ -120,7 +115,7 @@ class NetworkTracker:
         found = self._words.get(node)
         if found is None:
             found = self._words[node] = _Word()
-            self._network.enlist(node, listed=self._registry.in_cluster(node))
+            self._network.enlist(node, listed=self._node_registry.in_cluster(node))
         return found
 
     def _assign(self, node: str, addresses: tuple[str, ...]) -> None:
@@ -173,7 +168,7 @@ class NetworkTracker:
     def listed(self) -> None:
         """The registry has the nodes that the cluster lists now."""
         for node in self._words:
-            self._network.enlist(node, listed=self._registry.in_cluster(node))
+            self._network.enlist(node, listed=self._node_registry.in_cluster(node))
         self._soon()
 
     def forget_node(self, node: str) -> None:
@@ -222,7 +217,7 @@ class NetworkTracker:
 
     def _may_evaluate(self, now: float) -> bool:
         if not self._had_quorum:
-            if quorum(self._limits, self._registry.size()) is not None:
+            if quorum(self._limits, self._node_registry.size()) is not None:
                 self._waited = True
                 return False
             self._had_quorum = True
@@ -246,7 +241,7 @@ class NetworkTracker:
 
     def _put(self, node: str, finding: Finding) -> None:
         """Make it evidence of the node."""
-        node_state = self._registry.known(node)
+        node_state = self._node_registry.known(node)
         health = node_state.agent.health if node_state is not None else None
         if node_state is None or health is None:
             return

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+from attrs import define
 from pydantic import Field
 
 from aggregator.configfile.section import Positive, SectionDataclass
@@ -191,6 +192,7 @@ class Population:
     observers: Counter[str] = field(default_factory=Counter)
 
 
+@define(eq=False, slots=False)
 class CauseSearch:
     """Looks for the causes of symptoms in a population that the caller keeps up to date.
 
@@ -198,17 +200,10 @@ class CauseSearch:
     has the ids of the causes that are open: these need half as many nodes to stay so.
     """
 
-    def __init__(
-        self,
-        limits: CommonLimits,
-        crowd: Population,
-        sees: Sees,
-        open_now: Container[str],
-    ) -> None:
-        self._limits = limits
-        self._crowd = crowd
-        self._sees = sees
-        self._open = open_now
+    _limits: CommonLimits
+    _crowd: Population
+    _sees: Sees
+    _open_now: Container[str]
 
     def suspects(self, groups: Sequence[Group], what: str, component: str) -> frozenset[str]:
         """The ids of all causes that would explain this symptom of a node of these groups."""
@@ -273,7 +268,7 @@ class CauseSearch:
         enough = NEARLY * max(len(one.nodes) for one in candidates)
         return max(
             (one for one in candidates if len(one.nodes) >= enough),
-            key=lambda one: (one.id in self._open, one.exactness, len(one.nodes), one.id),
+            key=lambda one: (one.id in self._open_now, one.exactness, len(one.nodes), one.id),
         )
 
     def _candidates(self, what: str, left: "_Unexplained") -> Iterator[_Candidate]:
@@ -394,14 +389,14 @@ class CauseSearch:
 
     def _too_many(self, ident: str, nodes: Mapping[str, float], most: int) -> bool:
         """More than ``most`` at once; once open, more than half of it, whenever they began."""
-        if ident in self._open:
+        if ident in self._open_now:
             return len(nodes) > most // 2
         return len(nodes) > most and _within(nodes.values(), self._limits.window) > most
 
     def silence(self, silent: int, of: int) -> CommonCause | None:
         """The cause of so many silent agents, of those that have reported, or None if few are."""
         most = self._most(of)
-        if silent <= (most // 2 if SILENCE in self._open else most):
+        if silent <= (most // 2 if SILENCE in self._open_now else most):
             return None
         reason = f"{silent} of {of} agents are silent; no node is quarantined for it"
         made = self._fleetwide(SILENCE, "agents", "", (), max(of, 1))

@@ -20,6 +20,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
@@ -98,6 +100,7 @@ class _Read:
     began: float
 
 
+@define(eq=False, slots=False, kw_only=True)
 class Drainer:
     """Drains nodes; ``lanes`` bound the evictions in flight: our share of the fleet's.
 
@@ -105,31 +108,21 @@ class Drainer:
     are no work.
     """
 
-    def __init__(
-        self,
-        *,
-        acts: NodeActions,
-        clocks: Clocks,
-        rules: DrainRules,
-        hook_runner: HookRunner,
-        lanes: EvictionLanes,
-        waits: PodWaits,
-        rng: random.Random,
-        test_namespace: str = "",
-    ) -> None:
-        self._cluster = cluster = acts.cluster
+    _acts: NodeActions
+    _clocks: Clocks
+    _rules: DrainRules
+    _hook_runner: HookRunner
+    _lanes: EvictionLanes
+    _waits: PodWaits
+    _rng: random.Random
+    _test_namespace: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        self._cluster = cluster = self._acts.cluster
         self._words = cluster.words
-        self._acts = acts
-        self._clocks = clocks
-        self._rules = rules
-        self._hook_runner = hook_runner
-        self._lanes = lanes
-        self._waits = waits
         #: Seconds from a drain's begin. It is in the Quarantine from then on.
-        self._deadline = rules.deadline
-        self._off_balancers = rules.off_load_balancers
-        self._rng = rng
-        self._test_namespace = test_namespace
+        self._deadline = self._rules.deadline
+        self._off_balancers = self._rules.off_load_balancers
         self._running = self._begins = 0
         self._memories: dict[str, DrainMemory] = {}
         self._landing: set[asyncio.Task[bool]] = set()

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable
 from typing import Protocol
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
@@ -29,30 +31,22 @@ class AgentLine(Protocol):
     def close(self, reason: str) -> None: ...
 
 
+@define(eq=False, slots=False, kw_only=True)
 class AgentEventHandler:
     """Ingest's `EvidenceSink`. ``silent_after`` is in seconds."""
 
-    def __init__(
-        self,
-        *,
-        node_registry: NodeRegistry,
-        queue: WorkQueue,
-        reports: NodeReports,
-        policy: Policy,
-        clocks: Clocks,
-        silent_after: float,
-        trackers: FleetTrackers,
-        evidence_recording: EvidenceRecording,
-    ) -> None:
-        self._registry = node_registry
-        self._queue = queue
-        self._reports = reports
-        self._policy = policy
-        self._clocks = clocks
-        self._silent_after = silent_after
-        self._network_tracker = trackers.network
-        self._measurements = trackers.measurements
-        self._evidence_recording = evidence_recording
+    _registry: NodeRegistry = field(alias="node_registry")
+    _queue: WorkQueue
+    _reports: NodeReports
+    _policy: Policy
+    _clocks: Clocks
+    _silent_after: float
+    _trackers: FleetTrackers
+    _evidence_recording: EvidenceRecording
+
+    def __attrs_post_init__(self) -> None:
+        self._network_tracker = self._trackers.network
+        self._measurements = self._trackers.measurements
         self._losses = LossReports()
         self._lines: dict[str, AgentLine] = {}
         self._hellos: dict[str, Hello] = {}

@@ -5,6 +5,8 @@ import logging
 import math
 from dataclasses import replace
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import LABEL, is_marked
 from aggregator.cluster.port import (
@@ -84,30 +86,21 @@ def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
     return LABEL not in meta.labels or not is_marked(meta)
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ClusterEventHandler:
     """Applies the events, one after the other."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        policy: Policy,
-        node_registry: NodeRegistry,
-        records: RecordEvents,
-        queue: WorkQueue,
-        trackers: FleetTrackers,
-        clocks: Clocks,
-        pools: NodePools,
-    ) -> None:
-        self._cluster = cluster
-        self._policy = policy
-        self._registry = node_registry
-        self._standing = node_registry.standing
-        self.records = records
-        self._queue = queue
-        self._trackers = trackers
-        self._clocks = clocks
-        self._pools = pools
+    _cluster: Cluster
+    _policy: Policy
+    _registry: NodeRegistry = field(alias="node_registry")
+    records: RecordEvents
+    _queue: WorkQueue
+    _trackers: FleetTrackers
+    _clocks: Clocks
+    _pools: NodePools
+
+    def __attrs_post_init__(self) -> None:
+        self._standing = self._registry.standing
         #: Quarantined nodes that have changed, to be read when the timer is due.
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None

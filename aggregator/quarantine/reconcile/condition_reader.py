@@ -10,6 +10,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.health.model import Status
@@ -49,27 +51,21 @@ class _Reading:
     uid: str = ""
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeConditionReader:
-    def __init__(
-        self,
-        *,
-        cluster: NodesAndPods,
-        policy: Policy,
-        node_registry: NodeRegistry,
-        own_evidence: OwnEvidence,
-        queue: WorkQueue,
-        clocks: Clocks,
-    ) -> None:
-        self._cluster = cluster
+    _cluster: NodesAndPods
+    _policy: Policy
+    _registry: NodeRegistry = field(alias="node_registry")
+    _own_evidence: OwnEvidence
+    _queue: WorkQueue
+    _clocks: Clocks
+
+    def __attrs_post_init__(self) -> None:
         self._unhealthy = {
             kind: status
-            for kind, status in unhealthy_statuses(policy.rules).items()
-            if cluster.has_condition(kind)
+            for kind, status in unhealthy_statuses(self._policy.rules).items()
+            if self._cluster.has_condition(kind)
         }
-        self._registry = node_registry
-        self._own_evidence = own_evidence
-        self._queue = queue
-        self._clocks = clocks
         #: Conditions that are unhealthy, and those that were, until their end was said.
         self._open: dict[_Key, _Reading] = {}
         self._trouble = ""

@@ -8,6 +8,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
@@ -28,19 +30,15 @@ class _Answer:
     until: float
 
 
+@define(eq=False, slots=False, kw_only=True)
 class CurrentNodes:
-    def __init__(
-        self,
-        *,
-        cluster: NodesAndPods,
-        node_registry: NodeRegistry,
-        clocks: Clocks,
-        queue: WorkQueue,
-    ) -> None:
-        self._cluster = cluster
-        self._registry = node_registry
-        self._now = clocks.now
-        self._queue = queue
+    _cluster: NodesAndPods
+    _registry: NodeRegistry = field(alias="node_registry")
+    _clocks: Clocks
+    _queue: WorkQueue
+
+    def __attrs_post_init__(self) -> None:
+        self._now = self._clocks.now
         self._kept: dict[tuple[str, str], _Answer] = {}
         self._reads: dict[tuple[str, str], asyncio.Task[bool | None]] = {}
 

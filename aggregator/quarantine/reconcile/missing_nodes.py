@@ -9,6 +9,8 @@ import asyncio
 import logging
 import random
 
+from attrs import define, field
+
 from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
@@ -26,23 +28,17 @@ _BACKOFF = Backoff(first=3.0, most=3.0, spread=2 / 3)
 _ROUND = 1.0
 
 
+@define(eq=False, slots=False, kw_only=True)
 class MissingNodes:
     """A node whose Node may be back is added to the queue for a consistent read, which decides."""
 
-    def __init__(
-        self,
-        *,
-        cluster: NodesAndPods,
-        queue: WorkQueue,
-        rng: random.Random,
-    ) -> None:
-        self._cluster = cluster
-        self._queue = queue
-        self._rng = rng
-        self._watches: dict[str, tuple[NodeState, asyncio.Task[None]]] = {}
-        self._polled: dict[str, NodeState] = {}
-        #: Set while any name is followed.
-        self._followed = asyncio.Event()
+    _cluster: NodesAndPods
+    _queue: WorkQueue
+    _rng: random.Random
+    _watches: dict[str, tuple[NodeState, asyncio.Task[None]]] = field(factory=dict, init=False)
+    _polled: dict[str, NodeState] = field(factory=dict, init=False)
+    #: Set while any name is followed.
+    _followed: asyncio.Event = field(factory=asyncio.Event, init=False)
 
     def follow(self, node_state: NodeState) -> None:
         """Follow the node's name if its Node is gone; asked after each read of it."""

@@ -10,6 +10,8 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.condition_record import CONDITIONS, WrittenCondition, read_written
 from aggregator.cluster.port import (
@@ -41,29 +43,22 @@ _AT_ONCE = 8
 _SLICE = 500
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeConditionPublisher:
     """One task. The stop switch is read before each write."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        rules: Sequence[NodeConditionRule],
-        node_registry: NodeRegistry,
-        fleet: FleetState,
-        queue: WorkQueue,
-        clocks: Clocks,
-        switch: StopSwitch,
-    ) -> None:
-        self._cluster = cluster
-        self._rules = tuple(rules)
-        self._types = frozenset(rule.type for rule in rules)
-        self._registry = node_registry
-        self._fleet = fleet
-        self._queue = queue
-        self._now = clocks.now
-        self._clocks = clocks
-        self._switch = switch
+    _cluster: Cluster
+    _rules: Sequence[NodeConditionRule]
+    _registry: NodeRegistry = field(alias="node_registry")
+    _fleet: FleetState
+    _queue: WorkQueue
+    _clocks: Clocks
+    _switch: StopSwitch
+
+    def __attrs_post_init__(self) -> None:
+        self._rules = tuple(self._rules)
+        self._types = frozenset(rule.type for rule in self._rules)
+        self._now = self._clocks.now
         #: This process's writes, by node: newer than the list. With the Node's uid.
         self._written: dict[str, tuple[str, Mapping[str, WrittenCondition]]] = {}
         #: Nodes to leave alone, until then.

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodeEvent, SharedObjects, Unreachable
 from aggregator.documentation import address, of_hold
@@ -42,26 +44,21 @@ _TRIES = 3
 _PAUSE = 5.0
 
 
+@define(eq=False, slots=False)
 class NodeEventPublisher:
     """An event sink in front of ``sink``, and one task that writes.
 
     No Event is written about a node that is not ``enabled`` (mode observe).
     """
 
-    def __init__(
-        self,
-        sink: EventSink,
-        *,
-        cluster: SharedObjects,
-        registry: NodeRegistry,
-        enabled: Callable[[str], bool],
-        clocks: Clocks,
-    ) -> None:
-        self._sink = sink
-        self._cluster = cluster
-        self._registry = registry
-        self._enabled = enabled
-        self._now = clocks.now
+    _sink: EventSink
+    _cluster: SharedObjects = field(kw_only=True)
+    _registry: NodeRegistry = field(kw_only=True)
+    _enabled: Callable[[str], bool] = field(kw_only=True)
+    _clocks: Clocks = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._now = self._clocks.now
         #: By quarantine (or name) and reason, the oldest first.
         self._waiting: OrderedDict[tuple[str, str], NodeEvent] = OrderedDict()
         #: Begins of drains by quarantine, and when each is due (monotonic), the oldest first.

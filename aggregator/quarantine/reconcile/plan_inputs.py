@@ -1,5 +1,7 @@
 """The inputs of the reconcilers' views, besides the node's own state."""
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import STRENGTH, Action, Quarantine
 from aggregator.quarantine.actions.holds import Proposals
@@ -12,28 +14,23 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 
 
+@define(eq=False, slots=False, kw_only=True)
 class PlanInputs:
     """Time, modes, the record and the stop switch, as a plan needs them for one node."""
 
-    def __init__(
-        self,
-        *,
-        proposals: Proposals,
-        queue: WorkQueue,
-        pools: NodePools,
-        fleet: FleetState,
-        clocks: Clocks,
-        limits: Limits,
-    ) -> None:
-        self._proposals = proposals
-        self._pools = pools
-        self._fleet = fleet
-        self._limits = limits
-        self._started_at = clocks.now()
-        self.now = clocks.now
-        self.wall = clocks.earliest
-        self.in_record = queue.in_record
-        self.is_entered_by_hand = queue.is_entered_by_hand
+    _proposals: Proposals
+    _queue: WorkQueue
+    _pools: NodePools
+    _fleet: FleetState
+    _clocks: Clocks
+    _limits: Limits
+
+    def __attrs_post_init__(self) -> None:
+        self._started_at = self._clocks.now()
+        self.now = self._clocks.now
+        self.wall = self._clocks.earliest
+        self.in_record = self._queue.in_record
+        self.is_entered_by_hand = self._queue.is_entered_by_hand
 
     def wanted(self, node_state: NodeState) -> DesiredState | None:
         """Its desired state now."""

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Mapping
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, RecordText, StopText
 from aggregator.events import ChangeNotice, EventKind, EventSink, Transition
@@ -15,28 +17,21 @@ from aggregator.quarantine.state.registry import NodeRegistry
 log = logging.getLogger("sickbay.quarantine")
 
 
+@define(eq=False, slots=False, kw_only=True)
 class RecordEvents:
     """Enqueues the nodes that a change concerns, and reports it to people."""
 
-    def __init__(
-        self,
-        *,
-        registry: NodeRegistry,
-        record_writer: AdmissionRecordWriter,
-        queue: WorkQueue,
-        rounds: NodeRounds,
-        event_sink: EventSink,
-        clocks: Clocks,
-    ) -> None:
-        self._registry = registry
-        self._fleet = registry.fleet
-        self.record_writer = record_writer
-        self._switch = record_writer.switch
+    _registry: NodeRegistry
+    record_writer: AdmissionRecordWriter
+    _queue: WorkQueue
+    _rounds: NodeRounds
+    _event_sink: EventSink
+    _clocks: Clocks
+
+    def __attrs_post_init__(self) -> None:
+        self._fleet = self._registry.fleet
+        self._switch = self.record_writer.switch
         self._switch.on_change(self.stop_changed)
-        self._queue = queue
-        self._rounds = rounds
-        self._event_sink = event_sink
-        self._clocks = clocks
         #: The record's entries, and why it can't be used, by the last event.
         self._entries: Mapping[str, Entry] = {}
         self._problem = ""

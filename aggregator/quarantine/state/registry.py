@@ -5,6 +5,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import NodeMeta, Quarantine, RepairStatus
 from aggregator.quarantine.decide.admission import FleetSize
@@ -17,6 +19,7 @@ from aggregator.quarantine.state.node import NodeState
 _SLICE = 500
 
 
+@define(eq=False, slots=False)
 class NodeRegistry:
     """The known nodes. ``pool_label`` names the node label whose value is a node's pool.
 
@@ -25,24 +28,17 @@ class NodeRegistry:
     not count.
     """
 
-    def __init__(
-        self,
-        fleet: FleetState,
-        pool_label: str,
-        *,
-        lists_all: bool = True,
-        now: Callable[[], float] = time.monotonic,
-        others: OthersMarks | None = None,
-        agentless: AgentlessNodes | None = None,
-    ) -> None:
-        self.fleet = fleet
+    fleet: FleetState
+    _pool_label: str
+    _lists_all: bool = field(default=True, kw_only=True)
+    _now: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    _others: OthersMarks | None = field(default=None, kw_only=True)
+    _agentless: AgentlessNodes = field(factory=AgentlessNodes, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self.standing = QuarantineIndex()
-        self.others = others or OthersMarks(clocks=Clocks(now, time.time))
-        self._agentless = agentless or AgentlessNodes()
+        self.others = self._others or OthersMarks(clocks=Clocks(self._now, time.time))
         self._counted: list[NodeMeta] = []
-        self._lists_all = lists_all
-        self._now = now
-        self._pool_label = pool_label
         self._node_states: dict[str, NodeState] = {}
         self._metas: Mapping[str, NodeMeta] = {}
         self._listed = False
