@@ -114,9 +114,7 @@ class ClusterReader:
             found, missing = {}, []
             for kind, (where, query) in wanted.items():
                 try:
-                    body = await api.request(
-                        "GET", where, kind=kind, lane=Priority.READ, query=query
-                    )
+                    body = await api.request("GET", where, Priority.READ, query=query)
                     found[kind] = json.loads(body)
                 except ClusterError as error:
                     missing.append(f"{kind}: {error}")
@@ -133,7 +131,6 @@ class ClusterReader:
 
         async def work(api: Transport) -> dict[str, dict[str, str]]:
             nodes = Resource(
-                "nodes",
                 paths.NODES,
                 {"labelSelector": selector},
                 list_accept=METADATA_LIST,  # a node has 15 KB, and a fleet 10,000 of them
@@ -151,7 +148,6 @@ class ClusterReader:
 
         async def work(api: Transport) -> dict[str, list[str]]:
             kind = Resource(
-                "pods",
                 paths.PODS,
                 {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
                 lane=Priority.READ,
@@ -178,7 +174,7 @@ class ClusterReader:
     async def _stop(self, api: Transport) -> str | None:
         try:
             where = paths.stop(self._namespace)
-            body = await api.request("GET", where, kind="configmaps", lane=Priority.READ)
+            body = await api.request("GET", where, Priority.READ)
         except ClusterError:
             return None
         return to_stop(decode(body, StopObject)).reason or ""
@@ -188,7 +184,7 @@ async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
     """The node's Quarantine; None where it has none. Raises ClusterError."""
     where = paths.quarantine(node)
     try:
-        body = await api.request("GET", where, kind="quarantines", lane=Priority.READ)
+        body = await api.request("GET", where, Priority.READ)
     except NotFound:
         return None
     [found] = await join_operations(api, [decode_quarantine(body)], node)
@@ -198,7 +194,7 @@ async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
 async def _node(api: Transport, name: str) -> dict[str, Any] | None:
     """The Node object; None where there is none, empty where the account may not read it."""
     try:
-        body = await api.request("GET", paths.node(name), kind="nodes", lane=Priority.READ)
+        body = await api.request("GET", paths.node(name), Priority.READ)
     except NotFound:
         return None
     except Refused as error:
@@ -211,7 +207,7 @@ async def _node(api: Transport, name: str) -> dict[str, Any] | None:
 
 async def _all_quarantines(api: Transport) -> list[Quarantine]:
     try:
-        listed = await _all(api, Resource("quarantines", paths.QUARANTINES, lane=Priority.READ))
+        listed = await _all(api, Resource(paths.QUARANTINES, lane=Priority.READ))
     except NotFound as error:
         raise CommandFailed(
             "this cluster knows no quarantines: is it the right one?\n"

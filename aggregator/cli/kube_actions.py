@@ -86,16 +86,11 @@ class KubeActions:
         async def work(api: Transport) -> str:
             where = paths.quarantine(node)
             try:
-                body = await api.request("GET", where, kind="quarantines", lane=Priority.RELEASE)
+                body = await api.request("GET", where, Priority.RELEASE)
                 found = decode_quarantine(body)
                 fence = {"preconditions": {"uid": found.uid}}
                 await api.request(
-                    "DELETE",
-                    where,
-                    kind="quarantines",
-                    lane=Priority.RELEASE,
-                    query=self._dry,
-                    body=encode(fence),
+                    "DELETE", where, Priority.RELEASE, query=self._dry, body=encode(fence)
                 )
             except NotFound as error:
                 raise CommandFailed(actions.none_such(node)) from error
@@ -106,9 +101,7 @@ class KubeActions:
     def open_order(self, node: str) -> str:
         async def work(api: Transport) -> str:
             try:
-                body = await api.request(
-                    "GET", paths.quarantine(node), kind="quarantines", lane=Priority.RELEASE
-                )
+                body = await api.request("GET", paths.quarantine(node), Priority.RELEASE)
             except NotFound:
                 return ""
             [found] = await join_operations(api, [decode_quarantine(body)], node)
@@ -129,17 +122,10 @@ class KubeActions:
             }
             try:
                 await api.request(
-                    "POST",
-                    paths.QUARANTINES,
-                    kind="quarantines",
-                    lane=Priority.TAINT,
-                    query=self._dry,
-                    body=encode(body),
+                    "POST", paths.QUARANTINES, Priority.TAINT, query=self._dry, body=encode(body)
                 )
             except Conflict as error:
-                known = await api.request(
-                    "GET", paths.quarantine(node), kind="quarantines", lane=Priority.TAINT
-                )
+                known = await api.request("GET", paths.quarantine(node), Priority.TAINT)
                 change = f"kubectl edit quarantine {node}, or release it first"
                 text = actions.already(node, decode_quarantine(known).spec, change=change)
                 raise CommandFailed(text) from error
@@ -164,17 +150,14 @@ class KubeActions:
         async def work(api: Transport) -> str:
             where = paths.node(node)
             try:
-                body = await api.request(
-                    "GET", where, kind="nodes", lane=Priority.RECORD, accept=METADATA
-                )
+                body = await api.request("GET", where, Priority.RECORD, accept=METADATA)
                 meta = decode(body, PartialObjectMetadata).metadata
                 if change.idle and not change.changes(meta.annotations or {}):
                     return change.idle
                 await api.request(
                     "PATCH",
                     where,
-                    kind="nodes",
-                    lane=Priority.RECORD,
+                    Priority.RECORD,
                     query=self._dry,
                     body=encode({"metadata": {"uid": meta.uid, "annotations": change.annotations}}),
                     content_type=MERGE_PATCH,
@@ -194,8 +177,7 @@ class KubeActions:
                 await api.request(
                     "POST",
                     paths.OPERATIONS,
-                    kind="operations",
-                    lane=Priority.RECORD,
+                    Priority.RECORD,
                     query=self._dry,
                     body=encode(operation_body(name, spec)),
                 )
@@ -219,8 +201,7 @@ class KubeActions:
                     await api.request(
                         "DELETE",
                         f"{paths.OPERATIONS}/{paths.quoted(one.name)}",
-                        kind="operations",
-                        lane=Priority.RELEASE,
+                        Priority.RELEASE,
                         query=self._dry,
                         body=encode({"preconditions": {"uid": one.uid}}),
                     )
@@ -234,7 +215,7 @@ class KubeActions:
         """Why it is stopped, "" when it is not, None where the switch's object does not exist."""
         try:
             where = paths.stop(self._namespace)
-            body = await api.request("GET", where, kind="configmaps", lane=Priority.RECORD)
+            body = await api.request("GET", where, Priority.RECORD)
         except NotFound:
             return None
         return to_stop(decode(body, StopObject)).reason or ""
@@ -264,8 +245,7 @@ class KubeActions:
         await api.request(
             "PATCH",
             where,
-            kind="configmaps",
-            lane=Priority.RECORD,
+            Priority.RECORD,
             query=self._dry,
             body=encode({"data": data}),
             content_type=MERGE_PATCH,
@@ -280,14 +260,7 @@ class KubeActions:
             "data": data,
         }
         try:
-            await api.request(
-                "POST",
-                where,
-                kind="configmaps",
-                lane=Priority.RECORD,
-                query=self._dry,
-                body=encode(body),
-            )
+            await api.request("POST", where, Priority.RECORD, query=self._dry, body=encode(body))
         except Conflict:
             await self._patch(api, paths.stop(self._namespace), data)  # another wrote it
         except NotFound as error:
@@ -301,9 +274,7 @@ async def _must_be_a_node(api: Transport, node: str) -> None:
     not checked.
     """
     try:
-        body = await api.request(
-            "GET", paths.node(node), kind="nodes", lane=Priority.RECORD, accept=METADATA
-        )
+        body = await api.request("GET", paths.node(node), Priority.RECORD, accept=METADATA)
         decode(body, PartialObjectMetadata)
     except NotFound as error:
         raise CommandFailed(f'there is no node "{node}"\n  See: kubectl get nodes') from error
@@ -316,7 +287,7 @@ async def _pods_on(api: Transport, node: str) -> tuple[list[str] | None, int]:
     """The pods that a drain would evict, and how many stay. None where they can't be listed."""
     query = {"fieldSelector": f"spec.nodeName={node}"}
     try:
-        body = await api.request("GET", paths.PODS, kind="pods", lane=Priority.READ, query=query)
+        body = await api.request("GET", paths.PODS, Priority.READ, query=query)
     except Refused as error:
         if error.status != 403:
             raise

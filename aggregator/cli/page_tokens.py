@@ -27,8 +27,7 @@ def tokens(session: KubeSession, namespace: str) -> Iterator[str]:
         body = await api.request(
             "POST",
             paths.token(namespace, VIEWER),
-            kind="serviceaccounts/token",
-            lane=Priority.READ,
+            Priority.READ,
             body=encode({"spec": {"expirationSeconds": _LIFETIME}}),
         )
         return str(json.loads(body)["status"]["token"])

@@ -161,17 +161,13 @@ class Tunnel:
 
     async def _list(self, api: Transport) -> Sequence[AggregatorPod]:
         body = await api.request(
-            "GET",
-            paths.pods(self._namespace),
-            kind="pods",
-            lane=Priority.READ,
-            query={"labelSelector": _SELECTOR},
+            "GET", paths.pods(self._namespace), Priority.READ, query={"labelSelector": _SELECTOR}
         )
         return aggregator_pods(json.loads(body))
 
     async def _bundle(self, api: Transport) -> bytes:
         where = paths.ca(self._namespace)
-        return await api.request("GET", where, kind="configmaps", lane=Priority.READ)
+        return await api.request("GET", where, Priority.READ)
 
     async def _connect(
         self,

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from aggregator.cluster.kubernetes.access_reviews import KubeAccessReviews
+from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import Refused
 from aggregator.cluster.users import Access, User
@@ -18,7 +19,9 @@ class Answers:
         self.status = status
         self.asked: dict[str, Any] = {}
 
-    async def request(self, method: str, path: str, *, body: bytes, **_: object) -> bytes:
+    async def request(
+        self, method: str, path: str, lane: Priority, *, body: bytes, **_: object
+    ) -> bytes:
         self.asked = {"method": method, "path": path, **json.loads(body)}
         return json.dumps({"status": self.status}).encode()
 

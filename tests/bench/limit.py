@@ -130,15 +130,13 @@ async def _pace(plane: ControlPlane, nodes: Sequence[str]) -> float:
         await transport.request(
             "POST",
             "/api/v1/namespaces/default/configmaps",
-            kind="ConfigMap",
-            lane=Priority.TAINT,
+            Priority.TAINT,
             body=json.dumps(thing | {"data": {"fault": FAULT}}).encode(),
         )
         await transport.request(
             "PATCH",
             paths.node(name),
-            kind="node",
-            lane=Priority.TAINT,
+            Priority.TAINT,
             body=json.dumps(label).encode(),
             content_type=MERGE_PATCH,
         )

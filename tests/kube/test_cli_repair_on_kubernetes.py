@@ -124,9 +124,7 @@ async def test_the_condition_and_its_column_follow_the_attempts(
 
 async def column(kube: KubeCluster, name: str) -> str | None:
     """The column REPAIRED of `kubectl get quarantine -o wide`."""
-    body = await kube._transport.request(
-        "GET", paths.quarantine(name), kind="quarantines", lane=Priority.READ, accept=TABLE
-    )
+    body = await kube._transport.request("GET", paths.quarantine(name), Priority.READ, accept=TABLE)
     told = json.loads(body)
     names = [one["name"] for one in told["columnDefinitions"]]
     found: str | None = told["rows"][0]["cells"][names.index("Repaired")]

@@ -431,7 +431,7 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
     async with kube_cluster(plane.kubeconfig) as kube:
         watch = Watch(
             kube._transport,
-            Resource("quarantines", paths.QUARANTINES),
+            Resource(paths.QUARANTINES),
             clock=time.monotonic,
             rng=random.Random(1),
             silence=0.5,

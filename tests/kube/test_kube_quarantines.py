@@ -171,8 +171,8 @@ class Noting(Transport):
         self.answer = answer
         self.trailed: list[tuple[Priority, str]] = []
 
-    async def request(self, *_: object, **how: Any) -> bytes:
-        self.trailed.append((how["lane"], how["node"]))
+    async def request(self, method: str, path: str, lane: Priority, **how: Any) -> bytes:
+        self.trailed.append((lane, how["node"]))
         return self.answer
 
 

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.credentials import CredentialSources
 from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.http_session import MOST_CONNECTIONS
@@ -74,7 +75,7 @@ def sources_of(folder: Path, url: str, **user: object) -> CredentialSources:
 
 
 async def get(transport: Transport, lane: Priority = Priority.TAINT) -> bytes:
-    return await transport.request("GET", "/x", kind="things", lane=lane)
+    return await transport.request("GET", "/api/v1/things", lane)
 
 
 async def test_a_server_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -
 
     async with serving(handler) as url:
         async with transport_of(sources_of(tmp_path, url), deadline=0.3) as transport:
-            with pytest.raises(Unreachable, match=r"GET /x: .* no answer in 0\.3 s"):
+            with pytest.raises(Unreachable, match=r"GET /api/v1/things: .* no answer in 0\.3 s"):
                 await get(transport)
             assert transport.counters.answers["GET", "things", 0] == 1
             assert transport.counters.durations["GET", "things"].count == 1
@@ -136,7 +137,7 @@ async def test_a_lease_waits_for_no_connection_while_requests_lists_and_releases
 
     async def handler(request: web.Request) -> web.Response:
         nonlocal hanging
-        if request.path == "/x":
+        if request.path == "/api/v1/things":
             hanging += 1
             await hang.wait()
         return web.json_response({})
@@ -146,7 +147,7 @@ async def test_a_lease_waits_for_no_connection_while_requests_lists_and_releases
         asked = [asyncio.create_task(get(transport, lane)) for lane in lanes]
         await until(lambda: hanging == MOST_CONNECTIONS)
         async with asyncio.timeout(PATIENCE):
-            await transport.request("GET", "/lease", kind="leases", lane=Priority.LEASE)
+            await transport.request("GET", "/lease", Priority.LEASE)
         hang.set()
         await asyncio.gather(*asked)
 
@@ -181,9 +182,7 @@ async def test_a_read_whose_answer_is_lost_is_asked_again_and_a_write_is_not(
         assert await get(transport) == b"{}"
         assert asked == ["GET", "GET"]
         with pytest.raises(Unreachable):
-            await transport.request(
-                "POST", "/things", kind="things", lane=Priority.TAINT, body=b"{}"
-            )
+            await transport.request("POST", "/things", Priority.TAINT, body=b"{}")
         assert asked == ["GET", "GET", "POST"]
 
 
@@ -213,7 +212,7 @@ async def test_a_reset_request_reopens_watches_but_for_those_that_were_read_late
 
     async def follow(transport: Transport, name: str) -> None:
         query = {"name": name}
-        async with transport.stream("/w", kind="things", query=query, accept="x") as stream:
+        async with transport.stream("/w", query=query, accept="x") as stream:
             with contextlib.suppress(aiohttp.ClientError):
                 while await stream.readany():
                     done[name].set()
@@ -226,7 +225,7 @@ async def test_a_reset_request_reopens_watches_but_for_those_that_were_read_late
         tasks = [asyncio.create_task(follow(transport, name)) for name in read_at]
         await until(lambda: len(watches) == 2)
         with pytest.raises(Unreachable):
-            await transport.request("POST", "/x", kind="things", lane=Priority.TAINT)
+            await transport.request("POST", "/api/v1/things", Priority.TAINT)
         await until(lambda: ended == ["early"])
         assert not tasks[1].done()
         over.set()
@@ -243,7 +242,7 @@ def reset(request: web.Request) -> None:
 
 async def test_a_redirect_is_not_followed_with_our_credentials(tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.Response:
-        assert request.path == "/x"
+        assert request.path == "/api/v1/things"
         raise web.HTTPFound("/elsewhere")
 
     async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
@@ -308,9 +307,7 @@ async def test_a_guard_is_asked_after_the_turn_and_what_it_refuses_is_not_sent(
             raise GuardRefused("not wanted any more")
 
     async def post(transport: Transport) -> bytes:
-        return await transport.request(
-            "POST", "/x", kind="things", lane=Priority.TAINT, guard=Guard(guard)
-        )
+        return await transport.request("POST", "/api/v1/things", Priority.TAINT, guard=Guard(guard))
 
     async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
         with pytest.raises(Unreachable):
@@ -348,7 +345,7 @@ async def test_a_guard_is_asked_again_before_a_request_is_sent_again(tmp_path: P
         async with transport_of(sources) as transport:
             with pytest.raises(GuardRefused):
                 await transport.try_request(
-                    "DELETE", "/x", kind="things", lane=Priority.EVICTION, guard=Guard(guard)
+                    "DELETE", "/api/v1/things", Priority.EVICTION, guard=Guard(guard)
                 )
     assert asked == [0, 1]
     assert came == ["Bearer old"]
@@ -423,9 +420,7 @@ async def test_in_a_pod_its_own_service_account_is_used(
     }
     sources = CredentialSources("", "", environ, service_account=tmp_path)
     async with transport_of(sources) as transport:
-        answer = await transport.try_request(
-            "GET", "/api/v1/secrets", kind="secrets", lane=Priority.TAINT
-        )
+        answer = await transport.try_request("GET", "/api/v1/secrets", Priority.TAINT)
         assert isinstance(answer, Failure)
         assert "system:serviceaccount:default:default" in answer.message
     token.write_text("")
@@ -525,9 +520,8 @@ async def test_a_query_and_a_body_arrive_as_they_were_meant(tmp_path: Path) -> N
     async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
         body = await transport.request(
             "PATCH",
-            "/x",
-            kind="things",
-            lane=Priority.TAINT,
+            "/api/v1/things",
+            Priority.TAINT,
             query={"fieldSelector": "spec.nodeName=a&b"},
             body=b'{"x": "y"}',
             content_type="application/merge-patch+json",
@@ -536,3 +530,26 @@ async def test_a_query_and_a_body_arrive_as_they_were_meant(tmp_path: Path) -> N
     assert got["query"] == {"fieldSelector": "spec.nodeName=a&b"}
     assert got["type"] == {"type": "application/merge-patch+json"}
     assert got["body"] == {"x": "y"}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        (paths.NODES, "nodes"),
+        (f"{paths.node('n1')}/status", "nodes/status"),
+        (paths.eviction("ml", "p1"), "pods/eviction"),
+        (paths.pod("ml", "p1"), "pods"),
+        (paths.PODS, "pods"),
+        (paths.NAMESPACES, "namespaces"),
+        (paths.record("sickbay"), "configmaps"),
+        (paths.quarantine("n1"), "quarantines"),
+        (paths.lease("sickbay", "sickbay"), "leases"),
+        (paths.token("sickbay", "page"), "serviceaccounts/token"),
+        (paths.ACCESS_REVIEWS, "selfsubjectaccessreviews"),
+        (paths.api_group("batch"), "discovery"),
+        (paths.api_version("v1"), "discovery"),
+        ("/version", "discovery"),
+    ],
+)
+def test_a_request_is_counted_by_the_kind_that_its_path_names(path: str, kind: str) -> None:
+    assert paths.kind_of(path) == kind

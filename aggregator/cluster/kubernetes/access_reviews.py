@@ -85,8 +85,7 @@ class KubeAccessReviews:
         return await self._transport.request(
             "POST",
             path,
-            kind=f"{kind.lower()}s",
-            lane=Priority.READ,
+            Priority.READ,
             body=encode({"apiVersion": version, "kind": kind, "spec": spec}),
             deadline=_DEADLINE,
         )

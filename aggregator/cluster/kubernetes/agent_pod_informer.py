@@ -53,7 +53,6 @@ class AgentPodInformer:
         self._watch = Watch(
             transport,
             Resource(
-                "pods",
                 paths.pods(namespace),
                 {"fieldSelector": f"spec.serviceAccountName={account}"},
                 list_accept=METADATA_LIST,

@@ -59,7 +59,7 @@ class KubeAuthorities:
 
     async def read_authorities(self) -> StoredAuthorities | None:
         """See the protocol."""
-        found = await self._get(paths.ca_keys(self._namespace), "secrets")
+        found = await self._get(paths.ca_keys(self._namespace))
         if found is None:
             return None
         self._secret = found
@@ -93,18 +93,15 @@ class KubeAuthorities:
             annotations = dict(metadata.get("annotations") or {})
             annotations.pop(ROTATE, None)
             metadata["annotations"] = annotations
-            await self._put(
-                paths.ca_keys(self._namespace),
-                "secrets",
-                {**secret, "metadata": metadata, "data": others | entries},
-            )
+            body = {**secret, "metadata": metadata, "data": others | entries}
+            await self._write("PUT", paths.ca_keys(self._namespace), body)
         else:
             made = self._new("Secret", CA_KEYS_NAME, entries) | {"type": "Opaque"}
-            await self._post(paths.secrets(self._namespace), "secrets", made)
+            await self._write("POST", paths.secrets(self._namespace), made)
 
     async def read_bundle(self) -> StoredBundle | None:
         """See the protocol."""
-        found = await self._get(paths.ca(self._namespace), "configmaps")
+        found = await self._get(paths.ca(self._namespace))
         if found is None:
             return None
         self._config_map = found
@@ -117,18 +114,18 @@ class KubeAuthorities:
         if version:
             there = _at(self._config_map, version)
             body = {**there, "data": _data(there) | entry}
-            await self._put(paths.ca(self._namespace), "configmaps", body)
+            await self._write("PUT", paths.ca(self._namespace), body)
         else:
             made = self._new("ConfigMap", CA_NAME, entry)
-            await self._post(paths.config_maps(self._namespace), "configmaps", made)
+            await self._write("POST", paths.config_maps(self._namespace), made)
 
     def _new(self, kind: str, name: str, data: Mapping[str, str]) -> _Object:
         metadata = {"name": name, "namespace": self._namespace, "labels": LABELS}
         return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "data": data}
 
-    async def _get(self, path: str, kind: str) -> _Object | None:
+    async def _get(self, path: str) -> _Object | None:
         try:
-            body = await self._request("GET", path, kind)
+            body = await self._request("GET", path)
             decode(body, PartialObjectMetadata)  # Raises where it is no object of Kubernetes.
         except NotFound:
             return None
@@ -136,15 +133,9 @@ class KubeAuthorities:
             raise AuthorityStoreError(str(error)) from error
         return cast("_Object", msgspec.json.decode(body))
 
-    async def _put(self, path: str, kind: str, body: _Object) -> None:
-        await self._write("PUT", path, kind, body)
-
-    async def _post(self, path: str, kind: str, body: _Object) -> None:
-        await self._write("POST", path, kind, body)
-
-    async def _write(self, method: str, path: str, kind: str, body: _Object) -> None:
+    async def _write(self, method: str, path: str, body: _Object) -> None:
         try:
-            await self._request(method, path, kind, encode(body))
+            await self._request(method, path, encode(body))
         except Conflict as error:
             raise AuthorityConflict(str(error)) from error
         except NotFound as error:
@@ -155,12 +146,10 @@ class KubeAuthorities:
         except ClusterError as error:
             raise AuthorityStoreError(str(error)) from error
 
-    async def _request(self, method: str, path: str, kind: str, body: bytes | None = None) -> bytes:
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """No retry: the next step reads again. Raises ClusterError."""
         await self._transport.open()
-        answer = await self._transport.try_request(
-            method, path, kind=kind, lane=Priority.READ, body=body
-        )
+        answer = await self._transport.try_request(method, path, Priority.READ, body=body)
         if isinstance(answer, Failure):
             raise answer.error()
         return answer

@@ -45,7 +45,7 @@ async def write_conditions(
 ) -> WrittenConditions:
     """See the protocol. Conditions and record are one request, against the version of a read."""
     for attempt in range(1, _TRIES + 1):
-        body = await transport.request("GET", paths.node(node), kind="nodes", lane=Priority.STATUS)
+        body = await transport.request("GET", paths.node(node), Priority.STATUS)
         found = decode(body, NodeObject)
         if found.metadata.uid != node_uid:
             raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
@@ -122,8 +122,7 @@ async def _patch(
     await transport.request(
         "PATCH",
         f"{paths.node(meta.name)}/status",
-        kind="nodes/status",
-        lane=Priority.STATUS,
+        Priority.STATUS,
         body=encode({"metadata": metadata, **status}),
         content_type=STRATEGIC_PATCH,
         accept=METADATA,

@@ -25,11 +25,7 @@ async def read_definition(transport: Transport) -> DefinitionState:
     """Ask for it, never from a cache. Raises ClusterError, except for its absence."""
     try:
         body = await transport.request(
-            "GET",
-            paths.THE_DEFINITION,
-            kind="customresourcedefinitions",
-            lane=Priority.RELEASE,
-            accept=METADATA,
+            "GET", paths.THE_DEFINITION, Priority.RELEASE, accept=METADATA
         )
     except NotFound:
         return DefinitionState(uid="", going=True)

@@ -7,14 +7,14 @@ from aggregator.cluster.kubernetes.transport import Transport, encode
 
 
 async def request_deletion(
-    transport: Transport, path: str, *, kind: str, lane: Priority, uid: str, version: str = ""
+    transport: Transport, path: str, lane: Priority, uid: str, version: str = ""
 ) -> Meta | None:
     """Have the object deleted that has this uid and, if given, version. Returns what a finalizer
     keeps of it; None: it is gone. Raises Conflict where another one has its name or version.
     """
     fence = {"uid": uid} | ({"resourceVersion": version} if version else {})
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": fence}
-    answer = await transport.try_request("DELETE", path, kind=kind, lane=lane, body=encode(options))
+    answer = await transport.try_request("DELETE", path, lane, body=encode(options))
     if isinstance(answer, Failure):
         if answer.code == 404:
             return None

@@ -45,13 +45,7 @@ async def post_event(transport: Transport, body: dict[str, object], *, node: str
     ``node``: the one whose taint it trails, if any (`Limiter.acquire`).
     """
     await transport.request(
-        "POST",
-        paths.EVENTS,
-        kind="events",
-        lane=Priority.EVENT,
-        body=encode(body),
-        accept=METADATA,
-        node=node,
+        "POST", paths.EVENTS, Priority.EVENT, body=encode(body), accept=METADATA, node=node
     )
 
 

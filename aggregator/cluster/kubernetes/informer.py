@@ -101,12 +101,11 @@ class ClusterInformer:
         self._record = ConfigMapInformer("the admission record", record, _record_seen, self._rng)
         self._stop = ConfigMapInformer("the stop switch", stop, _stop_seen, self._rng)
         self._quarantines = self._watch(
-            Resource("quarantines", paths.QUARANTINES), before_open=self._check_definition
+            Resource(paths.QUARANTINES), before_open=self._check_definition
         )
         self._operations = self._watch(OPERATIONS)
         self._nodes = self._watch(
             Resource(
-                "nodes",
                 paths.NODES,
                 {"fieldSelector": "spec.unschedulable=true"},
             )
@@ -302,9 +301,7 @@ def _stop_seen(raw: msgspec.Raw | None) -> ClusterEvent:
 
 
 def _config_map(namespace: str, name: str) -> Resource:
-    return Resource(
-        "configmaps", paths.config_maps(namespace), {"fieldSelector": f"metadata.name={name}"}
-    )
+    return Resource(paths.config_maps(namespace), {"fieldSelector": f"metadata.name={name}"})
 
 
 def _no_definition() -> Unreachable:

@@ -81,7 +81,7 @@ class KubeLease:
     async def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         try:
             answer = await self._transport.try_request(
-                method, path, kind="leases", lane=Priority.LEASE, body=body, deadline=self._deadline
+                method, path, Priority.LEASE, body=body, deadline=self._deadline
             )
         except ClusterError as error:
             raise LeaseStoreError(str(error), retry_after=error.retry_after) from error

@@ -41,7 +41,6 @@ class NamespaceInformer:
         self._watch = Watch(
             transport,
             Resource(
-                "namespaces",
                 paths.NAMESPACES,
                 list_accept=METADATA_LIST,
                 watch_accept=METADATA,

@@ -85,8 +85,7 @@ class KubeNodes:
         await self._transport.request(
             "GET",
             paths.NODES,
-            kind="nodes",
-            lane=Priority.STATUS,
+            Priority.STATUS,
             query={"resourceVersion": "0"},
             accept=METADATA_LIST,
             deadline=_LIST_S,
@@ -118,9 +117,7 @@ class KubeNodes:
         self, name: str, query: Mapping[str, str] | None, lane: Priority
     ) -> Node | None:
         try:
-            body = await self._transport.request(
-                "GET", paths.node(name), kind="nodes", lane=lane, query=query
-            )
+            body = await self._transport.request("GET", paths.node(name), lane, query=query)
         except NotFound:
             return None
         return to_node(decode(body, NodeObject))
@@ -130,7 +127,7 @@ class KubeNodes:
         one = {"fieldSelector": f"metadata.name={name}"}
         watch = Watch(
             self._transport,
-            Resource("nodes", paths.NODES, one, watch_accept=METADATA),
+            Resource(paths.NODES, one, watch_accept=METADATA),
             clock=self._clock,
             rng=self._rng,
             silence=self._silence,
@@ -151,11 +148,11 @@ class KubeNodes:
             else merge_patch(node, change)
         )
         try:
+            lane = Priority.RELEASE if _releases(node, change) else Priority.TAINT
             answer = await self._transport.request(
                 "PATCH",
                 paths.node(node.name),
-                kind="nodes",
-                lane=Priority.RELEASE if _releases(node, change) else Priority.TAINT,
+                lane,
                 body=body,
                 content_type=JSON_PATCH if checked else MERGE_PATCH,
                 accept=METADATA,
@@ -173,43 +170,30 @@ class KubeNodes:
     async def pods_on(
         self, node: str, *, background: bool = False, guard: Guard | None = None
     ) -> list[Pod]:
+        # For a drain that has not begun, after the evictions of those that have.
+        lane = Priority.PHASE if guard is not None else _of_drains(background=background)
+        query = {"fieldSelector": f"spec.nodeName={node}"}
+        # ``node``: the read that ends a drain is a report of its node.
         body = await self._transport.request(
-            "GET",
-            paths.PODS,
-            kind="pods",
-            # For a drain that has not begun, after the evictions of those that have.
-            lane=Priority.PHASE if guard is not None else _of_drains(background=background),
-            query={"fieldSelector": f"spec.nodeName={node}"},
-            guard=guard,
-            node=node,  # the read that ends a drain is a report of its node
-            is_list=True,
+            "GET", paths.PODS, lane, query=query, guard=guard, node=node, is_list=True
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 
     async def pods_labelled(
         self, namespace: str, label: str, value: str, *, background: bool = False
     ) -> list[Pod]:
+        lane, query = _of_drains(background=background), {"labelSelector": f"{label}={value}"}
         body = await self._transport.request(
-            "GET",
-            paths.pods(namespace),
-            kind="pods",
-            lane=_of_drains(background=background),
-            query={"labelSelector": f"{label}={value}"},
-            is_list=True,
+            "GET", paths.pods(namespace), lane, query=query, is_list=True
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 
     async def delete_pod(
         self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
     ) -> EvictionResult:
-        answer = await self._transport.try_request(
-            "DELETE",
-            paths.pod(pod.namespace, pod.name),
-            kind="pods",
-            lane=_of_drains(background=background),
-            body=encode(deletion_of(pod, grace)),
-            guard=guard,
-        )
+        where, lane = paths.pod(pod.namespace, pod.name), _of_drains(background=background)
+        body = encode(deletion_of(pod, grace))
+        answer = await self._transport.try_request("DELETE", where, lane, body=body, guard=guard)
         if isinstance(answer, Failure):
             return read_deletion(answer, pod)
         return EvictionResult(Evicted.ACCEPTED)
@@ -222,15 +206,12 @@ class KubeNodes:
         background: bool = False,
         guard: Guard | None = None,
     ) -> EvictionResult:
+        where, lane = paths.eviction(pod.namespace, pod.name), _of_drains(background=background)
+        # Webhooks and the audit log go by the query alone, the eviction itself by the body.
+        query = {"dryRun": "All"} if dry_run else None
+        body = encode(eviction_of(pod, dry_run=dry_run))
         answer = await self._transport.try_request(
-            "POST",
-            paths.eviction(pod.namespace, pod.name),
-            kind="pods/eviction",
-            lane=_of_drains(background=background),
-            # Webhooks and the audit log go by the query alone, the eviction itself by the body.
-            query={"dryRun": "All"} if dry_run else None,
-            body=encode(eviction_of(pod, dry_run=dry_run)),
-            guard=guard,
+            "POST", where, lane, query=query, body=body, guard=guard
         )
         if isinstance(answer, Failure):
             return read_refusal(answer)
@@ -240,11 +221,11 @@ class KubeNodes:
         """Against the pod's uid and version. Raises Refused where the right is missing."""
         metadata = {"uid": pod.uid, "resourceVersion": pod.version, "annotations": annotations}
         try:
+            where = paths.pod(pod.namespace, pod.name)
             await self._transport.request(
                 "PATCH",
-                paths.pod(pod.namespace, pod.name),
-                kind="pods",
-                lane=_of_drains(background=False),
+                where,
+                Priority.EVICTION,
                 body=encode({"metadata": metadata}),
                 content_type=MERGE_PATCH,
                 accept=METADATA,

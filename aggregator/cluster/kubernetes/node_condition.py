@@ -96,7 +96,7 @@ async def _due(
     query = {"resourceVersion": "0"} if cached else None
     try:
         body = await transport.request(
-            "GET", paths.node(node), kind="nodes", lane=Priority.STATUS, query=query, node=node
+            "GET", paths.node(node), Priority.STATUS, query=query, node=node
         )
     except NotFound:
         if cached:
@@ -151,8 +151,7 @@ async def write_condition(
     await transport.request(
         "PATCH",
         f"{paths.node(meta.name)}/status",
-        kind="nodes/status",
-        lane=Priority.STATUS,
+        Priority.STATUS,
         body=encode(patch),
         content_type=STRATEGIC_PATCH,
         accept=METADATA,

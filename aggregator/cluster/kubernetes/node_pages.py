@@ -23,7 +23,7 @@ async def list_nodes(transport: Transport, read: Callable[[msgspec.Raw], T | Non
 
     Raises ClusterError.
     """
-    nodes = Resource("nodes", paths.NODES, lane=Priority.STATUS, page=_PAGE)
+    nodes = Resource(paths.NODES, lane=Priority.STATUS, page=_PAGE)
     found: list[T] = []
     async with contextlib.aclosing(list_pages(transport, nodes)) as pages:
         async for page in pages:

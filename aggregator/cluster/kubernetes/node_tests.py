@@ -86,7 +86,7 @@ async def write_test_condition(
     since writes no result that is over.
     """
     for attempt in range(1, _TRIES + 1):
-        body = await transport.request("GET", paths.node(node), kind="nodes", lane=Priority.STATUS)
+        body = await transport.request("GET", paths.node(node), Priority.STATUS)
         found = decode(body, NodeObject)
         if found.metadata.uid != node_uid:
             raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")

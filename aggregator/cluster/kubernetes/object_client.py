@@ -79,7 +79,7 @@ class KubeObjects:
         self, resource: ObjectResource, namespace: str, name: str
     ) -> ClusterObject | None:
         try:
-            body = await self._request("GET", resource, _path(resource, namespace, name))
+            body = await self._request("GET", _path(resource, namespace, name))
         except NotFound:
             return None
         return _to_object(body)
@@ -88,7 +88,7 @@ class KubeObjects:
         self, resource: ObjectResource, which: Callable[[Mapping[str, Any]], bool]
     ) -> Sequence[ClusterObject]:
         body = await self._request(
-            "GET", resource, paths.objects(resource, ""), query={"resourceVersion": "0"}
+            "GET", paths.objects(resource, ""), query={"resourceVersion": "0"}
         )
         found: list[ClusterObject] = []
         for number, raw in enumerate(decode(body, RawList).items or (), 1):
@@ -103,7 +103,7 @@ class KubeObjects:
     ) -> Sequence[ClusterObject]:
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         path = paths.objects(resource, namespace)
-        body = await self._request("GET", resource, path, query={"labelSelector": selector})
+        body = await self._request("GET", path, query={"labelSelector": selector})
         return [_to_object(raw) for raw in decode(body, RawList).items or ()]
 
     async def create(
@@ -115,7 +115,7 @@ class KubeObjects:
         guard: Guard,
     ) -> ClusterObject:
         path = paths.objects(resource, namespace if resource.namespaced else "")
-        body = await self._request("POST", resource, path, body=encode(content), guard=guard)
+        body = await self._request("POST", path, body=encode(content), guard=guard)
         return _to_object(body)
 
     async def annotate(
@@ -129,7 +129,6 @@ class KubeObjects:
         fence = {"uid": found.uid, "resourceVersion": found.version}
         await self._request(
             "PATCH",
-            resource,
             _path(resource, found.namespace, found.name),
             body=encode({"metadata": {**fence, "annotations": dict(annotations)}}),
             content_type=MERGE_PATCH,
@@ -158,8 +157,7 @@ class KubeObjects:
         answer = await self._transport.try_request(
             "DELETE",
             _path(resource, found.namespace, found.name),
-            kind=resource.plural,
-            lane=Priority.PHASE,
+            Priority.PHASE,
             body=encode(options),
             guard=guard,
         )
@@ -177,16 +175,12 @@ class KubeObjects:
 
     async def _read(self, path: str) -> bytes:
         await self._transport.open()
-        return await self._transport.request(
-            "GET", path, kind="discovery", lane=Priority.BACKGROUND
-        )
+        return await self._transport.request("GET", path, Priority.BACKGROUND)
 
-    async def _request(
-        self, method: str, resource: ObjectResource, path: str, **more: Any
-    ) -> bytes:
+    async def _request(self, method: str, path: str, **more: Any) -> bytes:
         await self._transport.open()
         lane = Priority.BACKGROUND if method == "GET" else Priority.PHASE
-        return await self._transport.request(method, path, kind=resource.plural, lane=lane, **more)
+        return await self._transport.request(method, path, lane, **more)
 
 
 def _path(resource: ObjectResource, namespace: str, name: str) -> str:

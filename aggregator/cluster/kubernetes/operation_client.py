@@ -40,7 +40,7 @@ FINALIZER = f"{GROUP}/operation"
 #: The label by which a node's operations are selected; `label_of` has its value.
 NODE_LABEL = f"{GROUP}/node"
 _LONGEST_LABEL = 63
-RESOURCE = Resource("operations", paths.OPERATIONS)
+RESOURCE = Resource(paths.OPERATIONS)
 _FORMS: Mapping[type, ObjectForm] = {
     OperationSpec: ObjectForm(required=frozenset({"node", "kind"})),
     OperationStatus: ObjectForm(always={"phase": RepairState.PENDING, "number": 0}),
@@ -120,10 +120,9 @@ class KubeOperations:
         left = await request_deletion(
             self._transport,
             _path(operation.name),
-            kind="operations",
-            lane=Priority.STATUS,
-            uid=operation.uid,
-            version=operation.version,
+            Priority.STATUS,
+            operation.uid,
+            operation.version,
         )
         patch = patch_without(left, FINALIZER)
         if patch is not None:
@@ -145,7 +144,7 @@ class KubeOperations:
     async def _request(
         self, method: str, path: str, lane: Priority = Priority.READ, **more: Any
     ) -> bytes:
-        return await self._transport.request(method, path, kind="operations", lane=lane, **more)
+        return await self._transport.request(method, path, lane, **more)
 
 
 async def list_operations(transport: Transport) -> list[Operation]:

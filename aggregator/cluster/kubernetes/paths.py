@@ -24,6 +24,16 @@ CORE_EVENTS = "/api/v1/events"
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{EVENTS_NAMESPACE}/events"
 
 
+def kind_of(path: str) -> str:
+    """The kind of object at a path, with the subresource: nodes, pods/eviction; else discovery."""
+    match path.split("/")[1:]:
+        case ["api", _, *rest] | ["apis", _, _, *rest] if rest:
+            if rest[0] == "namespaces" and len(rest) > 2:
+                rest = rest[2:]
+            return "/".join((rest[0], *rest[2:]))
+    return "discovery"
+
+
 def quoted(name: str) -> str:
     """A name as one part of a path: one from outside must not reach another path.
 

@@ -99,9 +99,7 @@ class PodEndInformer:
         self._rng = rng
         self._watch = Watch(
             transport,
-            Resource(
-                "pods", paths.PODS, {"fieldSelector": "status.phase=Failed"}, lane=Priority.STATUS
-            ),
+            Resource(paths.PODS, {"fieldSelector": "status.phase=Failed"}, lane=Priority.STATUS),
             clock=clock,
             rng=rng,
             silence=silence,

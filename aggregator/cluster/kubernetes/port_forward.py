@@ -59,4 +59,4 @@ async def connect(api: Transport, namespace: str, pod: str, port: int) -> PodCon
     """
     where = f"{paths.pod(namespace, pod)}/portforward"
     query = {"ports": str(port)}
-    return PodConnection(await api.websocket(where, kind="pods", query=query, protocol=_PROTOCOL))
+    return PodConnection(await api.websocket(where, query=query, protocol=_PROTOCOL))

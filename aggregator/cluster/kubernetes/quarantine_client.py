@@ -59,12 +59,7 @@ class KubeQuarantines:
             "spec": _without_nulls(encode_spec(spec)),
         }
         made = await self._transport.request(
-            "POST",
-            paths.QUARANTINES,
-            kind="quarantines",
-            lane=Priority.CREATE,
-            body=encode(body),
-            guard=guard,
+            "POST", paths.QUARANTINES, Priority.CREATE, body=encode(body), guard=guard
         )
         return decode_quarantine(made, self._installation)
 
@@ -126,14 +121,11 @@ class KubeQuarantines:
         A crash in between leaves a deletion to finish. The other order would leave a quarantine
         without a finalizer. Raises Conflict if it changes faster than it can be dropped.
         """
+        path = paths.quarantine(quarantine.node)
         for _ in range(_TRIES):
             try:
                 left = await request_deletion(
-                    self._transport,
-                    paths.quarantine(quarantine.node),
-                    kind="quarantines",
-                    lane=Priority.RELEASE,
-                    uid=quarantine.uid,
+                    self._transport, path, Priority.RELEASE, quarantine.uid
                 )
             except Conflict:
                 return  # another one has the name now
@@ -141,9 +133,7 @@ class KubeQuarantines:
             if patch is None:
                 return
             try:
-                await self._patch_quarantine(
-                    paths.quarantine(quarantine.node), patch, Priority.RELEASE
-                )
+                await self._patch_quarantine(path, patch, Priority.RELEASE)
             except NotFound:
                 return
             except Conflict:
@@ -155,21 +145,13 @@ class KubeQuarantines:
         return (await read_definition(self._transport)).going
 
     async def _get_quarantine(self, node: str) -> bytes:
-        return await self._transport.request(
-            "GET", paths.quarantine(node), kind="quarantines", lane=Priority.READ
-        )
+        return await self._transport.request("GET", paths.quarantine(node), Priority.READ)
 
     async def _patch_quarantine(
         self, path: str, patch: Mapping[str, object], lane: Priority, *, node: str = ""
     ) -> Quarantine:
         body = await self._transport.request(
-            "PATCH",
-            path,
-            kind="quarantines",
-            lane=lane,
-            body=encode(patch),
-            content_type=MERGE_PATCH,
-            node=node,
+            "PATCH", path, lane, body=encode(patch), content_type=MERGE_PATCH, node=node
         )
         return self.operations.known.join(decode_quarantine(body, self._installation))
 

@@ -174,9 +174,7 @@ async def _missing_rights(transport: Transport, rights: list[Permission]) -> str
 
 
 async def _missing_definition(transport: Transport, name: str) -> str:
-    answer = await transport.try_request(
-        "GET", paths.definition(name), kind="customresourcedefinitions", lane=Priority.RECORD
-    )
+    answer = await transport.try_request("GET", paths.definition(name), Priority.RECORD)
     if not isinstance(answer, Failure):
         if decode(answer, Definition).serves(VERSION):
             return ""
@@ -197,10 +195,6 @@ async def is_allowed(transport: Transport, right: Permission) -> bool:
         "spec": {"resourceAttributes": right.attributes()},
     }
     body = await transport.request(
-        "POST",
-        paths.ACCESS_REVIEWS,
-        kind="selfsubjectaccessreviews",
-        lane=Priority.RECORD,
-        body=encode(review),
+        "POST", paths.ACCESS_REVIEWS, Priority.RECORD, body=encode(review)
     )
     return decode(body, Review).status.allowed

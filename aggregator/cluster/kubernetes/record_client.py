@@ -63,8 +63,7 @@ class RecordClient:
             answer = await self._transport.request(
                 "PUT",
                 paths.record(self._namespace),
-                kind="configmaps",
-                lane=Priority.RECORD,
+                Priority.RECORD,
                 body=encode(changed),
                 guard=guard,
             )
@@ -82,9 +81,7 @@ class RecordClient:
 
     async def _get_record(self) -> RecordText:
         return self._keep_record(
-            await self._transport.request(
-                "GET", paths.record(self._namespace), kind="configmaps", lane=Priority.RECORD
-            )
+            await self._transport.request("GET", paths.record(self._namespace), Priority.RECORD)
         )
 
     async def _get_record_or_conflict(self) -> RecordText:
@@ -104,8 +101,7 @@ class RecordClient:
             body = await self._transport.request(
                 "POST",
                 paths.config_maps(self._namespace),
-                kind="configmaps",
-                lane=Priority.RECORD,
+                Priority.RECORD,
                 body=encode(record),
                 guard=guard,
             )

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from attrs import define
 
+from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import StatusBody
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
@@ -36,7 +37,6 @@ _EVENT = msgspec.json.Decoder(RawWatchEvent)
 class Resource:
     """The objects that are listed and watched. ``selector`` is query parameters of both."""
 
-    name: str
     path: str
     selector: Mapping[str, str] = field(default_factory=dict)
     list_accept: str = JSON
@@ -44,6 +44,10 @@ class Resource:
     #: Of the list, and the objects in one page of it.
     lane: Priority = Priority.RECORD
     page: int = _PAGE
+
+    @property
+    def name(self) -> str:
+        return paths.kind_of(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,7 @@ async def list_pages(transport: Transport, kind: Resource) -> AsyncGenerator[Raw
         if token:
             query["continue"] = token
         body = await transport.request(
-            "GET",
-            kind.path,
-            kind=kind.name,
-            lane=kind.lane,
-            query=query,
-            accept=kind.list_accept,
+            "GET", kind.path, kind.lane, query=query, accept=kind.list_accept
         )
         page = decode(body, RawList)
         yield page
@@ -153,8 +152,7 @@ class Watch:
         body = await self._transport.request(
             "GET",
             self._kind.path,
-            kind=self._kind.name,
-            lane=Priority.RECORD,
+            Priority.RECORD,
             query={**self._kind.selector, "limit": "1"},
             accept=self._kind.list_accept,
         )
@@ -169,7 +167,7 @@ class Watch:
             "timeoutSeconds": str(int(self._rng.uniform(*_WATCH_S))),
         }
         async with self._transport.stream(
-            self._kind.path, kind=self._kind.name, query=query, accept=self._kind.watch_accept
+            self._kind.path, query=query, accept=self._kind.watch_accept
         ) as stream:
             rest = b""
             while chunk := await self._more(stream):

@@ -20,11 +20,7 @@ class StopClient:
     async def read_stop(self) -> StopText:
         try:
             body = await self._transport.request(
-                "GET",
-                paths.stop(self._namespace),
-                kind="configmaps",
-                lane=Priority.STOP,
-                deadline=_DEADLINE,
+                "GET", paths.stop(self._namespace), Priority.STOP, deadline=_DEADLINE
             )
         except NotFound:
             return StopText()

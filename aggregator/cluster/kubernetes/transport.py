@@ -11,14 +11,14 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import msgspec
 from aiohttp import hdrs
 
-from aggregator.cluster.kubernetes import credentials
+from aggregator.cluster.kubernetes import credentials, paths
 from aggregator.cluster.kubernetes.errors import Failure, parse_failure
 from aggregator.cluster.kubernetes.http_session import CONNECT_S, HttpSession
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
@@ -76,7 +76,6 @@ class _Call(NamedTuple):
 
     method: str
     target: str
-    kind: str
     headers: Mapping[str, str]
     body: bytes | None = None
     deadline: float = 0.0  # seconds, for the answer as a whole
@@ -85,8 +84,17 @@ class _Call(NamedTuple):
     guard: Guard | None = None
 
     @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
     def name(self) -> str:
-        return f"{self.method} {self.target.partition('?')[0]}"
+        return f"{self.method} {self.path}"
+
+    @property
+    def kind(self) -> str:
+        """The key of the counters."""
+        return paths.kind_of(self.path)
 
 
 class BodySink(Protocol):
@@ -97,6 +105,23 @@ class BodySink(Protocol):
         ...
 
     def take(self, piece: bytes) -> None: ...
+
+
+class RequestOptions(TypedDict, total=False):
+    """``deadline``: seconds for the answer. ``guard`` is awaited once the limiter's turn and the
+    connection are there. ``node`` and ``is_list``: see `Limiter.acquire`. ``sink`` takes the body
+    of a 2xx answer as it arrives, and the body that is returned is empty.
+    """
+
+    query: Mapping[str, str] | None
+    body: bytes | None
+    content_type: str
+    accept: str
+    deadline: float
+    guard: Guard | None
+    node: str
+    is_list: bool
+    sink: BodySink
 
 
 class WatchStream:
@@ -171,92 +196,46 @@ class Transport:
             self._wire = None
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        kind: str,
-        lane: Priority,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = JSON,
-        accept: str = JSON,
-        deadline: float | None = None,
-        guard: Guard | None = None,
-        node: str = "",
-        is_list: bool = False,
-        sink: BodySink | None = None,
+        self, method: str, path: str, lane: Priority, **options: Unpack[RequestOptions]
     ) -> bytes:
         """The body of a 2xx answer; any other raises its typed error.
 
-        ``path`` begins with "/"; see paths.py. ``kind`` is the key of the counters. A GET is
-        read-only, and is retried where one answer is lost. ``guard`` is awaited once the
-        limiter's turn and the connection are there. ``node`` and ``is_list``: see
-        `Limiter.acquire`. ``sink`` takes the body of a 2xx answer as it arrives, and the body that
-        is returned is empty.
+        ``path`` begins with "/"; see paths.py. A GET is read-only, and is retried where one answer
+        is lost.
         """
 
         async def once() -> bytes:
-            answer = await self.try_request(
-                method,
-                path,
-                kind=kind,
-                lane=lane,
-                query=query,
-                body=body,
-                content_type=content_type,
-                accept=accept,
-                deadline=deadline,
-                guard=guard,
-                node=node,
-                is_list=is_list,
-                sink=sink,
-            )
+            answer = await self.try_request(method, path, lane, **options)
             if isinstance(answer, Failure):
                 raise answer.error()
             return answer
 
         if method != "GET":
             return await once()
-        quick = min(_QUICK_S, (deadline or self._deadline) / 2)
+        quick = min(_QUICK_S, options.get("deadline", self._deadline) / 2)
         return await retry_idempotent(once, rng=self._rng, quick=quick)
 
     async def try_request(
-        self,
-        method: str,
-        path: str,
-        *,
-        kind: str,
-        lane: Priority,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = JSON,
-        accept: str = JSON,
-        deadline: float | None = None,
-        guard: Guard | None = None,
-        node: str = "",
-        is_list: bool = False,
-        sink: BodySink | None = None,
+        self, method: str, path: str, lane: Priority, **options: Unpack[RequestOptions]
     ) -> bytes | Failure:
-        """As `request`, but a refusal is returned. Raises Unreachable where no answer came.
-
-        ``deadline``: seconds, where it is not the transport's own. No request is retried.
+        """As `request`, but a refusal is returned. Raises Unreachable where no answer came. No
+        request is retried.
         """
-        headers: dict[str, str] = {hdrs.ACCEPT: accept}
+        body, query = options.get("body"), options.get("query")
+        headers: dict[str, str] = {hdrs.ACCEPT: options.get("accept", JSON)}
         if body is not None:
-            headers[hdrs.CONTENT_TYPE] = content_type
-        target = f"{path}?{urlencode(query)}" if query else path
+            headers[hdrs.CONTENT_TYPE] = options.get("content_type", JSON)
         request = _Call(
             method,
-            target,
-            kind,
+            f"{path}?{urlencode(query)}" if query else path,
             headers,
             body,
-            deadline or self._deadline,
+            options.get("deadline", self._deadline),
             is_lease=lane is Priority.LEASE,
-            sink=sink,
-            guard=guard,
+            sink=options.get("sink"),
+            guard=options.get("guard"),
         )
+        node, is_list = options.get("node", ""), options.get("is_list", False)
         async with self._limiter.turn(lane, node, is_list=is_list):
             wire = self._current()
             answer = await self._once(wire, request)
@@ -275,13 +254,13 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, path: str, *, kind: str, query: Mapping[str, str], accept: str
+        self, path: str, *, query: Mapping[str, str], accept: str
     ) -> AsyncIterator[WatchStream]:
         """A watch's bytes as they come. Raises as `request` while it is opened."""
         async with self._limiter.turn(Priority.RECORD):
             pass  # it is under way for hours: only its beginning is rationed
         target = f"{path}?{urlencode(query)}"
-        request = _Call("WATCH", target, kind, {hdrs.ACCEPT: accept}, deadline=self._deadline)
+        request = _Call("WATCH", target, {hdrs.ACCEPT: accept}, deadline=self._deadline)
         response = await self._open_stream(self._current(), request)
         stream = WatchStream(response, self._clock)
         self._streams.add(stream)
@@ -292,12 +271,12 @@ class Transport:
             stream.close()  # a watch never ends in order; its connection is of no more use
 
     async def websocket(
-        self, path: str, *, kind: str, query: Mapping[str, str], protocol: str
+        self, path: str, *, query: Mapping[str, str], protocol: str
     ) -> aiohttp.ClientWebSocketResponse:
         """An open websocket, which the caller closes. Raises as `request`; the API server's own
         words for a refusal can't be read from a websocket's handshake.
         """
-        request = _Call("CONNECT", f"{path}?{urlencode(query)}", kind, {}, deadline=self._deadline)
+        request = _Call("CONNECT", f"{path}?{urlencode(query)}", {}, deadline=self._deadline)
         wire = self._current()
         try:
             async with asyncio.timeout(request.deadline):
@@ -329,7 +308,7 @@ class Transport:
         raise failure.error()
 
     async def _once(self, wire: HttpSession, request: _Call) -> bytes | Failure:
-        method, target, _, headers, body, deadline, is_lease, sink, guard = request
+        method, target, headers, body, deadline, is_lease, sink, guard = request
         timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
         began = self._clock()
         try:
