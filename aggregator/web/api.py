@@ -1,6 +1,5 @@
 """The JSON API: each endpoint declared once, for its route and for the OpenAPI document alike."""
 
-import datetime as dt
 import difflib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -177,10 +176,7 @@ async def _alerts(
     return models.AlertList(
         items=[models.shape_of(models.AlertRoute, route) for route in found.routes],
         total=len(found.routes),
-        dead_letters=[
-            models.shape_of(models.DeadLetter, one, at=dt.datetime.fromtimestamp(one.at, dt.UTC))
-            for one in found.dead
-        ],
+        dead_letters=[models.shape_of(models.DeadLetter, one) for one in found.dead],
     )
 
 
@@ -215,15 +211,7 @@ async def _trend(
     trend = queries.trend
     return models.Trend(
         points=[
-            models.TrendPoint(
-                at=dt.datetime.fromtimestamp(one.at, dt.UTC),
-                nodes=one.nodes,
-                well=one.well,
-                other=one.other,
-                held=one.held,
-                quarantined=one.quarantined,
-                drained=one.drained,
-            )
+            models.shape_of(models.TrendPoint, one)
             for one in trend.points(queries.snapshots.moment().wall)
         ],
         own_since=wall_time(trend.own_since or 0.0),

@@ -21,6 +21,7 @@ from aggregator.quarantine.state.fleet import (
 )
 from aggregator.quarantine.state.gpus import GpuCounts, gpu_counts
 from aggregator.web import models, node_view, repair_view
+from aggregator.web.models import limit_use
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.pool_view import PoolCounter
 
@@ -154,15 +155,18 @@ class FleetViewBuilder:
         self._pool_label = _setting(fleet.limits, "pool_label")
         self._requested: list[models.NodeRow] = []
         self._never = self._attached = self._conflicts = self._exempt = 0
-        self._nodes = self._untested = 0
+        self._untested = 0
         self._gpus: Counter[tuple[bool, GpuCounts]] = Counter()
 
     def add(self, node_summary: NodeSummary) -> None:
         """Take one node in."""
-        self._count(node_summary)
         moment, standing = self._moment, node_summary.standing()
         self._standings[node_summary.node] = standing
         self._policy_pools.add(self._fleet.pool_of(node_summary), standing)
+        if self._pool_label and node_summary.cluster.meta is not None:
+            pool = node_summary.cluster.meta.labels.get(self._pool_label, "")
+            self._pools[pool] += 1
+            self._taken[pool] += node_summary.work.in_record
         quarantined = standing is QuarantineSummary.QUARANTINED
         self._gpus[quarantined, gpu_counts(node_summary)] += 1
         self._attached += node_summary.agent.speaks
@@ -177,14 +181,9 @@ class FleetViewBuilder:
             if node_view.agent(node_summary) == "never":
                 self._never += 1
             else:
-                heard = (
-                    node_summary.agent.last_heard
-                    if node_summary.agent.last_heard is not None
-                    else moment.now
-                )
-                self._silent.append(
-                    (heard, node_view.node_row(node_summary, moment, standing, self._fleet.words))
-                )
+                heard = node_summary.agent.last_heard
+                row = node_view.node_row(node_summary, moment, standing, self._fleet.words)
+                self._silent.append((moment.now if heard is None else heard, row))
         mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
             self._incidents.extend(
@@ -206,15 +205,6 @@ class FleetViewBuilder:
         return node_view.quarantine(
             node_summary, found, fleet.how, self._moment, fleet.repairs, fleet.words
         )
-
-    def _count(self, node_summary: NodeSummary) -> None:
-        """Count a node for the limits."""
-        self._nodes += 1
-        self._policy_pools.count(self._fleet.pool_of(node_summary))
-        if self._pool_label and node_summary.cluster.meta is not None:
-            pool = node_summary.cluster.meta.labels.get(self._pool_label, "")
-            self._pools[pool] += 1
-            self._taken[pool] += node_summary.work.in_record
 
     def conclude(self, names: Iterable[str]) -> FleetViewFindings:
         """The findings. ``names`` are the nodes in the order in which people read them.
@@ -273,26 +263,29 @@ class FleetViewBuilder:
         for key, value in self._fleet.limits.items():
             name = f"limits.{key.removeprefix('limits.')}"
             yield self._limit(name, value)
-        yield from repair_view.limits(self._fleet.repairs, self._fleet.repairing, self._nodes)
+        yield from repair_view.limits(
+            self._fleet.repairs, self._fleet.repairing, len(self._standings)
+        )
 
     def _limit(self, name: str, value: str) -> models.LimitUse:
-        nodes = self._nodes
+        nodes = len(self._standings)
         used = self._fleet.record_entries - self._fleet.absent_entries
         match name.removeprefix("limits."):
             case "concurrent" if value.isdecimal():
-                return _use(name, value, used, int(value), "nodes in quarantine at once")
+                return limit_use(name, value, used, int(value), "nodes in quarantine at once")
             case "concurrent_percent" if nodes and _percent(value) is not None:
                 most = self._floored(allowance(nodes, _percent(value) or 0.0), nodes)
-                return _use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
+                return limit_use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
             case "pool_percent" if _percent(value) is not None and self._pools:
                 pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
                 text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
-                return _use(name, value, taken, most, text)
+                return limit_use(name, value, taken, most, text)
             case "new_per_window" if value.isdecimal():
                 lately, within = self._fleet.admitted_lately, _setting(self._fleet.limits, "window")
-                return _use(name, value, lately, int(value), f"new quarantines within {within}")
-        text = _TEXTS.get(name.removeprefix("limits."), "")
-        return models.LimitUse(name=name, value=value, used=None, most=None, full=False, text=text)
+                return limit_use(
+                    name, value, lately, int(value), f"new quarantines within {within}"
+                )
+        return limit_use(name, value, None, None, _TEXTS.get(name.removeprefix("limits."), ""))
 
     def _fullest_pool(self, percent: float) -> tuple[str, int, int]:
         shares = [
@@ -306,7 +299,9 @@ class FleetViewBuilder:
     def _floored(self, most: int, of: int) -> int:
         """With the floor of small fleets."""
         floor = self._fleet.limits.get("small_fleet_floor", "")
-        return floored(most, int(floor) if floor.isdecimal() else 1, of=of, fleet=self._nodes)
+        return floored(
+            most, int(floor) if floor.isdecimal() else 1, of=of, fleet=len(self._standings)
+        )
 
 
 def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:
@@ -326,12 +321,6 @@ def _unwell_since(
     if standing is QuarantineSummary.SILENT:
         return moment.when_or_never(node_summary.agent.last_heard)
     return node_view.worst_since(node_summary, moment)
-
-
-def _use(name: str, value: str, used: int, most: int, text: str) -> models.LimitUse:
-    return models.LimitUse(
-        name=name, value=value, used=used, most=most, full=used >= most, text=text
-    )
 
 
 def _nodes(count: int) -> str:

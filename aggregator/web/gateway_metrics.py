@@ -1,11 +1,9 @@
 """/metrics of a replica that is not the controller. docs/metrics.md describes each metric."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from aggregator.web.metric_families import single_counter, single_gauge
 from aggregator.web.metrics import (
@@ -30,23 +28,6 @@ class GatewayScrape:
     certificates: Mapping[str, float]
     connections: int
     connections_ended: Mapping[str, int]
-
-
-def gateway_registry(scrape: GatewayScrape) -> CollectorRegistry:
-    """A registry with the metrics of this scrape, and of the process."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(scrape))
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
-    return registry
-
-
-class _Scrape(Collector):
-    def __init__(self, scrape: GatewayScrape) -> None:
-        self._scrape = scrape
-
-    def collect(self) -> Iterable[Metric]:
-        return gateway_families(self._scrape)
 
 
 def gateway_families(scrape: GatewayScrape) -> Iterator[Metric]:

@@ -16,18 +16,17 @@ from html import escape
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
-from prometheus_client.exposition import choose_encoder
 from yarl import URL
 
 from aggregator.access.identity import AccessRefused
 from aggregator.configfile.values import is_loopback
 from aggregator.leader.lease import Candidate
 from aggregator.tls.client_context import CaFileError, FollowedAuthorities
-from aggregator.web import forwarded_client
+from aggregator.web import forwarded_client, probes
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
 from aggregator.web.event_broker import MOST_STREAMS
-from aggregator.web.gateway_metrics import GatewayScrape, gateway_registry
+from aggregator.web.gateway_metrics import GatewayScrape, gateway_families
 from aggregator.web.response_headers import dress
 
 log = logging.getLogger("sickbay.web")
@@ -113,7 +112,7 @@ class GatewayPage:
         self._closed = False
         app = web.Application(middlewares=[self._each], client_max_size=_LONGEST_BODY)
         app.on_response_prepare.append(dress)
-        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/healthz", probes.healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
@@ -159,15 +158,8 @@ class GatewayPage:
 
     # -- this replica's own --------------------------------------------------------
 
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
     async def _readyz(self, _: web.Request) -> web.Response:
-        reasons = self._state.problems()
-        if not reasons:
-            return web.Response(text="ready\n")
-        lines = "".join(f"- {reason}\n" for reason in reasons)
-        return web.Response(text=f"not ready:\n{lines}", status=503)
+        return probes.readyz(self._state.problems())
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
@@ -189,8 +181,7 @@ class GatewayPage:
             connections=self._connections.count,
             connections_ended=self._connections.ended,
         )
-        encode, kind = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(gateway_registry(scrape)), headers={"Content-Type": kind})
+        return probes.metrics(request, lambda: gateway_families(scrape))
 
     # -- the controller's ----------------------------------------------------------
 

@@ -4,13 +4,11 @@ Cardinality is bounded: no label has a node's name. docs/metrics.md describes ea
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from aggregator.alerts.overview import RouteState
 from aggregator.cluster.port import Action, Phase
@@ -18,6 +16,7 @@ from aggregator.documentation import NODE_HOLDS
 from aggregator.events import EventKind
 from aggregator.ingest.close_reason import CloseReason
 from aggregator.ingest.identity import Refusal
+from aggregator.ingest.stats import IngestStats
 from aggregator.policy import drift
 from aggregator.quarantine.decide.cause_search import SCOPES
 from aggregator.quarantine.state.fleet import QuarantineSummary
@@ -31,7 +30,7 @@ from aggregator.web.metric_families import counter, gauge, histogram, single_cou
 from aggregator.web.pool_metrics import pool_metrics
 from aggregator.web.repair_metrics import repair_metrics
 from aggregator.web.stage_metrics import gpu_metrics, stage_metrics
-from aggregator.web.stats_interface import ApiStats, HistoryStats, IngestStatsReader, Stats
+from aggregator.web.stats_interface import ApiStats, HistoryStats, Stats
 from aggregator.web.zero_first import ZeroFirst
 
 _KINDS = ("gpu", "disk", "network", "node")
@@ -60,27 +59,14 @@ class ScrapeContent:
     zero_first: ZeroFirst
 
 
-def registry_of(scrape: ScrapeContent) -> CollectorRegistry:
-    """A registry with the metrics of this scrape, and of the process."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ScrapeCollector(scrape))
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
-    return registry
-
-
-class _ScrapeCollector(Collector):
-    def __init__(self, scrape: ScrapeContent) -> None:
-        self._scrape = scrape
-
-    def collect(self) -> Iterable[Metric]:
-        begin = self._scrape.zero_first.begin
-        for family in families(self._scrape):
-            yield begin(family) if family.name in _OPEN_LABELS else family
-
-
 def families(scrape: ScrapeContent) -> Iterator[Metric]:
     """The metrics of this scrape without the process's. A part that is not in use has none."""
+    begin = scrape.zero_first.begin
+    for family in _families(scrape):
+        yield begin(family) if family.name in _OPEN_LABELS else family
+
+
+def _families(scrape: ScrapeContent) -> Iterator[Metric]:
     yield from _fleet(scrape.found)
     yield from _work(scrape.found)
     yield from gpu_metrics(scrape.found.gpus)
@@ -438,7 +424,7 @@ def _history(stats: HistoryStats) -> Iterator[Metric]:
     )
 
 
-def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
+def _ingest(stats: IngestStats) -> Iterator[Metric]:
     yield single_gauge("sickbay_ingest_streams", "Streams that are up.", stats.attached)
     yield single_gauge(
         "sickbay_ingest_streams_overdue",

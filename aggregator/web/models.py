@@ -6,11 +6,13 @@ shows it escapes it.
 """
 
 import datetime as dt
-from typing import Annotated, Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
+from aggregator.web.timefmt import wall_time
 
 #: A time without a zone from another replica is refused, because it could be compared with none of
 #: ours.
@@ -24,14 +26,24 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 ShapeT = TypeVar("ShapeT", bound=Shape)
 
 
-def shape_of(kind: type[ShapeT], source: object, **others: Any) -> ShapeT:
-    """The model with what the source has by the names of its fields, and with ``others``."""
-    same = {
-        name: getattr(source, name)
-        for name in kind.__struct_fields__
-        if name not in others and hasattr(source, name)
-    }
-    return kind(**same, **others)
+@cache
+def _times(kind: type[Shape]) -> frozenset[str]:
+    """The fields that are times."""
+    hints = get_type_hints(kind).items()
+    return frozenset(name for name, hint in hints if dt.datetime in (hint, *get_args(hint)))
+
+
+def shape_of(kind: type[ShapeT], source: object, /, **others: Any) -> ShapeT:
+    """The model with what the source has by the names of its fields, and with ``others``.
+
+    A number for a time is wall clock seconds, 0 for null.
+    """
+    times = _times(kind)
+    for name in kind.__struct_fields__:
+        if name not in others and hasattr(source, name):
+            value = getattr(source, name)
+            others[name] = wall_time(value) if name in times else value
+    return kind(**others)
 
 
 class LimitUse(Shape, frozen=True, kw_only=True):
@@ -43,6 +55,11 @@ class LimitUse(Shape, frozen=True, kw_only=True):
     most: int | None
     full: bool
     text: str
+
+
+def limit_use(name: str, value: str, used: int | None, most: int | None, text: str) -> LimitUse:
+    full = used is not None and most is not None and used >= most
+    return LimitUse(name=name, value=value, used=used, most=most, full=full, text=text)
 
 
 class Evidence(Shape, frozen=True, kw_only=True):

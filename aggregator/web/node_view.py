@@ -174,10 +174,7 @@ def worst_since(node_summary: NodeSummary, moment: ViewMoment) -> dt.datetime | 
 
 def lemon(one: Lemon) -> models.Lemon:
     """A repeat offender."""
-    last = dt.datetime.fromtimestamp(one.last, dt.UTC)
-    return models.shape_of(
-        models.Lemon, one, codes=list(one.codes), last=last, strikes=list(one.strikes)
-    )
+    return models.shape_of(models.Lemon, one)
 
 
 def node_row(
@@ -297,7 +294,9 @@ def quarantine(
         Phase.DRAINED: status.drained_at,
     }
     in_force = [item.cleared_by for item in spec.evidence if not item.cleared]
-    return models.Quarantine(
+    return models.shape_of(
+        models.Quarantine,
+        status,
         node=found.node,
         action=spec.action.value,
         kind=spec.kind,
@@ -308,29 +307,14 @@ def quarantine(
         incident=spec.incident,
         message=found.problem or found.unread or status.message,
         created_at=wall_time(found.created_at),
-        admitted_at=wall_time(status.admitted_at),
-        cordoned_at=wall_time(status.cordoned_at),
-        drain_started_at=wall_time(status.drain_started_at),
-        drained_at=wall_time(status.drained_at),
-        deadline_at=wall_time(status.deadline_at),
-        overdue_at=wall_time(status.overdue_at),
         pre_evict=_hook(status.pre_evict),
-        pods_remaining=status.pods_remaining,
         pods_total=None
         if status.pods_remaining is None
         else max(node_summary.quarantine_view.most_pods, status.pods_remaining),
-        blockers=[
-            models.shape_of(models.Blocker, blocker, since=wall_time(blocker.since))
-            for blocker in status.blockers
-        ],
-        released_because=status.released_because,
+        blockers=[models.shape_of(models.Blocker, one) for one in status.blockers],
         release_held=node_summary.quarantine_view.release_held or status.release_held,
-        override=status.override,
-        node_absent_since=wall_time(status.node_absent_since),
-        uncordoned=status.uncordoned,
         unmarked=unmarked(node_summary, found),
         unmarked_since=wall_time(status.marks.since) if status.marks is not None else None,
-        overruled=status.overruled,
         in_record=node_summary.work.in_record,
         agent=agent(node_summary),
         last_error=node_summary.work.last_error,
@@ -459,12 +443,11 @@ def blamed(found: Iterable[NetworkVerdict], moment: ViewMoment) -> tuple[models.
 
 def event(transition: Transition) -> models.Event:
     """A transition, for people."""
-    return models.Event(
+    return models.shape_of(
+        models.Event,
+        transition,
         at=bounded_time(transition.at),
-        kind=transition.kind.value,
-        node=transition.node,
         summary=truncate(transition.summary, _LONGEST_EVENT),
-        incident=transition.incident,
         details=dict(transition.details),
     )
 
@@ -547,24 +530,15 @@ def node(
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
         overruled=[
-            models.Overruled(
-                code=one.code,
-                component=one.component,
-                cleared_by=one.cleared_by,
-                device=_device(node_summary, one.code, one.component),
+            models.shape_of(
+                models.Overruled, one, device=_device(node_summary, one.code, one.component)
             )
             for one in sorted(node_summary.cluster.overruled)
         ],
         components=components(health.levels(), moment, health) if health else [],
         faults=faults(health.faults.values(), moment, health) if health else [],
-        checks=[
-            models.Check(name=check.name, interval=check.interval, off_because=check.off_because)
-            for check in (health.checks if health else ())
-        ],
-        lost=[
-            models.Lost(source=lost.source, records=lost.records, message=lost.message)
-            for lost in reversed(health.lost if health else [])
-        ],
+        checks=[models.shape_of(models.Check, one) for one in (health.checks if health else ())],
+        lost=[models.shape_of(models.Lost, one) for one in reversed(health.lost if health else [])],
         new_node=repair_view.new_node(test, meta, repairs),
         tests=repair_view.tests(repairs),
         timeline=[event(transition) for transition in timeline],

@@ -7,6 +7,7 @@ from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
 from aggregator.web import models
+from aggregator.web.models import limit_use
 
 
 class PoolCounter:
@@ -14,16 +15,10 @@ class PoolCounter:
 
     def __init__(self, fleet: FleetState) -> None:
         self._fleet = fleet
-        self._nodes: Counter[str] = Counter()
         self._standings: Counter[tuple[str, QuarantineSummary]] = Counter()
 
-    def count(self, pool: str) -> None:
-        """A node of any replica, for the shares of the limits."""
-        if pool:
-            self._nodes[pool] += 1
-
     def add(self, pool: str, standing: QuarantineSummary) -> None:
-        """A node whose standing is shown."""
+        """A node."""
         if pool:
             self._standings[pool, standing] += 1
 
@@ -40,31 +35,35 @@ class PoolCounter:
             name=name,
             selector=str(pool.selector) if pool is not None else "",
             mode=self._fleet.pools.mode_of(name).value,
-            nodes=self._nodes[name],
+            nodes=sum(counts.values()),
             counts=counts,
             cooling=use.cooling if use is not None else "",
-            limits=list(self._limits(pool)) if pool is not None else [],
+            limits=list(self._limits(pool, sum(counts.values()))) if pool is not None else [],
         )
 
-    def _limits(self, pool: Pool) -> Iterator[models.LimitUse]:
+    def _limits(self, pool: Pool, total: int) -> Iterator[models.LimitUse]:
         use = self._fleet.pool_use.get(pool.name)
         standing, lately = (use.standing, use.lately) if use is not None else (0, 0)
-        limits, total = pool.limits, self._nodes[pool.name]
+        limits = pool.limits
         if limits.concurrent is not None:
             text = "nodes in quarantine at once"
-            yield _use("concurrent", str(limits.concurrent), standing, limits.concurrent, text)
+            yield limit_use(
+                "pools.limits.concurrent", str(limits.concurrent), standing, limits.concurrent, text
+            )
         if limits.concurrent_percent is not None:
             value = f"{limits.concurrent_percent:g}%"
             most = allowance(total, limits.concurrent_percent)
-            yield _use("concurrent_percent", value, standing, most, f"{value} of {total:,} nodes")
+            yield limit_use(
+                "pools.limits.concurrent_percent",
+                value,
+                standing,
+                most,
+                f"{value} of {total:,} nodes",
+            )
         if limits.new_per_window is not None:
             within = self._fleet.limits.get("window", "")
             text = f"new quarantines within {within}"
             value = str(limits.new_per_window)
-            yield _use("new_per_window", value, lately, limits.new_per_window, text)
-
-
-def _use(name: str, value: str, used: int, most: int, text: str) -> models.LimitUse:
-    return models.LimitUse(
-        name=f"pools.limits.{name}", value=value, used=used, most=most, full=used >= most, text=text
-    )
+            yield limit_use(
+                "pools.limits.new_per_window", value, lately, limits.new_per_window, text
+            )

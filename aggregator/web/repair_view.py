@@ -11,6 +11,7 @@ from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.state.fleet import NodeTestView
 from aggregator.web import models
+from aggregator.web.models import limit_use
 from aggregator.web.timefmt import wall_time
 
 #: How far the test of a new node is: it has not begun, it runs, or a person has to go on.
@@ -36,20 +37,7 @@ def repair(
         mode=plan.rules.mode.value,
         ladder=list(plan.ladder(found.spec)),
         repairers=sorted(plan.kinds),
-        attempts=[
-            models.AttemptedRepair(
-                operation=one.operation,
-                repair=one.repair,
-                state=one.state.value,
-                request=one.request,
-                began_at=wall_time(one.began_at),
-                deadline_at=wall_time(one.deadline_at),
-                ended_at=wall_time(one.ended_at),
-                message=one.message,
-                profile=one.profile,
-            )
-            for one in status.attempts
-        ],
+        attempts=[models.shape_of(models.AttemptedRepair, one) for one in status.attempts],
         requested=", ".join(f"{one.what} ({one.name})" for one in status.requests),
         waits=plan.waits(found, now, requested=bool(status.requests), unheard=unheard),
         exhausted=status.exhausted,
@@ -74,19 +62,7 @@ def new_node(
     return models.NewNode(
         taint=plan.rules.new_nodes.taint,
         tainted=view.tainted,
-        test=models.AttemptedRepair(
-            operation=test.operation,
-            repair=TEST,
-            state=test.state.value,
-            request=test.request,
-            began_at=wall_time(test.began_at),
-            deadline_at=wall_time(test.deadline_at),
-            ended_at=wall_time(test.ended_at),
-            message=test.message,
-            profile=test.profile,
-        )
-        if test is not None
-        else None,
+        test=models.shape_of(models.AttemptedRepair, test, repair=TEST) if test else None,
         waits="" if view.passed else view.held,
         needs_person=view.needs_person,
         reason="" if view.tainted else _reason(view),
@@ -154,20 +130,8 @@ def limits(plan: RepairPlan, running: int, nodes: int) -> Iterator[models.LimitU
     share = allowance(nodes, rules.concurrent_percent)
     percent = f"{rules.concurrent_percent:g}%"
     text = "nodes repaired at once"
-    yield _use("repair.concurrent", str(rules.concurrent), running, rules.concurrent, text)
+    yield limit_use("repair.concurrent", str(rules.concurrent), running, rules.concurrent, text)
     text = f"{percent} of {nodes:,} {'node' if nodes == 1 else 'nodes'} repaired at once"
-    yield _use("repair.concurrent_percent", percent, running, share, text)
-    yield models.LimitUse(
-        name="repair.pool_concurrent",
-        value=str(rules.pool_concurrent),
-        used=None,
-        most=None,
-        full=False,
-        text="nodes of one pool repaired at once",
-    )
-
-
-def _use(name: str, value: str, used: int, most: int, text: str) -> models.LimitUse:
-    return models.LimitUse(
-        name=name, value=value, used=used, most=most, full=used >= most, text=text
-    )
+    yield limit_use("repair.concurrent_percent", percent, running, share, text)
+    text = "nodes of one pool repaired at once"
+    yield limit_use("repair.pool_concurrent", str(rules.pool_concurrent), None, None, text)

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import msgspec
 from aiohttp import web
-from prometheus_client.exposition import choose_encoder
 
 from aggregator.access.identity import AccessRefused
 from aggregator.clock import Clocks
@@ -21,7 +20,7 @@ from aggregator.configfile.values import is_loopback
 from aggregator.ingest.os_limits import WEB_CONNECTIONS
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.histogram import PAGE, Histogram
-from aggregator.web import models, openapi, sse
+from aggregator.web import models, openapi, probes, sse
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.action_endpoints import ACCESS, ActionEndpoints, ActionSetup
 from aggregator.web.api import ENDPOINTS, Endpoint, NotThere, respond
@@ -32,7 +31,7 @@ from aggregator.web.event_broker import EventBroker, TooManyStreams
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.hosts import AllowedHosts, name_of
 from aggregator.web.login import LogIn
-from aggregator.web.metrics import ScrapeContent, registry_of
+from aggregator.web.metrics import ScrapeContent, families
 from aggregator.web.mode_effect import Preview
 from aggregator.web.node_detail import NodeDetails
 from aggregator.web.oidc_routes import OidcRoutes
@@ -195,7 +194,7 @@ class Web:
         get("/api/v1/openapi.json", self._openapi)
         get(ACCESS, self._actions.reader)
         get("/metrics", self._metrics)
-        get("/healthz", self._healthz)
+        get("/healthz", probes.healthz)
         get("/readyz", self._readyz)
         get("/static/{name}", assets.serve)
         get("/login", self._log_in.form)
@@ -249,20 +248,10 @@ class Web:
             ready=not self._queries.ready(),
             zero_first=self._zero_first,
         )
-        encode, kind = choose_encoder(request.headers.get("Accept", ""))
-        response = web.Response(body=encode(registry_of(scrape)), headers={"Content-Type": kind})
-        response.enable_compression()
-        return response
-
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        return probes.metrics(request, lambda: families(scrape))
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        reasons = self._queries.ready()
-        if not reasons:
-            return web.Response(text="ready\n")
-        lines = "".join(f"- {reason}\n" for reason in reasons)
-        return web.Response(text=f"not ready:\n{lines}", status=503)
+        return probes.readyz(self._queries.ready())
 
     # -- every request -------------------------------------------------------------
 

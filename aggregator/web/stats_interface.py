@@ -1,45 +1,13 @@
-"""Other packages' counters for the metrics: structural types, so that no package imports
-this one.
-"""
+"""Other packages' counters for the metrics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from aggregator.alerts.overview import AlertOverview
+from aggregator.ingest.stats import IngestStats
+from aggregator.jobs.recorder import JobCounts
 from aggregator.runtime.histogram import Histogram
-from aggregator.web.job_metrics import JobStats
-
-
-class IngestStatsReader(Protocol):
-    """The counters of `aggregator.ingest.stats` that are exported."""
-
-    @property
-    def attached(self) -> int: ...
-    @property
-    def overdue(self) -> int: ...
-    @property
-    def opened(self) -> int: ...
-    @property
-    def refused(self) -> Mapping[str, int]: ...
-    @property
-    def ended(self) -> Mapping[str, int]: ...
-    @property
-    def messages(self) -> Mapping[str, int]: ...
-    @property
-    def acks(self) -> int: ...
-    @property
-    def resyncs(self) -> int: ...
-    @property
-    def dropped(self) -> int: ...
-    @property
-    def throttled(self) -> int: ...
-    @property
-    def superseded(self) -> int: ...
-    @property
-    def conflicts(self) -> int: ...
-    @property
-    def certificate_troubles(self) -> int: ...
 
 
 class ApiStats(Protocol):
@@ -84,7 +52,7 @@ class Stats:
     gateways that forward others' messages. ``jobs`` counts those that faults hit.
     """
 
-    ingest: IngestStatsReader | None = None
+    ingest: IngestStats | None = None
     api: ApiStats | None = None
     outbox: Callable[[], Mapping[str, int]] | None = None
     alert_trouble: Callable[[], str] = lambda: ""
@@ -93,4 +61,4 @@ class Stats:
     certificates: Callable[[], Mapping[str, float]] = dict
     connected: Callable[[], int] = lambda: 0
     relays: Callable[[], int] = lambda: 0
-    jobs: JobStats | None = None
+    jobs: JobCounts | None = None
