@@ -3,8 +3,7 @@
 import datetime as dt
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -309,21 +308,3 @@ def _template_errors(key: Key, options: TemplateOptions) -> Iterator[tuple[Key, 
         except TemplateError as error:
             expected = "a Jinja2 template of the variables in docs/alerts.md"
             yield (*key, name), f"{error}; expected {expected}"
-
-
-def files(settings: AlertSettings) -> Iterator[tuple[Key, Path]]:
-    """Every file that must exist before the start, by its key below ``alerts``."""
-    for number, webhook in enumerate(settings.webhooks):
-        yield ("webhooks", number, "secret_file"), webhook.secret_file
-    for number, receiver in enumerate(settings.receivers):
-        for kind in receiver.kinds:
-            yield from _files(("receivers", number, kind), getattr(receiver, kind))
-
-
-def _files(key: Key, options: Any) -> Iterator[tuple[Key, Path]]:
-    for name in options.__dataclass_fields__:
-        value = getattr(options, name)
-        if isinstance(value, Path):
-            yield (*key, name), value
-        elif isinstance(value, HttpOptions):
-            yield from _files((*key, name), value)

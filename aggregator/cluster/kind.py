@@ -5,7 +5,6 @@ A kind's `kind.py` imports little: the configuration reads it, and opens no clus
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from aggregator.cluster.capabilities import OpenedCluster
@@ -59,9 +58,8 @@ class ClusterKind:
     #: Its nodes have labels, by which pools select them.
     has_labels: bool = True
     #: Of the section ``cluster``: settings that are valid alone but not together, by their keys
-    #: below it, and the files that must exist before the start.
+    #: below it.
     contradictions: Callable[[Any], Iterable[tuple[Key, str]]] = _nothing
-    files: Callable[[Any], Iterable[tuple[Key, Path | None]]] = _nothing
     #: Its state is the aggregator's own, in ``cluster.NAME.database`` or ``cluster.store``.
     keeps_state: bool = False
     #: The keys below ``cluster`` whose files are invalid, and the reason. No request is made.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -195,20 +194,6 @@ class RepairConfig(RepairRules):
 
     repairers: Annotated[tuple[RepairerSection, ...], Field(strict=False)] = ()
     """A kind of repair without one is left out of every ladder."""
-
-
-def files(repair: RepairConfig) -> Iterator[tuple[Key, Path | None]]:
-    """Every file that must exist before the start."""
-    for number, one in enumerate(repair.repairers):
-        key = ("repairers", number)
-        if one.webhook is not None:
-            yield (*key, "webhook", "secret_file"), one.webhook.secret_file
-        if one.redfish is not None:
-            yield (*key, "redfish", "password_file"), one.redfish.password_file
-            yield (*key, "redfish", "ca_file"), one.redfish.ca_file
-        if one.ipmi is not None:
-            yield (*key, "ipmi", "password_file"), one.ipmi.password_file
-        yield (*key, "management_kubeconfig"), one.management_kubeconfig
 
 
 def programs(repair: RepairConfig) -> Iterator[tuple[Key, str]]:

@@ -6,8 +6,8 @@ docs/reference/aggregator-configuration.md is made from the docstrings under the
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -22,7 +22,6 @@ from aggregator.alerts.settings import (
     WebhookConfig,
 )
 from aggregator.alerts.settings import cross_field_errors as alerts_contradictions
-from aggregator.alerts.settings import files as alert_files
 from aggregator.cluster import registry
 from aggregator.cluster.kind import ClusterKind
 from aggregator.cluster.port import Action
@@ -35,7 +34,6 @@ from aggregator.config.drain import cross_field_errors as drain_contradictions
 from aggregator.config.pod_namespace import with_namespace
 from aggregator.config.repair import RepairConfig
 from aggregator.config.repair import cross_field_errors as repair_contradictions
-from aggregator.config.repair import files as repair_files
 from aggregator.config.replicas import ReplicasConfig
 from aggregator.config.replicas import cross_field_errors as replicas_contradictions
 from aggregator.configfile.regular_file import MOST, require_regular_file
@@ -611,8 +609,6 @@ _SECRETS = {
 
 def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
     for key, file in _files(config):
-        if file is None:
-            continue
         try:
             with require_regular_file(root / file.relative_to("/"), most=MOST).open("rb") as opened:
                 empty = key[-1] in _SECRETS and not opened.read(4096).strip()
@@ -646,38 +642,28 @@ def _kept(config: Config) -> Iterator[tuple[Key, Path]]:
         yield ("history", "database"), Path(history)
 
 
-def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
+#: Keys of what the aggregator writes itself, or hands on to another program.
+_NOT_READ = {"keys_cache", "outbox", "folder", "database", "programs", "conf"}
+
+
+def _files(config: Config) -> Iterator[tuple[Key, Path]]:
     """Every file that must exist before the start."""
-    for one in registry.ALL:
-        for key, path in one.files(config.cluster):
-            yield ("cluster", *key), path
-    tls = config.listen.tls
-    if tls is not None:
-        yield ("listen", "tls", "cert_file"), tls.cert_file
-        yield ("listen", "tls", "key_file"), tls.key_file
-        yield ("listen", "tls", "client_ca_file"), tls.client_ca_file
-    if config.replicas.on:
-        yield ("replicas", "token_file"), config.replicas.token_file
-    yield ("replicas", "ca_file"), config.replicas.ca_file
-    yield ("access", "client_ca_file"), config.access.client_ca_file
-    yield ("access", "tokens_file"), config.access.tokens_file
-    if config.access.front_proxy is not None:
-        yield ("access", "front_proxy", "ca_file"), config.access.front_proxy.ca_file
-    if config.access.oidc is not None:
-        yield ("access", "oidc", "client_secret_file"), config.access.oidc.client_secret_file
-        yield ("access", "oidc", "ca_file"), config.access.oidc.ca_file
-    yield ("policy", "file"), config.policy.file
-    yield ("history", "password_file"), config.history.password_file
-    yield ("history", "ca_file"), config.history.ca_file
-    yield ("cluster", "store", "password_file"), config.cluster.store.password_file
-    yield ("cluster", "store", "ca_file"), config.cluster.store.ca_file
-    hooks = {"pre_evict": config.drain.pre_evict, "post_release": config.drain.post_release}
-    for name, hook in hooks.items():
-        if hook.webhook is not None:
-            yield ("drain", name, "webhook", "secret_file"), hook.webhook.secret_file
-    for index, notice in enumerate(config.drain.ask.webhooks):
-        yield ("drain", "ask", "webhooks", index, "secret_file"), notice.secret_file
-    for below, file in repair_files(config.repair):
-        yield ("repair", *below), file
-    for key, file in alert_files(config.alerts.settings):
-        yield ("alerts", *key), file
+    for key, path in _paths(config, ()):
+        unused = key == ("replicas", "token_file") and not config.replicas.on
+        if key[-1] not in _NOT_READ and not unused:
+            yield key, path
+
+
+def _paths(value: object, key: Key) -> Iterator[tuple[Key, Path]]:
+    """Each path in a section, by its key."""
+    parts: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, Path):
+        yield key, value
+    elif isinstance(value, tuple):
+        parts = enumerate(value)
+    elif isinstance(value, Section):
+        parts = dict(value).items()
+    elif is_dataclass(value):
+        parts = ((one.name, getattr(value, one.name)) for one in fields(value))
+    for name, part in parts:
+        yield from _paths(part, (*key, name))

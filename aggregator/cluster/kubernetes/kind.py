@@ -46,10 +46,6 @@ def _open(settings: KubernetesSettings, options: OpenOptions) -> OpenedCluster:
     )
 
 
-def _files(cluster: KubernetesSettings) -> Iterator[tuple[Key, Path | None]]:
-    yield ("kubeconfig",), cluster.kubeconfig
-
-
 def _problems(settings: KubernetesSettings) -> Iterator[tuple[Key, str]]:
     """Only a kubeconfig that the configuration names: the machine's own is not part of the file."""
     if settings.kubeconfig is not None:
@@ -72,7 +68,6 @@ KUBERNETES = ClusterKind(
     "kubernetes",
     _open,
     has_api_server=True,
-    files=_files,
     problems=_problems,
     check_start=_check_start,
 )

@@ -1,12 +1,11 @@
 """Slurm as a kind of cluster."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.kind import ClusterKind, OpenOptions
-from aggregator.cluster.slurm.settings import SlurmConfig, cross_field_errors, files
+from aggregator.cluster.slurm.settings import SlurmConfig, cross_field_errors
 from aggregator.configfile.yaml_source import Key
 
 
@@ -41,11 +40,6 @@ def _contradictions(cluster: Any) -> Iterator[tuple[Key, str]]:
         yield ("slurm", *key), text
 
 
-def _files(cluster: Any) -> Iterator[tuple[Key, Path | None]]:
-    for key, file in files(cluster.slurm):
-        yield ("slurm", *key), file
-
-
 SLURM = ClusterKind(
     "slurm",
     _open,
@@ -53,5 +47,4 @@ SLURM = ClusterKind(
     keeps_state=True,
     reboots_nodes=True,
     contradictions=_contradictions,
-    files=_files,
 )

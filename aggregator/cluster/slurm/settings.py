@@ -104,10 +104,3 @@ def _wrong_names(slurm: SlurmConfig) -> Iterator[tuple[Key, str]]:
         if len(lists) == 2 and len(lists["agents"]) != len(lists["nodes"]):
             counts = f"{len(lists['agents'])} agents and {len(lists['nodes'])} nodes"
             yield key, f"{counts}; expected as many of both"
-
-
-def files(slurm: SlurmConfig) -> Iterator[tuple[Key, Path | None]]:
-    """Every file that must exist before the start."""
-    if slurm.rest is not None:
-        yield ("rest", "token_file"), slurm.rest.token_file
-        yield ("rest", "ca_file"), slurm.rest.ca_file
