@@ -19,8 +19,7 @@ from aggregator.cluster.port import (
 from aggregator.cluster.words import ClusterWords
 from aggregator.quarantine.decide.drain_plan import TERMINATING
 from aggregator.quarantine.decide.verdicts import is_about_tests
-from aggregator.quarantine.state.evidence import UNREAD_STATUS, NodeHold
-from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.fleet import UNREAD_STATUS, NodeHold, NodeSummary
 from aggregator.runtime.text import shell_quoted
 
 _CLEARS = {

@@ -14,13 +14,11 @@ from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.announcer import Announcer
-from aggregator.quarantine.actions.cordon import CordonActions, NodeMarker
-from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
+from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes, NodeMarker
 from aggregator.quarantine.actions.holds import NodeHolds, Proposals
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.mode_preview import ModePreview
-from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.actions.node_reports import NodeReports
+from aggregator.quarantine.actions.node_actions import NodeActions, NodeReports
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -40,7 +38,7 @@ from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.drain.evictor import EvictionLanes
 from aggregator.quarantine.drain.hooks import HookRunner
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
-from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
+from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler, RecordEvents
 from aggregator.quarantine.reconcile.condition_reader import NodeConditionReader
 from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
 from aggregator.quarantine.reconcile.drain import DrainReconciler
@@ -50,7 +48,6 @@ from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
 from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher
 from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
-from aggregator.quarantine.reconcile.node_reads import NodeReads, ReadResults
 from aggregator.quarantine.reconcile.node_rounds import NodeRounds
 from aggregator.quarantine.reconcile.operations import (
     OpenOperationReconciler,
@@ -62,11 +59,10 @@ from aggregator.quarantine.reconcile.poller import NodePoller
 from aggregator.quarantine.reconcile.publish import PublishReconciler
 from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.reconcile.reconciler import Reconciler
-from aggregator.quarantine.reconcile.record_events import RecordEvents
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.reconcile.worker import NodeWorker
+from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
@@ -74,8 +70,7 @@ from aggregator.quarantine.settings import Settings, group_labels, limits_for_pe
 from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.gpus import OutOfService
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 #: Why the cluster's state is unknown before its first event.
 NO_NEWS_YET = "not connected yet"

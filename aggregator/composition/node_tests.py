@@ -22,8 +22,7 @@ from aggregator.quarantine.repair.node_tests import NodeTestRounds, NodeTests, R
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.repair.unwanted_tests import UnwantedTests
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ from aggregator.history.engine import DatabaseCredentials
 from aggregator.jobs.settings import JobRules
 from aggregator.policy.lemons import LemonThresholds
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.maintenance import MaintenanceRules
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule

@@ -7,7 +7,7 @@ the action `Rule.elsewhere`, or does not apply.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aggregator.policy.incident import Incident
+from aggregator.policy.evaluate import Incident
 from aggregator.policy.rules import ACTIONS, Policy, Rule
 
 

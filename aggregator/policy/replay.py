@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.health.model import Component, Delta, Hello, Snapshot, Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.evaluate import evaluate
-from aggregator.policy.incident import Incident
+from aggregator.policy.evaluate import Incident, evaluate
 from aggregator.policy.rules import ACTIONS, Policy
 
 #: Seconds. Times that differ by less are the same.

@@ -9,7 +9,7 @@ from aggregator.cluster.port import Action
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import Duration, NodeLabels
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.maintenance import MaintenanceRules

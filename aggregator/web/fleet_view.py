@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
-from aggregator.quarantine.decide.shares import allowance, floored
+from aggregator.quarantine.decide.pool_budget import allowance, floored
 from aggregator.quarantine.state.fleet import (
     MARKED_ALONE,
     UNCLAIMED,

@@ -18,7 +18,7 @@ from aggregator.ingest.close_reason import CloseReason
 from aggregator.ingest.identity import Refusal
 from aggregator.ingest.stats import IngestStats
 from aggregator.policy import drift
-from aggregator.quarantine.decide.cause_search import SCOPES
+from aggregator.quarantine.decide.common_cause import SCOPES
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.runtime.histogram import Histogram

@@ -18,17 +18,22 @@ from aggregator.events import Transition
 from aggregator.health.gpu_names import gpu_name, name_gpus
 from aggregator.health.model import Component, Fault, Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy import incident as policy
+from aggregator.policy import evaluate as policy
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
-from aggregator.quarantine.decide.cause_search import LEAST, CommonCause
+from aggregator.quarantine.decide.common_cause import LEAST, CommonCause
 from aggregator.quarantine.decide.lost_marks import describe_missing
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.quarantine.state import fleet
-from aggregator.quarantine.state.evidence import UNREAD_STATUS, NodeHold
-from aggregator.quarantine.state.fleet import NodeSummary, NodeTestView, QuarantineSummary
+from aggregator.quarantine.state.fleet import (
+    UNREAD_STATUS,
+    NodeHold,
+    NodeSummary,
+    NodeTestView,
+    QuarantineSummary,
+)
 from aggregator.runtime.text import truncate
 from aggregator.web import models, repair_view
 from aggregator.web.timefmt import bounded_time, wall_time

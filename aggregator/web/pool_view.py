@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.pools import Pool
-from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
 from aggregator.web import models
 from aggregator.web.models import limit_use

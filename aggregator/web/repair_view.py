@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from aggregator.cluster.port import BUSY, NodeMeta, Quarantine, RepairStatus
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.node_tests import BY_HAND, NodeTestUnreadable, read_test
+from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.state.fleet import NodeTestView
 from aggregator.web import models
 from aggregator.web.models import limit_use

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.quarantine.decide.fabric import domains
+from aggregator.quarantine.decide.symptoms import domains
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.sources.fabric import FabricMembership

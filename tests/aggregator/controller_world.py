@@ -28,7 +28,7 @@ from aggregator.cluster.port import (
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.admission.stop_switch import FRESH
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED, PIN
 from aggregator.quarantine.decide.plans.release import UNCORDONED

@@ -21,8 +21,7 @@ from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import RestoreRules
-from aggregator.quarantine.decide.mark_rules import PLAIN
-from aggregator.quarantine.decide.node_marks import cordon_change
+from aggregator.quarantine.decide.node_marks import PLAIN, cordon_change
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.plans.release import ReleaseStep
 from aggregator.quarantine.decide.plans.step import NextStep

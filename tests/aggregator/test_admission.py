@@ -34,7 +34,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
-from aggregator.quarantine.decide.shares import allowance
+from aggregator.quarantine.decide.pool_budget import allowance
 
 OPEN = Limits(
     concurrent=1_000,

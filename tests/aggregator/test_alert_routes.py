@@ -30,8 +30,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.operator_requests import OperatorRequests
 from aggregator.quarantine.decide.pools import Pool, Pools
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from tests.support.node_states import summary_in
 
 NOW = 1_750_000_000.0

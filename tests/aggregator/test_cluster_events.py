@@ -30,8 +30,7 @@ from aggregator.cluster.port import (
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.reconcile import cluster_events
-from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
-from aggregator.quarantine.reconcile.record_events import RecordEvents
+from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler, RecordEvents
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.interning import EMPTY

@@ -16,7 +16,7 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import PEERS_EVERY, StreamTable
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from tests.support import evidence as said
 from tests.support import virtual_time
 from tests.support.agent_calls import Call

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.quarantine.decide.cause_search import LEAST, CommonCause, CommonLimits, Group
-from aggregator.quarantine.decide.common_cause import AGAIN, SETTLE, CommonCauses
-from aggregator.quarantine.decide.fabric import FABRIC, FABRIC_BY_LABEL
-from aggregator.quarantine.decide.symptoms import NVLINK, SILENCE, Symptom
+from aggregator.quarantine.decide.common_cause import (
+    AGAIN,
+    LEAST,
+    SETTLE,
+    CommonCause,
+    CommonCauses,
+    CommonLimits,
+    Group,
+)
+from aggregator.quarantine.decide.symptoms import FABRIC, FABRIC_BY_LABEL, NVLINK, SILENCE, Symptom
 
 RACK = "example.com/rack"
 CLIQUE = "nvidia.com/gpu.clique"

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from aggregator.clock import Clocks
 from aggregator.health.model import ClearedBy, Component, Hello, Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.correlation.common_cause import UPGRADED, CommonCauseTracker
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import FLEET, Cooldown, Record
-from aggregator.quarantine.decide.cause_search import CommonLimits, Group
-from aggregator.quarantine.decide.fabric import FABRIC, FABRIC_BY_LABEL
+from aggregator.quarantine.decide.common_cause import CommonLimits, Group
+from aggregator.quarantine.decide.symptoms import FABRIC, FABRIC_BY_LABEL
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry

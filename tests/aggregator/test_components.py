@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.health.components import FEW, Components
 from aggregator.health.model import Component, Status
+from aggregator.health.node import FEW, Components
 
 CHECKS, NAMES = ["gpu-ecc", "disk-space"], ["", "/", "GPU-1"]
 KEYS = st.one_of(

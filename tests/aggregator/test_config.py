@@ -14,7 +14,7 @@ from aggregator.config.settings import ConfigError, load
 from aggregator.events import EventKind
 from aggregator.policy.defaults import read_policy
 from aggregator.quarantine.decide.drain_plan import DrainMoment, plan_drain
-from aggregator.quarantine.decide.shares import allowance
+from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.repair.protocol import RepairSettings
 from tests.aggregator.config_files import EMPTY, LOCAL, ONE, problems, written

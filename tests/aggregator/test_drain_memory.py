@@ -13,11 +13,11 @@ from aggregator.quarantine.state.drain_memory import (
     DrainMemory,
     blocked_backoff,
 )
+from aggregator.quarantine.state.fleet import Work
 from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_in_force
 from aggregator.quarantine.state.registry import QuarantineIndex
-from aggregator.quarantine.state.work import Work
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 

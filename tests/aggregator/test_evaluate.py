@@ -19,8 +19,7 @@ from aggregator.health.model import (
     Status,
 )
 from aggregator.health.node import REMEMBERED, NodeHealth, ends
-from aggregator.policy.evaluate import Evaluation, evaluate
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evaluation, Evidence, Incident, evaluate
 from tests.support.replica import POLICY, component, fault, hello, shipped_policy, snapshot
 
 #: Codes of every class that matters here, with what ends them by the catalogue.

@@ -13,8 +13,7 @@ import pytest
 
 from aggregator.cluster.condition_record import CONDITIONS
 from aggregator.cluster.port import NodeMeta
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.aggregator.test_node_poller import Bench
 

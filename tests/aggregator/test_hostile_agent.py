@@ -12,8 +12,7 @@ import pytest
 from aggregator.cluster.port import Phase
 from aggregator.health.model import CheckOff, Delta, Lost, Status
 from aggregator.health.node import NodeHealth
-from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.quarantine.decide.common_cause import CommonCauses
+from aggregator.quarantine.decide.common_cause import CommonCauses, CommonLimits
 from aggregator.quarantine.decide.symptoms import MOST_SIGNS, Symptom
 from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
 from sickbay.v1 import limits

@@ -14,7 +14,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
 )
 from aggregator.health.model import ClearedBy
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.decide.intent import (
     MOST_EVIDENCE,
     OURS,

@@ -17,12 +17,14 @@ from aggregator.quarantine.decide.admission import SETTLES
 from aggregator.quarantine.decide.admission_record import (
     Cooldown,
     Entry,
+    Known,
     Rebuilt,
     Record,
+    discontinuity,
     dump_record,
     parse_record,
+    rebuild,
 )
-from aggregator.quarantine.decide.record_continuity import Known, discontinuity, rebuild
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot

@@ -18,7 +18,7 @@ from aggregator.cluster.port import (
     Refused,
 )
 from aggregator.quarantine.actions.node_actions import WITHOUT_FOR, MarkWriter
-from aggregator.quarantine.decide.mark_rules import KEEPING, without_notices
+from aggregator.quarantine.decide.node_marks import KEEPING, without_notices
 from tests.support.replica import Turned
 
 NODE = Node("n1", "uid-1", "1", False, (), {}, {}, "boot-1", True, "")

@@ -21,8 +21,7 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS, CONDITION
 from aggregator.quarantine.decide.node_marks import marked_by
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import UNCLAIMED
+from aggregator.quarantine.state.fleet import UNCLAIMED, NodeHold
 from tests.aggregator.released_node import ENTRY, Back, of_evidence, on_back, strayed
 from tests.aggregator.test_node_actions import made
 from tests.support.node_states import set_fields

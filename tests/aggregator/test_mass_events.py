@@ -16,7 +16,7 @@ from aggregator.events import EventKind
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.reconcile import node_rounds
 from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.settings import Settings, SilenceRules

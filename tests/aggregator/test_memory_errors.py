@@ -7,8 +7,7 @@ import pytest
 
 from aggregator.health.model import Cleared, ClearedBy, Delta, Fault
 from aggregator.health.node import NodeHealth
-from aggregator.policy.evaluate import Evaluation, evaluate
-from aggregator.policy.incident import Incident
+from aggregator.policy.evaluate import Evaluation, Incident, evaluate
 from tests.support.replica import POLICY, fault, hello, snapshot
 
 NOW = 5_000.0

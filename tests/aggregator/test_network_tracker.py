@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aggregator.cluster.port import Phase
 from aggregator.health.model import Component, Delta, Snapshot, Status
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.web.node_view import ViewMoment
 from tests.support import virtual_time
 from tests.support.fleet_views import view_fleet

@@ -29,8 +29,7 @@ from aggregator.events import EventKind
 from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.announcer import Announcer
-from aggregator.quarantine.actions.cordon import CordonActions, NodeMarker
-from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
+from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes, NodeMarker
 from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
@@ -38,11 +37,10 @@ from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
 from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
-from aggregator.quarantine.decide.mark_rules import PLAIN
-from aggregator.quarantine.decide.node_marks import read_applied
+from aggregator.quarantine.decide.node_marks import PLAIN, read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
-from aggregator.quarantine.state.evidence import NodeHold
+from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.memory_cluster import MemoryCluster, World

@@ -15,7 +15,7 @@ from aggregator.cluster.port import (
     NodeMeta,
     WrittenConditions,
 )
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
 from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher

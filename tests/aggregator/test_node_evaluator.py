@@ -15,12 +15,12 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.health.node import NodeHealth
-from aggregator.policy.incident import Evidence, Incident
-from aggregator.quarantine.actions.node_reports import NodeReports
+from aggregator.policy.evaluate import Evidence, Incident
+from aggregator.quarantine.actions.node_actions import NodeReports
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
-from aggregator.quarantine.state.evidence import NodeHold
+from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.replica import POLICY, Notes, all_in_mode, fault, hello, snapshot

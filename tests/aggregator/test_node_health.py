@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.health import components as columns
 from aggregator.health import node as health_node
-from aggregator.health.components import FEW, Components
 from aggregator.health.model import (
     Cleared,
     ClearedBy,
@@ -17,7 +15,7 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
-from aggregator.health.node import GONE, REMEMBERED, NodeHealth, boot_ends
+from aggregator.health.node import FEW, GONE, REMEMBERED, Components, NodeHealth, boot_ends
 from sickbay.v1.limits import MAX_COMPONENTS, MAX_FAULTS
 from tests.support.replica import component, fault, hello, snapshot
 
@@ -346,13 +344,13 @@ def test_of_too_many_components_those_stay_that_fail_and_then_those_that_came_fi
     assert found.that_are(FAILED) == failed
     assert found.that_are(OK) == well[:-3]
     order = [disk(status, f"/{status.name}") for status in (OK, UNKNOWN, DEGRADED, FAILED)]
-    kept = columns._within_bounds({one.key: one for one in [*well, *order]})
+    kept = health_node._bounded({one.key: one for one in [*well, *order]})
     assert [one.status for one in kept.values()][:3] == [FAILED, DEGRADED, UNKNOWN]
     assert order[0].key not in kept
 
 
 def test_components_of_more_bytes_than_a_message_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(health_node, "MOST_BYTES", 100_000)
     size = len("/100") + len("reason") + 300 + 80 * 2
     many = [
         Component("c", f"/{n}", FAILED, "reason", "m" * 300, 5.0, ((1.0, OK), (5.0, FAILED)))

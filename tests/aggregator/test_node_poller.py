@@ -22,7 +22,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.health.model import Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN
 from aggregator.quarantine.decide.uncordon import Uncordoned
@@ -36,8 +36,7 @@ from aggregator.quarantine.reconcile.poller import (
     NodePoller,
     failing_in_silence,
 )
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.node_states import set_fields

@@ -23,7 +23,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.health.model import Cleared, Component, Fault, Status
 from aggregator.health.node import REMEMBERED, NodeHealth
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS, RestoreRules
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, NONE, PIN
@@ -39,8 +39,7 @@ from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import QuarantineSummary
+from aggregator.quarantine.state.fleet import NodeHold, QuarantineSummary
 from aggregator.quarantine.state.node import NodeState, _joined
 from aggregator.quarantine.state.quarantine_view import MARKED
 from tests.support.node_states import set_fields, state_of, summary_of

@@ -8,7 +8,7 @@ from aggregator.health.model import ClearedBy
 from aggregator.health.node import NodeHealth
 from aggregator.policy.explain import Question, explain
 from aggregator.policy.nvlink4 import parse_nvlink4
-from aggregator.quarantine.decide.fabric import is_ignored
+from aggregator.quarantine.decide.symptoms import is_ignored
 from nodeagent.evidence.latch import Latch
 from nodeagent.model import ClearedBy as NodeClearedBy
 from nodeagent.model import FaultSighting

@@ -14,7 +14,7 @@ from aggregator.cluster.port import Phase
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
 from tests.support.invariants import Watch

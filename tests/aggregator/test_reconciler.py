@@ -48,12 +48,10 @@ from aggregator.quarantine.reconcile import (
     quarantine as quarantines,
 )
 from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
-from aggregator.quarantine.reconcile.node_reads import NodeReads, ReadResults
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.reconcile.worker import NodeWorker
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields

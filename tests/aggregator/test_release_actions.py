@@ -26,7 +26,7 @@ from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
     Uncordoned,
 )
-from aggregator.quarantine.state.evidence import NodeHold
+from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.runtime.interning import EMPTY
 from tests.aggregator.released_node import ENTRY, OVER, WORD, Back, of_evidence, on_back
 from tests.aggregator.test_node_actions import made

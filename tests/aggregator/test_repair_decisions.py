@@ -20,6 +20,7 @@ from aggregator.policy.repairs import REPAIRS, TEST, TICKET, rank
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import (
     Entry,
+    Known,
     PastRepair,
     Rebuilt,
     Record,
@@ -27,8 +28,8 @@ from aggregator.quarantine.decide.admission_record import (
     RunningOperation,
     dump_record,
     parse_record,
+    rebuild,
 )
-from aggregator.quarantine.decide.record_continuity import Known, rebuild
 from aggregator.quarantine.decide.repair import (
     MOST_ATTEMPTS,
     Do,

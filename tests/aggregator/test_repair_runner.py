@@ -18,7 +18,7 @@ from aggregator.health.model import Delta, Status
 from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.orders import evidence_bundle

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.aggregator.replica_schedules import (
     ACTS,

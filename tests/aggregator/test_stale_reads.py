@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.cluster.node_names import TAINT, is_marked
 from aggregator.cluster.port import Guard, Node, Phase, RecordText, Taint
-from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
+from aggregator.quarantine.actions.cordon import ExpectedNodes
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
 from tests.support import virtual_time

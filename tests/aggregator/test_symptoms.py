@@ -6,8 +6,7 @@ import pytest
 
 from aggregator.health.model import CheckOff, ClearedBy, Component, Snapshot, Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.evaluate import evaluate
-from aggregator.policy.incident import Evidence
+from aggregator.policy.evaluate import Evidence, evaluate
 from aggregator.policy.rules import matches
 from aggregator.policy.silent_agent import SILENT_FAILING
 from aggregator.quarantine.decide.symptoms import (

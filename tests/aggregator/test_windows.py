@@ -12,8 +12,7 @@ from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineStatus
 from aggregator.health.model import ClearedBy, Component, Delta, Fault, Hello, Snapshot, Status
 from aggregator.health.node import NodeHealth
 from aggregator.ingest import codec
-from aggregator.policy.evaluate import Evaluation, evaluate
-from aggregator.policy.incident import Incident
+from aggregator.policy.evaluate import Evaluation, Incident, evaluate
 from aggregator.policy.rules import Policy, matches
 from aggregator.policy.windows import (
     Flapping,

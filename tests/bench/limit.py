@@ -33,7 +33,7 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     Unread,
 )
-from aggregator.quarantine.actions.expected_nodes import DECIDING
+from aggregator.quarantine.actions.cordon import DECIDING
 from aggregator.quarantine.decide.node_marks import cordon_change
 from tests.bench import watcher
 from tests.bench.parts import (

@@ -27,10 +27,9 @@ from aggregator.events import EventKind
 from aggregator.quarantine.decide import node_marks
 from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal, admit
 from aggregator.quarantine.decide.admission_record import Entry, Record
-from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.quarantine.decide.common_cause import CommonCauses
+from aggregator.quarantine.decide.common_cause import CommonCauses, CommonLimits
 from aggregator.quarantine.decide.gpu_operands import DEPLOY, PAUSED
-from aggregator.quarantine.decide.mark_rules import KEEPING, MarkRules
+from aggregator.quarantine.decide.node_marks import KEEPING, MarkRules
 from aggregator.quarantine.decide.symptoms import NVLINK, Symptom
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space

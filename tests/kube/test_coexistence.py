@@ -16,7 +16,7 @@ from aggregator.jobs.gangs import Gangs
 from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.maintenance import MaintenanceRules, MarkKind, OthersMark
-from aggregator.quarantine.decide.mark_rules import (
+from aggregator.quarantine.decide.node_marks import (
     DO_NOT_DISRUPT,
     KEEPING,
     SCALE_DOWN_DISABLED,

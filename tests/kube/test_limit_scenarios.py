@@ -20,7 +20,7 @@ from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import FLEET, Record, parse_record
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
     AnswerState,

@@ -11,7 +11,7 @@ import pytest
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import RELEASED
 from aggregator.cluster.port import Conflict, Node, NodeChange, Taint, Unread
-from aggregator.quarantine.actions.expected_nodes import DECIDING
+from aggregator.quarantine.actions.cordon import DECIDING
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.commands import KUBELET_LABEL

@@ -25,14 +25,13 @@ from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from aggregator.quarantine.repair.operation_requests import OperationRequests
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 from tests.support.memory_cluster import MemoryCluster, World
 
 

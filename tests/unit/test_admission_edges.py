@@ -24,7 +24,7 @@ from aggregator.quarantine.decide.admission import (
     stopped,
 )
 from aggregator.quarantine.decide.admission_record import FLEET, Cooldown, Entry, Rebuilt, Record
-from aggregator.quarantine.decide.shares import floored
+from aggregator.quarantine.decide.pool_budget import floored
 
 NOW = 10_000.0
 SIZE = FleetSize(100, 100)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import OpenCause
-from aggregator.quarantine.decide.cause_search import (
+from aggregator.quarantine.decide.common_cause import (
     FLAGS,
     SCOPES,
     CauseSearch,

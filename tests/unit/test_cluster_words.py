@@ -23,7 +23,7 @@ ABOUT_KUBERNETES = (
     *("quarantine/repair/operand_pause", "quarantine/reconcile/node_events"),
     "composition/controller_parts",
     *("quarantine/decide/new_nodes", "quarantine/decide/idle_nodes", "policy/label_selector"),
-    *("quarantine/decide/node_tests", "quarantine/decide/mark_rules"),
+    *("quarantine/decide/node_tests", "quarantine/decide/node_marks"),
     *("quarantine/decide/returned_pods", "cluster/words", "cluster/users", "cluster/local/"),
 )
 #: How many texts of each other part are about Kubernetes: its options, pods, objects and labels.

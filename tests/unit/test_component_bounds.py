@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from aggregator.health.components import FEW, MOST_BYTES, Components
 from aggregator.health.model import Component, Status
+from aggregator.health.node import FEW, MOST_BYTES, Components
 from sickbay.v1.limits import MAX_COMPONENTS
 
 OK, DEGRADED, FAILED, UNKNOWN = Status.OK, Status.DEGRADED, Status.FAILED, Status.UNKNOWN

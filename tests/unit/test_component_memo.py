@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from aggregator.health.components import FEW, Components
 from aggregator.health.model import Status
+from aggregator.health.node import FEW, Components
 from tests.support.replica import component
 
 Change = Callable[[Components], object]

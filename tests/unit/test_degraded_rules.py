@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from aggregator.health.model import Component, Snapshot, Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.evaluate import Evaluation, evaluate
+from aggregator.policy.evaluate import Evaluation, Incident, evaluate
 from aggregator.policy.explain import Question, explain
-from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy, Rule
 from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.symptoms import Symptom, acting_checks, symptoms_of

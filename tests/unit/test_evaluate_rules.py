@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Fault, Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.evaluate import MOST_EVIDENCE, Evaluation, evaluate
-from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.policy.evaluate import (
+    MOST_EVIDENCE,
+    Evaluation,
+    Evidence,
+    Incident,
+    evaluate,
+    incident_id,
+)
 from aggregator.policy.rules import Policy, Rule, matches, waiting_faults
 from aggregator.policy.silent_agent import SILENT_FAILING, SILENT_RULE, silent_match
 from tests.support.replica import POLICY, fault, hello, snapshot

@@ -8,8 +8,7 @@ import pytest
 from aggregator.health.model import ClearedBy, Delta, Snapshot, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy import evaluate as folding
-from aggregator.policy.evaluate import MOST_EVIDENCE, evaluate
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import MOST_EVIDENCE, Evidence, Incident, evaluate
 from aggregator.policy.rules import Policy, Rule, matches
 from tests.support.replica import POLICY, component, fault, hello, snapshot
 

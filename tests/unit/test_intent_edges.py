@@ -14,7 +14,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.health.model import ClearedBy
 from aggregator.health.node import GONE
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rules import Policy, Rule
 from aggregator.quarantine.decide.intent import (
     MOST_EVIDENCE,

@@ -16,7 +16,7 @@ from aggregator.cluster.node_names import (
 )
 from aggregator.cluster.port import AppliedChanges, Node, Taint
 from aggregator.quarantine.decide.lost_marks import missing_marks
-from aggregator.quarantine.decide.mark_rules import (
+from aggregator.quarantine.decide.node_marks import (
     DO_NOT_DISRUPT,
     KEEPING,
     PLAIN,
@@ -24,12 +24,10 @@ from aggregator.quarantine.decide.mark_rules import (
     MarkRules,
     TaintRule,
     applied_taint,
-    taint_text,
-)
-from aggregator.quarantine.decide.node_marks import (
     applied_to_undo,
     cordon_change,
     read_applied,
+    taint_text,
     undo_change,
 )
 from aggregator.quarantine.state.cluster_view import OthersMarks

@@ -20,7 +20,7 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
 )
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule, condition_of
 
 READY = NodeConditionRule("AcceleratedHardwareReady", ("gpu-*", "watched"), "False")

@@ -25,7 +25,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     Taint,
 )
-from aggregator.policy.incident import incident_id
+from aggregator.policy.evaluate import incident_id
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import (
     MOST_REASON,

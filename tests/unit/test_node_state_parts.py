@@ -1,4 +1,4 @@
-"""Each field of a node's state is assigned by one module: the one that defines its part."""
+"""Each field of a node's state is assigned by one class: its part."""
 
 import ast
 import dataclasses
@@ -11,17 +11,15 @@ from typing import get_type_hints
 import pytest
 
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.evidence import AgentView, Decision
-from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.fleet import AgentView, Decision, NodeSummary, Work
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
-from aggregator.quarantine.state.work import Work
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 #: A module that gets hold of a node's state imports a type from one of these.
-STATE = re.compile(r"quarantine\.state\.(fleet|node|registry|decision|work|\w+_view)\b")
+STATE = re.compile(r"quarantine\.state\.(fleet|node|registry|\w+_view)\b")
 FOLDERS = (
     "aggregator/app.py",
     "aggregator/quarantine",
@@ -76,7 +74,7 @@ PARTS = (
             "drain/drainer.py",
             "reconcile/cluster_events.py",
             "reconcile/new_marks.py",
-            "reconcile/node_reads.py",
+            "reconcile/worker.py",
             "repair/attempt_end.py",
             "repair/attempt_start.py",
             "repair/before_release.py",
@@ -97,7 +95,6 @@ PARTS = (
             "reconcile/agent_events.py",
             "reconcile/cluster_events.py",
             "reconcile/evaluate.py",
-            "reconcile/node_reads.py",
             "reconcile/poller.py",
             "reconcile/quarantine.py",
             "reconcile/release.py",
@@ -142,8 +139,8 @@ def _changing(part: type) -> set[str]:
     module = ast.parse((ROOT / _home(part)).read_text())
     return {
         method.name
-        for found in ast.walk(module)
-        if isinstance(found, ast.ClassDef)
+        for found in module.body
+        if isinstance(found, ast.ClassDef) and found.name == part.__name__
         for method in found.body
         if isinstance(method, ast.FunctionDef) and any(_assigned(method))
         if "property" not in {ast.unparse(one) for one in method.decorator_list}
@@ -155,13 +152,14 @@ def _is_self(base: ast.expr) -> bool:
 
 
 def outside_assignments(part: type, modules: Iterator[tuple[str, ast.Module]]) -> list[str]:
-    """Assignments to the part's fields in other modules, other than to an object's own."""
+    """Assignments to the part's fields outside its class, other than to an object's own."""
     fields = {one.name for one in dataclasses.fields(part)}
     return [
         f"{name}:{found.lineno}: {ast.unparse(found)}"
         for name, module in modules
-        if name != _home(part)
-        for found in _assigned(module)
+        for top in module.body
+        if name != _home(part) or getattr(top, "name", "") != part.__name__
+        for found in _assigned(top)
         if found.attr in fields and not _is_self(found.value)
     ]
 
@@ -181,7 +179,7 @@ def outside_calls(
 
 
 @pytest.mark.parametrize("part", [part for part, _, _ in PARTS])
-def test_only_the_module_of_a_part_assigns_its_fields(part: type) -> None:
+def test_only_the_class_of_a_part_assigns_its_fields(part: type) -> None:
     assert outside_assignments(part, _modules()) == []
 
 

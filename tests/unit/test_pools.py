@@ -21,15 +21,16 @@ from aggregator.quarantine.decide.admission_record import (
     MOST_COOLDOWNS,
     MOST_POOL_ADMISSIONS,
     Entry,
+    Known,
     Rebuilt,
     Record,
+    discontinuity,
     dump_record,
     parse_record,
+    rebuild,
 )
-from aggregator.quarantine.decide.pool_budget import PoolFacts, cooldown_id
+from aggregator.quarantine.decide.pool_budget import PoolFacts, allowance, cooldown_id
 from aggregator.quarantine.decide.pools import Pool, PoolLimits, Pools
-from aggregator.quarantine.decide.record_continuity import Known, discontinuity, rebuild
-from aggregator.quarantine.decide.shares import allowance
 
 OPEN = Limits(
     concurrent=1_000,

@@ -31,7 +31,6 @@ from aggregator.quarantine.decide import (
     drain_plan,
     gpu_operands,
     maintenance,
-    mark_rules,
     node_events,
     node_marks,
     repair,
@@ -152,7 +151,7 @@ def keys() -> Iterator[str]:
     yield from (node_names.CONDITION, node_names.TEST_CONDITION)
     yield from (node_marks.OFF_BALANCERS, quarantine_codec.FINALIZER)
     yield from (operation_client.FINALIZER, operation_client.NODE_LABEL)
-    yield from mark_rules.KEEPING
+    yield from node_marks.KEEPING
 
 
 def foreign() -> Iterator[str]:

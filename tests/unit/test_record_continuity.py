@@ -6,17 +6,20 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineSpec, QuarantineStatus
-from aggregator.quarantine.decide.admission_record import Cooldown, Entry, Rebuilt, Record
-from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.node_marks import MOST_REASON
-from aggregator.quarantine.decide.record_continuity import (
+from aggregator.quarantine.decide.admission_record import (
+    Cooldown,
+    Entry,
     Known,
+    Rebuilt,
+    Record,
     discontinuity,
     entry_of,
     has_begun,
     rebuild,
     takes_a_place,
 )
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.node_marks import MOST_REASON
 
 KNOWN = Known("uid-1", "text", Record(generation=5))
 

@@ -41,13 +41,12 @@ from aggregator.health.model import (
 )
 from aggregator.health.node import NodeHealth
 from aggregator.ingest.stats import IngestStats
-from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.policy.evaluate import Evidence, Incident, incident_id
 from aggregator.policy.lemons import Lemon
-from aggregator.quarantine.decide.cause_search import CommonCause
+from aggregator.quarantine.decide.common_cause import CommonCause
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState, NodeSummary
+from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
 from aggregator.web import models
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup

@@ -14,8 +14,7 @@ from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Snapshot, Status
 from aggregator.quarantine.decide.repair_plan import RepairPlan
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
+from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
 from aggregator.web import models
 from aggregator.web.cases import deciding_rule, open_cases, selected
 from aggregator.web.map_view import ONE_BLOCK, MapLayouts, map_layout, suited_key

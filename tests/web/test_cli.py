@@ -22,8 +22,7 @@ from aggregator.cli.text_table import clean, table
 from aggregator.cli.watch import watch
 from aggregator.cluster.local.store import LocalStore
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from tests.support.pki import Authority
 from tests.support.waiting import PATIENCE, until
 from tests.web.cli import in_process, sickbay, start

@@ -21,8 +21,7 @@ from aggregator.quarantine.decide.node_marks import foreign_hands
 from aggregator.quarantine.decide.plans.marks import MarkView, plan_marks
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.decide.uncordon import Uncordoned, UncordonRules, after_uncordon
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from tests.support.words_of_kubernetes import found_in, shown
 from tests.web.support import (
     Hands,

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.port import Blocker, Phase
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from aggregator.web.cases import open_cases
 from aggregator.web.drift_view import drift_rows
 from aggregator.web.equal_rows import equal_cases, rows_in

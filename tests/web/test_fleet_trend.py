@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.port import Phase
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from aggregator.web import trend_recorder
 from aggregator.web.fleet_trend import LENGTH, STEP, FleetTrend, TrendSample, points_before
 from aggregator.web.node_view import ViewMoment

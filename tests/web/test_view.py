@@ -16,8 +16,7 @@ from aggregator.cluster.words import KUBERNETES
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
+from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
 from aggregator.web import node_view, timefmt
 from aggregator.web.fleet_view import FleetViewFindings, natural
 from aggregator.web.map_view import map_layout

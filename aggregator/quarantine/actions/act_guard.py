@@ -20,7 +20,7 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodePools
 
 #: Seconds for which a read of an object counts for an act.
 MOST_AGE = 5.0

@@ -2,7 +2,7 @@
 
 The fence: the node is read in full before the Quarantine is seen to stand (read again, or just
 created), and patched with the version and uid of that read. A quarantine that begins names what it
-expects of the node instead (expected_nodes.py). See docs/fences.md.
+expects of the node instead (cordon.py). See docs/fences.md.
 """
 
 import logging
@@ -23,7 +23,7 @@ from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import DesiredState
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodePools
 
 log = logging.getLogger("sickbay.quarantine")
 

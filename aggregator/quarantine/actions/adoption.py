@@ -40,7 +40,7 @@ from aggregator.quarantine.decide.node_marks import (
 from aggregator.quarantine.decide.operator_requests import FORCE
 from aggregator.quarantine.state.fleet import UNCLAIMED
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodePools
 
 log = logging.getLogger("sickbay.quarantine")
 

@@ -4,31 +4,52 @@ Each act is idempotent and fenced; see docs/fences.md. The fence: the node is re
 the Quarantine is seen to stand, and patched with the version and uid of that read. An undo always
 changes the node. So a replica that acts on an older state fails with `Conflict`, reads again, and
 decides again.
+
+A quarantine that begins needs no read of its node. The list of nodes has each node's uid, labels
+and our annotations, and no taints. The patch names all that it was decided on, and the API server
+checks it: a wrong expectation changes nothing, and the node is read.
 """
 
+import logging
 from dataclasses import replace
 
 from attrs import define
 
 from aggregator.clock import Clocks
-from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.node_names import (
+    APPLIED,
+    CODES,
+    KEPT,
+    OVERRULED,
+    RELEASED,
+    is_marked,
+)
 from aggregator.cluster.port import (
     Action,
     Cluster,
+    Conflict,
     MarksStatus,
     Node,
+    NodesAndPods,
     Phase,
     Quarantine,
     QuarantineStatus,
+    Taint,
+    Unread,
 )
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS
-from aggregator.quarantine.decide.mark_rules import MarkRules
-from aggregator.quarantine.decide.node_marks import cordon_change, marked_by, read_applied
+from aggregator.quarantine.decide.node_marks import (
+    DO_NOT_DISRUPT,
+    MarkRules,
+    cordon_change,
+    marked_by,
+    read_applied,
+)
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.decide.repair import is_busy
 from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
@@ -39,8 +60,78 @@ from aggregator.quarantine.decide.uncordon import (
     recordon_due,
 )
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
+from aggregator.quarantine.state.quarantine_view import MARKED, NO_QUARANTINE, NewMarks
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: Annotations by which it is decided whether, and how, a node is marked. A release always writes
+#: `RELEASED`, so a decision of before a release fails here as it does on the version.
+DECIDING = frozenset(
+    {
+        *(APPLIED, RELEASED, OVERRULED, KEPT, CODES),
+        *(EXEMPT, FORCE, PIN, DO_NOT_DISRUPT),
+    }
+)
+#: Taints of the cluster's own controllers, which come and go with a node's state.
+_PASSING = "node.kubernetes.io/"
+
+
+class ExpectedNodes:
+    """One for all nodes of a replica.
+
+    Nodes of a pool usually have the same taints, so the last one that was read tells those of the
+    next.
+    """
+
+    def __init__(self, cluster: NodesAndPods, registry: NodeRegistry) -> None:
+        self._cluster = cluster
+        self._registry = registry
+        self._taints: dict[str, tuple[Taint, ...]] = {}
+
+    def expect(self, node_state: NodeState) -> Node | None:
+        """The node as it is expected to be, or None where it has to be read.
+
+        It is read where the list does not tell all that is known of it, and where it has been in
+        quarantine since this process began: then our own writes are newer than the list.
+        """
+        view = node_state.cluster
+        meta = view.meta
+        if (
+            meta is None
+            or not self._cluster.lists_all  # else there is nothing but the agent's word
+            or node_state.quarantine_view is not NO_QUARANTINE
+            or view.foreign
+            or view.labels != meta.labels
+        ):
+            return None
+        expected = Node(
+            name=meta.name,
+            uid=meta.uid,
+            version="",
+            unschedulable=False,
+            taints=self._taints.get(self._registry.pool_of(meta.name), ()),
+            labels=meta.labels,
+            annotations=meta.annotations,
+            unread=Unread(DECIDING | node_state.others.annotations, annotated=meta.annotated),
+        )
+        return expected if node_state.bears_out(expected) else None
+
+    def learn(self, node: Node | None, node_state: NodeState) -> None:
+        """Take the taints of a node that was read before its quarantine."""
+        if node is None or node.unschedulable or is_marked(node):
+            return
+        if node_state.others.forbids_all(node):
+            return
+        if not any(taint.key.startswith(_PASSING) for taint in node.taints):
+            self._taints[self._registry.pool_of(node.name)] = node.taints
+
+    def note_difference(self, node: Node, error: Conflict) -> None:
+        """The server found another node than the expected one; it is read now."""
+        log.info(
+            "the node is not as expected: it is read, and decided on again",
+            extra={"event": "step.node_differs", "node": node.name, "error": str(error)},
+        )
 
 
 @define(eq=False, slots=False, kw_only=True)

@@ -15,11 +15,10 @@ from aggregator.quarantine.correlation.evictions import EvictionMemory
 from aggregator.quarantine.decide.admission import Held, Proposal, stopped
 from aggregator.quarantine.decide.intent import OURS, DesiredState, is_overridden
 from aggregator.quarantine.decide.maintenance import is_stale
-from aggregator.quarantine.state.evidence import UNREAD_STATUS, NodeHold
+from aggregator.quarantine.state.fleet import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 NO_NODE = "the cluster has no node of this name"
 

@@ -10,8 +10,7 @@ from attrs import define
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.decide.admission import Held, Proposal
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 
 @define(eq=False, slots=False, kw_only=True)

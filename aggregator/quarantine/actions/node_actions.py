@@ -6,6 +6,9 @@ more: none of them may fail for an annotation.
 """
 
 import logging
+from collections.abc import Mapping
+
+from attrs import define
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
@@ -18,14 +21,47 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineStatus,
 )
-from aggregator.events import EventSink
+from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.announcer import Announcer
-from aggregator.quarantine.actions.node_reports import NodeReports
-from aggregator.quarantine.decide.mark_rules import without_notices
+from aggregator.quarantine.decide.node_marks import without_notices
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
+
+
+@define(eq=False, slots=False, kw_only=True)
+class NodeReports:
+    _event_sink: EventSink
+    _clocks: Clocks
+    stages: StageTimes
+
+    def emit_event(
+        self,
+        node_state: NodeState,
+        kind: EventKind,
+        summary: str,
+        details: Mapping[str, str] | None = None,
+        *,
+        incident: str = "",
+    ) -> None:
+        """Emit an event about the node, of its quarantine's incident where none is named."""
+        quarantine, wanted = node_state.quarantine, node_state.decision.wanted
+        if not incident and quarantine is not None:
+            incident = quarantine.spec.incident
+        if not incident and wanted is not None:
+            incident = wanted.spec.incident
+        self._event_sink.record_event(
+            Transition(
+                at=self._clocks.wall(),
+                kind=kind,
+                node=node_state.node,
+                summary=f"{node_state.node}: {summary}",
+                incident=incident,
+                details=dict(details or {}),
+            )
+        )
+
 
 log = logging.getLogger("sickbay.quarantine")
 

@@ -28,8 +28,8 @@ from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.open_attempts import are_attempts_known
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import Entry
-from aggregator.quarantine.decide.mark_rules import MarkRules
 from aggregator.quarantine.decide.node_marks import (
+    MarkRules,
     adopt_change,
     applied_to_undo,
     clear_overrides_change,

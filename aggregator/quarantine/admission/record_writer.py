@@ -42,27 +42,24 @@ from aggregator.quarantine.decide.admission import (
 )
 from aggregator.quarantine.decide.admission_record import (
     Entry,
+    Known,
     Rebuilt,
     Record,
     RecordSerializer,
     RecordUnreadable,
     RunningOperation,
-    parse_record,
-)
-from aggregator.quarantine.decide.pool_budget import PoolBudget
-from aggregator.quarantine.decide.record_continuity import (
-    Known,
     discontinuity,
     entry_of,
     has_begun,
+    parse_record,
     rebuild,
     takes_a_place,
 )
+from aggregator.quarantine.decide.pool_budget import PoolBudget
 from aggregator.quarantine.decide.repair import running_of
 from aggregator.quarantine.decide.reservation import OperationLimits, OperationProposal, reserve
-from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.operation_times import OperationTimes
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 from aggregator.rfc3339 import span
 
 log = logging.getLogger("sickbay.quarantine")

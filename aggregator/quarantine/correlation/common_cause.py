@@ -9,32 +9,30 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Action
 from aggregator.events import ChangeNotice, EventKind, EventSink, Transition
 from aggregator.health.model import CheckOff
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rack_origin import Origin
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.rack_origin import RackOrigins
 from aggregator.quarantine.decide.admission import Held, Limits, OpenCause
 from aggregator.quarantine.decide.admission_record import FLEET, Record
-from aggregator.quarantine.decide.cause_search import (
+from aggregator.quarantine.decide.common_cause import (
     VERSIONS,
     CommonCause,
+    CommonCauses,
     CommonLimits,
     Group,
     fabric_cause,
 )
-from aggregator.quarantine.decide.common_cause import CommonCauses
-from aggregator.quarantine.decide.fabric import (
+from aggregator.quarantine.decide.symptoms import (
     FABRIC,
     FABRIC_BY_LABEL,
+    NVLINK,
     TRAIT,
+    acting_checks,
+    actionable_evidence,
     domains,
     gpus_with_nvlink_evidence,
     may_be_of_fabric,
-)
-from aggregator.quarantine.decide.symptoms import (
-    NVLINK,
-    acting_checks,
-    actionable_evidence,
     symptoms_of,
     target_of,
     what_of,

@@ -14,11 +14,10 @@ from attrs import define, field
 from aggregator.clock import Clocks
 from aggregator.cluster.pod_ends import PodEnd
 from aggregator.events import EventKind, EventSink, Transition
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.admission import Held
-from aggregator.quarantine.decide.fabric import may_be_of_fabric
-from aggregator.quarantine.decide.symptoms import actionable_evidence
+from aggregator.quarantine.decide.symptoms import actionable_evidence, may_be_of_fabric
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 

@@ -21,7 +21,7 @@ from aggregator.policy.check_traits import NETWORK
 from aggregator.policy.network.triangulate import PEERS, Triangulation
 from aggregator.policy.network.verdict import CHECK, UNREACHABLE_SILENT, Finding, NetworkVerdict
 from aggregator.quarantine.decide.admission import Limits, quorum
-from aggregator.quarantine.decide.cause_search import LEAST
+from aggregator.quarantine.decide.common_cause import LEAST
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry

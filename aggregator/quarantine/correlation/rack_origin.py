@@ -14,7 +14,7 @@ from aggregator.clock import Clocks
 from aggregator.health.model import Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
-from aggregator.policy.incident import Evidence
+from aggregator.policy.evaluate import Evidence
 from aggregator.policy.rack_origin import (
     PRECURSOR,
     Confidence,
@@ -25,13 +25,13 @@ from aggregator.policy.rack_origin import (
 )
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.admission import Held
-from aggregator.quarantine.decide.cause_search import (
+from aggregator.quarantine.decide.common_cause import (
     LEAST_IN_CLIQUE,
     CommonCause,
     Group,
     fabric_cause,
 )
-from aggregator.quarantine.decide.fabric import is_nvlink_code, may_be_of_fabric
+from aggregator.quarantine.decide.symptoms import is_nvlink_code, may_be_of_fabric
 from aggregator.quarantine.state.node import NodeState
 
 #: The origin is named, and the cause reported, when it has stood for so long (seconds): lines of

@@ -35,9 +35,10 @@ from aggregator.quarantine.decide.pool_budget import (
     PoolBudget,
     PoolFacts,
     PoolHold,
+    allowance,
     cooldown_id,
+    floored,
 )
-from aggregator.quarantine.decide.shares import allowance, floored
 from aggregator.rfc3339 import span, time_of_day
 from aggregator.runtime.text import truncate
 

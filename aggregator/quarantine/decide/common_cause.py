@@ -1,27 +1,438 @@
 """Common causes: a fault of many nodes at once is not a fault of each node. Pure.
 
-Symptoms are counted over all nodes as they report, before a quarantine is proposed. `cause_search`
-finds the causes that explain the counts; this module keeps which causes are open, since when, and
-when they are over.
+Symptoms are counted over all nodes as they report, before a quarantine is proposed. `CauseSearch`
+finds the cause that explains one symptom on many nodes, as exact as possible; `CommonCauses` keeps
+which causes are open, since when, and when they are over.
+
+A cause is found where more nodes than chance gives show the symptom, and all began within one
+window:
+- the whole fleet: one check, or the faults of one rule;
+- a target: one component of a check that several nodes look at;
+- a place: nodes that share a label (rack, leaf switch, fabric clique) or an NVLink fabric;
+- a version: nodes that share driver, kernel or agent, and that do worse than the others.
+
+Faults that a node's own hardware reports are never attributed to a place: a rack makes no driver
+report that a GPU has left the bus. A version can, and so can sickbay itself; an NVLink has another
+end.
 
 The window is laid over the times at which the evidence began, wherever it lies: a restart that
 derives all anew finds the same causes, hours later. Single failures spread over weeks are no common
 cause.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from aggregator.quarantine.decide.cause_search import (
-    FLAGS,
-    CauseSearch,
-    CommonCause,
-    CommonLimits,
-    Group,
-    Population,
-    Sees,
-)
-from aggregator.quarantine.decide.symptoms import SILENCE, Symptom
+from attrs import define
+from pydantic import Field
+
+from aggregator.configfile.section import Positive, SectionDataclass
+from aggregator.configfile.values import Duration, LabelKey, LabelKeys, Share
+from aggregator.quarantine.decide.admission import OpenCause, Window
+from aggregator.quarantine.decide.symptoms import FABRIC, FABRIC_BY_LABEL, NVLINK, SILENCE, Symptom
+from aggregator.rfc3339 import span
+
+#: Fewer nodes than these are chance, whatever share of a small fleet, version or place they are.
+LEAST = 5
+LEAST_IN_PLACE = 3
+LEAST_IN_CLIQUE = 2
+#: A place or version is suspect when its nodes do so many times worse than all others.
+CONTRAST = 4.0
+#: A cause that explains this share of the broadest cause's nodes may win, if it is more exact.
+NEARLY = 0.8
+#: Causes of one symptom at most; the nodes left then have many small causes.
+_MOST_CAUSES = 32
+#: Targets of one symptom that are examined, those first that most nodes fail to reach.
+_MOST_TARGETS = 64
+_NAMED = 10
+
+SCOPES = ("check", "target", "place", "version", "agents")
+#: Any symptom that a rule acts on: a new agent version is evaluated by this.
+FLAGS = "flags"
+VERSIONS = ("driver", "kernel", "agent")
+
+
+@dataclass(frozen=True)
+class CommonLimits(SectionDataclass):
+    """The thresholds of a common cause: a part of the section ``limits``.
+
+    ``window`` in seconds; percentages are of the nodes that could show the symptom. More than
+    ``common_cause_percent`` of a check's observers, or more than ``common_cause_nodes``, whichever
+    is less, is one cause of the fleet; more than ``domain_percent`` of a place or version is its
+    own. ``domain_labels`` are the node labels whose value names a place: a rack, a leaf switch; the
+    value of ``clique_label`` names a node's NVLink clique (empty: there are none). NVLink evidence
+    of a node in a fabric waits ``fabric_hold`` (seconds) for that of others.
+    """
+
+    common_cause_percent: Share = 10.0
+    """A check (or the faults of one rule, or one target) that fails on more than this share of the
+    nodes that run it is one cause of the fleet: alerted once, and no node is quarantined for it.
+    ``"100%"``: never by share.
+    """
+    common_cause_nodes: Positive = 50
+    """The same from more than so many nodes, however large the fleet is. Never of fewer than five.
+    """
+    window: Window = 600.0
+    """Of the new quarantines and their share, and the time that counts as at once."""
+    domain_percent: Share = 20.0
+    """A check that fails on more than this share of a place, or any symptom on so many nodes of one
+    driver, kernel or agent version, and far more rarely elsewhere, is blamed on the place or the
+    version.
+    """
+    domain_labels: LabelKeys = ()
+    clique_label: LabelKey = "nvidia.com/gpu.clique"
+    """The node label that names the NVLink clique: NVLink evidence on two of its nodes is blamed on
+    the clique. Empty: no label is used. Without the label the agent's report of its NVLink fabric
+    counts; with it, the label alone (docs/security.md).
+    """
+    fabric_hold: Annotated[Duration, Field(le=600)] = 15.0
+    """On a node of an NVLink fabric or clique, NVLink evidence and the driver's verdicts wait for
+    so long for those of other nodes. ``0s``: they do not wait.
+    """
+
+
+#: Counts by component the nodes that look at it, of these components of one check.
+Sees = Callable[[str, Collection[str]], Mapping[str, int]]
+
+#: A property that nodes share: a label, or the name of a version, and its value.
+Group = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommonCause:
+    """One cause that many nodes share. ``since`` is monotonic; ``sample`` names some of them.
+
+    ``total`` is how many could show it.
+    """
+
+    id: str
+    scope: str
+    what: str
+    limit: str
+    value: str
+    reason: str
+    nodes: int
+    total: int
+    sample: tuple[str, ...]
+    since: float = 0.0
+    faded: float | None = None
+
+    @property
+    def fabric(self) -> bool:
+        """Whether it is an NVLink fabric or clique."""
+        return self.limit in ("fabric", "limits.clique_label")
+
+    @property
+    def fleetwide(self) -> bool:
+        return self.scope in ("check", "target")
+
+    def for_admission(self) -> OpenCause:
+        return OpenCause(self.limit, self.value, self.reason, self.fleetwide)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    id: str
+    scope: str
+    limit: str
+    value: str
+    reason: str
+    nodes: frozenset[str]
+    total: int
+    #: Whether it is an NVLink fabric or clique. A rack or a leaf switch around the fabric has the
+    #: same nodes with NVLink evidence, and carries no NVLink.
+    fabric: bool = False
+
+    @property
+    def exactness(self) -> tuple[int, bool]:
+        return ("agents", "check", "version", "place", "target").index(self.scope), self.fabric
+
+    def cause(self, what: str) -> CommonCause:
+        return CommonCause(
+            id=self.id,
+            scope=self.scope,
+            what=what,
+            limit=self.limit,
+            value=self.value,
+            reason=self.reason,
+            nodes=len(self.nodes),
+            total=self.total,
+            sample=tuple(sorted(self.nodes)[:_NAMED]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unexplained:
+    """Nodes that show a symptom and have no cause yet, with the time of its begin; all of them, and
+    those of each group and each target.
+    """
+
+    nodes: dict[str, float]
+    members: Mapping[Group, dict[str, float]]
+    targets: Mapping[str, dict[str, float]]
+    #: How many nodes look at each of these targets.
+    seen_by: Mapping[str, int]
+    #: The nodes on which a rule acts on the symptom.
+    acting: Container[str]
+
+    def drop(self, node: str, groups: Iterable[Group]) -> None:
+        """The node has a cause."""
+        del self.nodes[node]
+        for group in groups:
+            if group in self.members:
+                del self.members[group][node]
+        for seen in self.targets.values():
+            seen.pop(node, None)
+
+
+@dataclass(slots=True)
+class Population:
+    """The nodes that report: the groups that each is of, and how many there are of each.
+
+    ``observers`` counts by check the nodes that run it.
+    """
+
+    groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
+    sizes: Counter[Group] = field(default_factory=Counter)
+    observers: Counter[str] = field(default_factory=Counter)
+
+
+@define(eq=False, slots=False)
+class CauseSearch:
+    """Looks for the causes of symptoms in a population that the caller keeps up to date.
+
+    ``sees`` counts the nodes that look at components of a check: asked for seldom. ``open_now``
+    has the ids of the causes that are open: these need half as many nodes to stay so.
+    """
+
+    _limits: CommonLimits
+    _crowd: Population
+    _sees: Sees
+    _open_now: Container[str]
+
+    def suspects(self, groups: Sequence[Group], what: str, component: str) -> frozenset[str]:
+        """The ids of all causes that would explain this symptom of a node of these groups."""
+        ids = {what}
+        if component:
+            ids.add(_target(what, component))
+        ids |= {_domain(group, what) for group in groups if self._may_explain(group, what)}
+        ids |= {_domain(group, FLAGS) for group in groups if self._may_explain(group, FLAGS)}
+        return frozenset(ids)
+
+    def causes(
+        self,
+        what: str,
+        nodes: Mapping[str, float],
+        targets: Mapping[str, Mapping[str, float]],
+        acting: Container[str],
+    ) -> list[CommonCause]:
+        """The causes of one symptom: the one that explains most nodes first, then of the rest.
+
+        ``acting`` has the nodes on which a rule acts on the symptom.
+        """
+        if len(nodes) < LEAST_IN_CLIQUE:
+            return []
+        left = self._unexplained(what, nodes, targets, acting)
+        causes: list[CommonCause] = []
+        while len(left.nodes) >= LEAST_IN_CLIQUE and len(causes) < _MOST_CAUSES:
+            candidates = list(self._candidates(what, left))
+            if not candidates:
+                break
+            best = self._best(candidates)
+            causes.append(best.cause(what))
+            for node in best.nodes:
+                left.drop(node, self._crowd.groups[node])
+        return causes
+
+    def _unexplained(
+        self,
+        what: str,
+        nodes: Mapping[str, float],
+        targets: Mapping[str, Mapping[str, float]],
+        acting: Container[str],
+    ) -> "_Unexplained":
+        """All nodes, grouped by shared properties. Done once: a mass event has many causes."""
+        members: dict[Group, dict[str, float]] = {}
+        for node, since in nodes.items():
+            for group in self._crowd.groups[node]:
+                members.setdefault(group, {})[node] = since
+        many = sorted(
+            (component for component, seen in targets.items() if len(seen) >= LEAST),
+            key=lambda component: (-len(targets[component]), component),
+        )[:_MOST_TARGETS]
+        at = {
+            component: {node: since for node, since in targets[component].items() if node in nodes}
+            for component in many
+        }
+        seen_by = self._sees(what.partition(":")[2], many) if many else {}
+        may = {group: seen for group, seen in members.items() if self._may_explain(group, what)}
+        return _Unexplained(dict(nodes), may, at, seen_by, acting)
+
+    def _best(self, candidates: Sequence[_Candidate]) -> _Candidate:
+        """Of those that explain (nearly) most: one that is open already, then the most exact."""
+        enough = NEARLY * max(len(one.nodes) for one in candidates)
+        return max(
+            (one for one in candidates if len(one.nodes) >= enough),
+            key=lambda one: (one.id in self._open_now, one.exactness, len(one.nodes), one.id),
+        )
+
+    def _candidates(self, what: str, left: "_Unexplained") -> Iterator[_Candidate]:
+        if what != FLAGS:
+            yield from self._whole(what, left.nodes)
+        for component, nodes in left.targets.items():
+            yield from self._target(what, component, nodes, left.seen_by)
+        for group, nodes in left.members.items():
+            if len(nodes) >= LEAST_IN_CLIQUE:
+                yield from self._group(what, group, nodes, left)
+
+    def _may_explain(self, group: Group, what: str) -> bool:
+        """Whether nodes may show this symptom because they share this."""
+        label = group[0]
+        if label == "agent" or what == FLAGS:
+            return (label, what) == ("agent", FLAGS)
+        if label in VERSIONS:
+            return True
+        if label in (self._limits.clique_label, FABRIC, FABRIC_BY_LABEL):
+            return what == NVLINK
+        return not what.startswith("rule:")
+
+    def _whole(self, what: str, left: Mapping[str, float]) -> Iterator[_Candidate]:
+        kind, _, name = what.partition(":")
+        total = self._crowd.observers[name] if kind == "check" else 0
+        total = max(total or len(self._crowd.groups), len(left))
+        if self._too_many(what, left, self._most(total)):
+            subject = f"check {name} fails" if kind == "check" else f"faults of rule {name}"
+            subject = "NVLink evidence" if what == NVLINK else subject
+            yield self._fleetwide(what, "check", subject, left, total)
+
+    def _target(
+        self, what: str, component: str, nodes: Mapping[str, float], seen_by: Mapping[str, int]
+    ) -> Iterator[_Candidate]:
+        if len(nodes) < LEAST:
+            return
+        check = what.partition(":")[2]
+        ident = _target(what, component)
+        total = max(seen_by.get(component, 0), len(nodes))
+        if self._too_many(ident, nodes, self._most(total)):
+            subject = f"check {check} fails for {component}"
+            yield self._fleetwide(ident, "target", subject, nodes, total)
+
+    def _fleetwide(
+        self, ident: str, scope: str, subject: str, nodes: Collection[str], total: int
+    ) -> _Candidate:
+        limits = self._limits
+        if limits.common_cause_nodes < total * limits.common_cause_percent / 100:
+            limit, value = "limits.common_cause_nodes", str(limits.common_cause_nodes)
+            text = (
+                f"more than {limits.common_cause_nodes} within {span(limits.window)} are one cause"
+            )
+        else:
+            limit, value = "limits.common_cause_percent", f"{limits.common_cause_percent:g}%"
+            text = f"more than {value} within {span(limits.window)} are one cause"
+        reason = f"{subject} on {len(nodes)} of {total} nodes; {text}"
+        return _Candidate(ident, scope, limit, value, reason, frozenset(nodes), total)
+
+    def _group(
+        self, what: str, group: Group, nodes: Mapping[str, float], left: "_Unexplained"
+    ) -> Iterator[_Candidate]:
+        label, value = group
+        limits, size = self._limits, max(self._crowd.sizes[group], len(nodes))
+        ident = _domain(group, what)
+        subject = f"{label} {value}" if label in VERSIONS else f"{label}={value}"
+        told = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}.get(
+            what, what.replace(":", " ")
+        )
+        if label in (limits.clique_label, FABRIC, FABRIC_BY_LABEL):
+            if self._are_one_fabrics(nodes, left.acting):
+                limit, at, one = "limits.clique_label", label, "clique"
+                if label != limits.clique_label:
+                    subject, limit, at, one = f"NVLink fabric {value}", "fabric", value, "fabric"
+                reason = (
+                    f"{subject}: {told} on {len(nodes)} of {size} nodes; two of one {one} "
+                    f"within {span(limits.window)} are the {one}'s"
+                )
+                found = frozenset(nodes)
+                yield _Candidate(ident, "place", limit, at, reason, found, size, fabric=True)
+            return
+        least = LEAST if label in VERSIONS else LEAST_IN_PLACE
+        most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))
+        others, theirs = len(self._crowd.groups) - size, len(left.nodes) - len(nodes)
+        if others < LEAST or len(nodes) * others < CONTRAST * theirs * size:
+            return
+        if self._too_many(ident, nodes, most):
+            reason = (
+                f"{subject}: {told} on {len(nodes)} of {size} nodes, and on {theirs} of "
+                f"{others} others; more than {limits.domain_percent:g}% within "
+                f"{span(limits.window)} are one cause"
+            )
+            scope = "version" if label in VERSIONS else "place"
+            yield _Candidate(
+                ident,
+                scope,
+                "limits.domain_percent",
+                f"{limits.domain_percent:g}%",
+                reason,
+                frozenset(nodes),
+                size,
+            )
+
+    def _are_one_fabrics(self, nodes: Mapping[str, float], acting: Container[str]) -> bool:
+        """Whether the fabric is the cause: a rule acts on two nodes, or three show it, at once.
+
+        The word of one node, on which no rule acts, must not hold the quarantine of another.
+        """
+        window = self._limits.window
+        if _within(nodes.values(), window) > LEAST_IN_CLIQUE:
+            return True
+        acted = [since for node, since in nodes.items() if node in acting]
+        return _within(acted, window) >= LEAST_IN_CLIQUE
+
+    def _most(self, total: int) -> int:
+        """How many of ``total`` may show a symptom without being one cause."""
+        share = int(total * self._limits.common_cause_percent / 100 + 1e-9)
+        return max(LEAST - 1, min(share, self._limits.common_cause_nodes))
+
+    def _too_many(self, ident: str, nodes: Mapping[str, float], most: int) -> bool:
+        """More than ``most`` at once; once open, more than half of it, whenever they began."""
+        if ident in self._open_now:
+            return len(nodes) > most // 2
+        return len(nodes) > most and _within(nodes.values(), self._limits.window) > most
+
+    def silence(self, silent: int, of: int) -> CommonCause | None:
+        """The cause of so many silent agents, of those that have reported, or None if few are."""
+        most = self._most(of)
+        if silent <= (most // 2 if SILENCE in self._open_now else most):
+            return None
+        reason = f"{silent} of {of} agents are silent; no node is quarantined for it"
+        made = self._fleetwide(SILENCE, "agents", "", (), max(of, 1))
+        return replace(made.cause(SILENCE), reason=reason, nodes=silent)
+
+
+def _within(times: Iterable[float], window: float) -> int:
+    """The most of these times that lie in one window."""
+    ordered = sorted(times)
+    first = most = 0
+    for last, at in enumerate(ordered):
+        while at - ordered[first] > window:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+def _target(what: str, component: str) -> str:
+    return f"{what} {component[:200]}"
+
+
+def fabric_cause(group: Group) -> str:
+    """The id of the cause that this NVLink fabric or clique would be."""
+    return _domain(group, NVLINK)
+
+
+def _domain(group: Group, what: str) -> str:
+    return f"{group[0]}={group[1]} {what}"
+
 
 #: A cause is over when it has not held for so long (seconds).
 SETTLE = 60.0

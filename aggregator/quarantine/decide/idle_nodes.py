@@ -35,8 +35,8 @@ from aggregator.quarantine.decide.node_tests import (
     under_way,
     verdict_at,
 )
+from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.profiles import Profile
-from aggregator.quarantine.decide.shares import allowance
 from aggregator.runtime.text import some_of
 
 #: After many tests without a verdict the next one waits no longer than this (seconds).

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.cluster.port import STRENGTH, Action, EvidenceItem, Quarantine, QuarantineSpec
 from aggregator.health.node import GONE, boot_ends
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rules import ACTIONS, HEALTHY_FOR, Policy, Rule
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.overrides import clears

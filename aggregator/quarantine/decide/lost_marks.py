@@ -13,8 +13,13 @@ from pydantic import Field
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL
 from aggregator.cluster.port import AppliedChanges, MarksStatus, Node, Quarantine
 from aggregator.configfile.values import Duration
-from aggregator.quarantine.decide.mark_rules import PLAIN, MarkRules, applied_taint
-from aggregator.quarantine.decide.node_marks import known_applied, read_applied
+from aggregator.quarantine.decide.node_marks import (
+    PLAIN,
+    MarkRules,
+    applied_taint,
+    known_applied,
+    read_applied,
+)
 from aggregator.rfc3339 import span
 
 #: All that a marked node carries of ours, by the names that stand in the Quarantine's status.

@@ -15,7 +15,7 @@ from aggregator.cluster.node_names import CONDITION, TEST_CONDITION
 from aggregator.cluster.port import NodeCondition, Phase, Quarantine
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import refuse, shaped
-from aggregator.policy.incident import Incident
+from aggregator.policy.evaluate import Incident
 
 #: The kubelet, the cloud's controller and sickbay itself write these.
 _TAKEN = frozenset(

@@ -40,9 +40,9 @@ from aggregator.quarantine.decide.admission_record import (
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
+from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.profiles import MaybeProfile
 from aggregator.quarantine.decide.reservation import LINGERS, OperationProposal
-from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.verdicts import (
     is_verified,
     last_repair,

@@ -48,8 +48,12 @@ from aggregator.quarantine.decide.drain_plan import (
 )
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.maintenance import STALE
-from aggregator.quarantine.decide.mark_rules import PLAIN, applied_taint
-from aggregator.quarantine.decide.node_marks import exclude_change, read_applied
+from aggregator.quarantine.decide.node_marks import (
+    PLAIN,
+    applied_taint,
+    exclude_change,
+    read_applied,
+)
 from aggregator.quarantine.decide.own_pods import without_own
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return
 from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Evictor

@@ -11,7 +11,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.node_reports import NodeReports
+from aggregator.quarantine.actions.node_actions import NodeReports
 from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.release_checks import state_of_gpus
 from aggregator.quarantine.reconcile.work_queue import WorkQueue

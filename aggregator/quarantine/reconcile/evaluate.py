@@ -8,14 +8,14 @@ from attrs import define
 from aggregator.clock import Clocks
 from aggregator.cluster.port import STRENGTH, Action, Phase, Quarantine
 from aggregator.events import EventKind
-from aggregator.policy.incident import Incident
+from aggregator.policy.evaluate import Incident
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.node_reports import NodeReports
+from aggregator.quarantine.actions.node_actions import NodeReports
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.registry import NodePools
 
 
 @define(eq=False, slots=False, kw_only=True)

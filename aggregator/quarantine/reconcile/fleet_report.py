@@ -7,8 +7,7 @@ from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission import Limits, quorum
 from aggregator.quarantine.state.fleet import FleetState, PoolUse
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 
 @define(eq=False, slots=False, kw_only=True)

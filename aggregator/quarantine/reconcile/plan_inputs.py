@@ -11,7 +11,7 @@ from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodePools
 
 
 @define(eq=False, slots=False, kw_only=True)

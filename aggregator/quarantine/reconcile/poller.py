@@ -24,7 +24,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster, ClusterError, Node, Phase
 from aggregator.events import EventKind
 from aggregator.policy.silent_agent import worst_failing
-from aggregator.quarantine.actions.node_reports import NodeReports
+from aggregator.quarantine.actions.node_actions import NodeReports
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.uncordon import Uncordoned

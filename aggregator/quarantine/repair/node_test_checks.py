@@ -22,8 +22,7 @@ from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.node_test_requests import NodeTestRequests
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 from aggregator.runtime.text import some_of
 
 _MOST_NAMED = 3

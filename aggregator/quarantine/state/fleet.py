@@ -3,6 +3,7 @@
 It can be lost: snapshots, Quarantine objects and the record bring all of it back.
 """
 
+import asyncio
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,18 +11,317 @@ from dataclasses import dataclass, field
 from aggregator.cluster.port import Phase, Quarantine
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.health.gpu_names import name_gpus
+from aggregator.health.model import Hello
+from aggregator.health.node import NodeHealth
+from aggregator.policy.evaluate import Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
-from aggregator.quarantine.decide.cause_search import CommonCause
+from aggregator.quarantine.decide.common_cause import CommonCause
+from aggregator.quarantine.decide.intent import DesiredState
 from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.evidence import AgentView, Decision
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 from aggregator.quarantine.state.stage_times import StageTimes
-from aggregator.quarantine.state.work import Work
+from aggregator.runtime.interning import EMPTY
+
+
+@dataclass(slots=True)
+class AgentView:
+    """Changed by the agent's events alone, and by a read that shows another Node of its name.
+
+    ``last_heard``: monotonic seconds, None for never.
+    ``conflict``: which two agents claim the node; empty: one at most does.
+    ``refused``: why no snapshot of its agent was accepted; empty: the last one was.
+    ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
+    ``misnamed``: the node was read, and the known state is of another Node of its name.
+    ``silent``: it was reported that the agent has been gone for too long.
+    ``silent_failing``: the failing evidence when its agent fell silent, while its kubelet is ready,
+    and ``silent_failing_since`` when that was found (monotonic).
+    """
+
+    health: NodeHealth | None = None
+    attached: bool = False
+    last_heard: float | None = None
+    conflict: str = ""
+    refused: str = ""
+    claimed: str = ""
+    misnamed: bool = False
+    silent: bool = False
+    silent_failing: str = ""
+    silent_failing_since: float = 0.0
+
+    @property
+    def speaks(self) -> bool:
+        """Its agent is attached, and its messages are accepted."""
+        return self.attached and not self.refused
+
+    @property
+    def was_received(self) -> bool:
+        """Its agent has sent a snapshot since this process started, and may be gone since."""
+        return self.health is not None and self.health.has_snapshot
+
+    @property
+    def is_fresh(self) -> bool:
+        """The agent is attached and has given its snapshot since."""
+        return self.attached and self.was_received
+
+    def connect(self, hello: Hello, now: float) -> None:
+        """An authenticated stream said Hello; its snapshot follows."""
+        if self.health is None:
+            self.health = NodeHealth(hello)
+        else:
+            self.health.greet(hello)
+        self.attached = True
+        self.note_attempt(now)
+        self.claimed, self.misnamed, self.silent_failing = hello.node_uid, False, ""
+
+    def note_attempt(self, now: float) -> None:
+        """The first sign of an agent, which counts as a report: from now on it can be silent."""
+        if self.last_heard is None:
+            self.last_heard = now
+
+    def refuse(self, reason: str) -> None:
+        """Its stream was refused, or ended before a snapshot of it was accepted."""
+        self.refused = reason
+
+    def note_message(self, at: float) -> None:
+        """A message came, of whatever kind."""
+        self.last_heard = at
+
+    def accept_snapshot(self) -> bool:
+        """Returns whether its silence was reported before, which is over now."""
+        was_silent, self.silent, self.refused = self.silent, False, ""
+        return was_silent
+
+    def disconnect(self) -> None:
+        self.attached = False
+
+    def set_conflict(self, detail: str) -> None:
+        """Two agents claim the node; empty: they do no more."""
+        self.conflict = detail
+
+    def note_silence(self) -> None:
+        """Its silence is being reported."""
+        self.silent = True
+
+    def note_failing(self, evidence: str, now: float) -> None:
+        """Its kubelet is ready, and this was failing when the agent fell silent."""
+        self.silent_failing, self.silent_failing_since = evidence, now
+
+    def compare_uid(self, node_uid: str | None) -> None:
+        """The UID of the Node as just read, None for no Node, against the claimed one."""
+        self.misnamed = node_uid is not None and self.claimed not in ("", node_uid)
+
+    def compare_boot(self, boot_id: str) -> None:
+        """The boot of the Node in place of the one that was released, against the evidence's."""
+        self.misnamed = self.health is not None and self.health.boot_id != boot_id
+
+    def discard(self) -> None:
+        """Its evidence is of another Node of this name."""
+        self.claimed, self.misnamed = "", False
+        self.attached, self.refused = False, ""
+        self.health = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHold:
+    """Why a proposal may not be carried out now: the limit by name, and what it is set to."""
+
+    limit: str
+    value: str
+    reason: str
+    since: float  # wall clock seconds
+    cause: str = ""  # the id of the common cause, where that is why
+
+
+#: The hold of a quarantine whose status can't be read in whole: none of the limits.
+UNREAD_STATUS = "unread-status"
+
+
+@dataclass(slots=True)
+class Decision:
+    """Changed by each evaluation, and by the answers to proposals.
+
+    ``incidents``: the open ones, by id; the mapping is replaced, never changed.
+    ``wanted``: the desired quarantine. ``hold``: the limit that keeps it from admission.
+    ``would``: the action that the mode, or an operator's request, prevents; ``spared``: the
+    request that does.
+    ``requests``: operators' requests, in sentences; ``exempt``: people want it left alone now.
+    ``unreported``: ids of open incidents whose report waits until it is known whether the node's
+    fabric is the cause; the set is replaced, never changed.
+    ``timer`` evaluates the node again when time alone may change the result.
+    """
+
+    incidents: Mapping[str, Incident] = field(default_factory=lambda: EMPTY)
+    wanted: DesiredState | None = None
+    hold: NodeHold | None = None
+    would: str = ""
+    spared: str = ""
+    requests: tuple[str, ...] = ()
+    exempt: bool = False
+    unreported: frozenset[str] = frozenset()
+    timer: asyncio.TimerHandle | None = None
+
+    def update(self, incidents: Mapping[str, Incident], wanted: DesiredState | None) -> None:
+        """The result of an evaluation."""
+        self.incidents, self.wanted = incidents, wanted
+
+    def take_incidents(self, incidents: Mapping[str, Incident]) -> None:
+        """The incidents before the next evaluation, such as those that a Quarantine has."""
+        self.incidents = incidents
+
+    def forget_evidence(self) -> None:
+        """There is no evidence any more; the next evaluation begins from none."""
+        self.incidents, self.wanted, self.unreported = EMPTY, None, frozenset()
+
+    def set_hold(self, hold: NodeHold | None) -> None:
+        """The answer to a proposal; None: no limit holds it, or there is none any more."""
+        self.hold = hold
+
+    def defer_report(self, incident: str) -> None:
+        """The incident is to be reported later."""
+        self.unreported |= {incident}
+
+    def take_deferred(self, incident: str) -> bool:
+        """Whether the incident's report was deferred; it is no longer."""
+        deferred = incident in self.unreported
+        if deferred:
+            self.unreported -= {incident}
+        return deferred
+
+    def set_prevented(self, would: str, spared: str) -> None:
+        self.would, self.spared = would, spared
+
+    def take_requests(self, requests: tuple[str, ...], *, exempt: bool) -> None:
+        self.requests, self.exempt = requests, exempt
+
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        """The next evaluation by time, instead of the one that was set."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
+
+
+@dataclass(slots=True)
+class Work:
+    """Changed by the queue, its worker, and those who ask for a read of the node.
+
+    ``task`` reconciles the node; ``is_queued``: it is to be reconciled once more. ``queued`` is set
+    meanwhile, and made when a task first waits for that: a dozen of 10,000 nodes have one, of 800
+    bytes.
+    ``waiters``: messages that are acknowledged when their evidence is durable.
+    ``needs_read``: an event hints that the node may be schedulable again, or gone; a read decides.
+    ``recheck_pods``: it was drained, and its pods are to be read again.
+    ``polled_at``: when the node was last polled, or read for the begin of its drain (monotonic).
+    ``in_record``: the record, as last seen, has an entry of it.
+    ``last_error``: why the last step failed, which is tried again; empty: it did not.
+    ``evaluation_due``: its state has changed since it was last evaluated; ``arrived``: when the
+    first delta since then arrived (monotonic). ``evaluation_cost``: seconds that its evaluations
+    took and that its agent was not charged for yet.
+    """
+
+    task: asyncio.Task[None] | None = None
+    is_queued: bool = False
+    queued: asyncio.Event | None = None
+    waiters: tuple[asyncio.Future[None], ...] = ()
+    needs_read: bool = False
+    recheck_pods: bool = False
+    polled_at: float = float("-inf")
+    in_record: bool = False
+    last_error: str = ""
+    evaluation_due: bool = False
+    arrived: float | None = None
+    evaluation_cost: float = 0.0
+
+    def queue(self) -> None:
+        self.is_queued = True
+        if self.queued is not None:
+            self.queued.set()
+
+    def take_queued(self) -> None:
+        """The node is about to be reconciled, or what has changed was checked."""
+        self.is_queued = False
+        if self.queued is not None:
+            self.queued.clear()
+
+    async def wait_queued(self) -> None:
+        """Return once the node is to be reconciled; at once where it is."""
+        if self.queued is None:
+            self.queued = asyncio.Event()
+        if not self.is_queued:
+            await self.queued.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its task reconciles the node now."""
+        return self.task is not None and not self.task.done()
+
+    def start(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+
+    def request_read(self) -> None:
+        """The node is to be read in full; see `WorkQueue.add_for_read`."""
+        self.needs_read = True
+
+    def begin_read(self) -> None:
+        """The node is about to be read: a hint that comes meanwhile is a new one."""
+        self.needs_read = False
+
+    def request_evaluation(self, arrived: float | None = None) -> None:
+        """The node is to be evaluated once, however many changes request it; see `WorkQueue`."""
+        self.evaluation_due = True
+        if self.arrived is None:
+            self.arrived = arrived
+
+    def begin_evaluation(self) -> float | None:
+        """The node is about to be evaluated. Returns when the delta that caused it arrived."""
+        arrived, self.arrived, self.evaluation_due = self.arrived, None, False
+        return arrived
+
+    def add_evaluation_cost(self, seconds: float) -> None:
+        self.evaluation_cost += seconds
+
+    def take_evaluation_cost(self) -> float:
+        """The seconds that evaluations took since the last call."""
+        cost, self.evaluation_cost = self.evaluation_cost, 0.0
+        return cost
+
+    def request_pods(self) -> None:
+        self.recheck_pods = True
+
+    def begin_pods(self) -> bool:
+        """Returns whether the pods are to be read; they are about to be."""
+        requested, self.recheck_pods = self.recheck_pods, False
+        return requested
+
+    def note_poll(self, at: float) -> None:
+        self.polled_at = at
+
+    def add_waiter(self, waiter: asyncio.Future[None]) -> None:
+        self.waiters = (*self.waiters, waiter)
+
+    def acknowledge(self) -> None:
+        """The evidence is durable."""
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters = ()
+
+    def refuse_waiters(self) -> None:
+        """The evidence is not acknowledged: the agent sends it again."""
+        for waiter in self.waiters:
+            waiter.cancel()
+        self.waiters = ()
+
+    def set_in_record(self, *, in_record: bool) -> None:
+        self.in_record = in_record
+
+    def set_error(self, error: str) -> None:
+        self.last_error = error
+
 
 #: Why a node without a Quarantine is nevertheless in quarantine.
 UNCLAIMED = (

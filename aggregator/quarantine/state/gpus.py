@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from attrs import define, field
 
-from aggregator.health.components import Components
 from aggregator.health.model import Status
+from aggregator.health.node import Components
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.stage_times import StageTimes

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, Quarantine, RepairStatus, is_older
-from aggregator.policy.evaluate import evaluate
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.evaluate import Evidence, Incident, evaluate
 from aggregator.policy.node_rules import reweighed
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import silent_match
@@ -20,8 +19,7 @@ from aggregator.quarantine.decide.operator_requests import (
 from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
 from aggregator.quarantine.state.cluster_view import OthersMarks
-from aggregator.quarantine.state.evidence import NodeHold
-from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 
 
