@@ -191,7 +191,7 @@ class _Acts:
             policy=given.policy,
             stages=given.fleet.stages,
         )
-        self.holds = NodeHolds(acts=acts, record_writer=writer, switch=base.switch, clocks=clocks)
+        self.holds = NodeHolds(acts=acts, record_writer=writer, switch=base.switch)
         self.proposals = Proposals(
             holds=self.holds,
             record_writer=writer,
@@ -200,43 +200,32 @@ class _Acts:
             pools=pools,
             registry=registry,
         )
-        self.objects = ObjectWrites(
-            cluster=cluster,
-            acts=acts,
-            record_writer=writer,
-            clocks=clocks,
-        )
+        self.objects = ObjectWrites(acts=acts, record_writer=writer)
         self.cordon = CordonActions(
-            cluster=cluster,
             acts=acts,
             marking=NodeMarker(
                 acts=acts,
-                clocks=clocks,
                 pools=pools,
                 rules=settings.marks,
                 off_load_balancers=settings.drain.off_load_balancers,
             ),
             objects=self.objects,
             expected=ExpectedNodes(cluster, registry),
-            clocks=clocks,
             marks=settings.marks,
             uncordon=settings.uncordon,
         )
         self.admission = NodeAdmission(
-            cluster=cluster,
             acts=acts,
             holds=self.holds,
             proposals=self.proposals,
             cordon=self.cordon,
             record_writer=writer,
             pools=pools,
-            clocks=clocks,
         )
-        hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=given.rng)
+        hook_runner = HookRunner(acts=acts, rules=settings.hooks, rng=given.rng)
         most = settings.limits.evictions_at_once
         self.drain = Drainer(
             acts=acts,
-            clocks=clocks,
             rules=settings.drain,
             hook_runner=hook_runner,
             lanes=EvictionLanes(
@@ -249,27 +238,16 @@ class _Acts:
             test_namespace=settings.repair.test_namespace,
         )
         self.release = ReleaseActions(
-            cluster=cluster,
             record_writer=writer,
             acts=acts,
-            clocks=clocks,
-            policy=given.policy,
             after_release=hook_runner.after_release,
             uncordon=settings.uncordon,
             marks=settings.marks,
         )
         self.adopter = MarkAdopter(
-            cluster=cluster,
-            record_writer=writer,
-            acts=acts,
-            release_actions=self.release,
-            clocks=clocks,
-            policy=given.policy,
-            pools=pools,
+            record_writer=writer, acts=acts, release_actions=self.release, pools=pools
         )
-        self.restorer = MarkRestorer(
-            cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks
-        )
+        self.restorer = MarkRestorer(acts=acts, rules=settings.marks)
         self.start_checks = RepairStartChecks(
             cluster=cluster,
             switch=base.switch,
@@ -373,7 +351,6 @@ def _worker(
         limits=given.settings.limits,
     )
     reads = NodeReads(
-        cluster=given.cluster,
         acts=acts.acts,
         holds=acts.holds,
         release_actions=acts.release,

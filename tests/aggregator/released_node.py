@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     ClusterError,
@@ -31,7 +30,7 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from tests.aggregator.test_node_actions import Bench, made
 from tests.support.node_states import set_fields
-from tests.support.replica import POLICY, all_in_mode
+from tests.support.replica import all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
@@ -59,13 +58,9 @@ class Back(Bench):
             withdraw=self._withdraw,
             enter_quarantine=self._enter,
         )
-        clocks = Clocks(loop.time, lambda: 5000.0 + loop.time())
         self.back: Any = ReleaseActions(
-            cluster=self.cluster,
             record_writer=record_writer,
             acts=self.acts,
-            clocks=clocks,
-            policy=POLICY,
             after_release=self._after,
             uncordon=UncordonRules(OnUncordon.RELEASE),
             marks=PLAIN,
@@ -78,16 +73,11 @@ class Back(Bench):
             return found
 
         vars(self.back)["_against_release"] = against_release
-        self.restorer: Any = MarkRestorer(
-            cluster=self.cluster, acts=self.acts, clocks=clocks, rules=RestoreRules()
-        )
+        self.restorer: Any = MarkRestorer(acts=self.acts, rules=RestoreRules())
         self.adopter: Any = MarkAdopter(
-            cluster=self.cluster,
             record_writer=record_writer,
             acts=self.acts,
             release_actions=self.back,
-            clocks=clocks,
-            policy=POLICY,
             pools=all_in_mode(Action.DRAIN),
         )
 

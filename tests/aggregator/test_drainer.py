@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     Blocker,
@@ -59,7 +58,6 @@ class Drain(Bench):
         self.asked_at: list[float] = []
         self.made: Any = Drainer(
             acts=self.acts,
-            clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
             rules=DrainRules(deadline=600.0, off_load_balancers=off_balancers),
             hook_runner=SimpleNamespace(),  # type: ignore[arg-type]
             lanes=SimpleNamespace(),  # type: ignore[arg-type]
@@ -549,12 +547,7 @@ class Hooked(Bench):
         hook: Any = SimpleNamespace(call=self._answer)
         which = rules.pop("which", ("pre_evict", "post_release"))
         given = dict.fromkeys(which, hook)
-        self.made: Any = HookRunner(
-            acts=self.acts,
-            clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
-            rules=HookRules(**given, **rules),
-            rng=Most(),
-        )
+        self.made: Any = HookRunner(acts=self.acts, rules=HookRules(**given, **rules), rng=Most())
 
     async def _answer(self, values: dict[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         await guard()

@@ -489,12 +489,12 @@ def drainer_of(bench: Bench, writes: list[Any]) -> Any:
 
     acts: Any = SimpleNamespace(
         cluster=bench,
+        clocks=Clocks(bench.loop.time, lambda: 5000.0),
         write_status=write_status,
         emit_event=lambda *given: bench.told.append(given[2]),
     )
     made: Any = drainer.Drainer(
         acts=acts,
-        clocks=Clocks(bench.loop.time, lambda: 5000.0),
         rules=DrainRules(deadline=600.0, off_load_balancers=False),
         hook_runner=None,  # type: ignore[arg-type]
         lanes=bench.evictor.lanes,

@@ -58,7 +58,8 @@ class Recorder:
 
     words: ClassVar[ClusterWords] = KUBERNETES
 
-    def __init__(self) -> None:
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.clocks = Clocks(loop.time, loop.time)
         self.notes: list[tuple[str, str]] = []
         self.written: list[QuarantineStatus] = []
 
@@ -89,15 +90,12 @@ class Bench:
     """A `HookRunner` and one node in quarantine."""
 
     def __init__(self, loop: VirtualTimeLoop, rules: HookRules, **status: object) -> None:
-        self.acts, self.loop = Recorder(), loop
+        self.acts, self.loop = Recorder(loop), loop
         known = QuarantineStatus(**status)  # type: ignore[arg-type]  # a test's words
         self.quarantine = Quarantine("n1", "uid-q", "1", SPEC, known)
         self.node_state = state_of("n1", loop.time, quarantine=self.quarantine)
         self.hook_runner = HookRunner(
-            acts=cast(NodeActions, self.acts),
-            clocks=Clocks(loop.time, loop.time),
-            rules=rules,
-            rng=HighestDraw(),
+            acts=cast(NodeActions, self.acts), rules=rules, rng=HighestDraw()
         )
 
     async def before_evictions(self) -> bool:

@@ -264,7 +264,7 @@ def test_marks_that_change_while_they_are_adopted_are_released_or_tried_again(
         async def conflict(*_: Any, **__: Any) -> Any:
             raise Conflict("x")
 
-        bench.adopter._cluster.patch_node = conflict
+        bench.cluster.patch_node = conflict  # type: ignore[method-assign]
         await bench.adopter._keep_marks(bench.node_state, known, before)
         status = bench.now().status
         assert status.phase is Phase.RELEASING

@@ -134,7 +134,7 @@ class Bench:
             stages=StageTimes(),
         )
         self.acts: Any = acts
-        self.holds = NodeHolds(acts=acts, record_writer=record_writer, switch=switch, clocks=clocks)
+        self.holds = NodeHolds(acts=acts, record_writer=record_writer, switch=switch)
         self.proposals: Any = Proposals(
             holds=self.holds,
             record_writer=record_writer,
@@ -143,33 +143,22 @@ class Bench:
             pools=pools,
             registry=in_pool_a,
         )
-        self.objects = ObjectWrites(
-            cluster=cluster,
-            acts=acts,
-            record_writer=record_writer,
-            clocks=clocks,
-        )
+        self.objects = ObjectWrites(acts=acts, record_writer=record_writer)
         self.cordons = CordonActions(
-            cluster=cluster,
             acts=acts,
-            marking=NodeMarker(
-                acts=acts, clocks=clocks, pools=pools, rules=rules, off_load_balancers=False
-            ),
+            marking=NodeMarker(acts=acts, pools=pools, rules=rules, off_load_balancers=False),
             objects=self.objects,
             expected=ExpectedNodes(cluster, in_pool_a),
-            clocks=clocks,
             marks=rules,
             uncordon=UncordonRules(OnUncordon.RECORDON),
         )
         self.admission = NodeAdmission(
-            cluster=cluster,
             acts=acts,
             holds=self.holds,
             proposals=self.proposals,
             cordon=self.cordons,
             record_writer=record_writer,
             pools=pools,
-            clocks=clocks,
         )
 
     def new_marks(self) -> QuarantineStatus:

@@ -85,6 +85,9 @@ class Recorder:
         self._bench, self._plain = bench, plain
 
     def __getattr__(self, name: str) -> Any:
+        if name == "cluster":
+            return self
+
         def act(*_: Any, **__: Any) -> Any:
             bench = self._bench
             if name != "report_phase":
@@ -183,7 +186,6 @@ class Bench:
                 publish.PublishReconciler(recorder),
             ),
             reads=NodeReads(
-                cluster=recorder,
                 acts=recorder,
                 holds=recorder,
                 release_actions=recorder,

@@ -352,7 +352,7 @@ def test_a_release_is_told_once_however_often_its_object_is_dropped() -> None:
             return Unreachable("x") if fails[0] and name == "drop_quarantine" else None
 
         cluster = MemoryCluster(bench.world, fails=refuse)
-        bench.back._cluster = bench.acts._cluster = cluster
+        bench.acts.cluster = cluster
         with pytest.raises(Unreachable):
             await bench.back.undo(bench.node_state)
         assert bench.node_state.quarantine_view.ended == "q"
@@ -426,7 +426,7 @@ def test_an_uninstall_waits_for_no_node_and_a_conflict_is_tried_again(
         def refuse(name: str) -> ClusterError | None:
             return error if name == "read_node" else None
 
-        bench.back._cluster = MemoryCluster(bench.world, fails=refuse)
+        bench.acts.cluster = MemoryCluster(bench.world, fails=refuse)
         try:
             await bench.back.drop_finalizer(bench.node_state, known)
         except Conflict:

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Cluster, ClusterError, Conflict, Node, Phase, Quarantine
+from aggregator.cluster.port import ClusterError, Conflict, Node, Phase, Quarantine
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.holds import NodeHolds, Proposals
@@ -30,14 +29,12 @@ log = logging.getLogger("sickbay.quarantine")
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeAdmission:
-    _cluster: Cluster
     _acts: NodeActions
     _holds: NodeHolds
     _proposals: Proposals
     _cordon: CordonActions
     _record_writer: AdmissionRecordWriter
     _pools: NodePools
-    _clocks: Clocks
 
     async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Request admission and, when admitted, make the object and mark the node.
@@ -48,7 +45,7 @@ class NodeAdmission:
         """
         unplaced = node_state.cluster.labels is None
         if node_state.cluster.node_gone or unplaced:  # first: a record undone would wake us again
-            node_state.take_node(await self._cluster.read_node(node_state.node))
+            node_state.take_node(await self._acts.cluster.read_node(node_state.node))
             if unplaced and not node_state.cluster.node_gone:
                 return True  # its labels tell what it shares with others: decide again by them
         if self._holds.is_nowhere(node_state, wanted) or self._holds.leave_alone(
@@ -174,13 +171,13 @@ class NodeAdmission:
 
     async def _picture(self, node_state: NodeState) -> Node | None:
         """The node for a patch against its version: its present or a slightly older state."""
-        return await self._cluster.read_node(node_state.node, cached=True)
+        return await self._acts.cluster.read_node(node_state.node, cached=True)
 
     async def _taken(self, node_state: NodeState, node: Node | None) -> Node | None:
         """Take this read of the node. Unknown changes in it are first confirmed by a full read."""
         moved = node is not None and self._pools.has_moved(node)
         if moved or not node_state.bears_out(node):
-            node = await self._cluster.read_node(node_state.node)
+            node = await self._acts.cluster.read_node(node_state.node)
         node_state.take_node(node)
         self._cordon.expected.learn(node, node_state)
         return node
@@ -195,9 +192,9 @@ class NodeAdmission:
             intent_action=wanted.spec.action,
             node_uid=node.uid,
             record_generation=self._record_writer.record.generation,
-            installation=self._cluster.installation,
+            installation=self._acts.cluster.installation,
         )
-        quarantine = await self._cluster.create_quarantine(
+        quarantine = await self._acts.cluster.create_quarantine(
             node_state.node, spec, guard=self._acts.guard(node_state)
         )
         node_state.own_quarantine_view().note_restored(quarantine.uid)
@@ -212,7 +209,7 @@ class NodeAdmission:
             self._report_admission(node_state, quarantine)  # it is marked by a later try
             raise
         self._report_admission(node_state, quarantine)
-        node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
+        node_state.own_quarantine_view().note_begin(quarantine.uid, self._acts.clocks.now())
         self._cordon.marking.report(node_state, quarantine, patched)
 
     def _report_admission(self, node_state: NodeState, quarantine: Quarantine) -> None:
@@ -232,7 +229,7 @@ class NodeAdmission:
         """
         words = node_state.cluster.overruled
         entry = self._record_writer.record.entries.get(node_state.node)
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         quarantine = await self._acts.reread(node_state)
         node_state.take_node(node)
         self._cordon.expected.learn(node, node_state)
@@ -259,7 +256,7 @@ class NodeAdmission:
         quarantine = await self._acts.write_status(node_state, quarantine, releasing)
         view = node_state.own_quarantine_view()
         view.note_end(quarantine.uid)
-        await self._cluster.drop_quarantine(quarantine)
+        await self._acts.cluster.drop_quarantine(quarantine)
         view.drop()
         log.info(
             "Quarantine not begun",
@@ -277,6 +274,6 @@ class NodeAdmission:
         """Whether an operator, or its pool's mode, allows less than we want, by the node as it was
         just read.
         """
-        asked = node_state.cluster.operator_requests.cap(self._clocks.earliest())
+        asked = node_state.cluster.operator_requests.cap(self._acts.clocks.earliest())
         allowed = min(asked.strength, self._pools.mode_of(node_state.node).strength)
         return allowed < wanted.spec.action.strength

@@ -11,11 +11,9 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.node_names import APPLIED, is_marked
 from aggregator.cluster.port import (
     Action,
-    Cluster,
     ClusterError,
     Conflict,
     Node,
@@ -24,7 +22,6 @@ from aggregator.cluster.port import (
     QuarantineSpec,
 )
 from aggregator.events import EventKind
-from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.release import ReleaseActions, Undo
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -54,12 +51,9 @@ _KEPT = "its node was marked, and the Quarantine was gone: made again, and the m
 class MarkAdopter:
     """Makes the Quarantine of marks again, or undoes them; for one node at a time."""
 
-    _cluster: Cluster
     _record_writer: AdmissionRecordWriter
     _acts: NodeActions
     _release_actions: ReleaseActions
-    _clocks: Clocks
-    _policy: Policy
     _pools: NodePools
 
     async def adopt(self, node_state: NodeState) -> None:
@@ -78,7 +72,7 @@ class MarkAdopter:
     async def _adopt(self, node_state: NodeState) -> None:
         if await self._acts.reread(node_state) is not None:
             return
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         node_state.take_node(node)
         spec = self._spec(node_state, node)
         if spec is None:
@@ -91,10 +85,10 @@ class MarkAdopter:
         if not self._acts.may_act():  # paused since it was read: another replica goes on
             raise Conflict("this replica may not be the controller any more")
         await self._record_writer.enter_quarantine(node_state.node, spec)
-        spec = replace(spec, installation=self._cluster.installation)
-        quarantine = await self._cluster.create_quarantine(node_state.node, spec)
+        spec = replace(spec, installation=self._acts.cluster.installation)
+        quarantine = await self._acts.cluster.create_quarantine(node_state.node, spec)
         if node_state.is_news(quarantine):  # a later event may have come before the answer
-            node_state.take_quarantine(quarantine, self._policy, self._clocks.now())
+            node_state.take_quarantine(quarantine, self._acts.policy, self._acts.clocks.now())
         text = f"its Quarantine was gone, and is made again ({spec.action}): {spec.reason}"
         self._acts.emit_event(node_state, EventKind.ADOPTED, text)
         if node is not None and is_marked(node):
@@ -108,7 +102,7 @@ class MarkAdopter:
             return remains
         if node is None or not marked:
             return None
-        if marked_for(node.annotations) not in ("", self._cluster.installation):
+        if marked_for(node.annotations) not in ("", self._acts.cluster.installation):
             return None  # another installation's, which knows its state
         return spec_of_marks(node) or self._spec_of_entry(node_state)
 
@@ -128,11 +122,11 @@ class MarkAdopter:
     async def _keep_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         """The marks are this quarantine's from now on; if they are gone by now, it is released."""
         try:
-            node = await self._cluster.patch_node(
+            node = await self._acts.cluster.patch_node(
                 node, adopt_change(quarantine, read_applied(node))
             )
         except Conflict:
-            now = await self._cluster.read_node(node_state.node)
+            now = await self._acts.cluster.read_node(node_state.node)
             if now is not None and now.uid == node.uid and is_marked(now):
                 raise  # another client changed the marks: the usual steps mark it again
             because = "its marks were gone by the time that it was made again"
@@ -141,7 +135,7 @@ class MarkAdopter:
             )
             await self._acts.write_status(node_state, quarantine, status)
             return
-        now_at = self._clocks.wall()
+        now_at = self._acts.clocks.wall()
         status = replace(
             quarantine.status,
             phase=Phase.CORDONED,
@@ -160,7 +154,7 @@ class MarkAdopter:
     async def forget_node(self, node_state: NodeState, because: str) -> None:
         """An entry without object and cause. Where the node is marked it is adopted instead."""
         entry = await self._record_writer.entry(node_state.node)
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         if node is not None and is_marked(node):
             node_state.own_quarantine_view().request_adoption()
             return
@@ -188,8 +182,8 @@ class MarkAdopter:
 
     async def _unmark(self, node_state: NodeState, uid: str) -> bool:
         """Undo the marks of this quarantine, which stands no more. Whether there were any."""
-        node = await self._cluster.read_node(node_state.node)
-        if await self._cluster.read_quarantine(node_state.node) is not None:
+        node = await self._acts.cluster.read_node(node_state.node)
+        if await self._acts.cluster.read_quarantine(node_state.node) is not None:
             raise Conflict("a quarantine stands there again")
         node_state.take_node(node)
         if node is None or not is_marked(node):

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.node_names import (
     APPLIED,
     CODES,
@@ -26,7 +25,6 @@ from aggregator.cluster.node_names import (
 )
 from aggregator.cluster.port import (
     Action,
-    Cluster,
     Conflict,
     MarksStatus,
     Node,
@@ -139,7 +137,6 @@ class NodeMarker:
     """``off_load_balancers``: a node that is to be drained leaves those."""
 
     _acts: NodeActions
-    _clocks: Clocks
     _pools: NodePools
     _rules: MarkRules
     _off_load_balancers: bool
@@ -158,9 +155,9 @@ class NodeMarker:
         # Of marks that were reported before only the status is lacking.
         again = node_state.quarantine_view.reported_marks == quarantine.uid
         if not quarantine.status.cordoned_at and not again:  # else it is marked again
-            self._acts.stages.note_taint(node_state.node, self._clocks.now())
+            self._acts.stages.note_taint(node_state.node, self._acts.clocks.now())
             self._acts.stages.note_causes(quarantine.spec)
-        now = self._clocks.wall()
+        now = self._acts.clocks.wall()
         status = replace(
             quarantine.status,
             phase=Phase.CORDONED,
@@ -171,9 +168,9 @@ class NodeMarker:
             applied=read_applied(patched),
             marks=None,
         )
-        marks = NewMarks(quarantine, status, patched, self._clocks.now())
+        marks = NewMarks(quarantine, status, patched, self._acts.clocks.now())
         node_state.own_quarantine_view().note_marks(marks)
-        node_state.cluster.note_marks(self._clocks.now())
+        node_state.cluster.note_marks(self._acts.clocks.now())
         if again:
             return
         text = f"{self._acts.words.marked}: {quarantine.spec.reason or 'by hand'}"
@@ -187,18 +184,16 @@ class NodeMarker:
 class CordonActions:
     """``expected``: what a quarantine that begins expects of its node."""
 
-    _cluster: Cluster
     _acts: NodeActions
     marking: NodeMarker
     _objects: ObjectWrites
     expected: ExpectedNodes
-    _clocks: Clocks
     _marks: MarkRules
     _uncordon: UncordonRules
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         quarantine = await self._acts.reread(node_state)
         node_state.take_node(node)
         self.expected.learn(node, node_state)
@@ -227,11 +222,11 @@ class CordonActions:
         if quarantine.spec.requester == OURS and (node_state.cluster.maintained or over):
             return  # the next step sees it
         if quarantine.spec.requester == OURS and node_state.cluster.operator_requests.exempt(
-            self._clocks.earliest()
+            self._acts.clocks.earliest()
         ):
             return  # the exemption came after our decision
         if not quarantine.has_finalizer:
-            quarantine = await self._cluster.add_finalizer(quarantine)
+            quarantine = await self._acts.cluster.add_finalizer(quarantine)
             node_state.wrote(quarantine)
         if marked_by(node) == quarantine.uid and is_marked(node) and not node.unschedulable:
             # It was uncordoned before the status told of the marks: the next read decides on that.
@@ -258,7 +253,7 @@ class CordonActions:
             uncordoned_at=quarantine.status.uncordoned_at,
             recordons=quarantine.status.recordons,
             evictions_held_until=quarantine.status.evictions_held_until,
-            marks=MarksStatus(ALL_MARKS, since=self._clocks.wall()),
+            marks=MarksStatus(ALL_MARKS, since=self._acts.clocks.wall()),
             repair=quarantine.status.repair,  # an order under way is not forgotten with the Node
         )
         await self._acts.write_status(node_state, quarantine, status)
@@ -271,10 +266,10 @@ class CordonActions:
         The status comes first: should we die before the patch, the next replica knows that
         evictions wait, and counts this one.
         """
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         quarantine = await self._acts.reread(node_state)
         node_state.take_node(node)
-        whose, wall = node_state.quarantine_view.uncordoned, self._clocks.earliest()
+        whose, wall = node_state.quarantine_view.uncordoned, self._acts.clocks.earliest()
         if quarantine is None or node is None or whose is Uncordoned.NO:
             return  # the next step sees it
         if quarantine.deleting or quarantine.status.phase not in MARKED:
@@ -283,7 +278,7 @@ class CordonActions:
             return
         if wall < recordon_due(quarantine.status, wall):
             return
-        wall, words = self._clocks.latest(), self._acts.words
+        wall, words = self._acts.clocks.latest(), self._acts.words
         status = after_uncordon(quarantine, node, whose, self._uncordon, wall, words)
         quarantine = await self._acts.write_status(node_state, quarantine, status)
         self._acts.emit_event(

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Quarantine
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
@@ -28,7 +27,6 @@ class NodeHolds:
     _acts: NodeActions
     _record_writer: AdmissionRecordWriter
     _switch: StopSwitch
-    _clocks: Clocks
 
     def is_nowhere(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether the cluster has no such node: it is held then, counts for no limit, and is looked
@@ -50,7 +48,7 @@ class NodeHolds:
     def hold(self, node_state: NodeState, held: Held, wanted: DesiredState) -> None:
         self._acts.stages.note_hold(node_state.node)
         before = node_state.decision.hold
-        since = before.since if before is not None else self._clocks.wall()
+        since = before.since if before is not None else self._acts.clocks.wall()
         node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
         if before is None or before.limit != held.limit:
             self._report(node_state, held, wanted.spec.action)
@@ -90,7 +88,7 @@ class NodeHolds:
         known = node_state.decision.hold
         if quarantine is None or (known is not None and known.limit == held.limit):
             return
-        since = self._clocks.wall()
+        since = self._acts.clocks.wall()
         node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since))
         if quarantine.status.phase not in MARKED:
             self._report(node_state, held, quarantine.spec.action)
@@ -106,7 +104,7 @@ class NodeHolds:
             "part of its Quarantine's status can't be read, and is left as it is: a later version "
             f"may have written it ({quarantine.unread})",
         )
-        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, self._clocks.wall()))
+        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, self._acts.clocks.wall()))
         self._report(node_state, held, quarantine.spec.action)
 
     def unhold_resumed(self, node_state: NodeState) -> None:

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, MarksStatus, Node, Phase, Quarantine
+from aggregator.cluster.port import MarksStatus, Node, Phase, Quarantine
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.intent import OURS
@@ -27,9 +26,7 @@ _NONE = MarksStatus()
 class MarkRestorer:
     """Steps `ObjectStep.REPORT_MARKS` and `MarkStep.RESTORE`, for one node at a time."""
 
-    _cluster: Cluster
     _acts: NodeActions
-    _clocks: Clocks
     rules: RestoreRules
 
     async def report(self, node_state: NodeState, quarantine: Quarantine) -> None:
@@ -38,7 +35,7 @@ class MarkRestorer:
             quarantine.status.marks or _NONE,
             node_state.quarantine_view.missing,
         )
-        since = (before.since or self._clocks.latest()) if missing else 0.0
+        since = (before.since or self._acts.clocks.latest()) if missing else 0.0
         marks = replace(before, missing=missing, since=since)
         text = describe_lost(marks, self.rules, quarantine.status.applied) if missing else ""
         status = replace(quarantine.status, marks=None if marks == _NONE else marks)
@@ -56,7 +53,7 @@ class MarkRestorer:
 
     async def restore(self, node_state: NodeState) -> None:
         """Set missing marks again: the node is read before the Quarantine is, as always."""
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         standing = await self._acts.reread(node_state)
         node_state.take_node(node)
         if node is None or standing is None or not self._may(node_state, node, standing):
@@ -70,7 +67,7 @@ class MarkRestorer:
             node_state, node.uid, quarantined=True, message=standing.spec.reason
         )
         node_state.take_node(node)
-        marks = counted(standing.status.marks or _NONE, self._clocks.latest())
+        marks = counted(standing.status.marks or _NONE, self._acts.clocks.latest())
         status = replace(
             standing.status, marks=marks, applied=read_applied(node) or standing.status.applied
         )
@@ -92,8 +89,8 @@ class MarkRestorer:
             return False
         if quarantine.spec.requester != OURS:
             return True
-        exempt = node_state.cluster.operator_requests.exempt(self._clocks.earliest())
+        exempt = node_state.cluster.operator_requests.exempt(self._acts.clocks.earliest())
         return not node_state.cluster.maintained and not exempt
 
     def _marked(self, node: str) -> str:
-        return self._cluster.words.in_force.format(node=node)
+        return self._acts.cluster.words.in_force.format(node=node)

@@ -33,7 +33,7 @@ from aggregator.quarantine.state.stage_times import StageTimes
 @define(eq=False, slots=False, kw_only=True)
 class NodeReports:
     _event_sink: EventSink
-    _clocks: Clocks
+    clocks: Clocks
     stages: StageTimes
 
     def emit_event(
@@ -53,7 +53,7 @@ class NodeReports:
             incident = wanted.spec.incident
         self._event_sink.record_event(
             Transition(
-                at=self._clocks.wall(),
+                at=self.clocks.wall(),
                 kind=kind,
                 node=node_state.node,
                 summary=f"{node_state.node}: {summary}",
@@ -144,7 +144,7 @@ class NodeActions(NodeReports):
     ) -> None:
         super().__init__(event_sink=event_sink, clocks=clocks, stages=stages)
         self.cluster = cluster
-        self._policy = policy
+        self.policy = policy
         self.words = cluster.words
         self._guards = guards
         #: Whether we are the controller at this moment.
@@ -171,7 +171,7 @@ class NodeActions(NodeReports):
             if node_state.quarantine is not None:
                 node_state.own_quarantine_view().miss()
         else:
-            node_state.take_read(quarantine, self._policy, self._clocks.now(), before=before)
+            node_state.take_read(quarantine, self.policy, self.clocks.now(), before=before)
         return quarantine
 
     async def write_status(

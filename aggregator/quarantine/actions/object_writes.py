@@ -5,11 +5,9 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     STILL_SCHEDULABLE,
     Action,
-    Cluster,
     Conflict,
     Phase,
     Quarantine,
@@ -34,16 +32,14 @@ log = logging.getLogger("sickbay.quarantine")
 
 @define(eq=False, slots=False, kw_only=True)
 class ObjectWrites:
-    _cluster: Cluster
     _acts: NodeActions
     _record_writer: AdmissionRecordWriter
-    _clocks: Clocks
 
     async def enter(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Count a quarantine that the record does not have, such as one made by hand."""
         spec = quarantine.spec
         if spec.requester != OURS:
-            node_state.take_node(await self._cluster.read_node(node_state.node))
+            node_state.take_node(await self._acts.cluster.read_node(node_state.node))
             if node_state.cluster.node_gone:
                 await self.report_no_node(node_state, quarantine)
                 return
@@ -67,8 +63,8 @@ class ObjectWrites:
 
     async def force(self, node_state: NodeState) -> None:
         """A quarantine for an annotation of a person: made, or changed with it."""
-        node_state.take_node(await self._cluster.read_node(node_state.node))
-        action = node_state.cluster.operator_requests.forced(self._clocks.earliest())
+        node_state.take_node(await self._acts.cluster.read_node(node_state.node))
+        action = node_state.cluster.operator_requests.forced(self._acts.clocks.earliest())
         if action is None or node_state.agent.misnamed:
             return  # taken back in between
         reason, quarantine = (
@@ -84,11 +80,11 @@ class ObjectWrites:
                 reason,
                 requester=FORCED,
                 intent_action=action,
-                installation=self._cluster.installation,
+                installation=self._acts.cluster.installation,
             )
             guard = self._acts.guard(node_state, granted=False)  # it is entered after it is made
             node_state.wrote(
-                await self._cluster.create_quarantine(node_state.node, spec, guard=guard)
+                await self._acts.cluster.create_quarantine(node_state.node, spec, guard=guard)
             )
             return
         spec = replace(quarantine.spec, action=action, reason=reason, intent_action=action)
@@ -106,7 +102,7 @@ class ObjectWrites:
 
     async def show_cordon(self, node_state: NodeState, quarantine: Quarantine, text: str) -> None:
         """Write to the status that the node is left schedulable, or that others cordoned it."""
-        wall = self._clocks.wall()
+        wall = self._acts.clocks.wall()
         await self._acts.write_status(
             node_state, quarantine, replace(quarantine.status, uncordoned=text)
         )
@@ -120,7 +116,7 @@ class ObjectWrites:
 
     async def show_absence(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status that its Node is gone, and since when, or that it is back."""
-        since = self._clocks.latest() if node_state.cluster.node_gone else 0.0
+        since = self._acts.clocks.latest() if node_state.cluster.node_gone else 0.0
         ends = quarantine.spec.requester == OURS
         told = (
             f"its Node is gone: it counts for no limit, and "
@@ -139,10 +135,10 @@ class ObjectWrites:
         self, node_state: NodeState, quarantine: Quarantine, spec: QuarantineSpec
     ) -> None:
         """Write the intent; a drain that is no longer wanted is a cordon again."""
-        written = await self._cluster.write_quarantine_spec(quarantine, spec)
+        written = await self._acts.cluster.write_quarantine_spec(quarantine, spec)
         if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
             status = replace(written.status, phase=Phase.CORDONED, pods_remaining=None, blockers=())
-            written = await self._cluster.write_quarantine_status(written, status)
+            written = await self._acts.cluster.write_quarantine_status(written, status)
         node_state.wrote(written)
 
     async def write_conditions(self, node_state: NodeState, quarantine: Quarantine) -> None:
@@ -171,7 +167,7 @@ class ObjectWrites:
         status = replace(
             quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
         )
-        node_state.wrote(await self._cluster.write_quarantine_status(quarantine, status))
+        node_state.wrote(await self._acts.cluster.write_quarantine_status(quarantine, status))
         log.info(
             "Quarantine withdrawn",
             extra={

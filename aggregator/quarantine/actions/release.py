@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.node_names import APPLIED, RELEASED, is_marked
 from aggregator.cluster.port import (
     AppliedChanges,
-    Cluster,
     ClusterError,
     Conflict,
     Node,
@@ -23,7 +21,6 @@ from aggregator.cluster.port import (
     Quarantine,
 )
 from aggregator.events import EventKind
-from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.open_attempts import are_attempts_known
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -73,11 +70,8 @@ class Undo:
 class ReleaseActions:
     """The steps back, for one node at a time; `NodeAdmission` has those forth."""
 
-    _cluster: Cluster
     _record_writer: AdmissionRecordWriter
     _acts: NodeActions
-    _clocks: Clocks
-    _policy: Policy
     _after_release: Callable[[NodeState, Quarantine], Awaitable[None]]
     _uncordon: UncordonRules
     _marks: MarkRules
@@ -110,7 +104,7 @@ class ReleaseActions:
             if node_state.is_released_by_uncordon(self._uncordon) or not taken_back:
                 return  # operators' requests are other than we knew: decide again
             if not await are_attempts_known(
-                self._cluster, node_state, quarantine, self._clocks.wall()
+                self._acts.cluster, node_state, quarantine, self._acts.clocks.wall()
             ):
                 return  # an operation that we did not know of: decide again
         status = replace(
@@ -122,11 +116,11 @@ class ReleaseActions:
             release_held="",
         )
         kind = EventKind.OVERRULED if step.overruled else EventKind.RELEASING
-        node_state.wrote(await self._cluster.write_quarantine_status(quarantine, status))
+        node_state.wrote(await self._acts.cluster.write_quarantine_status(quarantine, status))
         self._acts.emit_event(node_state, kind, f"{step.because}: being released")
 
     async def _against_release(self, node_state: NodeState, quarantine: Quarantine) -> str:
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         node_state.take_node(node)
         if node is None:
             return ""
@@ -134,7 +128,7 @@ class ReleaseActions:
             quarantine,
             node=node,
             health=node_state.agent.health if not node_state.quarantine_view.reborn else None,
-            policy=self._policy,
+            policy=self._acts.policy,
             requests=node_state.cluster.operator_requests,
         )
 
@@ -144,7 +138,7 @@ class ReleaseActions:
             self._acts.emit_event(node_state, EventKind.RELEASE_HELD, text)
         node_state.own_quarantine_view().hold_release(why)
         # Before the write: a change of the node's checks meanwhile hastens the next check.
-        node_state.own_quarantine_view().delay_release_check(self._clocks.now(), CHECK_AGAIN)
+        node_state.own_quarantine_view().delay_release_check(self._acts.clocks.now(), CHECK_AGAIN)
         if quarantine.status.release_held == why or quarantine.unread:
             return
         try:
@@ -162,7 +156,7 @@ class ReleaseActions:
         Releasing, which is durable, until its entry can be taken out.
         """
         entry, trouble = await self.entry(node_state.node)
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         quarantine = await self._acts.reread(node_state)
         if quarantine is None:
             if (
@@ -188,8 +182,8 @@ class ReleaseActions:
             self._acts.emit_event(
                 node_state, EventKind.RELEASED, f"released: {_because(quarantine)}"
             )
-            self._acts.stages.note_release(quarantine.status.cordoned_at, self._clocks.wall())
-            self._acts.stages.note_return(quarantine.status, self._clocks.wall())
+            self._acts.stages.note_release(quarantine.status.cordoned_at, self._acts.clocks.wall())
+            self._acts.stages.note_return(quarantine.status, self._acts.clocks.wall())
         await self._drop(node_state, quarantine)
 
     async def entry(self, node: str) -> tuple[Entry | None, str]:
@@ -216,8 +210,8 @@ class ReleaseActions:
         memory = remember(
             node,
             evidence,
-            earliest=self._clocks.earliest(),
-            latest=self._clocks.latest(),
+            earliest=self._acts.clocks.earliest(),
+            latest=self._acts.clocks.latest(),
         )
         more = memory_change(memory)
         if UNCORDONED_BY in node.annotations:
@@ -254,16 +248,16 @@ class ReleaseActions:
         node_state.own_quarantine_view().lose_definition(quarantine)
 
     async def _update_memory(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         if node is None or marked_by(node) != quarantine.uid:
             return
         change = adopt_change(quarantine, read_applied(node))
         if change.annotations.get(APPLIED) != node.annotations.get(APPLIED):
-            await self._cluster.patch_node(node, change)
+            await self._acts.cluster.patch_node(node, change)
 
     async def _drop(self, node_state: NodeState, quarantine: Quarantine) -> None:
         node_state.own_quarantine_view().note_end(quarantine.uid)
-        await self._cluster.drop_quarantine(quarantine)
+        await self._acts.cluster.drop_quarantine(quarantine)
         reborn = node_state.own_quarantine_view().drop()
         if reborn:
             # They belong to the earlier Node: the evaluation finds those of this one.
@@ -283,12 +277,12 @@ class ReleaseActions:
 
     async def clear_overrides(self, node_state: NodeState) -> None:
         """Remove the overrides that are over from the node's annotation."""
-        node = await self._cluster.read_node(node_state.node)
+        node = await self._acts.cluster.read_node(node_state.node)
         ended = node_state.cluster.ended_overrides
         if node is not None:
             remembered = read_overruled(node.annotations)
             if remembered & ended:
-                node = await self._cluster.patch_node(
+                node = await self._acts.cluster.patch_node(
                     node, clear_overrides_change(remembered - ended)
                 )
         node_state.cluster.note_removed(ended)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     Blocker,
@@ -113,7 +112,6 @@ class Drainer:
     """
 
     _acts: NodeActions
-    _clocks: Clocks
     _rules: DrainRules
     _hook_runner: HookRunner
     _lanes: EvictionLanes
@@ -150,7 +148,7 @@ class Drainer:
         return Evictor(
             cluster=self._cluster,
             acts=self._acts,
-            clocks=self._clocks,
+            clocks=self._acts.clocks,
             rules=self._rules,
             lanes=self._lanes,
             rng=self._rng,
@@ -182,7 +180,7 @@ class Drainer:
         memory, still = evictions.memory, evictions.still
         look, before = _POLL_FIRST, frozenset[tuple[str, bool]]()
         while still():
-            began, is_first = self._clocks.now(), memory.first_seen is None
+            began, is_first = self._acts.clocks.now(), memory.first_seen is None
             pods = await self._cluster.pods_on(node_state.node, background=not is_first)
             read = self._read(node_state, pods, memory, began)
             if read is None or not still():
@@ -192,7 +190,7 @@ class Drainer:
             ):
                 return read
             memory.found_empty = read.plan.remaining == 0
-            now = self._clocks.now()
+            now = self._acts.clocks.now()
             if self._is_node_due(read.plan, evictions, now - node_at):
                 node_at = now
                 node = await self._cluster.read_node(node_state.node, background=True)
@@ -216,7 +214,7 @@ class Drainer:
         """Whether a read of the node of this age (seconds) is too old for the next step."""
         if age < NODE_EVERY:
             return False
-        evicts = evictions.next_due(plan) <= self._clocks.now()
+        evicts = evictions.next_due(plan) <= self._acts.clocks.now()
         return evicts or (bool(plan.leaving) and age >= READY_EVERY)
 
     def _is_proof(self, node_state: NodeState, read: _Read, memory: DrainMemory) -> bool:
@@ -255,7 +253,7 @@ class Drainer:
         self, node_state: NodeState, read: _Read, evictions: Evictor, look: float
     ) -> None:
         """Until the pods are read again: for a request that is due, a second empty read, or so."""
-        memory, now = evictions.memory, self._clocks.now()
+        memory, now = evictions.memory, self._acts.clocks.now()
         until = now + look
         due = evictions.next_due(read.plan)
         if memory.found_empty:
@@ -318,10 +316,10 @@ class Drainer:
         if memory.first_seen is None:
             memory.first_seen = frozenset(pod.uid for pod in pods)
         plan = plan_drain(pods, self._rules, moment, came_back, waits)
-        return _Read(plan, moment, round(self._clocks.wall(), 3), began)
+        return _Read(plan, moment, round(self._acts.clocks.wall(), 3), began)
 
     def _moment(self, status: QuarantineStatus) -> DrainMoment:
-        now = self._clocks.earliest()
+        now = self._acts.clocks.earliest()
         began = status.drain_started_at or now
         return DrainMoment(now, began, status.deadline_at or began + self._deadline)
 
@@ -365,7 +363,7 @@ class Drainer:
         finally:
             self._begins -= 1
         if read is None:
-            self._memory(node_state).begun_at = self._clocks.now()
+            self._memory(node_state).begun_at = self._acts.clocks.now()
             node_state.work.note_poll(marks.at)  # a poll at once would show no more
 
     async def _write_marks_alone(self, node_state: NodeState, marks: NewMarks) -> None:
@@ -391,7 +389,7 @@ class Drainer:
 
         async def note_begin() -> None:
             nonlocal began
-            began = self._clocks.now()  # the request may have waited for its turn
+            began = self._acts.clocks.now()  # the request may have waited for its turn
 
         while True:
             try:
@@ -404,7 +402,7 @@ class Drainer:
             if plan.remaining or plan.stuck or math.isinf(marked_for):
                 return None
             if marked_for >= EMPTY_FOR:
-                return _Read(plan, moment, round(self._clocks.wall(), 3), began)
+                return _Read(plan, moment, round(self._acts.clocks.wall(), 3), began)
             await asyncio.sleep(EMPTY_FOR - marked_for + _POLL_FIRST)  # past it, by any rounding
 
     async def _finish_with_marks(self, node_state: NodeState, marks: NewMarks, read: _Read) -> bool:
@@ -412,14 +410,14 @@ class Drainer:
 
         Returns True once it is written, as `_write_begin` does.
         """
-        began = self._clocks.latest()
+        began = self._acts.clocks.latest()
         drained = replace(
             marks.status,
             phase=Phase.DRAINED,
             message=self._words.empty,
             drain_started_at=began,
             deadline_at=began + self._deadline,
-            drained_at=self._clocks.wall(),
+            drained_at=self._acts.clocks.wall(),
             pods_remaining=0,
             pods_read_at=read.at,
         )
@@ -437,7 +435,7 @@ class Drainer:
         """
         if self._has_begun(node_state):
             return float("-inf") if still() else None
-        asked_at = self._clocks.now()
+        asked_at = self._acts.clocks.now()
         node = await self._cluster.read_node(node_state.node, background=True)
         node_state.take_node(node)
         node_state.work.note_poll(asked_at)  # it shows all that a poll at once would show
@@ -465,7 +463,7 @@ class Drainer:
         memory, quarantine = self._memories.get(node_state.node), node_state.quarantine
         if memory is None or quarantine is None:
             return False
-        age, memory.begun_at = self._clocks.now() - memory.begun_at, float("-inf")
+        age, memory.begun_at = self._acts.clocks.now() - memory.begun_at, float("-inf")
         if age >= NODE_EVERY or self._hook_runner.is_due(quarantine.status):
             return False  # the hook may end jobs: it is asked after a read, as evictions are
         return quarantine.status.phase is Phase.DRAINING and quarantine.uid == memory.uid
@@ -474,7 +472,7 @@ class Drainer:
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus
     ) -> bool:
         """Write phase Draining, and the time of its first begin, over ``status``."""
-        began = status.drain_started_at or self._clocks.latest()
+        began = status.drain_started_at or self._acts.clocks.latest()
         draining = replace(
             status,
             phase=Phase.DRAINING,
@@ -501,7 +499,7 @@ class Drainer:
             quarantine.status,
             phase=Phase.DRAINED,
             message=message[:1000],
-            drained_at=self._clocks.wall(),
+            drained_at=self._acts.clocks.wall(),
             pods_remaining=0,
             pods_read_at=read.at,
             blockers=evictions.blockers(plan),
@@ -551,7 +549,7 @@ class Drainer:
         """Write its progress, if that has changed, at most once in `STATUS_EVERY`."""
         quarantine, plan, moment = node_state.quarantine, read.plan, read.moment
         memory = evictions.memory
-        if quarantine is None or self._clocks.now() - memory.written_at < STATUS_EVERY:
+        if quarantine is None or self._acts.clocks.now() - memory.written_at < STATUS_EVERY:
             return
         late = moment.now >= moment.deadline
         blockers = evictions.blockers(plan)
@@ -574,7 +572,7 @@ class Drainer:
             return
         newly = late and not quarantine.status.overdue_at
         await self._acts.write_status(node_state, quarantine, status)
-        memory.written_at = self._clocks.now()
+        memory.written_at = self._acts.clocks.now()
         if newly:
             named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
             text = f"{status.message}. In the way: {named or f'no {self._words.one} by name'}"
@@ -607,7 +605,7 @@ class Drainer:
             return f"another tool or person is at work: {node_state.cluster.maintained}"
         if node_state.cluster.evictions_forbidden:
             return node_state.cluster.evictions_forbidden
-        return node_state.cluster.operator_requests.why_capped(self._clocks.earliest())
+        return node_state.cluster.operator_requests.why_capped(self._acts.clocks.earliest())
 
     async def recheck(self, node_state: NodeState) -> None:
         """Read the pods of a node that was drained, and report where some are there again.
@@ -617,7 +615,7 @@ class Drainer:
         quarantine = node_state.quarantine
         if quarantine is None or quarantine.status.phase is not Phase.DRAINED:
             return
-        began = self._clocks.now()
+        began = self._acts.clocks.now()
         memory = DrainMemory(quarantine.uid)
         pods = await self._cluster.pods_on(node_state.node, background=True)
         if any(pod.deleting for pod in pods):

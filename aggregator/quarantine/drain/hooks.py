@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     UNGUARDED,
     Guard,
@@ -75,11 +74,8 @@ class HookRules:
 class HookRunner:
     """Asks the hooks; at most ``rules.at_once`` of them run at once."""
 
-    def __init__(
-        self, *, acts: NodeActions, clocks: Clocks, rules: HookRules, rng: random.Random
-    ) -> None:
+    def __init__(self, *, acts: NodeActions, rules: HookRules, rng: random.Random) -> None:
         self._acts = acts
-        self._clocks = clocks
         self._rules = rules
         self._rng = rng
         self._lane = asyncio.Semaphore(rules.at_once)
@@ -99,7 +95,7 @@ class HookRunner:
         if known is not None and known.state is not HookState.ASKING:
             return True
         if known is None:
-            known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.latest(), 3))
+            known = HookStatus(HookState.ASKING, asked_at=round(self._acts.clocks.latest(), 3))
             await self._write(
                 node_state, known, "drain.pre_evict is called; the drain waits for it"
             )
@@ -108,10 +104,10 @@ class HookRunner:
     async def _until_done(
         self, node_state: NodeState, hook: Hook, known: HookStatus, still: Still
     ) -> bool:
-        calls, written_at = 0, self._clocks.now()
+        calls, written_at = 0, self._acts.clocks.now()
         limit = self._rules.pre_evict_timeout
         while still():
-            left = max(0.0, known.asked_at + limit - self._clocks.earliest())
+            left = max(0.0, known.asked_at + limit - self._acts.clocks.earliest())
             answer = await self._asked(node_state, hook, left, still)
             if answer is None:
                 return False
@@ -122,7 +118,7 @@ class HookRunner:
                 self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
             text = f"{answer.said.value}: {answer.text}".rstrip(": ")
-            late = self._clocks.earliest() >= known.asked_at + limit
+            late = self._acts.clocks.earliest() >= known.asked_at + limit
             if late and self._rules.go_on:
                 await self._end(
                     node_state, HookState.GIVEN_UP, known, text, self._acts.words.draining
@@ -131,13 +127,13 @@ class HookRunner:
                 self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
                 return True
             newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
-            if newly or self._clocks.now() - written_at >= _STATUS_EVERY:
+            if newly or self._acts.clocks.now() - written_at >= _STATUS_EVERY:
                 over = f" was not done in {limit:g} s; the drain waits" if late else ""
                 said = f"drain.pre_evict{over or ' is waited for'}: {text}"
-                ended_at = known.ended_at or (round(self._clocks.wall(), 3) if late else 0.0)
+                ended_at = known.ended_at or (round(self._acts.clocks.wall(), 3) if late else 0.0)
                 known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)
                 await self._write(node_state, known, said)
-                written_at = self._clocks.now()
+                written_at = self._acts.clocks.now()
                 if newly:
                     self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
             calls += 1
@@ -183,20 +179,20 @@ class HookRunner:
         if hook is None or not begun:
             return
         calls, limit = 0, self._rules.post_release_timeout
-        ends_at = self._clocks.now() + limit
+        ends_at = self._acts.clocks.now() + limit
         while True:
-            left = max(1.0, ends_at - self._clocks.now())
+            left = max(1.0, ends_at - self._acts.clocks.now())
             answer = await self._in_time(hook, quarantine, left)
             if answer.said is HookResult.DONE:
                 self._note(node_state, EventKind.HOOK, "post_release", "drain.post_release is done")
                 return
             calls += 1
-            if self._clocks.now() + _BACKOFF.longest(calls) >= ends_at:
+            if self._acts.clocks.now() + _BACKOFF.longest(calls) >= ends_at:
                 said = f"drain.post_release was not done in {limit:g} s: {answer.text}"
                 self._note(node_state, EventKind.HOOK_FAILED, "post_release", said)
                 return
             pause = max(_BACKOFF.pause(calls, self._rng), answer.retry_after or 0.0)
-            await asyncio.sleep(min(pause, ends_at - self._clocks.now()))
+            await asyncio.sleep(min(pause, ends_at - self._acts.clocks.now()))
 
     async def _in_time(self, hook: Hook, quarantine: Quarantine, left: float) -> HookAnswer:
         """One answer to ``post_release``. The wait for its turn counts: others may take hours."""
@@ -212,7 +208,9 @@ class HookRunner:
     async def _end(
         self, node_state: NodeState, state: HookState, known: HookStatus, text: str, message: str
     ) -> None:
-        ended = replace(known, state=state, ended_at=self._clocks.wall(), message=text[:_MOST_TEXT])
+        ended = replace(
+            known, state=state, ended_at=self._acts.clocks.wall(), message=text[:_MOST_TEXT]
+        )
         await self._write(node_state, ended, message)
 
     async def _write(self, node_state: NodeState, hook: HookStatus, message: str) -> None:

@@ -14,7 +14,6 @@ from attrs import define
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
-    Cluster,
     ClusterError,
     Conflict,
     GuardRefused,
@@ -71,7 +70,6 @@ class ReadResults:
 class NodeReads:
     """Requested reads, another installation's objects, marks without one: before any plan."""
 
-    _cluster: Cluster
     acts: NodeActions
     _holds: NodeHolds
     _release_actions: ReleaseActions
@@ -94,7 +92,7 @@ class NodeReads:
             await self._drain.recheck(node_state)
         quarantine = node_state.quarantine
         if quarantine is not None and quarantine.deleting:
-            going = await self._cluster.definition_is_going()
+            going = await self.acts.cluster.definition_is_going()
             node_state.own_quarantine_view().set_definition_going(going=going)
         view = node_state.quarantine_view
         if quarantine is None and view.vanished:
