@@ -1,11 +1,11 @@
 """The contract's messages as evidence: checked, bounded, ages turned into this machine's seconds.
 
 A message that can't be evidence is refused with the field that is wrong, never repaired: a guess
-about a failing node has no value. Where the caller collects dropped entries (`Dropped`) a
-single entry is refused, and all others of the message count: one text too long must not make a node
-invisible. Three things are fixed because they carry no evaluation: text for people that is too long
-is cut, of too long a history the latest counts, and a fault whose last occurrence claims to be
-before its first (clocks of two cores differ) counts from the earlier age.
+about a failing node has no value. Of a message with a wrong entry (`Dropped`) all others count: one
+text too long must not make a node invisible. Three things are fixed because they carry no
+evaluation: text for people that is too long is cut, of too long a history the latest counts, and a
+fault whose last occurrence claims to be before its first (clocks of two cores differ) counts from
+the earlier age.
 """
 
 import math
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from aggregator.health.model import (
     CheckOff,
@@ -63,9 +63,6 @@ from sickbay.v1.limits import (
 )
 
 _COMMON_TEXT = 40  # many nodes send the same short texts
-#: As in the agent's own configuration. A site's commands are called with such a name: it must not
-#: read as an option, a list or a path.
-
 #: Characters of the problem of an entry.
 _REASON = 300
 _BY_IMPORTANCE = {3: 0, 2: 1, 4: 2, 1: 3}  # failed, degraded, unknown, ok
@@ -134,17 +131,12 @@ def _taken(
     entries: Sequence[_Entry],
     most: int,
     take: Callable[[_Entry], _Taken],
-    dropped: Dropped | None,
+    dropped: Dropped,
     importance: Callable[[_Entry], int] | None = None,
 ) -> tuple[_Taken, ...]:
-    """The valid entries, ``most`` of them, the most important of too many.
-
-    Without ``dropped`` the problem of the first invalid entry is raised.
-    """
+    """The valid entries, ``most`` of them, the most important of too many."""
     if len(entries) > most:
         error = InvalidMessage(field, f"{len(entries)} entries; expected at most {most}")
-        if dropped is None:
-            raise error
         dropped.add(error, len(entries) - most)
         entries = (sorted(entries, key=importance) if importance else entries)[:most]
     found = []
@@ -152,8 +144,6 @@ def _taken(
         try:
             found.append(take(entry))
         except InvalidMessage as error:
-            if dropped is None:
-                raise error.within(f"{field}[{i}]") from None
             dropped.add(error.within(f"{field}[{i}]"))
     return tuple(found)
 
@@ -163,7 +153,7 @@ def node_of(message: pb.Hello) -> str:
     return _node("node", message.node)
 
 
-def hello(message: pb.Hello, dropped: Dropped | None = None) -> Hello:
+def hello(message: pb.Hello, dropped: Dropped) -> Hello:
     """The sender that the message claims. The identity gives the node's UID."""
     return Hello(
         node=_node("node", message.node),
@@ -188,72 +178,41 @@ def _check_off(name: str, interval: float, off_because: str) -> CheckOff:
     return CheckOff(name, interval, off_because)
 
 
-def _traits(traits: Mapping[str, str], dropped: Dropped | None) -> dict[str, str]:
+def _traits(traits: Mapping[str, str], dropped: Dropped) -> dict[str, str]:
     try:
         return _entries("traits", traits, MAX_TRAITS)
     except InvalidMessage as error:
-        if dropped is None:
-            raise
         dropped.add(error)
         return {}
 
 
-def snapshot(message: pb.Snapshot, *, at: float, dropped: Dropped | None = None) -> Snapshot:
-    """The agent's whole state. ``at`` is the monotonic second of its arrival."""
-    return _finished(snapshot_in_steps(message, at=at, dropped=dropped))
-
-
-def delta(message: pb.Delta, *, at: float, dropped: Dropped | None = None) -> Delta:
-    """The changes. ``at`` is the monotonic second of the message's arrival."""
-    return _finished(delta_in_steps(message, at=at, dropped=dropped))
-
-
-def snapshot_in_steps(
-    message: pb.Snapshot, *, at: float, dropped: Dropped | None = None
-) -> Steps[Snapshot]:
-    """As `snapshot`, in steps between which the caller may yield: the largest message takes a tenth
-    of a second.
+def snapshot_in_steps(message: pb.Snapshot, *, at: float, dropped: Dropped) -> Steps[Snapshot]:
+    """The agent's whole state, in steps between which the caller may yield: the largest message
+    takes a tenth of a second. ``at`` is the monotonic second of its arrival.
     """
     quiesced_for = _age("quiesced_for_ms", message.quiesced_for_ms)
+    parts = yield from _parts(message, at, dropped)
+    return Snapshot(**parts, quiesced_for=quiesced_for, partial=dropped.entries > 0)
+
+
+def delta_in_steps(message: pb.Delta, *, at: float, dropped: Dropped) -> Steps[Delta]:
+    """The changes, as `snapshot_in_steps`."""
+    return Delta(**(yield from _parts(message, at, dropped)))
+
+
+def _parts(message: pb.Snapshot | pb.Delta, at: float, dropped: Dropped) -> Steps[dict[str, Any]]:
     history = _History(at)
     components = _components(message.components, history, dropped)
     yield
     faults = _faults(message.faults, history, dropped)
     yield
-    return Snapshot(
-        components=components,
-        faults=faults,
-        cleared=_taken("cleared", message.cleared, MAX_CLEARED, _cleared, dropped),
-        lost=_taken("lost", message.lost, MAX_LOST, _lost, dropped),
-        quiesced_for=quiesced_for,
-        gone=_taken("gone", message.gone, MAX_GONE, _gone, dropped),
-        partial=dropped is not None and dropped.entries > 0,
-    )
-
-
-def delta_in_steps(message: pb.Delta, *, at: float, dropped: Dropped | None = None) -> Steps[Delta]:
-    """As `delta`, in steps between which the caller may yield."""
-    history = _History(at)
-    components = _components(message.components, history, dropped)
-    yield
-    faults = _faults(message.faults, history, dropped)
-    yield
-    return Delta(
-        components=components,
-        faults=faults,
-        cleared=_taken("cleared", message.cleared, MAX_CLEARED, _cleared, dropped),
-        lost=_taken("lost", message.lost, MAX_LOST, _lost, dropped),
-        gone=_taken("gone", message.gone, MAX_GONE, _gone, dropped),
-    )
-
-
-def _finished(steps: Steps[_Taken]) -> _Taken:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            found: _Taken = done.value
-            return found
+    return {
+        "components": components,
+        "faults": faults,
+        "cleared": _taken("cleared", message.cleared, MAX_CLEARED, _cleared, dropped),
+        "lost": _taken("lost", message.lost, MAX_LOST, _lost, dropped),
+        "gone": _taken("gone", message.gone, MAX_GONE, _gone, dropped),
+    }
 
 
 def measurements(message: pb.Measurements, known: int) -> Measurements:
@@ -375,7 +334,7 @@ def _pod_gpu(one: pb.PodGpu) -> PodGpu:
 
 
 def _components(
-    states: Sequence[pb.ComponentState], history: "_History", dropped: Dropped | None
+    states: Sequence[pb.ComponentState], history: "_History", dropped: Dropped
 ) -> tuple[Component, ...]:
     def take(state: pb.ComponentState) -> Component:
         check, status, reason = _finding(state.check, state.status, state.reason)
@@ -454,9 +413,7 @@ class _History:
         return tuple(self._at - _age(f"{field}[{i}]", age) for i, age in enumerate(latest))
 
 
-def _faults(
-    faults: Sequence[pb.Fault], history: _History, dropped: Dropped | None
-) -> tuple[Fault, ...]:
+def _faults(faults: Sequence[pb.Fault], history: _History, dropped: Dropped) -> tuple[Fault, ...]:
     def take(fault: pb.Fault) -> Fault:
         return _fault(fault, history)
 

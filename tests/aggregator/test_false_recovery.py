@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.health.model import Delta, Snapshot
-from aggregator.ingest import codec
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Observation, Status
 from nodeagent.uplink import codec as agent_wire
 from tests.aggregator.test_windows import Aggregator
+from tests.support import decoded
 from tests.support.replica import hello
 
 ENDS = {
@@ -105,11 +105,11 @@ class Machine:
 
     def snapshot(self, now: float) -> Snapshot:
         message = agent_wire.snapshot(self.latch.snapshot(now), now, 0.0)
-        return codec.snapshot(message.snapshot, at=now)
+        return decoded.snapshot(message.snapshot, at=now)
 
     def delta(self, now: float) -> Delta:
         out = self.latch.delta(now)
-        return Delta() if out is None else codec.delta(agent_wire.delta(out, now).delta, at=now)
+        return Delta() if out is None else decoded.delta(agent_wire.delta(out, now).delta, at=now)
 
 
 def attach(aggregator: Aggregator, boot_id: str, epoch: str, told: Snapshot, now: float) -> None:

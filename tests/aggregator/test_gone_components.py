@@ -11,12 +11,11 @@ import pytest
 
 from aggregator.cluster.port import Phase
 from aggregator.health.model import Delta, Snapshot
-from aggregator.ingest import codec as taking
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import Gone, Observation, Status
 from nodeagent.uplink import codec as telling
-from tests.support import virtual_time
+from tests.support import decoded, virtual_time
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica
 from tests.support.virtual_replica import Running, later, soon
@@ -47,14 +46,14 @@ class PlayedAgent:
         """A new stream: all that it knows."""
         out = self.latch.snapshot(_now())
         message = telling.snapshot(out, _now(), 0.0).snapshot
-        return self._send_evidence(replica, out.seq, taking.snapshot(message, at=_now()))
+        return self._send_evidence(replica, out.seq, decoded.snapshot(message, at=_now()))
 
     def report(self, replica: Replica) -> Awaitable[None] | None:
         """Sends the changes."""
         out = self.latch.delta(_now())
         assert out is not None
         message = telling.delta(out, _now()).delta
-        return self._send_evidence(replica, out.seq, taking.delta(message, at=_now()))
+        return self._send_evidence(replica, out.seq, decoded.delta(message, at=_now()))
 
     def _send_evidence(
         self, replica: Replica, seq: int, said: Snapshot | Delta

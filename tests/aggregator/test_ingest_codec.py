@@ -23,6 +23,7 @@ from aggregator.health.model import (
 from aggregator.ingest import codec
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
+from tests.support import decoded
 from tests.support import evidence as said
 
 AT = 1_000_000.0
@@ -87,7 +88,7 @@ def many(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 def test_a_snapshot_arrives_as_it_was_meant(evidence: Snapshot) -> None:
     message = said.snapshot(evidence, at=AT)
     again = pb.AgentMessage.FromString(message.SerializeToString())
-    assert _rounded(codec.snapshot(again.snapshot, at=AT)) == _rounded(evidence)
+    assert _rounded(decoded.snapshot(again.snapshot, at=AT)) == _rounded(evidence)
 
 
 @given(
@@ -103,7 +104,7 @@ def test_a_snapshot_arrives_as_it_was_meant(evidence: Snapshot) -> None:
 def test_a_delta_arrives_as_it_was_meant(evidence: Delta) -> None:
     message = said.delta(evidence, seq=2, at=AT)
     again = pb.AgentMessage.FromString(message.SerializeToString())
-    assert _rounded(codec.delta(again.delta, at=AT)) == _rounded(evidence)
+    assert _rounded(decoded.delta(again.delta, at=AT)) == _rounded(evidence)
 
 
 def _rounded(value: Any) -> Any:
@@ -139,7 +140,7 @@ def _rounded(value: Any) -> Any:
     )
 )
 def test_a_hello_arrives_as_it_was_meant(told: Hello) -> None:
-    assert codec.hello(said.hello(told).hello) == told
+    assert decoded.hello(said.hello(told).hello) == told
 
 
 @settings(max_examples=300)
@@ -148,7 +149,7 @@ def test_whatever_bytes_parse_are_evidence_or_a_wire_error(data: bytes) -> None:
     message = pb.Snapshot()
     try:
         message.ParseFromString(data)
-        evidence = codec.snapshot(message, at=AT)
+        evidence = decoded.snapshot(message, at=AT)
     except (DecodeError, codec.InvalidMessage):
         return
     assert all(math.isfinite(c.since) for c in evidence.components)
@@ -208,7 +209,7 @@ MALFORMED: list[tuple[pb.Snapshot, str]] = [
 @pytest.mark.parametrize(("message", "field"), MALFORMED, ids=[f for _, f in MALFORMED])
 def test_what_is_no_evidence_is_refused_by_field(message: pb.Snapshot, field: str) -> None:
     with pytest.raises(codec.InvalidMessage) as refused:
-        codec.snapshot(message, at=AT)
+        decoded.snapshot(message, at=AT)
     assert refused.value.field == field
     assert str(refused.value).startswith(f"{field}: ")
 
@@ -225,7 +226,7 @@ def test_an_entry_that_is_no_evidence_is_dropped_and_all_others_count(
     message.components.append(state(component="sound", status=pb.STATUS_FAILED))
     message.faults.append(latched(component="sound"))
     dropped = codec.Dropped()
-    taken = codec.snapshot(message, at=AT, dropped=dropped)
+    taken = decoded.snapshot(message, at=AT, dropped=dropped)
     assert "sound" in {one.component for one in taken.components}
     assert "sound" in {one.component for one in taken.faults}
     assert dropped.entries >= 1
@@ -237,7 +238,7 @@ def test_of_too_many_components_those_that_are_well_are_dropped_first() -> None:
     well = [state(component=f"well{n}") for n in range(limits.MAX_COMPONENTS)]
     failed = [state(component=f"failed{n}", status=pb.STATUS_FAILED) for n in range(48)]
     dropped = codec.Dropped()
-    taken = codec.snapshot(pb.Snapshot(components=[*well, *failed]), at=AT, dropped=dropped)
+    taken = decoded.snapshot(pb.Snapshot(components=[*well, *failed]), at=AT, dropped=dropped)
     assert len(taken.components) == limits.MAX_COMPONENTS
     assert {f"failed{n}" for n in range(48)} <= {one.component for one in taken.components}
     assert (dropped.entries, dropped.reason) == (
@@ -249,7 +250,7 @@ def test_of_too_many_components_those_that_are_well_are_dropped_first() -> None:
 def test_of_too_many_faults_those_of_before_the_agent_are_dropped_first() -> None:
     old = [latched(component=f"old{n}", historical=True) for n in range(limits.MAX_FAULTS)]
     live = [latched(component=f"live{n}") for n in range(24)]
-    taken = codec.snapshot(pb.Snapshot(faults=[*old, *live]), at=AT, dropped=codec.Dropped())
+    taken = decoded.snapshot(pb.Snapshot(faults=[*old, *live]), at=AT, dropped=codec.Dropped())
     assert len(taken.faults) == limits.MAX_FAULTS
     assert {f"live{n}" for n in range(24)} <= {one.component for one in taken.faults}
 
@@ -260,7 +261,7 @@ def test_of_too_long_a_history_the_latest_counts() -> None:
         components=[state(component=f"c{n}", recent=many) for n in range(limits.MAX_COMPONENTS)],
         faults=[latched(occurrence_ages_ms=range(500, 0, -1))],
     )
-    taken = codec.snapshot(told, at=AT)
+    taken = decoded.snapshot(told, at=AT)
     assert taken.components[0].recent[-1] == (AT - 0.001, Status.OK)
     assert len(taken.components[0].recent) == limits.MAX_TRANSITIONS
     assert len(taken.components[-1].recent) == 1
@@ -293,9 +294,9 @@ def test_a_hello_without_one_of_its_names_is_refused(field: str) -> None:
         "agent_version": "1",
         "instance": "i",
     }
-    codec.hello(pb.Hello(**fields))
+    decoded.hello(pb.Hello(**fields))
     with pytest.raises(codec.InvalidMessage) as refused:
-        codec.hello(pb.Hello(**{**fields, field: ""}))
+        decoded.hello(pb.Hello(**{**fields, field: ""}))
     assert refused.value.field == field
 
 
@@ -310,9 +311,9 @@ def test_a_node_whose_name_would_be_more_than_a_name_to_a_command_is_refused(nam
         "instance": "i",
     }
     for sound in ("gpu-0117", "Node_7.rack-2", "n" * 253):
-        assert codec.hello(pb.Hello(node=sound, **fields)).node == sound
+        assert decoded.hello(pb.Hello(node=sound, **fields)).node == sound
     with pytest.raises(codec.InvalidMessage, match="is no node's name; expected a node's"):
-        codec.hello(pb.Hello(node=name, **fields))
+        decoded.hello(pb.Hello(node=name, **fields))
 
 
 def test_what_one_look_saw_of_many_components_is_kept_once() -> None:
@@ -326,7 +327,7 @@ def test_what_one_look_saw_of_many_components_is_kept_once() -> None:
             state(component="c", age_ms=7, recent=[fine]),
         ]
     )
-    a, b, c = codec.snapshot(told, at=AT).components
+    a, b, c = decoded.snapshot(told, at=AT).components
     assert a.since is b.since
     assert a.recent is b.recent
     assert (a.since, c.since) == (AT - 0.005, AT - 0.007)
@@ -336,13 +337,13 @@ def test_what_one_look_saw_of_many_components_is_kept_once() -> None:
 
 def test_text_for_people_is_cut_where_it_is_too_long() -> None:
     long = pb.Snapshot(components=[state(message="m" * 5000)])
-    [component] = codec.snapshot(long, at=AT).components
+    [component] = decoded.snapshot(long, at=AT).components
     mark = "… (5,000 characters)"
     assert component.message == "m" * (limits.MAX_TEXT - len(mark)) + mark
 
 
 def test_clocks_of_two_cores_that_differ_leave_first_before_last() -> None:
-    [fault] = codec.snapshot(
+    [fault] = decoded.snapshot(
         pb.Snapshot(faults=[latched(first_age_ms=5, last_age_ms=9)]), at=AT
     ).faults
     assert (fault.first_at, fault.last_at) == (AT - 0.009, AT - 0.005)
@@ -358,7 +359,7 @@ def test_a_full_message_is_read_within_a_second() -> None:
         faults=[latched(component=f"c{n}") for n in range(limits.MAX_FAULTS)],
     )
     started = time.process_time()
-    codec.snapshot(full, at=AT)
+    decoded.snapshot(full, at=AT)
     assert time.process_time() - started < 1.0
 
 
@@ -368,7 +369,7 @@ def test_the_memory_of_checks_that_are_off_keeps_no_longer_text_than_evidence_ha
     for ending in "abc":
         long = "x" * (limits.MAX_TEXT + 1000) + ending
         check = pb.CheckInfo(name="of-this-test", interval_ms=1, off_because=long)
-        found = codec.hello(
+        found = decoded.hello(
             pb.Hello(
                 node="n",
                 boot_id="b",

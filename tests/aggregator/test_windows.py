@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineStatus
 from aggregator.health.model import ClearedBy, Component, Delta, Fault, Hello, Snapshot, Status
 from aggregator.health.node import NodeHealth
-from aggregator.ingest import codec
 from aggregator.policy.evaluate import Evaluation, Incident, evaluate
 from aggregator.policy.rules import Policy, matches
 from aggregator.policy.windows import (
@@ -31,6 +30,7 @@ from nodeagent.model import ClearedBy as NodeClearedBy
 from nodeagent.model import Clearing, FaultSighting, Gone, Observation
 from nodeagent.model import Status as NodeStatus
 from nodeagent.uplink import codec as agent_wire
+from tests.support import decoded
 from tests.support.memory_cluster import World
 from tests.support.replica import Replica, Turned, fault, hello, shipped_policy, snapshot
 from tests.support.virtual_replica import later
@@ -481,14 +481,14 @@ class Node:
         out = self.latch.delta(now)
         if out is None:
             return Delta()
-        return codec.delta(agent_wire.delta(out, now).delta, at=now)
+        return decoded.delta(agent_wire.delta(out, now).delta, at=now)
 
     def acknowledged(self) -> None:
         self.latch.acknowledge(self.latch.last_seq)
 
     def snapshot(self, now: float) -> Snapshot:
         message = agent_wire.snapshot(self.latch.snapshot(now), now, 0.0)
-        return codec.snapshot(message.snapshot, at=now)
+        return decoded.snapshot(message.snapshot, at=now)
 
 
 class Aggregator:

@@ -30,6 +30,7 @@ from nodeagent.model import (
 from nodeagent.uplink import codec as telling
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
+from tests.support import decoded
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +49,9 @@ def accepted(message: pb.AgentMessage) -> Any:
     again, dropped = pb.AgentMessage.FromString(encoded), taking.Dropped()
     match again.WhichOneof("body"):
         case "snapshot":
-            evidence: Any = taking.snapshot(again.snapshot, at=NOW, dropped=dropped)
+            evidence: Any = decoded.snapshot(again.snapshot, at=NOW, dropped=dropped)
         case "delta":
-            evidence = taking.delta(again.delta, at=NOW, dropped=dropped)
+            evidence = decoded.delta(again.delta, at=NOW, dropped=dropped)
         case _:
             evidence = taking.hello(again.hello, dropped)
     assert dropped.reason == ""
