@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, table
+from aggregator.cli.text_table import ago, clean, clock, evidence, shown, table
 
 Answer = dict[str, Any]
 
@@ -67,7 +67,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     )
     if fleet["limits"]:
         yield ""
-        yield table(
+        yield shown(
             ["LIMIT", "USED", "OF", ""],
             [
                 (
@@ -78,8 +78,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
                 )
                 for one in fleet["limits"]
             ],
-            screen.width,
-            colour=screen.colour,
+            screen,
         )
 
 
@@ -112,14 +111,13 @@ def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "There is one replica."
         return
-    yield table(
+    yield shown(
         ["REPLICA", "ROLE", "VERSION"],
         [
             (one["name"], "controller" if one["controller"] else "gateway", one["version"])
             for one in answer["items"]
         ],
-        screen.width,
-        colour=screen.colour,
+        screen,
     )
 
 
@@ -128,7 +126,7 @@ def alerts(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "No alert is sent: the configuration has no route (docs/alerts.md)."
         return
-    yield table(
+    yield shown(
         ["ROUTE", "RECEIVER", "WAITING", "DELIVERED", "GIVEN UP", "DEAD LETTERS", "STATE"],
         [
             (
@@ -142,13 +140,12 @@ def alerts(answer: Answer, screen: Screen) -> Iterator[str]:
             )
             for one in answer["items"]
         ],
-        screen.width,
-        colour=screen.colour,
+        screen,
     )
     if not answer["dead_letters"]:
         return
     yield ""
-    yield table(
+    yield shown(
         ["GIVEN UP", "ROUTE", "ALERTS", "BECAUSE", "SUMMARY"],
         [
             (
@@ -160,8 +157,7 @@ def alerts(answer: Answer, screen: Screen) -> Iterator[str]:
             )
             for one in answer["dead_letters"]
         ],
-        screen.width,
-        colour=screen.colour,
+        screen,
     )
 
 
@@ -172,7 +168,7 @@ def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "No node is a lemon."
         return
-    yield table(
+    yield shown(
         ["NODE", "QUARANTINES", "CODES", "DAYS", "RETURNS", "LAST", "WHICH CODES"],
         [
             (
@@ -186,8 +182,7 @@ def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
             )
             for one in answer["items"]
         ],
-        screen.width,
-        colour=screen.colour,
+        screen,
     )
 
 
@@ -197,7 +192,7 @@ def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
         yield "No incident is open."
         return
     more = ["ID", "EVIDENCE"] if screen.wide else []
-    yield table(
+    yield shown(
         ["NODE", "KIND", "CALLS FOR", "SINCE", "STATE", *more, "WHAT"],
         [
             (
@@ -211,8 +206,7 @@ def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
             )
             for one in answer["items"]
         ],
-        screen.width,
-        colour=screen.colour,
+        screen,
     )
     if answer["total"] > len(answer["items"]):
         yield f"and {answer['total'] - len(answer['items'])} more (--limit)"
@@ -244,7 +238,7 @@ def cluster_status(answer: Answer, screen: Screen) -> Iterator[str]:
         yield "The stop switch can't be read."
     if answer["pods"]:
         yield ""
-        yield table(
+        yield shown(
             ["POD", "READY", "PHASE", "RESTARTS", "WHY"],
             [
                 (
@@ -256,8 +250,7 @@ def cluster_status(answer: Answer, screen: Screen) -> Iterator[str]:
                 )
                 for one in answer["pods"]
             ],
-            screen.width,
-            colour=screen.colour,
+            screen,
         )
     yield ""
     phases = [(f"quarantines, {name}", count) for name, count in answer["phases"].items()]

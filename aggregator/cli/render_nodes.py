@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from aggregator.cli import render
 from aggregator.cli.render import UNSEEN, Answer
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table
+from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, shown, table
 from aggregator.cli.words import phase_of, words_of
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
@@ -20,7 +20,7 @@ def nodes(page: Answer, screen: Screen, *, empty: str = "No node is known yet.")
         yield empty
         return
     more = ["REQUESTS"] if screen.wide else []
-    yield table(
+    yield shown(
         ["NODE", "STANDING", "AGENT", "HEARD", *more, "WHY"],
         [
             (
@@ -33,8 +33,7 @@ def nodes(page: Answer, screen: Screen, *, empty: str = "No node is known yet.")
             )
             for one in page["items"]
         ],
-        screen.width,
-        colour=screen.colour,
+        screen,
     )
 
 
@@ -86,7 +85,7 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
         )
     work = words_of(answer["items"][0]).many.upper()
     head = ["NODE", "ACTION", "PHASE", "SINCE", work, "BY", *more, "REASON"]
-    yield table(head, rows, screen.width, colour=screen.colour)
+    yield shown(head, rows, screen)
 
 
 def _wide(one: Answer) -> tuple[object, ...]:
@@ -171,7 +170,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             for part in one["components"]
         ]
         head = ["CHECK", "COMPONENT", "STATUS", "SINCE", "SAYS"]
-        yield "\n" + table(head, parts, screen.width, colour=screen.colour)
+        yield "\n" + shown(head, parts, screen)
     yield ""
     past = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
     yield from render.history(past, screen)

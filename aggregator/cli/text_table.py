@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from aggregator.cli.screen import Screen
 from aggregator.runtime.text import truncate
 
 #: Characters of one text, and of a reason.
@@ -97,6 +98,11 @@ def table(
         return (line + _painted(_cut(last, room), colours[-1])).rstrip()
 
     return "\n".join([line_of(head), *map(line_of, lines)])
+
+
+def shown(head: Sequence[str], rows: Iterable[Sequence[object]], screen: Screen) -> str:
+    """The table, as the screen has room and colours for it."""
+    return table(head, rows, screen.width, colour=screen.colour)
 
 
 def _painted(cell: str, shades: Mapping[str, str]) -> str:
