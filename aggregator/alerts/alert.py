@@ -12,45 +12,50 @@ from typing import Any
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.text import truncate
 
-#: Kinds that are alerts when the configuration names none, and how grave each is.
-SEVERITY = {
+#: Alerts that last until a later transition ends them, and how grave each is.
+_LASTING = {
     EventKind.INCIDENT_OPENED: "warning",
     EventKind.HELD: "warning",
     EventKind.CORDONED: "warning",
     EventKind.MARKS_MISSING: "warning",
-    EventKind.MARKS_RESTORED: "info",
     EventKind.ADOPTED: "warning",
     EventKind.NODE_ABSENT: "warning",
-    EventKind.NODE_BACK: "info",
-    EventKind.DRAINED: "info",
     EventKind.BLOCKED: "warning",
-    EventKind.FORCED: "warning",
     EventKind.OVERDUE: "critical",
     EventKind.HOOK_FAILED: "critical",
-    EventKind.OVERRULED: "info",
-    EventKind.RELEASED: "info",
     EventKind.RELEASE_HELD: "warning",
     EventKind.REPAIR_EXHAUSTED: "critical",
-    EventKind.NEW_NODE_HELD: "warning",
     EventKind.UNCORDONED: "warning",
+    EventKind.AGENT_SILENT: "warning",
+    EventKind.SILENT_FAILING: "critical",
+    EventKind.STOPPED: "warning",
+    EventKind.COMMON_CAUSE: "critical",
+    EventKind.COOLDOWN: "warning",
+    EventKind.RECORD_LOST: "critical",
+    EventKind.NETWORK_BLAMED: "critical",
+    EventKind.NODE_LOST: "warning",
+}
+#: Any other kind that is an alert when the configuration names none: a notice.
+_NOTICES = {
+    EventKind.MARKS_RESTORED: "info",
+    EventKind.NODE_BACK: "info",
+    EventKind.DRAINED: "info",
+    EventKind.FORCED: "warning",
+    EventKind.OVERRULED: "info",
+    EventKind.RELEASED: "info",
+    EventKind.NEW_NODE_HELD: "warning",
     EventKind.OVERRIDDEN: "info",
     EventKind.REQUESTED: "info",
     EventKind.LEMON: "warning",
-    EventKind.AGENT_SILENT: "warning",
-    EventKind.SILENT_FAILING: "critical",
     EventKind.AGENT_CONFLICT: "critical",
     EventKind.EVIDENCE_LOST: "warning",
-    EventKind.STOPPED: "warning",
     EventKind.RESUMED: "info",
-    EventKind.COMMON_CAUSE: "critical",
     EventKind.COMMON_CAUSE_OVER: "info",
-    EventKind.COOLDOWN: "warning",
-    EventKind.RECORD_LOST: "critical",
     EventKind.RECORD_WHOLE: "info",
-    EventKind.NETWORK_BLAMED: "critical",
     EventKind.NETWORK_CLEARED: "info",
-    EventKind.NODE_LOST: "warning",
 }
+SEVERITY = _LASTING | _NOTICES
+LASTING = frozenset(_LASTING)
 DEFAULT_KINDS = frozenset(SEVERITY)
 #: Kinds about one pod or job: those of a route to its owner when the configuration names none.
 POD_KINDS = frozenset({EventKind.JOB_STOPPED, EventKind.BLOCKED, EventKind.FORCED})
@@ -60,32 +65,6 @@ GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
 
 #: Holds that need no alert of their own: the fleet's alert reports them, or they last for seconds.
 _TOLD_OTHERWISE = frozenset({"limits.cooldown", "limits.fabric_hold", "record"})
-
-#: Kinds of alerts that last until a later transition ends them. Any other kind is a notice.
-LASTING = frozenset(
-    {
-        EventKind.INCIDENT_OPENED,
-        EventKind.HELD,
-        EventKind.CORDONED,
-        EventKind.MARKS_MISSING,
-        EventKind.ADOPTED,
-        EventKind.NODE_ABSENT,
-        EventKind.BLOCKED,
-        EventKind.OVERDUE,
-        EventKind.HOOK_FAILED,
-        EventKind.RELEASE_HELD,
-        EventKind.REPAIR_EXHAUSTED,
-        EventKind.UNCORDONED,
-        EventKind.AGENT_SILENT,
-        EventKind.SILENT_FAILING,
-        EventKind.STOPPED,
-        EventKind.COMMON_CAUSE,
-        EventKind.COOLDOWN,
-        EventKind.RECORD_LOST,
-        EventKind.NETWORK_BLAMED,
-        EventKind.NODE_LOST,
-    }
-)
 
 MAX_TEXT = 4_000
 MAX_DETAILS = 32
@@ -317,25 +296,21 @@ _UNDONE = frozenset(
 
 
 #: Kinds that come and go: each ends the alert of its opposite.
+_OPPOSITES = (
+    (EventKind.AGENT_BACK, EventKind.AGENT_SILENT),
+    (EventKind.RESUMED, EventKind.STOPPED),
+    (EventKind.COMMON_CAUSE_OVER, EventKind.COMMON_CAUSE),
+    (EventKind.COOLDOWN_OVER, EventKind.COOLDOWN),
+    (EventKind.RECORD_WHOLE, EventKind.RECORD_LOST),
+    (EventKind.NETWORK_CLEARED, EventKind.NETWORK_BLAMED),
+    (EventKind.NODE_FOUND, EventKind.NODE_LOST),
+    (EventKind.NODE_BACK, EventKind.NODE_ABSENT),
+    (EventKind.MARKS_RESTORED, EventKind.MARKS_MISSING),
+)
 _OVER = {
+    **{over: frozenset({begun}) for over, begun in _OPPOSITES},
+    **{begun: frozenset({over}) for over, begun in _OPPOSITES},
     EventKind.AGENT_BACK: frozenset({EventKind.AGENT_SILENT, EventKind.SILENT_FAILING}),
-    EventKind.AGENT_SILENT: frozenset({EventKind.AGENT_BACK}),
-    EventKind.RESUMED: frozenset({EventKind.STOPPED}),
-    EventKind.STOPPED: frozenset({EventKind.RESUMED}),
-    EventKind.COMMON_CAUSE: frozenset({EventKind.COMMON_CAUSE_OVER}),
-    EventKind.COMMON_CAUSE_OVER: frozenset({EventKind.COMMON_CAUSE}),
-    EventKind.COOLDOWN: frozenset({EventKind.COOLDOWN_OVER}),
-    EventKind.COOLDOWN_OVER: frozenset({EventKind.COOLDOWN}),
-    EventKind.RECORD_LOST: frozenset({EventKind.RECORD_WHOLE}),
-    EventKind.RECORD_WHOLE: frozenset({EventKind.RECORD_LOST}),
-    EventKind.NETWORK_BLAMED: frozenset({EventKind.NETWORK_CLEARED}),
-    EventKind.NETWORK_CLEARED: frozenset({EventKind.NETWORK_BLAMED}),
-    EventKind.NODE_LOST: frozenset({EventKind.NODE_FOUND}),
-    EventKind.NODE_FOUND: frozenset({EventKind.NODE_LOST}),
-    EventKind.NODE_BACK: frozenset({EventKind.NODE_ABSENT}),
-    EventKind.NODE_ABSENT: frozenset({EventKind.NODE_BACK}),
-    EventKind.MARKS_RESTORED: frozenset({EventKind.MARKS_MISSING}),
-    EventKind.MARKS_MISSING: frozenset({EventKind.MARKS_RESTORED}),
     EventKind.DRAINED: frozenset({EventKind.BLOCKED, EventKind.OVERDUE}),
 }
 #: Several of these kinds may be open at a time, told apart by their incident.

@@ -22,6 +22,7 @@ from aggregator.alerts.settings import (
     AlertSettings,
     Matchers,
     ReceiverConfig,
+    RouteConfig,
     SilenceConfig,
 )
 from aggregator.events import EventKind
@@ -94,22 +95,11 @@ class RouteTarget:
 
 def targets_of(settings: AlertSettings) -> list[RouteTarget]:
     """Every route, those of plain webhooks first."""
-    made = _webhooks(settings)
     receivers = {receiver.name: receiver for receiver in settings.receivers}
-    for route in settings.routes:
-        receiver = receivers[route.receiver]
-        made.append(
-            _target(
-                receiver,
-                name=route.name,
-                key=_key("route", route.name),
-                matchers=route,
-                group_by=("owner",) if route.owners and route.group_by is None else route.group_by,
-                wait=_wait(receiver, route.group_wait, route.group_interval),
-                resolved=route.resolved,
-            )
-        )
-    return made
+    return [
+        *_webhooks(settings),
+        *(_target(route, receivers[route.receiver]) for route in settings.routes),
+    ]
 
 
 def _webhooks(settings: AlertSettings) -> list[RouteTarget]:
@@ -133,28 +123,20 @@ def _webhooks(settings: AlertSettings) -> list[RouteTarget]:
     return made
 
 
-def _target(
-    receiver: ReceiverConfig,
-    *,
-    name: str,
-    key: str,
-    matchers: Matchers = EVERY,
-    group_by: tuple[str, ...] | None = None,
-    wait: BatchWait | None = None,
-    resolved: bool | None = None,
-) -> RouteTarget:
+def _target(route: RouteConfig, receiver: ReceiverConfig) -> RouteTarget:
     (kind,) = receiver.kinds
-    for_people = kind in _FOR_PEOPLE
+    of_people = ("rack",) if kind in _FOR_PEOPLE else ()
+    group_by = ("owner",) if route.owners else of_people
     return RouteTarget(
-        name=name,
-        key=key,
+        name=route.name,
+        key=_key("route", route.name),
         receiver=_receiver(receiver),
         receiver_name=receiver.name,
         kind=kind,
-        matchers=matchers,
-        group_by=(("rack",) if for_people else ()) if group_by is None else group_by,
-        wait=wait or _wait(receiver, None, None),
-        resolved=(kind != "webhook") if resolved is None else resolved,
+        matchers=route,
+        group_by=group_by if route.group_by is None else route.group_by,
+        wait=_wait(receiver, route.group_wait, route.group_interval),
+        resolved=(kind != "webhook") if route.resolved is None else route.resolved,
         timeout=receiver.timeout,
         resend=RESEND_EVERY if kind == "alertmanager" else 0.0,
     )
