@@ -8,8 +8,6 @@ docs/decisions/0020-tokens-of-deleted-pods.md gives the reasons.
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Callable
 
 import msgspec
 
@@ -17,8 +15,8 @@ from aggregator.cluster.agent_pods import PodGone, PodSeen, PodSink, PodsListed
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import PartialObjectMetadata, decode
-from aggregator.cluster.kubernetes.reflector import Resource, Watch
-from aggregator.cluster.kubernetes.transport import METADATA, METADATA_LIST, Transport
+from aggregator.cluster.kubernetes.reflector import Resource, Watches, keep_following
+from aggregator.cluster.kubernetes.transport import METADATA, METADATA_LIST
 from aggregator.cluster.port import ClusterError
 from aggregator.runtime.tasks import run_until_first_exit
 
@@ -33,87 +31,67 @@ log = logging.getLogger("sickbay.kubernetes")
 
 
 class AgentPodInformer:
-    """``namespace`` and ``account`` are those of the agents' service account.
+    """``namespace`` and ``account`` are those of the agents' service account."""
 
-    ``clock`` is monotonic seconds; ``silence`` see `Watch`.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        namespace: str,
-        account: str,
-        clock: Callable[[], float],
-        rng: random.Random,
-        silence: float,
-    ) -> None:
-        self._clock = clock
-        self._rng = rng
-        self._watch = Watch(
-            transport,
+    def __init__(self, watches: Watches, sink: PodSink, *, namespace: str, account: str) -> None:
+        self._clock = watches.clock
+        self._rng = watches.rng
+        self._sink = sink
+        self._began = 0.0
+        self._watch = watches.of(
             Resource(
                 paths.pods(namespace),
                 {"fieldSelector": f"spec.serviceAccountName={account}"},
                 list_accept=METADATA_LIST,
                 watch_accept=METADATA,
                 lane=Priority.STATUS,
-            ),
-            clock=clock,
-            rng=rng,
-            silence=silence,
+            )
         )
 
-    async def follow(self, sink: PodSink) -> None:
+    async def follow(self) -> None:
         """Tell which pods there are, then each change, for ever. Raises only its cancellation.
 
         Another list comes where the sink wants one, and after a failure; `LIST_EVERY` after the
         last one at the earliest.
         """
-        trouble = ""
-        while True:
-            began = self._clock()
-            try:
-                await self._list(sink, began)
-                if trouble:
-                    log.info("the agents' pods can be followed again")
-                    trouble = ""
-                await run_until_first_exit(
-                    agent_pods=self._changes(sink), agent_pods_again=self._wanted(sink, began)
-                )
-            except ClusterError as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    text = "the agents' pods can't be followed: tokens of deleted pods stay valid"
-                    log.warning(text, extra={"error": trouble})
-                await self._pause(began)
+        await keep_following(self._list, self._follow, report=_report, pause=self._pause)
 
-    async def _list(self, sink: PodSink, began: float) -> None:
+    async def _list(self) -> None:
+        self._began = self._clock()
         uids: set[str] = set()
         async with contextlib.aclosing(self._watch.pages()) as pages:
             async for page in pages:
                 uids.update(map(_uid, page))
                 await asyncio.sleep(0)
-        sink.take(PodsListed(frozenset(uids), began))
+        self._sink.take(PodsListed(frozenset(uids), self._began))
 
-    async def _changes(self, sink: PodSink) -> None:
+    async def _follow(self) -> None:
+        await run_until_first_exit(agent_pods=self._changes(), agent_pods_again=self._wanted())
+
+    async def _changes(self) -> None:
         async with contextlib.aclosing(self._watch.changes()) as batches:
             async for batch in batches:
                 for change in batch:
                     uid, gone = _uid(change.object), change.type == "DELETED"
-                    sink.take(PodGone(uid) if gone else PodSeen(uid))
+                    self._sink.take(PodGone(uid) if gone else PodSeen(uid))
 
-    async def _wanted(self, sink: PodSink, began: float) -> None:
-        await self._pause(began)
-        while True:
-            if sink.wants_list():
-                return
+    async def _wanted(self) -> None:
+        await self._pause()
+        while not self._sink.wants_list():  # noqa: ASYNC110 - the sink has no event
             await asyncio.sleep(_POLL_EVERY)
 
-    async def _pause(self, began: float) -> None:
+    async def _pause(self, _failures: int = 0) -> None:
         """Until the next list may be asked for."""
-        until = began + LIST_EVERY * self._rng.uniform(1.0, _SPREAD)
+        until = self._began + LIST_EVERY * self._rng.uniform(1.0, _SPREAD)
         await asyncio.sleep(max(0.0, until - self._clock()))
+
+
+def _report(error: ClusterError | None) -> None:
+    if error is None:
+        log.info("the agents' pods can be followed again")
+        return
+    text = "the agents' pods can't be followed: tokens of deleted pods stay valid"
+    log.warning(text, extra={"error": str(error)})
 
 
 def _uid(raw: msgspec.Raw) -> str:

@@ -24,6 +24,7 @@ from aggregator.cluster.kubernetes.oidc import signing_keys
 from aggregator.cluster.kubernetes.pod_end_informer import PodEndInformer
 from aggregator.cluster.kubernetes.quarantine_client import KubeQuarantines
 from aggregator.cluster.kubernetes.read_ahead import ClusterReadAhead, EventView
+from aggregator.cluster.kubernetes.reflector import Watches
 from aggregator.cluster.kubernetes.server_version import check_version
 from aggregator.cluster.kubernetes.shared_objects import KubeSharedObjects
 from aggregator.cluster.kubernetes.transport import RequestCounters, Transport
@@ -95,10 +96,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             transport,
             installation=namespace,
             marked_nodes=MarkedNodes(),
-            clock=clock,
+            watches=Watches(transport, clock, rng, silence),
             wall=wall,
-            rng=rng,
-            silence=silence,
         )
         self._environ = environ
         self._ahead = ClusterReadAhead(self)
@@ -163,29 +162,16 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
 
     async def follow_agent_pods(self, sink: PodSink) -> None:
         """For ever: which pods of the agents there are, by metadata. See `AgentPodInformer`."""
-        informer = AgentPodInformer(
-            self._transport,
-            namespace=self._agents_namespace,
-            account=self._agents_account,
-            clock=self._clock,
-            rng=self._rng,
-            silence=self._silence,
-        )
-        await informer.follow(sink)
+        namespace, account = self._agents_namespace, self._agents_account
+        await AgentPodInformer(self._watches, sink, namespace=namespace, account=account).follow()
 
     async def follow_namespaces(self, owners: NamespaceOwners) -> None:
         """For ever: who owns each namespace's pods. See `NamespaceInformer`."""
-        informer = NamespaceInformer(
-            self._transport, clock=self._clock, rng=self._rng, silence=self._silence
-        )
-        await informer.follow(owners)
+        await NamespaceInformer(self._watches, owners).follow()
 
     async def follow_pod_ends(self, sink: PodEndSink) -> None:
         """For ever: pods that anyone has stopped. See `PodEndInformer`."""
-        informer = PodEndInformer(
-            self._transport, clock=self._clock, rng=self._rng, silence=self._silence
-        )
-        await informer.follow(sink)
+        await PodEndInformer(self._watches, sink).follow()
 
     async def carry_out(self, work: Callable[[Transport], Awaitable[T]]) -> T:
         """A write that a person asked for by the page. Raises ClusterError."""
@@ -196,12 +182,13 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         if not kubeconfig:
             return KubeObjects(self._transport)
         if kubeconfig not in self._others:
-            environ = os.environ if self._environ is None else self._environ
+            environ, watches = self._environ, self._watches
+            environ = os.environ if environ is None else environ
             self._others[kubeconfig] = Transport(
                 CredentialSources(kubeconfig, "", environ),
-                Limiter(qps=_OTHER_QPS, burst=_OTHER_BURST, at_once=_AT_ONCE, clock=self._clock),
-                clock=self._clock,
-                rng=self._rng,
+                Limiter(qps=_OTHER_QPS, burst=_OTHER_BURST, at_once=_AT_ONCE, clock=watches.clock),
+                clock=watches.clock,
+                rng=watches.rng,
                 deadline=_OTHER_DEADLINE,
             )
         return KubeObjects(self._others[kubeconfig])
@@ -231,11 +218,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         """A view that begins now."""
         return EventView(
             ClusterInformer(
-                self._transport,
+                self._watches,
                 namespace=self._namespace,
-                clock=self._clock,
-                rng=self._rng,
-                silence=self._silence,
                 marked_nodes=self._marked_nodes,
                 operations=self.operations.known,
             )

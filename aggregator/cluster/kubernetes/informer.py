@@ -16,8 +16,7 @@ of the first list is in the second, unless it was uncordoned.
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 from attrs import define, field
@@ -41,8 +40,7 @@ from aggregator.cluster.kubernetes.objects import (
 from aggregator.cluster.kubernetes.operation_client import RESOURCE as OPERATIONS
 from aggregator.cluster.kubernetes.operation_client import decode_operation
 from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
-from aggregator.cluster.kubernetes.reflector import Resource, Watch, WatchEvent
-from aggregator.cluster.kubernetes.transport import Transport
+from aggregator.cluster.kubernetes.reflector import Resource, Watches, WatchEvent
 from aggregator.cluster.operations import KnownOperations
 from aggregator.cluster.port import (
     ClusterError,
@@ -83,28 +81,24 @@ Emit = Callable[[ClusterEvent], None]
 class ClusterInformer:
     """One listener's view of the cluster. `follow` runs for ever and gives everything to ``emit``.
 
-    ``clock`` is monotonic seconds; ``rng`` spreads watches and backoff; ``silence`` see Watch.
     ``marked_nodes`` is kept up to date with the nodes in quarantine, and so is ``operations``.
     """
 
-    _transport: Transport
+    _watches: Watches
     _namespace: str = field(kw_only=True)
-    _clock: Callable[[], float] = field(kw_only=True)
-    _rng: random.Random = field(kw_only=True)
-    _silence: float = field(kw_only=True)
     _marked_nodes: MarkedNodes = field(kw_only=True)
     _known_operations: KnownOperations = field(alias="operations", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        record = self._watch(_config_map(self._namespace, RECORD_NAME))
-        stop = self._watch(_config_map(self._namespace, STOP_NAME))
+        self._transport, self._rng = self._watches.transport, self._watches.rng
+        self._clock, watch = self._watches.clock, self._watches.of
+        record = watch(_config_map(self._namespace, RECORD_NAME))
+        stop = watch(_config_map(self._namespace, STOP_NAME))
         self._record = ConfigMapInformer("the admission record", record, _record_seen, self._rng)
         self._stop = ConfigMapInformer("the stop switch", stop, _stop_seen, self._rng)
-        self._quarantines = self._watch(
-            Resource(paths.QUARANTINES), before_open=self._check_definition
-        )
-        self._operations = self._watch(OPERATIONS)
-        self._nodes = self._watch(
+        self._quarantines = watch(Resource(paths.QUARANTINES), before_open=self._check_definition)
+        self._operations = watch(OPERATIONS)
+        self._nodes = watch(
             Resource(
                 paths.NODES,
                 {"fieldSelector": "spec.unschedulable=true"},
@@ -278,18 +272,6 @@ class ClusterInformer:
     def _backoff(self, tries: int, error: ClusterError) -> float:
         """Full jitter, and never earlier than the server asked for."""
         return (error.retry_after or 0.0) + _BACKOFF.pause(tries + 1, self._rng)
-
-    def _watch(
-        self, kind: Resource, before_open: Callable[[], Awaitable[None]] | None = None
-    ) -> Watch:
-        return Watch(
-            self._transport,
-            kind,
-            clock=self._clock,
-            rng=self._rng,
-            silence=self._silence,
-            before_open=before_open,
-        )
 
 
 def _record_seen(raw: msgspec.Raw | None) -> ClusterEvent:

@@ -1,7 +1,6 @@
 """Nodes and their pods in the API: read, patched, drained, and annotated with conditions."""
 
 import contextlib
-import random
 from collections.abc import Callable, Collection, Mapping
 
 from attrs import define, field
@@ -29,7 +28,7 @@ from aggregator.cluster.kubernetes.objects import (
     to_node,
     to_pod,
 )
-from aggregator.cluster.kubernetes.reflector import Resource, Watch
+from aggregator.cluster.kubernetes.reflector import Resource, Watches
 from aggregator.cluster.kubernetes.transport import (
     JSON_PATCH,
     MERGE_PATCH,
@@ -65,19 +64,15 @@ _LIST_S = 60.0
 
 @define(eq=False, slots=False)
 class KubeNodes:
-    """Implements `NodesAndPods`. ``silence``: seconds that a watch may stay silent. ``wall``: the
-    time of conditions that change.
-    """
+    """Implements `NodesAndPods`. ``wall``: the time of conditions that change."""
 
     lists_all = True
 
     _transport: Transport
     _installation: str = field(kw_only=True)
     _marked_nodes: MarkedNodes = field(kw_only=True)
-    _clock: Callable[[], float] = field(kw_only=True)
+    _watches: Watches = field(kw_only=True)
     _wall: Callable[[], float] = field(kw_only=True)
-    _rng: random.Random = field(kw_only=True)
-    _silence: float = field(kw_only=True)
 
     async def read_nodes(self) -> list[NodeMeta]:
         """From the server's cache, decoded as they come: 100,000 at once would stop the loop."""
@@ -125,13 +120,7 @@ class KubeNodes:
     async def wait_for_node(self, name: str) -> None:
         """A watch of this one name: it begins with the Node, if it is there."""
         one = {"fieldSelector": f"metadata.name={name}"}
-        watch = Watch(
-            self._transport,
-            Resource(paths.NODES, one, watch_accept=METADATA),
-            clock=self._clock,
-            rng=self._rng,
-            silence=self._silence,
-        )
+        watch = self._watches.of(Resource(paths.NODES, one, watch_accept=METADATA))
         async with contextlib.aclosing(watch.changes()) as batches:
             async for batch in batches:
                 if any(change.type != "DELETED" for change in batch):

@@ -9,16 +9,14 @@ another watch.
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import ACCELERATORS, Condition, decode, seconds
-from aggregator.cluster.kubernetes.reflector import Resource, Watch
-from aggregator.cluster.kubernetes.transport import Transport
+from aggregator.cluster.kubernetes.reflector import Resource, Watches, keep_following
 from aggregator.cluster.pod_ends import PodEnd, PodEndSink
 from aggregator.cluster.port import ClusterError
 from aggregator.runtime.backoff import Backoff
@@ -86,49 +84,36 @@ class _Pod(msgspec.Struct, frozen=True):
 
 
 class PodEndInformer:
-    """``clock`` is monotonic seconds; ``silence`` see `Watch`."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        clock: Callable[[], float],
-        rng: random.Random,
-        silence: float,
-    ) -> None:
-        self._rng = rng
-        self._watch = Watch(
-            transport,
-            Resource(paths.PODS, {"fieldSelector": "status.phase=Failed"}, lane=Priority.STATUS),
-            clock=clock,
-            rng=rng,
-            silence=silence,
+    def __init__(self, watches: Watches, sink: PodEndSink) -> None:
+        self._rng = watches.rng
+        self._sink = sink
+        self._watch = watches.of(
+            Resource(paths.PODS, {"fieldSelector": "status.phase=Failed"}, lane=Priority.STATUS)
         )
 
-    async def follow(self, sink: PodEndSink) -> None:
+    async def follow(self) -> None:
         """Report each end, for ever. Raises only its cancellation."""
-        trouble, failures = "", 0
-        while True:
-            try:
-                await self._watch.begin_now()
-                if trouble:
-                    log.info("evictions by others can be followed again")
-                trouble, failures = "", 0
-                await self._follow_changes(sink)
-            except ClusterError as error:
-                failures += 1
-                if str(error) != trouble:
-                    trouble = str(error)
-                    text = "evictions by others can't be followed: no fault is attributed to them"
-                    log.warning(text, extra={"error": trouble})
-                await asyncio.sleep(_BACKOFF.pause(failures, self._rng))
+        await keep_following(
+            self._watch.begin_now, self._follow_changes, report=_report, pause=self._pause
+        )
 
-    async def _follow_changes(self, sink: PodEndSink) -> None:
+    async def _follow_changes(self) -> None:
         async with contextlib.aclosing(self._watch.changes()) as batches:
             async for batch in batches:
                 for change in batch:
                     if change.type != "DELETED" and (end := read_pod_end(change.object)):
-                        sink.note_pod_end(end)
+                        self._sink.note_pod_end(end)
+
+    async def _pause(self, failures: int) -> None:
+        await asyncio.sleep(_BACKOFF.pause(failures, self._rng))
+
+
+def _report(error: ClusterError | None) -> None:
+    if error is None:
+        log.info("evictions by others can be followed again")
+        return
+    text = "evictions by others can't be followed: no fault is attributed to them"
+    log.warning(text, extra={"error": str(error)})
 
 
 def read_pod_end(raw: msgspec.Raw) -> PodEnd | None:

@@ -25,7 +25,7 @@ from aggregator.cluster.kubernetes.objects import (
     decode,
 )
 from aggregator.cluster.kubernetes.transport import JSON, Transport, WatchStream
-from aggregator.cluster.port import Refused, Unreachable, is_older
+from aggregator.cluster.port import ClusterError, Refused, Unreachable, is_older
 
 _PAGE = 500
 #: The server ends a watch after this long; spread, so that those of all replicas don't meet.
@@ -203,3 +203,44 @@ class Watch:
                 return await stream.readany()
         except (TimeoutError, aiohttp.ClientError, OSError):
             return b""
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """Makes the watches of one cluster. ``clock`` and ``silence`` as for `Watch`."""
+
+    transport: Transport
+    clock: Callable[[], float]
+    rng: random.Random
+    silence: float
+
+    def of(self, kind: Resource, before_open: Callable[[], Awaitable[None]] | None = None) -> Watch:
+        return Watch(self.transport, kind, self.clock, self.rng, self.silence, before_open)
+
+
+async def keep_following(
+    begin: Callable[[], Awaitable[None]],
+    follow: Callable[[], Awaitable[None]],
+    *,
+    report: Callable[[ClusterError | None], None],
+    pause: Callable[[int], Awaitable[None]],
+) -> None:
+    """Begin and follow, for ever. Raises only its cancellation.
+
+    ``report`` gets each other error once, and None once it is over; ``pause`` waits after so many
+    failures in a row.
+    """
+    trouble, failures = "", 0
+    while True:
+        try:
+            await begin()
+            if trouble:
+                report(None)
+            trouble, failures = "", 0
+            await follow()
+        except ClusterError as error:
+            failures += 1
+            if str(error) != trouble:
+                trouble = str(error)
+                report(error)
+            await pause(failures)
