@@ -17,6 +17,16 @@ from aggregator.rfc3339 import write_time
 SOURCE = "cluster"
 _ADVICE = "docs/runbook.md; the aggregator's own advice is missing while it does not answer"
 
+#: Fields that the answers have from the objects, by the same names.
+_TIMES = (
+    *("admitted_at", "cordoned_at", "drain_started_at", "drained_at", "deadline_at", "overdue_at"),
+    "node_absent_since",
+)
+_TEXTS = ("released_because", "release_held", "override", "uncordoned", "overruled")
+_OF_EVIDENCE = ("code", "component", "rule", "message", "cleared_by")
+_OF_ATTEMPT = ("operation", "repair", "request", "message", "profile")
+_TIMES_OF_ATTEMPT = ("began_at", "deadline_at", "ended_at")
+
 
 def quarantine_answer(found: Quarantine) -> dict[str, Any]:
     """One item of /api/v1/quarantines."""
@@ -39,40 +49,26 @@ def quarantine_answer(found: Quarantine) -> dict[str, Any]:
         "incident": spec.incident,
         "message": found.problem or found.unread or status.message,
         "created_at": _time(found.created_at),
-        "admitted_at": _time(status.admitted_at),
-        "cordoned_at": _time(status.cordoned_at),
-        "drain_started_at": _time(status.drain_started_at),
-        "drained_at": _time(status.drained_at),
-        "deadline_at": _time(status.deadline_at),
-        "overdue_at": _time(status.overdue_at),
+        **{name: _time(getattr(status, name)) for name in _TIMES},
         "pre_evict": _hook(status.pre_evict),
         "pods_remaining": status.pods_remaining,
         "blockers": [
             {"pod": one.pod, "reason": one.reason, "since": _time(one.since)}
             for one in status.blockers
         ],
-        "released_because": status.released_because,
-        "release_held": status.release_held,
-        "override": status.override,
-        "node_absent_since": _time(status.node_absent_since),
-        "uncordoned": status.uncordoned,
+        **{name: getattr(status, name) for name in _TEXTS},
         "unmarked": f"the node lacks {', '.join(marks.missing)}" if marks and marks.missing else "",
         "unmarked_since": _time(marks.since) if marks else None,
-        "overruled": status.overruled,
         "agent": "unknown",
         "last_error": "",
         "evidence": [
             {
-                "code": one.code,
-                "component": one.component,
+                **{name: getattr(one, name) for name in _OF_EVIDENCE},
                 "device": "",
-                "rule": one.rule,
                 "action": "",
-                "message": one.message,
                 "since": None,
-                "cleared_by": one.cleared_by,
-                "over": one.cleared,
                 "lost": False,
+                "over": one.cleared,
             }
             for one in spec.evidence
         ],
@@ -92,15 +88,9 @@ def _repair(found: RepairStatus | None) -> dict[str, Any] | None:
         "repairers": [],
         "attempts": [
             {
-                "operation": one.operation,
-                "repair": one.repair,
+                **{name: getattr(one, name) for name in _OF_ATTEMPT},
+                **{name: _time(getattr(one, name)) for name in _TIMES_OF_ATTEMPT},
                 "state": one.state.value,
-                "request": one.request,
-                "began_at": _time(one.began_at),
-                "deadline_at": _time(one.deadline_at),
-                "ended_at": _time(one.ended_at),
-                "message": one.message,
-                "profile": one.profile,
             }
             for one in found.attempts
         ],

@@ -36,7 +36,10 @@ class NotThere(Exception):
         self.hint = hint
 
 
-Answer = Callable[[FleetQueries, Mapping[str, str], Mapping[str, Any]], Awaitable[models.Shape]]
+#: Of the path, and of the query.
+Parts = Mapping[str, str]
+Values = Mapping[str, Any]
+Answer = Callable[[FleetQueries, Parts, Values], Awaitable[models.Shape]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,34 +117,24 @@ async def page_of_nodes(
     return await node_table.page_of_nodes(queries, queries.row_cache, look, values)
 
 
-async def _fleet(
-    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
-) -> models.Fleet:
+async def _fleet(queries: FleetQueries, _: Parts, __: Values) -> models.Fleet:
     return queries.fleet_summary(await queries.current_snapshot())
 
 
-async def _nodes(
-    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
-) -> models.NodePage:
+async def _nodes(queries: FleetQueries, _: Parts, values: Values) -> models.NodePage:
     return await page_of_nodes(queries, await queries.current_snapshot(), values)
 
 
-async def _groups(
-    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
-) -> models.NodeGroupList:
+async def _groups(queries: FleetQueries, _: Parts, values: Values) -> models.NodeGroupList:
     look = await queries.current_snapshot()
     return await node_table.groups_of(queries, queries.row_cache, look, values)
 
 
-async def _node(
-    queries: FleetQueries, parts: Mapping[str, str], _: Mapping[str, Any]
-) -> models.Node:
+async def _node(queries: FleetQueries, parts: Parts, _: Values) -> models.Node:
     return await story_or_none_such(queries, parts["name"])
 
 
-async def _quarantines(
-    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
-) -> models.QuarantineList:
+async def _quarantines(queries: FleetQueries, _: Parts, __: Values) -> models.QuarantineList:
     found = (await queries.current_snapshot()).found
     return models.QuarantineList(
         items=list(found.quarantines),
@@ -151,16 +144,12 @@ async def _quarantines(
     )
 
 
-async def _incidents(
-    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
-) -> models.IncidentPage:
+async def _incidents(queries: FleetQueries, _: Parts, values: Values) -> models.IncidentPage:
     found = (await queries.current_snapshot()).found.incidents
     return models.IncidentPage(items=list(found[: values["limit"]]), total=len(found))
 
 
-async def _replicas(
-    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
-) -> models.ReplicaList:
+async def _replicas(queries: FleetQueries, _: Parts, __: Values) -> models.ReplicaList:
     found = (await queries.current_snapshot()).found
     return models.ReplicaList(
         items=list(found.replicas),
@@ -169,9 +158,7 @@ async def _replicas(
     )
 
 
-async def _alerts(
-    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
-) -> models.AlertList:
+async def _alerts(queries: FleetQueries, _: Parts, __: Values) -> models.AlertList:
     found = queries.alerts()
     return models.AlertList(
         items=[models.shape_of(models.AlertRoute, route) for route in found.routes],
@@ -180,9 +167,7 @@ async def _alerts(
     )
 
 
-async def _lemons(
-    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
-) -> models.LemonList:
+async def _lemons(queries: FleetQueries, _: Parts, __: Values) -> models.LemonList:
     found = queries.lemons()
     return models.LemonList(
         items=found,
@@ -191,9 +176,7 @@ async def _lemons(
     )
 
 
-async def _transitions(
-    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
-) -> models.EventPage:
+async def _transitions(queries: FleetQueries, _: Parts, values: Values) -> models.EventPage:
     until = values["until"] + 0.001  # an `at` is rounded to the millisecond, up or down
     if until < values["since"]:
         raise BadQuery(
@@ -205,9 +188,7 @@ async def _transitions(
     )
 
 
-async def _trend(
-    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
-) -> models.Trend:
+async def _trend(queries: FleetQueries, _: Parts, __: Values) -> models.Trend:
     trend = queries.trend
     return models.Trend(
         points=[
@@ -219,9 +200,7 @@ async def _trend(
     )
 
 
-async def _map(
-    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
-) -> models.Map:
+async def _map(queries: FleetQueries, _: Parts, values: Values) -> models.Map:
     look = await queries.current_snapshot()
     layout = queries.map_layout(look, values["blocks"])
     return map_view.map_model(layout, look.found, look.revision)

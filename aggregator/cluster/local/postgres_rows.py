@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from aggregator.cluster.local.rows import Run
+from aggregator.cluster.local.rows import TABLES, Run
 from aggregator.cluster.port import Refused, Unreachable
 
 T = TypeVar("T")
@@ -28,43 +28,20 @@ SETTINGS: Mapping[str, str] = {
     "statement_timeout": f"{SECONDS:g}s",
     "idle_in_transaction_session_timeout": f"{IDLE}s",
 }
-_TABLES = """
+_TABLES = f"""
 CREATE SCHEMA IF NOT EXISTS sickbay_cluster;
 CREATE TABLE format (version BIGINT NOT NULL);
 INSERT INTO format VALUES (1);
 CREATE TABLE changes (number BIGINT NOT NULL);
 INSERT INTO changes VALUES (0);
-CREATE TABLE record (
-  id BIGINT PRIMARY KEY CHECK (id = 1), text TEXT NOT NULL, version BIGINT NOT NULL
-);
-INSERT INTO record VALUES (1, '', 1);
-CREATE TABLE stop (
-  id BIGINT PRIMARY KEY CHECK (id = 1), reason TEXT, version BIGINT NOT NULL
-);
-INSERT INTO stop VALUES (1, NULL, 1);
-CREATE TABLE nodes (
-  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version BIGINT NOT NULL,
-  unschedulable BIGINT NOT NULL, taints TEXT NOT NULL, labels TEXT NOT NULL,
-  annotations TEXT NOT NULL, drained_for TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE drains (node TEXT PRIMARY KEY, text TEXT NOT NULL);
-CREATE TABLE quarantines (
-  node TEXT PRIMARY KEY, uid TEXT NOT NULL, version BIGINT NOT NULL, spec TEXT NOT NULL,
-  status TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, deleting BIGINT NOT NULL,
-  finalizer BIGINT NOT NULL
-);
-CREATE TABLE operations (
-  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version BIGINT NOT NULL, node TEXT NOT NULL,
-  spec TEXT NOT NULL, status TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL,
-  deleting BIGINT NOT NULL DEFAULT 0
-);
+{TABLES.replace("INTEGER", "BIGINT").replace("REAL", "DOUBLE PRECISION")}
 CREATE TABLE lease (
   id BIGINT PRIMARY KEY CHECK (id = 1), uid TEXT NOT NULL, number BIGINT NOT NULL,
   holder TEXT NOT NULL, epoch TEXT NOT NULL, address TEXT NOT NULL, page TEXT NOT NULL,
   version TEXT NOT NULL, transitions BIGINT NOT NULL,
   acquired_at TIMESTAMPTZ NOT NULL, renewed_at TIMESTAMPTZ NOT NULL
 )
-"""
+"""  # noqa: S608 - of constants
 
 
 class StoreEngine(Protocol):

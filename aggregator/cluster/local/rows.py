@@ -9,6 +9,36 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+#: The tables, with SQLite's names of types.
+TABLES = """
+CREATE TABLE record (
+  id INTEGER PRIMARY KEY CHECK (id = 1), text TEXT NOT NULL, version INTEGER NOT NULL
+);
+INSERT INTO record VALUES (1, '', 1);
+CREATE TABLE stop (
+  id INTEGER PRIMARY KEY CHECK (id = 1), reason TEXT, version INTEGER NOT NULL
+);
+INSERT INTO stop VALUES (1, NULL, 1);
+CREATE TABLE nodes (
+  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL,
+  unschedulable INTEGER NOT NULL, taints TEXT NOT NULL, labels TEXT NOT NULL,
+  annotations TEXT NOT NULL, drained_for TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE drains (
+  node TEXT PRIMARY KEY, text TEXT NOT NULL
+);
+CREATE TABLE quarantines (
+  node TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL,
+  status TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL,
+  finalizer INTEGER NOT NULL
+);
+CREATE TABLE operations (
+  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, node TEXT NOT NULL,
+  spec TEXT NOT NULL, status TEXT NOT NULL, created_at REAL NOT NULL,
+  deleting INTEGER NOT NULL DEFAULT 0
+);
+"""
+
 #: Runs one statement within a change. Returns the rows that it reads, or changed (RETURNING).
 Run = Callable[..., list[tuple[Any, ...]]]
 

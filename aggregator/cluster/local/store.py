@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.local.operation_table import OperationTable
-from aggregator.cluster.local.rows import Rows, Run
+from aggregator.cluster.local.rows import TABLES, Rows, Run
 from aggregator.cluster.local.sqlite_rows import SqliteRows
 from aggregator.cluster.operations import with_attempts
 from aggregator.cluster.port import (
@@ -32,35 +32,12 @@ from aggregator.cluster.port import (
 from aggregator.runtime.interning import EMPTY
 from aggregator.runtime.node_name import expect_one_node
 
-#: As SQLite has it.
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS record (
-  id INTEGER PRIMARY KEY CHECK (id = 1), text TEXT NOT NULL, version INTEGER NOT NULL
-) STRICT;
-INSERT OR IGNORE INTO record VALUES (1, '', 1);
-CREATE TABLE IF NOT EXISTS stop (
-  id INTEGER PRIMARY KEY CHECK (id = 1), reason TEXT, version INTEGER NOT NULL
-) STRICT;
-INSERT OR IGNORE INTO stop VALUES (1, NULL, 1);
-CREATE TABLE IF NOT EXISTS nodes (
-  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL,
-  unschedulable INTEGER NOT NULL, taints TEXT NOT NULL, labels TEXT NOT NULL,
-  annotations TEXT NOT NULL, drained_for TEXT NOT NULL DEFAULT ''
-) STRICT;
-CREATE TABLE IF NOT EXISTS drains (node TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS quarantines (
-  node TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL,
-  status TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL,
-  finalizer INTEGER NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS operations (
-  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, node TEXT NOT NULL,
-  spec TEXT NOT NULL, status TEXT NOT NULL, created_at REAL NOT NULL,
-  deleting INTEGER NOT NULL DEFAULT 0
-) STRICT;
-"""
-
-
+#: As SQLite has them.
+SCHEMA = (
+    TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS")
+    .replace("\n);", "\n) STRICT;")
+    .replace("INSERT INTO", "INSERT OR IGNORE INTO")
+)
 _COPIED = ("record", "stop", "nodes", "quarantines", "operations")
 
 
