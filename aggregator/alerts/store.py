@@ -24,6 +24,7 @@ from aggregator.alerts.tables import (
     schema,
     told,
 )
+from aggregator.runtime.database import Engine
 from aggregator.runtime.sqlite_format import OUTBOX, is_of_no_release, of_no_release
 
 T = TypeVar("T")
@@ -149,25 +150,12 @@ def _file_engine(path: Path) -> sa.Engine:
     return engine
 
 
-class SharedEngine(Protocol):
-    """A database that is reached as `aggregator.history` reaches its own."""
-
-    @property
-    def name(self) -> str: ...
-
-    def call(
-        self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float
-    ) -> T: ...
-
-    def close(self) -> None: ...
-
-
 class SharedStore:
     """Tables in a PostgreSQL that several replicas use, behind one lock."""
 
     shared = True
 
-    def __init__(self, engine: SharedEngine, own_file: Path | None = None) -> None:
+    def __init__(self, engine: Engine, own_file: Path | None = None) -> None:
         """``own_file``: the outbox while `alerts.shared` was off, whose alerts are moved."""
         self._engine = engine
         self._own_file = own_file

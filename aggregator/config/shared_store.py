@@ -21,13 +21,14 @@ def shared_place(
     """The database at ``url``. ``replica`` is in the name that its sessions show."""
     # The imports take half a second, which the user of a file need not spend.
     from aggregator.cluster.local.postgres_place import PostgresPlace
-    from aggregator.cluster.local.postgres_rows import SETTINGS, StoreEngine, is_ready, prepare
+    from aggregator.cluster.local.postgres_rows import SETTINGS, is_ready, prepare
     from aggregator.history.postgres import Postgres, Tables
+    from aggregator.runtime.database import Engine
 
     tables = Tables("cluster.store", is_ready, prepare, SETTINGS)
     given = credentials or DatabaseCredentials()
 
-    def engine(purpose: str) -> StoreEngine:
+    def engine(purpose: str) -> Engine:
         application = " ".join(filter(None, ("sickbay", replica, purpose)))
         return Postgres(make_url(url), given, application, tables)
 

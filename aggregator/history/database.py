@@ -13,11 +13,12 @@ from sqlalchemy.engine import URL, make_url
 
 from aggregator.events import Transition
 from aggregator.history.dedup import TELLING, Told, is_level, without_repeats
-from aggregator.history.engine import DatabaseCredentials, Engine, HistoryError
+from aggregator.history.engine import DatabaseCredentials, HistoryError
 from aggregator.history.migrate import RETAINING
 from aggregator.history.row_codec import SPREAD, from_row, incident_text, node_text
 from aggregator.history.sqlite import Sqlite
 from aggregator.history.tables import evidence, transitions
+from aggregator.runtime.database import Engine
 
 __all__ = ["Cursor", "Database", "HistoryError", "Page"]
 

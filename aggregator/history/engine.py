@@ -1,18 +1,11 @@
-"""How a database is reached: SQLite in this process, or PostgreSQL over a socket.
+"""The credentials of the history's database, and its failure."""
 
-Both are blocking and called from threads of the history's own, one call at a time.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import MaybePath
-
-T = TypeVar("T")
 
 
 class HistoryError(OSError):
@@ -38,27 +31,6 @@ class DatabaseCredentials(SectionDataclass):
     """
     insecure_plaintext: bool = False
     """PostgreSQL may be spoken to without TLS over a network."""
-
-
-class Engine(Protocol):
-    """Opened by the first call; after a failure the next call opens it again."""
-
-    @property
-    def name(self) -> str:
-        """For people: the file, or the server and the database on it."""
-        ...
-
-    def call(self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float) -> T:
-        """The result of ``work``, in a transaction of its own. Raises `HistoryError`.
-
-        ``write``: the transaction is going to. ``seconds``: a slower server is given up; a file is
-        waited for, because no timeout helps against a disk that hangs.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close the database. Never raises, and waits for two seconds at most."""
-        ...
 
 
 def reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from aggregator.cluster.local.postgres_rows import StoreEngine, run_statement
+from aggregator.cluster.local.postgres_rows import run_statement
 from aggregator.leader.lease import (
     Candidate,
     Draft,
@@ -21,6 +21,7 @@ from aggregator.leader.lease import (
     LeaseNotFound,
     LeaseStoreError,
 )
+from aggregator.runtime.database import Engine
 from aggregator.runtime.worker_thread import WorkerThread
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class PostgresLease:
     seconds for one request.
     """
 
-    def __init__(self, engine: Callable[[], StoreEngine], *, deadline: float) -> None:
+    def __init__(self, engine: Callable[[], Engine], *, deadline: float) -> None:
         self._engine = engine
         self._deadline = deadline
         self._line: _Line | None = None
@@ -107,7 +108,7 @@ class PostgresLease:
 class _Line:
     """One connection, and the thread that waits for its answers."""
 
-    def __init__(self, engine: StoreEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._thread = WorkerThread("lease")
         self._abandoned = False

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.cluster.local.postgres_lease import PostgresLease
-from aggregator.cluster.local.postgres_rows import SCHEMA, PostgresRows, StoreEngine
+from aggregator.cluster.local.postgres_rows import SCHEMA, PostgresRows
 from aggregator.cluster.local.store import ClusterStore
 from aggregator.cluster.port import RecordPlace
+from aggregator.runtime.database import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class PostgresPlace:
     """Implements `StorePlace`. ``engine`` makes a connection for what it is named for."""
 
     name: str
-    engine: Callable[[str], StoreEngine]
+    engine: Callable[[str], Engine]
 
     @property
     def record_place(self) -> RecordPlace:

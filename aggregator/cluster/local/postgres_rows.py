@@ -6,12 +6,13 @@ A replica that stops within one loses it after `IDLE` seconds, and the server un
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from aggregator.cluster.local.rows import TABLES, Run
 from aggregator.cluster.port import Refused, Unreachable
+from aggregator.runtime.database import Engine
 
 T = TypeVar("T")
 
@@ -44,19 +45,6 @@ CREATE TABLE lease (
 """  # noqa: S608 - of constants
 
 
-class StoreEngine(Protocol):
-    """A database as `aggregator.history.postgres` reaches it. Failures are `OSError`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def call(
-        self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float
-    ) -> T: ...
-
-    def close(self) -> None: ...
-
-
 def is_ready(connection: sa.Connection, name: str) -> bool:
     """Whether the tables are there. Raises `Refused` where a newer sickbay made them."""
     if not sa.inspect(connection).has_table("format", schema=SCHEMA):
@@ -87,7 +75,7 @@ def run_statement(connection: sa.Connection, query: str, **values: Any) -> list[
 class PostgresRows:
     """Implements `Rows`."""
 
-    def __init__(self, engine: StoreEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def close(self) -> None:

@@ -1,0 +1,32 @@
+"""How a database is reached: SQLite in this process, or PostgreSQL over a socket.
+
+Both are blocking and called from threads of their user's own, one call at a time.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import sqlalchemy as sa
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """Opened by the first call; after a failure the next call opens it again."""
+
+    @property
+    def name(self) -> str:
+        """For people: the file, or the server and the database on it."""
+        ...
+
+    def call(self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float) -> T:
+        """The result of ``work``, in a transaction of its own. Raises OSError.
+
+        ``write``: the transaction is going to. ``seconds``: a slower server is given up; a file is
+        waited for, because no timeout helps against a disk that hangs.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the database. Never raises, and waits for two seconds at most."""
+        ...
