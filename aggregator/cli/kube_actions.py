@@ -31,7 +31,7 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
     decode_quarantine,
     encode_spec,
 )
-from aggregator.cluster.kubernetes.transport import MERGE_PATCH, METADATA, Transport, encode
+from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
 from aggregator.cluster.port import Conflict, NotFound, OperationSpec, QuarantineSpec, Refused
 from aggregator.rfc3339 import write_time
 
@@ -89,9 +89,7 @@ class KubeActions:
                 body = await api.request("GET", where, Priority.RELEASE)
                 found = decode_quarantine(body)
                 fence = {"preconditions": {"uid": found.uid}}
-                await api.request(
-                    "DELETE", where, Priority.RELEASE, query=self._dry, body=encode(fence)
-                )
+                await self._write(api, "DELETE", where, fence, Priority.RELEASE)
             except NotFound as error:
                 raise CommandFailed(actions.none_such(node)) from error
             return actions.released(node, found.spec)
@@ -121,9 +119,7 @@ class KubeActions:
                 "spec": {name: value for name, value in fields.items() if value is not None},
             }
             try:
-                await api.request(
-                    "POST", paths.QUARANTINES, Priority.TAINT, query=self._dry, body=encode(body)
-                )
+                await self._write(api, "POST", paths.QUARANTINES, body, Priority.TAINT)
             except Conflict as error:
                 known = await api.request("GET", paths.quarantine(node), Priority.TAINT)
                 change = f"kubectl edit quarantine {node}, or release it first"
@@ -154,14 +150,8 @@ class KubeActions:
                 meta = decode(body, PartialObjectMetadata).metadata
                 if change.idle and not change.changes(meta.annotations or {}):
                     return change.idle
-                await api.request(
-                    "PATCH",
-                    where,
-                    Priority.RECORD,
-                    query=self._dry,
-                    body=encode({"metadata": {"uid": meta.uid, "annotations": change.annotations}}),
-                    content_type=MERGE_PATCH,
-                )
+                changed = {"uid": meta.uid, "annotations": change.annotations}
+                await self._write(api, "PATCH", where, {"metadata": changed})
             except NotFound as error:
                 raise CommandFailed(
                     f'there is no node "{node}"\n  See: kubectl get nodes'
@@ -174,13 +164,7 @@ class KubeActions:
         async def work(api: Transport) -> str:
             await _must_be_a_node(api, spec.node)
             try:
-                await api.request(
-                    "POST",
-                    paths.OPERATIONS,
-                    Priority.RECORD,
-                    query=self._dry,
-                    body=encode(operation_body(name, spec)),
-                )
+                await self._write(api, "POST", paths.OPERATIONS, operation_body(name, spec))
             except NotFound as error:
                 raise CommandFailed(
                     f"this cluster knows no operations: {error}\n"
@@ -197,17 +181,24 @@ class KubeActions:
             if not there:
                 raise CommandFailed(actions.none_open(node, how=self._how))
             for one in there:
+                where = f"{paths.OPERATIONS}/{paths.quoted(one.name)}"
+                fence = {"preconditions": {"uid": one.uid}}
                 with contextlib.suppress(NotFound):
-                    await api.request(
-                        "DELETE",
-                        f"{paths.OPERATIONS}/{paths.quoted(one.name)}",
-                        Priority.RELEASE,
-                        query=self._dry,
-                        body=encode({"preconditions": {"uid": one.uid}}),
-                    )
+                    await self._write(api, "DELETE", where, fence, Priority.RELEASE)
             return actions.operations_cancelled(node, there, how=self._how)
 
         return self._session.call(work)
+
+    async def _write(
+        self,
+        api: Transport,
+        method: str,
+        where: str,
+        body: Mapping[str, object],
+        lane: Priority = Priority.RECORD,
+    ) -> None:
+        """Send a write, which the API server checks and then forgets in a dry run."""
+        await api.request(method, where, lane, query=self._dry, body=encode(body))
 
     # -- the stop switch -----------------------------------------------------------------
 
@@ -235,34 +226,18 @@ class KubeActions:
         The time makes each writing a change, also of an unchanged reason: a resume ends what an
         aggregator keeps of a switch that was deleted while it was set.
         """
-        data = {"reason": reason, "at": write_time(time.time())}
+        change = {"data": {"reason": reason, "at": write_time(time.time())}}
         try:
-            await self._patch(api, paths.stop(self._namespace), data)
+            await self._write(api, "PATCH", paths.stop(self._namespace), change)
         except NotFound:
-            await self._make_stop(api, data)
+            await self._make_stop(api, change)
 
-    async def _patch(self, api: Transport, where: str, data: Mapping[str, str | None]) -> None:
-        await api.request(
-            "PATCH",
-            where,
-            Priority.RECORD,
-            query=self._dry,
-            body=encode({"data": data}),
-            content_type=MERGE_PATCH,
-        )
-
-    async def _make_stop(self, api: Transport, data: Mapping[str, str]) -> None:
-        where = paths.config_maps(self._namespace)
-        body = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": STOP_NAME},
-            "data": data,
-        }
+    async def _make_stop(self, api: Transport, change: Mapping[str, object]) -> None:
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": STOP_NAME}, **change}
         try:
-            await api.request("POST", where, Priority.RECORD, query=self._dry, body=encode(body))
+            await self._write(api, "POST", paths.config_maps(self._namespace), made)
         except Conflict:
-            await self._patch(api, paths.stop(self._namespace), data)  # another wrote it
+            await self._write(api, "PATCH", paths.stop(self._namespace), change)  # another wrote it
         except NotFound as error:
             raise CommandFailed(
                 f"there is no namespace {self._namespace}\n  Where is sickbay? Set --namespace"

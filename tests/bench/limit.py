@@ -23,7 +23,7 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.credentials import CredentialSources
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
-from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport
+from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import (
     Action,
     Conflict,
@@ -138,7 +138,6 @@ async def _pace(plane: ControlPlane, nodes: Sequence[str]) -> float:
             paths.node(name),
             Priority.TAINT,
             body=json.dumps(label).encode(),
-            content_type=MERGE_PATCH,
         )
 
     rates = []

@@ -524,7 +524,6 @@ async def test_a_query_and_a_body_arrive_as_they_were_meant(tmp_path: Path) -> N
             Priority.TAINT,
             query={"fieldSelector": "spec.nodeName=a&b"},
             body=b'{"x": "y"}',
-            content_type="application/merge-patch+json",
         )
     assert body == b'{"a": 1}'
     assert got["query"] == {"fieldSelector": "spec.nodeName=a&b"}

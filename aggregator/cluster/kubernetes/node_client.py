@@ -216,7 +216,6 @@ class KubeNodes:
                 where,
                 Priority.EVICTION,
                 body=encode({"metadata": metadata}),
-                content_type=MERGE_PATCH,
                 accept=METADATA,
                 guard=guard,
             )

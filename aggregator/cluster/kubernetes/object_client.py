@@ -16,7 +16,7 @@ from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, RawList, decode
 from aggregator.cluster.kubernetes.rbac import Permission, is_allowed
-from aggregator.cluster.kubernetes.transport import MERGE_PATCH, METADATA, Transport, encode
+from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
 from aggregator.cluster.port import Guard, NotFound, Refused
 
@@ -131,7 +131,6 @@ class KubeObjects:
             "PATCH",
             _path(resource, found.namespace, found.name),
             body=encode({"metadata": {**fence, "annotations": dict(annotations)}}),
-            content_type=MERGE_PATCH,
             accept=METADATA,
             guard=guard,
         )

@@ -21,7 +21,7 @@ from aggregator.cluster.kubernetes.objects import (
 from aggregator.cluster.kubernetes.paths import quoted
 from aggregator.cluster.kubernetes.quarantine_codec import CONDITION, GROUP, VERSION
 from aggregator.cluster.kubernetes.reflector import Resource, list_pages
-from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport, encode
+from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import KnownOperations, unknown_outcome, with_attempts
 from aggregator.cluster.port import (
@@ -131,10 +131,7 @@ class KubeOperations:
         self.known.drop(operation)
 
     async def _patch(self, path: str, patch: Mapping[str, object], lane: Priority) -> Operation:
-        answer = await self._request(
-            "PATCH", path, lane, body=encode(patch), content_type=MERGE_PATCH
-        )
-        return self._take(answer)
+        return self._take(await self._request("PATCH", path, lane, body=encode(patch)))
 
     def _take(self, body: bytes) -> Operation:
         operation = decode_operation(body)

@@ -19,7 +19,7 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
     encode_spec,
     encode_status,
 )
-from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport, encode
+from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import (
     Conflict,
     Guard,
@@ -150,9 +150,7 @@ class KubeQuarantines:
     async def _patch_quarantine(
         self, path: str, patch: Mapping[str, object], lane: Priority, *, node: str = ""
     ) -> Quarantine:
-        body = await self._transport.request(
-            "PATCH", path, lane, body=encode(patch), content_type=MERGE_PATCH, node=node
-        )
+        body = await self._transport.request("PATCH", path, lane, body=encode(patch), node=node)
         return self.operations.known.join(decode_quarantine(body, self._installation))
 
 

@@ -110,7 +110,8 @@ class BodySink(Protocol):
 class RequestOptions(TypedDict, total=False):
     """``deadline``: seconds for the answer. ``guard`` is awaited once the limiter's turn and the
     connection are there. ``node`` and ``is_list``: see `Limiter.acquire`. ``sink`` takes the body
-    of a 2xx answer as it arrives, and the body that is returned is empty.
+    of a 2xx answer as it arrives, and the body that is returned is empty. ``content_type``: a merge
+    patch without it, JSON for the other methods.
     """
 
     query: Mapping[str, str] | None
@@ -224,7 +225,8 @@ class Transport:
         body, query = options.get("body"), options.get("query")
         headers: dict[str, str] = {hdrs.ACCEPT: options.get("accept", JSON)}
         if body is not None:
-            headers[hdrs.CONTENT_TYPE] = options.get("content_type", JSON)
+            kind = MERGE_PATCH if method == "PATCH" else JSON
+            headers[hdrs.CONTENT_TYPE] = options.get("content_type", kind)
         request = _Call(
             method,
             f"{path}?{urlencode(query)}" if query else path,
