@@ -30,6 +30,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**arguments)
         self.commands: dict[str, Parser] = {}
 
+    def text(self, name: str, metavar: str, text: str) -> None:
+        """An option with a text, empty without it. ``text``: its help."""
+        self.add_argument(name, default="", metavar=metavar, help=text)
+
+    def flag(self, name: str, text: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, action="store_true", help=text)
+
     def error(self, message: str) -> NoReturn:
         """Exit with 2; argparse calls it for each mistake."""
         hint = self._suggestion(message)
@@ -92,10 +100,12 @@ class Subcommands:
         parents: Sequence[argparse.ArgumentParser] = (),
         examples: Sequence[str] = (),
         more: str = "",
+        of_node: bool = False,
     ) -> Parser:
         """A command, which ``command`` carries out; None: it has commands of its own.
 
-        ``more`` is said below ``text`` in its own help, and ``examples`` last.
+        ``more`` is said below ``text`` in its own help, and ``examples`` last. ``of_node``: its
+        first argument is a node.
         """
         made: Parser = self._subparsers.add_parser(
             name,
@@ -106,6 +116,8 @@ class Subcommands:
         )
         if command is not None:
             made.set_defaults(command=command)
+        if of_node:
+            made.add_argument("name", type=node_name, metavar="NODE", help="its name")
         self.parser.commands[name] = made
         self.groups.setdefault(group, []).append((name, text))
         return made

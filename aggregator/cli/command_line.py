@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from aggregator.cli import (
@@ -18,7 +19,6 @@ from aggregator.cli import (
 from aggregator.cli.arguments import (
     Parser,
     Subcommands,
-    node_name,
     positive,
     program,
     test_profile,
@@ -95,19 +95,19 @@ def _print_version(options: argparse.Namespace) -> None:
     print(json.dumps({"version": VERSION}) if options.output == "json" else f"sickbay {VERSION}")
 
 
-def _add_node(parser: Parser) -> None:
-    parser.add_argument("name", type=node_name, metavar="NODE", help="its name")
-
-
 def _add_reason(parser: Parser) -> None:
     parser.add_argument("--reason", required=True, help="why, for the next person on call")
 
 
 def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+    add = partial(commands.add, _FLEET, parents=[read])
     listed = list_options()
-    commands.add(_FLEET, "status", "the fleet at a glance", read_commands.status, parents=[read])
-    incidents = commands.add(
-        _FLEET,
+    add(
+        "status",
+        "the fleet at a glance",
+        read_commands.status,
+    )
+    incidents = add(
         "incidents",
         "the open incidents",
         read_commands.incidents,
@@ -118,9 +118,7 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
             "incidents --rule drift -o wide",
         ],
     )
-    incidents.add_argument(
-        "--rule", default="", metavar="NAME", help="only those with evidence of this rule"
-    )
+    incidents.text("--rule", "NAME", "only those with evidence of this rule")
     incidents.add_argument(
         "--limit",
         type=positive,
@@ -128,39 +126,27 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rows at most (default: %(default)s)",
     )
-    commands.add(
-        _FLEET,
+    add(
         "lemons",
         "nodes that return to quarantine again and again",
         read_commands.lemons,
         parents=[read, listed],
     )
     _add_jobs(commands, read)
-    commands.add(
-        _FLEET,
+    add(
         "replicas",
         "the aggregator's replicas, and which don't answer",
         read_commands.replicas,
-        parents=[read],
     )
-    history = commands.add(
-        _FLEET,
+    history = add(
         "history",
         "past events, the latest last",
         read_commands.history,
-        parents=[read],
         examples=["history --node gpu-0042", "history --since 8h --limit 500"],
     )
-    history.add_argument("--node", default="", metavar="NAME", help="only about this node")
-    history.add_argument(
-        "--since",
-        default="",
-        metavar="TIME",
-        help="only later events: 1h, 7d, or 2026-01-31T03:14:00Z",
-    )
-    history.add_argument(
-        "--until", default="", metavar="TIME", help="only events up to then; as --since"
-    )
+    history.text("--node", "NAME", "only about this node")
+    history.text("--since", "TIME", "only later events: 1h, 7d, or 2026-01-31T03:14:00Z")
+    history.text("--until", "TIME", "only events up to then; as --since")
     history.add_argument(
         "--limit",
         type=positive,
@@ -168,23 +154,20 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the latest N (default: %(default)s)",
     )
-    watch = commands.add(
-        _FLEET,
+    watch = add(
         "watch",
         "events as they occur (Ctrl-C ends it)",
         read_commands.watch,
-        parents=[read],
     )
-    watch.add_argument("--node", default="", metavar="NAME", help="only about this node")
+    watch.text("--node", "NAME", "only about this node")
 
 
 def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
-    hit = commands.add(
-        _FLEET,
+    add = partial(commands.add, _FLEET, parents=[read])
+    hit = add(
         "jobs",
         "the jobs that faults hit, or each fault of one",
         jobs.jobs,
-        parents=[read],
         examples=["jobs --since 7d", "jobs ml/jobset/llama-70b"],
     )
     hit.add_argument(
@@ -194,34 +177,27 @@ def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         metavar="NAMESPACE/FAMILY/NAME",
         help="one job, as the list names it",
     )
-    report = commands.add(
-        _FLEET,
+    report = add(
         "report",
         "the GPU hours that faults cost, by job, team, code, node or pool",
         jobs.report,
-        parents=[read],
         examples=["report --since 30d --by team", "report --by code --csv > codes.csv"],
     )
     report.add_argument(
         "--by", choices=jobs.GROUPS, default="job", help="the rows (default: %(default)s)"
     )
-    report.add_argument("--csv", action="store_true", help="print the rows as CSV")
+    report.flag("--csv", "print the rows as CSV")
     for made in (hit, report):
-        made.add_argument(
-            "--since",
-            default="",
-            metavar="TIME",
-            help="from then on: 7d, or 2026-01-31T03:14:00Z (default: 30d)",
-        )
-        made.add_argument("--until", default="", metavar="TIME", help="up to then; as --since")
+        made.text("--since", "TIME", "from then on: 7d, or 2026-01-31T03:14:00Z (default: 30d)")
+        made.text("--until", "TIME", "up to then; as --since")
 
 
 def _add_nodes(
     commands: Subcommands, read: argparse.ArgumentParser, source: argparse.ArgumentParser
 ) -> None:
+    add = partial(commands.add, _NODES, parents=[read])
     listed = list_options()
-    nodes = commands.add(
-        _NODES,
+    nodes = add(
         "nodes",
         "every node, or those of one standing",
         read_commands.nodes,
@@ -235,33 +211,29 @@ def _add_nodes(
     nodes.add_argument(
         "--standing", choices=_STANDINGS, default="", help="only nodes of this standing"
     )
-    nodes.add_argument("--exempt", action="store_true", help="only exempt nodes")
-    nodes.add_argument(
-        "--untested", action="store_true", help="only new nodes that still have their startup taint"
+    nodes.flag("--exempt", "only exempt nodes")
+    nodes.flag("--untested", "only new nodes that still have their startup taint")
+    add(
+        "node",
+        "one node's details and its past",
+        read_commands.node,
+        of_node=True,
     )
-    node = commands.add(
-        _NODES, "node", "one node's details and its past", read_commands.node, parents=[read]
-    )
-    _add_node(node)
-    explain = commands.add(
-        _NODES,
+    add(
         "explain",
         "why a node is in its state, what follows, and what to do",
         read_commands.explain,
-        parents=[read],
         examples=["explain gpu-0042"],
+        of_node=True,
     )
-    _add_node(explain)
-    commands.add(
-        _NODES,
+    add(
         "quarantines",
         "the quarantines under way",
         read_commands.quarantines,
         parents=[read, listed],
         examples=["quarantines --sort-by .created_at -o wide", "quarantines -o name"],
     )
-    bundle = commands.add(
-        _NODES,
+    bundle = add(
         "bundle",
         "one archive with all that is known of a node, for a ticket or an RMA",
         bundle_command.bundle,
@@ -269,25 +241,20 @@ def _add_nodes(
         more="It has the node's state, evidence, history, kernel lines, versions and objects. "
         "Texts that look like secrets are left out.",
         examples=["bundle gpu-0042", "bundle gpu-0042 --file rma-12345.tar.gz"],
+        of_node=True,
     )
-    _add_node(bundle)
     bundle.add_argument(
-        "--file",
-        type=Path,
-        metavar="FILE",
-        help="default: sickbay-NODE-TIME.tar.gz",
+        "--file", type=Path, metavar="FILE", help="default: sickbay-NODE-TIME.tar.gz"
     )
     sentence_option(bundle)
-    wait = commands.add(
-        _NODES,
+    wait = add(
         "wait",
         "wait until a node is quarantined, drained or released",
         read_commands.wait,
-        parents=[read],
         more="The exit code is 1 if the node does not get there in time, or can't get there.",
         examples=["wait gpu-0042 --for drained --timeout 30m"],
+        of_node=True,
     )
-    _add_node(wait)
     wait.add_argument(
         "--for", dest="goal", required=True, choices=GOALS, help="the state to wait for"
     )
@@ -351,9 +318,7 @@ def _add_bisect(commands: Subcommands) -> None:
         metavar="NODE,...",
         help="good nodes, of the group or not; tests run on them too",
     )
-    made.add_argument(
-        "--allow-work", action="store_true", help="test nodes that have other work, too"
-    )
+    made.flag("--allow-work", "test nodes that have other work, too")
     made.add_argument(
         "--parallel", type=positive, metavar="N", help="tests at the same time (default: 16)"
     )
@@ -372,11 +337,7 @@ def _add_bisect(commands: Subcommands) -> None:
     made.add_argument(
         "--resume", type=Path, metavar="FILE", help="continue the interrupted search of this file"
     )
-    made.add_argument(
-        "--quarantine",
-        action="store_true",
-        help="after a confirmation, quarantine the suspects (cordon)",
-    )
+    made.flag("--quarantine", "after a confirmation, quarantine the suspects (cordon)")
     yes_option(made)
     local_option(made)
     sentence_option(made)
@@ -384,31 +345,32 @@ def _add_bisect(commands: Subcommands) -> None:
 
 
 def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
-    stop = commands.add(
-        _ACT,
+    add = partial(commands.add, _ACT, parents=[act])
+    stop = add(
         "stop",
         "begin no quarantine and no step of a drain, anywhere",
         write_commands.stop,
-        parents=[act],
         examples=['stop "work on the fabric"', "resume"],
     )
     why = stop.add_mutually_exclusive_group(required=True)
     why.add_argument("text", nargs="?", metavar="REASON", help="why, for the next person on call")
     why.add_argument("--reason", help="the same as an option")
-    commands.add(_ACT, "resume", "end the stop", write_commands.resume, parents=[act])
-    quarantine = commands.add(
-        _ACT,
+    add(
+        "resume",
+        "end the stop",
+        write_commands.resume,
+    )
+    quarantine = add(
         "quarantine",
         "quarantine a node by hand",
         write_commands.quarantine,
-        parents=[act],
         more="A drain ends the work on the node, so it requires a confirmation.",
         examples=[
             'quarantine gpu-0042 --action cordon --reason "fan 3 is dead"',
             'quarantine gpu-0042 --action drain --reason "fan 3 is dead" --dry-run',
         ],
+        of_node=True,
     )
-    _add_node(quarantine)
     quarantine.add_argument(
         "--action",
         choices=("cordon", "drain"),
@@ -416,31 +378,25 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         help="cordon: no new work; drain: its work is moved, too",
     )
     _add_reason(quarantine)
-    quarantine.add_argument(
-        "--requester", default="", metavar="WHO", help="default: your login name"
-    )
+    quarantine.text("--requester", "WHO", "default: your login name")
     yes_option(quarantine)
-    release = commands.add(
-        _ACT,
+    release = add(
         "release",
         "end a node's quarantine",
         write_commands.release,
-        parents=[act],
         more="While a repair's order is open it may still reach the node, so the release requires "
         "a confirmation then.",
         examples=["release gpu-0042"],
+        of_node=True,
     )
-    _add_node(release)
     yes_option(release)
-    exempt = commands.add(
-        _ACT,
+    exempt = add(
         "exempt",
         "keep sickbay from acting on a node for a time",
         write_commands.exempt,
-        parents=[act],
         examples=['exempt gpu-0042 --for 8h --reason "firmware test"'],
+        of_node=True,
     )
-    _add_node(exempt)
     exempt.add_argument(
         "--for",
         dest="how_long",
@@ -449,31 +405,33 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         help="such as 30m, 8h or 7d; at most 365d",
     )
     _add_reason(exempt)
-    unexempt = commands.add(
-        _ACT, "unexempt", "end a node's exemption", write_commands.unexempt, parents=[act]
+    add(
+        "unexempt",
+        "end a node's exemption",
+        write_commands.unexempt,
+        of_node=True,
     )
-    _add_node(unexempt)
-    pin = commands.add(
-        _ACT,
+    pin = add(
         "pin",
         "keep a node in quarantine, also once it is healthy",
         write_commands.pin,
-        parents=[act],
         examples=['pin gpu-0042 --reason "RMA 12345"'],
+        of_node=True,
     )
-    _add_node(pin)
     _add_reason(pin)
-    unpin = commands.add(_ACT, "unpin", "end a node's pin", write_commands.unpin, parents=[act])
-    _add_node(unpin)
-    forget = commands.add(
-        _ACT,
+    add(
+        "unpin",
+        "end a node's pin",
+        write_commands.unpin,
+        of_node=True,
+    )
+    add(
         "forget",
         "remove a name that no node has from a local cluster's file",
         write_commands.forget,
-        parents=[act],
         more="It needs --local.",
+        of_node=True,
     )
-    _add_node(forget)
 
 
 def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
@@ -485,8 +443,8 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         parents=[read],
         more="With NODE alone it prints the ladder, the attempts, and what holds the next one.",
         examples=["repair gpu-0042", "repair gpu-0042 reboot", "repair gpu-0042 --cancel"],
+        of_node=True,
     )
-    _add_node(made)
     made.add_argument(
         "kind",
         nargs="?",
@@ -494,10 +452,9 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help=f"the repair to request: {', '.join(REPAIRS)}",
     )
-    made.add_argument(
+    made.flag(
         "--cancel",
-        action="store_true",
-        help="cancel the repairs and tests of the node that are requested or under way; no other "
+        "cancel the repairs and tests of the node that are requested or under way; no other "
         "repair begins by itself in this quarantine",
     )
     local_option(made)
@@ -515,8 +472,8 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         more="Exit code: 0 the node passed, 1 it failed, 2 the command line is invalid or the node "
         "can't be tested in its present state, 3 no verdict.",
         examples=["test gpu-0042", "test gpu-0042 --profile long", "test gpu-0042 --history"],
+        of_node=True,
     )
-    _add_node(made)
     made.add_argument(
         "--profile",
         type=test_profile,
@@ -525,9 +482,7 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "repair.verify, of a new node repair.new_nodes.profile, in service "
         "repair.idle_nodes.profile)",
     )
-    made.add_argument(
-        "--history", action="store_true", help="show past tests, next to those of its pool"
-    )
+    made.flag("--history", "show past tests, next to those of its pool")
     made.add_argument(
         "--no-wait", dest="wait", action="store_false", help="do not wait for the verdict"
     )
