@@ -18,11 +18,11 @@ CORE = "aggregator/quarantine"
 MOST = {
     "steps of the largest plan": 10,
     "fields of the largest view": 15,
-    "lines of the longest module of acts": 330,
+    "lines of the longest module of acts": 320,
     "arguments of the longest constructor in the core": 8,
     "constructors in the core with more than 8 arguments": 0,
     "lines of the class Controller": 60,
-    "Callable[ in the core": 45,
+    "Callable[ in the core": 40,
 }
 
 

@@ -22,19 +22,20 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodePools
 
+#: Why an act is not wanted any more, by what is known; empty: it is wanted.
+Against = Callable[[], str]
+#: The same by a read of what the act is for.
+Read = Callable[[], Awaitable[str]]
 #: Seconds for which a read of an object counts for an act.
 MOST_AGE = 5.0
 
 
 class FreshRead:
     """The last read of what an act is for. ``now`` is monotonic; ``began``: when it was requested.
-
-    ``read`` reads it again and returns why the act is not wanted any more; empty: it is wanted.
+    ``read`` reads it again.
     """
 
-    def __init__(
-        self, read: Callable[[], Awaitable[str]], *, now: Callable[[], float], began: float
-    ) -> None:
+    def __init__(self, read: Read, *, now: Callable[[], float], began: float) -> None:
         self._read = read
         self._now = now
         self._began = began
@@ -82,7 +83,7 @@ class RememberedRefusal:
             raise self._refusal
 
 
-def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Callable[[], Awaitable[str]]:
+def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Read:
     """The ``read`` of `FreshRead` for an act of this quarantine."""
 
     async def read() -> str:
@@ -98,12 +99,11 @@ def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Callable[[], Aw
 def act_guard(
     *,
     switch: StopSwitch,
-    against: Callable[[], str],
+    against: Against,
     fresh: FreshRead | None = None,
 ) -> Guard:
-    """``against``: why the act is not wanted any more, by what is known; empty: it is wanted.
-
-    Checks that wait come first, and the known state is checked last, without a wait in between.
+    """Checks that wait come first, and the known state is checked last, without a wait in
+    between.
     """
 
     async def check() -> None:
@@ -137,7 +137,7 @@ class ActGuards:
         node_state: NodeState,
         *,
         granted: bool = True,
-        against: Callable[[], str] = str,
+        against: Against = str,
         fresh: FreshRead | None = None,
     ) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.

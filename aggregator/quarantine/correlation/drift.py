@@ -4,13 +4,14 @@ No other part waits for it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from attrs import define, field
 
 from aggregator.clock import Clocks
 from aggregator.health.model import Component, Status
 from aggregator.policy.drift import CHECK, ComparedNode, Drift, DriftSearch, evidence, read_facts
+from aggregator.quarantine.correlation.measurements import Report
 from aggregator.quarantine.state.fleet import FleetState
 
 #: Seconds.
@@ -21,11 +22,9 @@ _SLICE = 100
 
 @define(eq=False, slots=False)
 class DriftWatch:
-    """``record_evidence`` gives the controller evidence on a node, in our own name."""
-
     _fleet: FleetState
     _clocks: Clocks
-    _record_evidence: Callable[[str, Component], bool]
+    _record_evidence: Report
     _search: DriftSearch = field(factory=DriftSearch, init=False)
     #: Node and component of each drift that was reported.
     _reported: set[tuple[str, str]] = field(factory=set, init=False)

@@ -1,11 +1,13 @@
 """The trackers that compare measurements of the nodes. Each gives nodes evidence of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aggregator.health.model import Cleared, MeasuredSeries, Measurements
+from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements
 from aggregator.quarantine.state.fleet import FleetState
 
+#: Gives a node evidence in our own name.
+Report = Callable[[str, Component], object]
 #: The signs by which a whole component is over: a person says so, or another part is in its place.
 _ENDS_ALL = ("operator", "replaced")
 

@@ -4,14 +4,13 @@ The evidence is level evidence in the aggregator's own name (check `CHECK`), whi
 about. Too small a sample of a pool has no finding (docs/decisions/0016).
 """
 
-from collections.abc import Callable
-
 from attrs import define, field
 
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
 from aggregator.policy.outliers.fleet import Outlier, OutlierChange
 from aggregator.policy.outliers.measures import CHECK, MEASURES
 from aggregator.quarantine.correlation.measurements import (
+    Report,
     component,
     ends_component,
     findings_in_quarantine,
@@ -22,11 +21,11 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 @define(eq=False, slots=False, kw_only=True)
 class OutlierTracker:
-    """Implements `MeasurementTracker`. ``emit`` gives a node evidence in our own name."""
+    """Implements `MeasurementTracker`."""
 
     _registry: NodeRegistry = field(alias="node_registry")
     _fleet: FleetState
-    _emit: Callable[[str, Component], object]
+    _emit: Report
     #: The evidence that was given of each open finding, by node.
     _findings: dict[str, dict[MeasuredSeries, Component]] = field(factory=dict, init=False)
 

@@ -4,12 +4,11 @@ The evidence is level evidence in the aggregator's own name (check `CHECK`), whi
 about.
 """
 
-from collections.abc import Callable
-
 from aggregator.health.model import Cleared, Component, Measurements, Status
 from aggregator.policy.precursors.counters import CHECK, COUNTERS
 from aggregator.policy.precursors.fleet import FleetCounters, Precursor, PrecursorChange
 from aggregator.quarantine.correlation.measurements import (
+    Report,
     component,
     ends_component,
     findings_in_quarantine,
@@ -22,9 +21,9 @@ _DAY = 86400.0
 
 
 class PrecursorTracker:
-    """Implements `MeasurementTracker`. ``report`` gives a node evidence in our own name."""
+    """Implements `MeasurementTracker`."""
 
-    def __init__(self, fleet: FleetState, report: Callable[[str, Component], object]) -> None:
+    def __init__(self, fleet: FleetState, report: Report) -> None:
         self._fleet = fleet
         self._report_evidence = report
         self._counters = FleetCounters()
