@@ -1,4 +1,4 @@
-"""What comes before an order: the limits count it, and nothing of ours holds the node's GPUs."""
+"""Prepares an order: the limits count its attempt, and no pod of the GPU operator holds GPUs."""
 
 from collections.abc import Mapping
 
