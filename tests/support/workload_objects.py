@@ -271,7 +271,17 @@ def _volcano(site: Site) -> None:
         {"minMember": 2, "queue": "physics"},
         {"phase": "Running", "running": 2},
     )
-    owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "sim"}
+    owner = site.create(
+        "batch.volcano.sh/v1alpha1",
+        "Job",
+        "sim",
+        {
+            "minAvailable": 2,
+            "queue": "physics",
+            "tasks": [{"name": "rank", "replicas": 2, "template": _TEMPLATE}],
+        },
+        {"state": {"phase": "Running"}, "minAvailable": 2, "running": 2},
+    )
     for index in ("0", "1"):
         labels = {
             "volcano.sh/job-name": "sim",
@@ -279,9 +289,7 @@ def _volcano(site: Site) -> None:
             "volcano.sh/task-index": index,
         }
         group = {"scheduling.k8s.io/group-name": "sim-6b1a"}
-        # The definition of its Job is not published: the reference is to no object.
-        uid = {"uid": "6b1a0000-0000-0000-0000-000000000001", "controller": True}
-        site.pod(f"sim-rank-{index}", labels, group, owner | uid)
+        site.pod(f"sim-rank-{index}", labels, group, owner)
 
 
 def _kueue(site: Site) -> None:
@@ -372,7 +380,7 @@ WORKLOADS: dict[str, Workload] = {
         ("volcano", "Volcano Job", "sim", "sim-6b1a", "physics", "physics", 0, Loss.GANG),
         {"volcano.sh/job-name": "sim", "volcano.sh/task-index": "1"},
         ("volcano.sh/job-name", "volcano.sh/queue-name", "scheduling.k8s.io/group-name"),
-        "volcano",
+        "volcano-apis",
     ),
     "kueue": Workload(
         _kueue,
