@@ -24,4 +24,7 @@ def load() -> Main:
 
         import aggregator.app  # noqa: F401
 
+    from aggregator.policy.defaults import read_policy
+
+    read_policy()  # the shipped texts, which it keeps: a quarter of a start
     return entry.main
