@@ -39,6 +39,7 @@ from aggregator.workloads.notices import EvictionNotices, WebhookRoute
 from tests.support import virtual_time
 from tests.support.drains import GANG
 from tests.support.gpu_reports import PodReports
+from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.notices import Webhook
 from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
@@ -277,6 +278,7 @@ class Watched(MemoryCluster):
 def test_no_pod_goes_early_none_is_notified_twice_and_each_drain_ends(seed: int) -> None:
     async def scenario() -> None:
         site = Site(random.Random(seed))
+        watch = Watch(site.world, asyncio.get_running_loop().time)
         await site.start()
         site._fault(site.rng.choice([OF_GPU, OF_NODE]), "n1")
         for _ in range(25):
@@ -290,7 +292,7 @@ def test_no_pod_goes_early_none_is_notified_twice_and_each_drain_ends(seed: int)
         for _ in range(60):
             await asyncio.sleep((SCOPE_FOR + WITHIN + 4 * WINDOW) / 60)
             site.world.kubelets_finish()
-        assert site.wrong == []
+        assert site.wrong + watch.wrong == []
         phases = {name: one.status.phase for name, one in site.world.quarantines.items()}
         assert set(phases.values()) == {Phase.DRAINED}, phases
         calls = Counter(one["id"] for one in site.webhook.calls)
