@@ -24,6 +24,7 @@ PACKAGING := build/packaging-env
 DOCS := build/docs-env
 BMC := build/bmc-env
 NVRX := build/nvrx
+RAY := build/ray-env
 # BENCH_SMALL=1 runs any benchmark in a small form, for its command and keys alone.
 BENCH_FOLDER ?= build/bench$(if $(filter-out 0,$(BENCH_SMALL)),-small)
 export BENCH_SMALL BENCH_FOLDER
@@ -64,6 +65,8 @@ lock: | $(UV) ## Compile the hashed requirements again from pyproject.toml
 	  $(UV) pip compile --quiet --group $$group --constraint requirements/dev.txt \
 	    --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
 	    --output-file requirements/$$group.txt; done
+	@echo 'ray[default]' | $(UV) pip compile --quiet - --generate-hashes --universal \
+	  --python-version 3.11 --no-header --upgrade --output-file requirements/ray.txt
 	@echo uv | $(UV) pip compile --quiet - --generate-hashes --universal --python-version 3.11 \
 	  --no-header --upgrade --output-file requirements/uv.txt
 	@echo hatchling | $(UV) pip compile --quiet - --constraint requirements/dev.txt --generate-hashes \
@@ -100,6 +103,12 @@ $(BMC)/.synced: requirements/bmc.txt | $(UV)
 NVRX_TARGET = --no-deps --python-version 3.12 --python-platform $(shell uname -m)-manylinux_2_39
 $(NVRX)/%/.synced: requirements/nvrx-%.txt | $(UV)
 	@$(UV) pip install --quiet --target $(@D) $(NVRX_TARGET) --require-hashes --requirement $<
+	@touch $@
+
+# Ray itself, for the test of its example: 250 MiB.
+$(RAY)/.synced: requirements/ray.txt | $(UV)
+	@test -x $(RAY)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(RAY)
+	@$(UV) pip sync --quiet --python $(RAY)/bin/python --require-hashes requirements/ray.txt
 	@touch $@
 
 .PHONY: docs
@@ -214,8 +223,8 @@ packages: env ## The Debian packages of this release, into build/debian
 	@$(BIN)/python -m release.debian_packages $(PACKAGES_OPTIONS)
 
 .PHONY: test-packages
-test-packages: env $(PACKAGING)/.synced ## Build the Debian packages; install, upgrade and purge them (root; minutes)
-	@tests/setup-debian.sh
+test-packages: env $(PACKAGING)/.synced $(RAY)/.synced ## The Debian packages, slurm-operator, PyTorch and Ray themselves (root; minutes)
+	@tests/setup-debian.sh python3-torch
 	@$(BIN)/pytest -q tests/packages --ignore=tests/packages/test_images.py
 
 .PHONY: test-images

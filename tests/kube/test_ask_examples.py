@@ -97,7 +97,8 @@ if sys.argv[1:3] == ["list", "nodes"]:
     print(json.dumps([{"node_id": "b4d", "state": "ALIVE"}]))
 if sys.argv[1:3] == ["list", "actors"]:
     seen = folder / "actors"
-    print("[]" if seen.exists() else json.dumps([{"actor_id": "a", "state": "ALIVE"}]))
+    there = json.dumps([{"actor_id": "a", "state": "ALIVE"}])
+    print("No resource in the cluster\\n" if seen.exists() else there)
     seen.touch()
 """
 
