@@ -28,7 +28,7 @@ class LinePattern:
 
     source: bytes
     groups: tuple[tuple[int, str], ...]
-    starts: tuple[bytes, ...] = ()
+    starts: frozenset[bytes] = frozenset()
 
     @property
     def compiled(self) -> re.Pattern[bytes]:
@@ -55,7 +55,7 @@ def line_pattern(source: str, words: Mapping[str, str], *, shipped: bool = False
     expanded = _NAMED.sub(named, source).encode("ascii")
     tree = _parsed(expanded)
     names = sorted((at, name.rpartition("_")[0]) for name, at in tree.state.groupdict.items())
-    return LinePattern(expanded, tuple(names), tuple(_starts(tree, START)) if shipped else ())
+    return LinePattern(expanded, tuple(names), _starts(tree, START) if shipped else frozenset())
 
 
 def parsed(pattern: LinePattern) -> Any:
@@ -74,9 +74,7 @@ def starts(pattern: LinePattern, length: int = START) -> frozenset[bytes]:
 
     A shorter one is all that is fixed there; an empty one fixes no byte.
     """
-    if pattern.starts and length == START:
-        return frozenset(pattern.starts)
-    return _starts(parsed(pattern), length)
+    return (length == START and pattern.starts) or _starts(parsed(pattern), length)
 
 
 def _starts(tree: Any, length: int) -> frozenset[bytes]:
