@@ -135,7 +135,7 @@ def _build(go: Path, wanted: Program, cache: Path, progress: Progress) -> None:
     began = time.monotonic()
     progress(f"building {wanted.name} {wanted.version} (log: {log})")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        built = Path(scratch) / wanted.name
+        built = Path(scratch) / wanted.package.rpartition("/")[2]  # as `go install` names it
         code = _run_logged(go, wanted, built, log, progress)
         if code != 0 or not built.exists():
             tail = log.read_text(encoding="utf-8", errors="replace")[-1500:].strip()

@@ -61,19 +61,29 @@ class NewSlurm:
         return app
 
     async def answer(self, request: web.Request) -> web.Response:
-        if request.headers.get("X-SLURM-USER-TOKEN") != self.token:
-            return web.Response(status=401, text="Authentication failure")
-        if request.path == "/openapi/v3":
-            return web.json_response(self.described())
-        path, version = request.path, request.path.split("/")[2]
+        body = await request.json() if request.can_read_body else None
+        token = request.headers.get("X-SLURM-USER-TOKEN", "")
+        status, found = self.respond(request.method, request.path, token, body)
+        if isinstance(found, str):
+            return web.Response(status=status, text=found)
+        return web.json_response(found, status=status)
+
+    def respond(
+        self, method: str, path: str, token: str, body: Mapping[str, Any] | None
+    ) -> tuple[int, dict[str, Any] | str]:
+        """The status and the content of an answer."""
+        if token != self.token:
+            return 401, "Authentication failure"
+        if path == "/openapi/v3":
+            return 200, self.described()
+        version = path.split("/")[2]
         if version not in self.versions:
-            return web.Response(status=404, text="Unable to find requested URL")
+            return 404, "Unable to find requested URL"
         named = next((one for one in self.nodes if path == f"/slurm/{version}/node/{one}"), "")
         route = path.replace(f"/{named}", "/{node_name}") if named else path
-        method = self.document["paths"].get(route.replace(version, self.published), {})
-        if request.method.lower() not in method and "/node/" not in path:
-            self.wrong.append(f"{request.method} {path}")
-        body = await request.json() if request.can_read_body else None
+        methods = self.document["paths"].get(route.replace(version, self.published), {})
+        if method.lower() not in methods and "/node/" not in path:
+            self.wrong.append(f"{method} {path}")
         if body is not None:
             self.check(body)
         answer: dict[str, Any] = {"errors": [self.error] if self.error else [], "warnings": []}
@@ -89,7 +99,7 @@ class NewSlurm:
                 text = f"Failure to query node {path.rpartition('/')[2]}"
                 answer["errors"] = [{"error": "No error", "error_number": 0, "description": text}]
             answer["nodes"] = [] if answer["errors"] else nodes
-        return web.json_response(answer, status=self.status)
+        return self.status, answer
 
     def described(self) -> dict[str, Any]:
         paths = self.document["paths"]
