@@ -370,7 +370,7 @@ def by_a_job(*profiles: str, in_service: bool = True) -> RepairPlan:
         (
             TESTING,
             "drain",
-            "a job could start next to it, as nothing keeps jobs off a node in service",
+            "it needs a test that work preempts, by a repairer with job and gpus: all",
         ),
         (by_a_job("quick"), "observe", "its mode is observe"),
     ],
