@@ -74,6 +74,8 @@ def test_a_person_has_a_drained_node_repaired_once_and_sees_it_everywhere(
     start_job(cluster_space.plane, cluster_space.namespace, "train", node)
     stack = stack_of(more)
     person = Person(stack, cluster_space.plane.kubeconfig)
+    # Until then a request is refused because there is no controller.
+    stack.aggregator.wait_for_log("leader.acquired")
     refused = person.sickbay("repair", node, "gpu-reset", "--yes", code=2)
     assert f"{node} is not in quarantine" in refused
     person.sickbay("quarantine", node, "--action", "drain", "--reason", "fan 3", "--yes")
