@@ -229,6 +229,8 @@ class EvictionNotices:
             notice = notices.get(key)
             if notice is None or notice.state is not NoticeState.SENT:
                 continue
+            if one.moment.now >= notice.deadline_at:
+                continue  # it ends in this round: the drain was held past the deadline
             delivery = self._delivery(notice)
             self._follow_request(one, workload, notice, delivery)
             missing = [

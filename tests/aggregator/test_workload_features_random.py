@@ -274,7 +274,7 @@ class Watched(MemoryCluster):
         return result
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), 117])
 def test_no_pod_goes_early_none_is_notified_twice_and_each_drain_ends(seed: int) -> None:
     async def scenario() -> None:
         site = Site(random.Random(seed))
