@@ -300,7 +300,8 @@ async def test_a_pass_does_not_count_while_evidence_is_held_from_a_quarantine() 
     site.check()
     assert site.world.quarantines == {}
     assert not site.is_open()
-    assert "it passed, and does not count: evidence stands" in site.last_test()["message"]
+    message = site.last_test()["message"]
+    assert "it passed, and does not count: evidence against it is in force" in message
     await site.replica.stop()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -157,6 +158,25 @@ class Slurm:
         for job in self.run("squeue", "--noheader", "--format=%i", check=False).split():
             self.run("scancel", "--signal=KILL", "--full", job, check=False)
         self._stack.close()
+        # slurmd dies before it has delivered that signal to a job whose start is under way.
+        wait_until(self._kill_steps, what=lambda: f"a job step goes on: {self.log()}")
+
+    def _kill_steps(self) -> bool:
+        """Kill each job step, and each job, that is left; whether there was none."""
+        left = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and self._began(pid)]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid.name), signal.SIGKILL)
+        return not left
+
+    def _began(self, process: Path) -> bool:
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+            step = (process / "cmdline").read_bytes().startswith(b"slurmstepd")
+        except OSError:
+            return False
+        ours = f"SLURM_CONF={self.conf}".encode() in variables
+        return ours and (step or any(one.startswith(b"SLURM_JOB_ID=") for one in variables))
 
     def start_controller(self, *, clean: bool = False) -> None:
         """Start slurmctld; ``clean``: without its saved state."""
