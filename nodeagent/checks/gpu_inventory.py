@@ -11,6 +11,11 @@ from nodeagent.model import Clearing, Status
 from nodeagent.sources import Sources, nvidia_driver
 from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, NvmlTrouble, TroubleKind
 
+#: The calls without which a GPU has no name, in their order.
+_IDENTITY = ("handle", "uuid", "pci")
+#: The drivers of a GPU that NVML may offer: none yet, or NVIDIA's.
+_DRIVERS = {"", "nvidia"}
+
 
 class GpuInventory(gpu_common.GpuCheck):
     """One observation per GPU, and one of the node (component "") about NVML and the number."""
@@ -79,19 +84,16 @@ class GpuInventory(gpu_common.GpuCheck):
     def _unheard(self, address: str, sample: GpuSample) -> Verdict | None:
         """The verdict on a GPU of the node that NVML did not name, or None when it is not ours."""
         machine, gpus = self._sources.machine, self._sources.gpus
-        is_remembered = address in gpus.remembered()
         trouble = sample.trouble
         if address in gpus.present():
-            if not is_remembered and nvidia_driver.bound_driver(machine, address) not in (
-                "",
-                "nvidia",
-            ):
+            if address not in self._of_nvidia():
                 return None  # another driver's, such as a display's: the node's row names it
             if trouble is not None:
                 return self._unknown(trouble)
             if address in sample.excluded or self._is_complete(sample):
                 return None  # taken out on purpose: the node's row names it
-            return _missing_from_nvml(address, sample)
+            has_as_many = len(sample.gpus) >= len(self._of_nvidia() - set(sample.excluded))
+            return _missing_from_nvml(address, sample, has_as_many=has_as_many)
         if trouble is not None and (
             trouble.kind is TroubleKind.QUIESCED or not nvidia_driver.bus_is_visible(machine)
         ):
@@ -99,6 +101,12 @@ class GpuInventory(gpu_common.GpuCheck):
         if trouble is None and self._is_complete(sample):
             return None  # taken out on purpose: the number is as expected
         return Status.FAILED, "missing", f"the GPU at {address} is no longer on the PCI bus"
+
+    def _of_nvidia(self) -> set[str]:
+        """The addresses on the bus, without those of another driver that NVML never had."""
+        machine, gpus = self._sources.machine, self._sources.gpus
+        free = [a for a in gpus.present() if nvidia_driver.bound_driver(machine, a) in _DRIVERS]
+        return set(gpus.present()) & {*free, *gpus.remembered()}
 
     # ---- the node -------------------------------------------------------------------------------
 
@@ -131,7 +139,7 @@ class GpuInventory(gpu_common.GpuCheck):
             driver = nvidia_driver.bound_driver(self._sources.machine, address)
             if address in sample.excluded:
                 drivers[address] = "excluded by the driver's configuration"
-            elif self._is_complete(sample) or driver not in ("", "nvidia"):
+            elif self._is_complete(sample) or driver not in _DRIVERS:
                 drivers[address] = driver or "no driver"
         each = (f"{address} ({driver})" for address, driver in drivers.items())
         return f"; not offered: {', '.join(each)}" if drivers else ""
@@ -153,7 +161,7 @@ class GpuInventory(gpu_common.GpuCheck):
         """For people: the drivers other than NVIDIA's that have GPUs of the node (nouveau)."""
         machine, gpus = self._sources.machine, self._sources.gpus
         drivers = {nvidia_driver.bound_driver(machine, each) for each in gpus.present()}
-        foreign = sorted(drivers - {"", "nvidia"})
+        foreign = sorted(drivers - _DRIVERS)
         return f"; {', '.join(foreign)} has the GPUs" if foreign else ""
 
     def _unknown(self, trouble: NvmlTrouble) -> Verdict:
@@ -184,27 +192,26 @@ def evaluate(gpu: Gpu) -> Verdict:
         return Status.FAILED, "reset-required", f"NVML says that {where} needs a reset (error 16)"
     if Code.CORRUPTED_INFOROM in codes:
         return Status.DEGRADED, "corrupted-inforom", f"{where} has a corrupted InfoROM (error 14)"
-    for call in ("handle", "uuid", "pci"):
-        if call in gpu.errors:
-            code = gpu.errors[call]
-            text = f"{CALLS[call]} gave error {code}"
-            if call == "handle" and gpu_common.accuses(code):
-                return Status.FAILED, "missing", f"NVML does not offer {where}: {text}"
-            return Status.UNKNOWN, gpu_common.reason_of(code), text
+    for call in (each for each in _IDENTITY if each in gpu.errors):
+        code = gpu.errors[call]
+        text = f"{CALLS[call]} gave error {code}"
+        if call == "handle" and gpu_common.accuses(code):
+            return Status.FAILED, "missing", f"NVML does not offer {where}: {text}"
+        return Status.UNKNOWN, gpu_common.reason_of(code), text
     return Status.OK, "", f"{where}: {gpu.name or 'without a name'}"
 
 
-def _missing_from_nvml(address: str, sample: GpuSample) -> Verdict:
-    nameless = {code for gpu in sample.gpus if not gpu.pci for code in gpu.errors.values()}
+def _missing_from_nvml(address: str, sample: GpuSample, *, has_as_many: bool) -> Verdict:
+    """``has_as_many``: NVML has as many GPUs as the bus, so that each may be a nameless one."""
+    nameless = [gpu for gpu in sample.gpus if not gpu.pci]
+    codes = sorted({gpu.errors[c] for gpu in nameless for c in _IDENTITY if c in gpu.errors})
     text = f"the GPU at {address} is on the PCI bus and NVML does not offer it"
-    if nameless:
-        codes = ", ".join(str(code) for code in sorted(nameless))
-        text += f" (error {codes} for a GPU without a name)"
+    if codes:
+        text += f" (error {', '.join(map(str, codes))} for a GPU without a name)"
         # NVML may offer a GPU and refuse its identity alone.
-        verdicts = [evaluate(gpu) for gpu in sample.gpus if not gpu.pci]
-        if all(status is not Status.FAILED for status, _, _ in verdicts):
-            return Status.UNKNOWN, verdicts[0][1], text
-    return Status.FAILED, "lost" if Code.GPU_IS_LOST in nameless else "missing", text
+        if has_as_many and all(evaluate(gpu)[0] is not Status.FAILED for gpu in nameless):
+            return Status.UNKNOWN, gpu_common.reason_of(codes[0]), text
+    return Status.FAILED, "lost" if Code.GPU_IS_LOST in codes else "missing", text
 
 
 def _is_lost(gpu: Gpu) -> bool:

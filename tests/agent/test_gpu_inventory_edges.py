@@ -270,6 +270,34 @@ async def test_a_gpu_without_a_name_tells_why_another_is_missing(node: Node) -> 
     assert (await inventory(node)).status(f"pci:{ADDRESSES[1]}") == ("FAILED", "lost")
 
 
+@pytest.mark.parametrize(
+    ("on_bus", "nameless", "verdict"),
+    [
+        (3, [{"uuid": 999}], ("FAILED", "missing")),
+        (3, [{"uuid": 999}, {"uuid": 4}], ("UNKNOWN", "no-permission")),
+        (2, [{"pci": 999, "rows": 3}], ("UNKNOWN", "nvml-error-999")),
+        (2, [{"rows": 3}], ("FAILED", "missing")),
+    ],
+)
+async def test_a_nameless_gpu_excuses_one_address_and_gives_its_own_reason(
+    tmp_path: Path, on_bus: int, nameless: list[dict[str, int]], verdict: tuple[str, str]
+) -> None:
+    node = Node(tmp_path, on_bus=on_bus)
+    node.set_gpus(GPUS[0], *(Gpu(n, errors=each) for n, each in enumerate(nameless, 1)))
+    seen = await inventory(node)
+    assert {seen.status(f"pci:{each}") for each in ADDRESSES[1:on_bus]} == {verdict}
+
+
+async def test_a_gpu_of_another_driver_is_no_absent_one(tmp_path: Path) -> None:
+    node = Node(tmp_path, on_bus=3)
+    (node.sys / "bus/pci/drivers/ast").mkdir(parents=True)
+    device = node.sys / f"bus/pci/devices/{ADDRESSES[2]}.0"
+    (device / "driver").symlink_to(node.sys / "bus/pci/drivers/ast")
+    node.set_gpus(GPUS[0], Gpu(1, errors={"uuid": 999}))
+    seen = await inventory(node)
+    assert seen.status(f"pci:{ADDRESSES[1]}") == ("UNKNOWN", "nvml-error-999")
+
+
 async def test_a_gpu_in_another_s_slot_replaces_it_and_one_that_is_lost_does_not(
     node: Node,
 ) -> None:
