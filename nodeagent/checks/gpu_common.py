@@ -17,11 +17,11 @@ COST_SELDOM = "no cost beside gpu-inventory; a few calls for each GPU every 5 mi
 
 _NO_GPU = Off("no GPU")
 
-#: Answers that a GPU has no such value, and those that are about this process or this moment alone:
-#: not initialised, a wrong index (a GPU has just gone), a time-out, a device that the process's
-#: cgroup denies, a GPU in use, a system that is not ready.
+#: Answers that a GPU has no such value, and those that are about this process alone: not
+#: initialised, a device that its cgroup denies, no memory or other resource for it. Others last
+#: only where the GPU has a fault, and a rule acts on no answer of a moment.
 ABSENT = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
-_OF_THE_AGENT = ABSENT | {Code.NO_PERMISSION, Code.MEMORY, 23, 1, 2, 10, 17, 19, 27}
+_OF_THE_AGENT = ABSENT | {Code.NO_PERMISSION, Code.MEMORY, 1, 17, 23}
 
 #: The report if every GPU of the node is too old, too new or not built for the check.
 NOT_SUPPORTED = Off("not supported by these GPUs")

@@ -143,8 +143,8 @@ async def test_the_node_names_the_foreign_driver_that_has_its_gpus(tmp_path: Pat
         (4, ("UNKNOWN", "no-permission")),
         (23, ("UNKNOWN", "nvml-error-23")),
         (17, ("UNKNOWN", "nvml-error-17")),
-        (27, ("UNKNOWN", "nvml-error-27")),
-        (2, ("UNKNOWN", "nvml-error-2")),
+        (1, ("UNKNOWN", "nvml-error-1")),
+        *((code, ("FAILED", "missing")) for code in (2, 10, 19, 27)),
     ],
 )
 async def test_a_handles_error_has_one_verdict_at_the_first_sample_and_later(
