@@ -150,7 +150,7 @@ class Infiniband:
             ports, [self._verdict(place, port) for place, port in ports.items()]
         )
         report += self._missing(places)
-        for name in self._known.keys() - {verdict.component for verdict in report}:
+        for name in {*self._known, *self._counters} - {each.component for each in report}:
             self._forget(name)
         return report or Off("no InfiniBand or RoCE device")
 
@@ -168,14 +168,14 @@ class Infiniband:
 
     def _verdict(self, place: Place, port: Port | Hung | str) -> Observation:
         name = str(place)
-        self._known[name] = place
+        # Hyper-V takes such an adapter away for minutes; a synthetic one has its traffic meanwhile.
+        may_leave = (self._machine.sys / "bus/vmbus/drivers/hv_netvsc").is_dir()
+        if not may_leave or (isinstance(port, Port) and not port.ethernet):
+            self._known[name] = place
         if isinstance(port, Hung):
             return hung(NAME, name, port)
         if isinstance(port, str):
             return Observation(NAME, name, Status.UNKNOWN, "not-told", port)
-        # Hyper-V takes such an adapter away for minutes; a synthetic one has its traffic meanwhile.
-        if port.ethernet and (self._machine.sys / "bus/vmbus/drivers/hv_netvsc").is_dir():
-            del self._known[name]
         rises = self._counters.setdefault(name, CounterIncreases(_HOUR))
         at = self._machine.clock.boottime()
         rose = rises.add(at, dict(port.counters))

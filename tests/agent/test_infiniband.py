@@ -216,9 +216,10 @@ async def test_an_adapter_off_the_bus_is_missing_and_one_in_a_pod_is_gone(tmp_pa
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
 
 
+@pytest.mark.parametrize("is_read_last", [True, False])
 @pytest.mark.parametrize(("layer", "is_missed"), [("InfiniBand", True), ("Ethernet", False)])
 async def test_an_ethernet_adapter_that_hyper_v_takes_away_is_not_missing(
-    tmp_path: Path, layer: str, *, is_missed: bool
+    tmp_path: Path, layer: str, *, is_missed: bool, is_read_last: bool
 ) -> None:
     machine = made_up(tmp_path)
     (machine.sys / "bus/vmbus/drivers/hv_netvsc").mkdir(parents=True)
@@ -226,12 +227,16 @@ async def test_an_ethernet_adapter_that_hyper_v_takes_away_is_not_missing(
     write_counters(port, link_layer=layer)
     check = built_here(machine)
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
+    if not is_read_last:
+        (port / "state").unlink()
+        assert verdicts(await check.run_check())["mlx5_0/1"][0] is Status.UNKNOWN
     (machine.sys / "class/infiniband/mlx5_0").rename(tmp_path / "mlx5_0")
     (machine.sys / "bus/pci/devices/0000:3b:00.0").rename(tmp_path / "pci")
     report = await check.run_check()
     assert (verdicts(report) if is_missed else report) == (
         {"mlx5_0/1": MISSING} if is_missed else Off("no InfiniBand or RoCE device")
     )
+    assert ("mlx5_0/1" in check._counters) == is_missed, "an adapter that is gone has no memory"
 
 
 async def test_named_devices_must_exist_and_others_are_left_out(tmp_path: Path) -> None:
