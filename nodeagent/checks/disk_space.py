@@ -11,7 +11,8 @@ Defaults: 90 % is where the kubelet begins to evict for its own disk (nodefs.ava
 burst takes the rest in minutes: failed. 97 % of a 30 TB scratch disk leaves 900 GB, so a disk
 with more than ``plenty`` free is never called full. A *remote* filesystem is degraded at most: it
 is as full on every other node, and whether it answers is disk-mounts's to evaluate. So is a
-dataset of ZFS that has less room than another one of its pool: it is full by its own quota.
+dataset of ZFS that has less room than most others of its pool: it is full by its own quota. The
+root filesystem is never so mild.
 """
 
 import asyncio
@@ -65,15 +66,17 @@ def evaluate(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
     return of_mount(mount, Observation(NAME, mount.name, status, reason, message))
 
 
-def is_at_its_quota(mount: Mount, results: Mapping[Mount, Result]) -> bool:
-    """Whether a dataset of ZFS has less room than another one of its pool: by its own quota."""
-    room = {
-        each: result.free
-        for each, result in results.items()
-        if isinstance(result, Space) and each.fstype == "zfs"
-        if each.source.partition("/")[0] == mount.source.partition("/")[0]
-    }
-    return mount in room and room[mount] < max(room.values())
+def room_of_pools(results: Mapping[Mount, Result]) -> dict[str, int]:
+    """The free bytes of each ZFS pool: its middle dataset's, since some have reservations."""
+    free: dict[str, list[int]] = {}
+    for mount, result in results.items():
+        if isinstance(result, Space) and _pool(mount):
+            free.setdefault(_pool(mount), []).append(result.free)
+    return {pool: sorted(each)[len(each) // 2] for pool, each in free.items()}
+
+
+def _pool(mount: Mount) -> str:
+    return mount.source.partition("/")[0] if mount.fstype == "zfs" else ""
 
 
 def _space_status(space: Space, used: float, limits: SpaceLimits) -> Status:
@@ -124,17 +127,16 @@ class DiskSpace:
         )
         answers = local | remote
         results = {mount: answers[path] for mount, path in paths.items()}
-        report = [
-            of_mount(mount, self._verdict(mount, result), mild=is_at_its_quota(mount, results))
-            for mount, result in results.items()
-        ]
+        room = room_of_pools(results)
+        report = [self._verdict(mount, result, room) for mount, result in results.items()]
         report += self._watch.missing(NAME, mounts)
         return report or Off("no disk is mounted")
 
-    def _verdict(self, mount: Mount, result: Result) -> Observation:
-        if isinstance(result, Space):
-            return evaluate(mount, result, self._limits)
-        return without_space(NAME, mount.name, result)
+    def _verdict(self, mount: Mount, result: Result, room: Mapping[str, int]) -> Observation:
+        if not isinstance(result, Space):
+            return of_mount(mount, without_space(NAME, mount.name, result))
+        at_its_quota = mount.point != "/" and result.free + _GIB < room.get(_pool(mount), 0)
+        return of_mount(mount, evaluate(mount, result, self._limits), mild=at_its_quota)
 
 
 SPEC = CheckSpec(

@@ -146,7 +146,7 @@ async def test_what_is_no_answer_about_space_or_a_log_page_is_a_defect(tmp_path:
         disk_nvme._health(Written(0.1))
     check = built(disk_space.SPEC, sources(made_up(tmp_path)), options(disk_space.SPEC))
     with pytest.raises(TypeError, match="no answer to a question about space"):
-        check._verdict(DISK, Written(0.1))
+        check._verdict(DISK, Written(0.1), {})
 
 
 def test_an_image_that_is_full_says_that_it_is_read_only() -> None:

@@ -290,33 +290,58 @@ async def test_remote_filesystems_are_asked_apart_from_those_of_this_node(tmp_pa
 
 
 class OfZfs(Answering):
-    """A pool whose dataset "alice" is at its quota; ``pool`` is the room of the others."""
+    """A pool whose dataset ``name`` is full.
 
-    def __init__(self, pool: int) -> None:
+    ``pool`` is the room of the others, and ``reserved`` that of the dataset "bob".
+    """
+
+    def __init__(self, pool: int, reserved: int, name: str = "alice") -> None:
         super().__init__()
-        self.pool = pool
+        self.pool, self.reserved, self.name = pool, reserved, name
 
     async def space(self, paths: list[str], *, apart: bool = False) -> dict[str, Result]:
         full = Space(size=100, used=100, free=0, inodes=0, inodes_free=0)
         room = Space(size=900 << 30, used=100 << 30, free=self.pool, inodes=0, inodes_free=0)
-        return {path: full if path.endswith("alice") else room for path in paths}
+        own = Space(size=9 << 30, used=1 << 30, free=self.reserved, inodes=0, inodes_free=0)
+        ends = {self.name: full, "bob": own}
+        return {path: ends.get(path.rpartition("/")[2], room) for path in paths}
 
 
-@pytest.mark.parametrize(("pool", "status"), [(800 << 30, "DEGRADED"), (0, "FAILED")])
+@pytest.mark.parametrize(
+    ("pool", "reserved", "status"),
+    [
+        (800 << 30, 800 << 30, "DEGRADED"),
+        (0, 0, "FAILED"),
+        (0, 8 << 30, "FAILED"),
+        (1 << 20, 1 << 20, "FAILED"),
+    ],
+)
 async def test_a_dataset_at_its_quota_is_no_full_disk(
-    tmp_path: Path, pool: int, status: str
+    tmp_path: Path, pool: int, reserved: int, status: str
 ) -> None:
     check = built(disk_space.SPEC, sources(made_up(tmp_path)), options(disk_space.SPEC))
-    check._probe = OfZfs(pool)
+    check._probe = OfZfs(pool, reserved)
     write_table(
         tmp_path,
         "1 0 0:30 / @ rw - zfs rpool/ROOT/debian rw",
         "2 1 0:31 / @/home/alice rw - zfs rpool/home/alice rw",
         "3 1 0:32 / @/other/alice rw - zfs tank/alice rw",
+        "4 1 0:33 / @/home/bob rw - zfs rpool/home/bob rw",
     )
     found = verdicts(await check.run_check())
     assert found["/home/alice"] == (Status[status], "full")
     assert found["/other/alice"] == (Status.FAILED, "full"), "nothing else of its pool is known"
+
+
+async def test_a_root_filesystem_at_its_quota_is_full(tmp_path: Path) -> None:
+    check = built(disk_space.SPEC, sources(made_up(tmp_path)), options(disk_space.SPEC))
+    check._probe = OfZfs(800 << 30, 0, name="")
+    write_table(
+        tmp_path,
+        "1 0 0:30 / @ rw - zfs rpool/ROOT/debian rw",
+        "2 1 0:31 / @/home rw - zfs rpool/home rw",
+    )
+    assert verdicts(await check.run_check())["/"] == (Status.FAILED, "full")
 
 
 def test_relative_paths_are_refused_when_configured() -> None:
