@@ -6,7 +6,7 @@ A line is a fault when a row matches from the first byte of the raw record, the 
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,9 @@ class LineRow:
         return {name: each.lower() if name in _SMALL else each for name, each in fields.items()}
 
 
+Skips = Callable[[LineRow, bytes], bool]
+
+
 class RowsByStart:
     """Rows, found by the first bytes of a line. ``starts`` are those of all rows."""
 
@@ -111,12 +114,15 @@ class KernelLines:
         self.after_name = self._of_interface.starts
         self.of_pci = bool(self._of_pci)
 
-    def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The evidence of this record, if any. Raises no exception, whatever the record."""
+    def read(self, record: Record, skips: Skips | None = None) -> Sequence[FaultSighting]:
+        """The evidence of this record, if any. Raises no exception, whatever the record.
+
+        ``skips``: whether a row that matches a line is passed over.
+        """
         line = record.text
         for row in self.rows(line):
             fields = row.match(line)
-            if fields is not None:
+            if fields is not None and not (skips and skips(row, line)):
                 return () if is_packet_log(line) else self._evidence(record, row, fields)
         return ()
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
@@ -27,7 +28,8 @@ _OF_USERS = re.compile(
     # The kernel's words after the name of a process, which is at most 15 bytes.
     rb"(?:.{1,15}?(?:\[\d{1,10}\]|: (?:page|vmemmap) alloc(?:ation)? failure| invoked oom-killer"
     rb"| \(\d{1,10}\)|: potentially unexpected fatal signal|: Corrupted page table"
-    rb"|: attempt to access beyond end)"
+    # Last: a row of the table of tasks that is printed where memory has run out.
+    rb"|: attempt to access beyond end)|\[ *\d{1,10}\] "
     rb"|[\w-]{1,32}: Unknown parameter |" + b"|".join(map(re.escape, QUOTES)) + rb")"
 )
 
@@ -38,6 +40,7 @@ ANYWHERE = "(?:.{0,1024}?)"
 _BEFORE_A_NAME = re.compile(
     rb"INFO: task |[Kk]ill(?:ed|ing)? process \d{1,10} \(|stuck for \d{1,6}s! \[|\b[Cc]omm:? "
     rb"|, name=|the client '|in process |SIGBUS to |[Kk]illing |cgroup: fork rejected "
+    rb"|reaped process \d{1,10} \(|task:|by task |\bProcess "
 )
 _NAME, _ANYWHERE = 15, ANYWHERE.encode()
 
@@ -68,15 +71,9 @@ class OwnLines:
         """The evidence of this record, if any. Raises no exception, whatever the record."""
         if quotes_a_user(record.text):
             return ()
-        short = record
-        if len(record.text) > LONGEST:
-            text = record.text[:LONGEST]
-            short = Record(
-                record.facility, record.level, record.seq, record.at, text, record.historical
-            )
-        if any(begins_in_a_name(row, short.text) for row in self._lines.rows(short.text)):
-            return ()
-        return [self._stated(each) for each in self._lines.read(short)]
+        is_long = len(record.text) > LONGEST
+        short = replace(record, text=record.text[:LONGEST]) if is_long else record
+        return [self._stated(each) for each in self._lines.read(short, begins_in_a_name)]
 
     def _stated(self, seen: FaultSighting) -> FaultSighting | Observation:
         kind = seen.code.removeprefix(f"{seen.check}:")

@@ -36,7 +36,7 @@ def why_slow(pattern: LinePattern) -> str:
     reason = _unbounded(tree)
     if reason:
         return reason
-    steps = _steps(list(tree))
+    steps = _steps(list(tree), ignores_case=_IGNORES_CASE.search(pattern.source) is not None)
     if steps <= _MOST_STEPS:
         return ""
     return f"is slow: a line may take {steps:,} steps; fixed text must follow each repeat"
@@ -92,7 +92,7 @@ def _unbounded(tree: Iterable[tuple[Any, Any]], *, repeated: bool = False) -> st
     return ""
 
 
-def _steps(tree: Sequence[tuple[Any, Any]]) -> int:
+def _steps(tree: Sequence[tuple[Any, Any]], *, ignores_case: bool) -> int:
     """The most steps of a match: a repeat counts in full where it is not the only possible one.
 
     The only one: neither the text before it nor the text after it may be its own.
@@ -102,12 +102,13 @@ def _steps(tree: Sequence[tuple[Any, Any]]) -> int:
     for at, (operation, argument) in enumerate(items):
         name = str(operation)
         if name == "BRANCH":
-            steps *= sum(_steps(list(branch)) for branch in argument[1])
+            branches = [list(branch) for branch in argument[1]]
+            steps *= sum(_steps(branch, ignores_case=ignores_case) for branch in branches)
         elif name in ("MAX_REPEAT", "MIN_REPEAT"):
             least, most, body = argument
             own, after = list(body), items[at + 1 :]
-            begins_once = at == 0 or _is_disjoint(own, items[at - 1 :])
-            ends_once = _ends(after) or _is_disjoint(own, after)
+            begins_once = at == 0 or _is_disjoint(own, items[at - 1 :], ignores_case=ignores_case)
+            ends_once = _ends(after) or _is_disjoint(own, after, ignores_case=ignores_case)
             if most != least and after and not (begins_once and ends_once):
                 steps *= min(int(most), LONGEST) - least + 1
     return steps
@@ -125,11 +126,17 @@ def _ends(after: Sequence[tuple[Any, Any]]) -> bool:
     return all(str(operation) == "AT" for operation, _ in after)
 
 
-def _is_disjoint(body: Sequence[tuple[Any, Any]], after: Sequence[tuple[Any, Any]]) -> bool:
+def _is_disjoint(
+    body: Sequence[tuple[Any, Any]], after: Sequence[tuple[Any, Any]], *, ignores_case: bool
+) -> bool:
     """Whether the text after a repeat cannot be the repeat's own."""
     own = members(body[0]) if len(body) == 1 else None
     following = members(after[0])
-    return own is not None and following is not None and not own & following
+    if own is None or following is None:
+        return False
+    if ignores_case:
+        return not {*bytes(own).lower()} & {*bytes(following).lower()}
+    return not own & following
 
 
 def _fixed(tree: Sequence[tuple[Any, Any]]) -> tuple[int, bool]:

@@ -177,6 +177,12 @@ def test_no_name_of_a_process_makes_a_monitor_s_line(
         b"NVRM: Fault (PCI:0000:3b:00): 31, pid=4711, name=%s, Ch 00000008",
         b"BUG: Bad page state in process %s  pfn:10aa2c",
         b"Memory failure: 0x1a2b3c: Sending SIGBUS to %s:4711 due to hardware memory corruption",
+        b"oom_reaper: reaped process 4711 (%s), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB",
+        b"task:%s state:D stack:0     pid:4711  ppid:1      flags:0x00000002",
+        b"Write of size 8 at addr ffff888012345678 by task %s/4711",
+        b"Process %s (pid: 4711, stack limit = 0x00000000f2e1d3c4)",
+        b"[   4711]  1000  4711   211020    33120   487424        0           200 %s",
+        b"[4194304]  1000 4194304   211020    33120   487424        0           200 %s",
     ],
 )
 def test_no_name_within_a_line_makes_a_monitor_s_line(
@@ -189,9 +195,25 @@ def test_no_name_within_a_line_makes_a_monitor_s_line(
     assert seen(checks_of(tmp_path, monitored(tmp_path, rules=rules)), line % name) == []
 
 
+def test_a_name_within_a_line_hides_no_other_rule_s_words(tmp_path: Path) -> None:
+    rules = [
+        {"type": "temporary", "reason": "R", "pattern": "EXT4-fs error .*"},
+        {
+            "type": "temporary",
+            "reason": "OOMKilling",
+            "pattern": r"Killed process \d+ (.+) total.*",
+        },
+    ]
+    checks = checks_of(tmp_path, monitored(tmp_path, rules=rules))
+    [kill] = seen(checks, b"Out of memory: Killed process 4711 (EXT4-fs error x) total-vm:1kB")
+    assert isinstance(kill, FaultSighting)
+    assert kill.code == "kernel-monitor:OOMKilling"
+
+
 @pytest.mark.parametrize(
     ("pattern", "line"),
     [
+        (r"x[A-Z]+b[A-Z]+c[A-Z]+d", b"xAbBcCd"),
         (r"(?i)NVRM: XID.*", b"NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x"),
         (".*SXid.*", b"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal"),
         (r"lost [^\n]* server", b"scratchfs: lost its own server"),
@@ -300,6 +322,13 @@ def test_a_monitor_s_file_is_read_as_it_is(tmp_path: Path) -> None:
         (
             {"rules": [{"type": "temporary", "reason": "X", "pattern": "(a+)+b"}]},
             "rules[0].pattern: is slow",
+        ),
+        *(
+            (
+                {"rules": [{"type": "temporary", "reason": "X", "pattern": pattern}]},
+                "rules[0].pattern: is slow",
+            )
+            for pattern in ("(?i)x[A-Z]+b[A-Z]+c[A-Z]+d", "(?i:x(?:[A-Z]+b[A-Z]+c[A-Z]+d|y))")
         ),
         (
             {"rules": [{"type": "temporary", "reason": "X", "pattern": r"\pL+ lost"}]},
