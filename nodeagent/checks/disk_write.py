@@ -4,7 +4,7 @@ Reasons: ``io-error`` and ``read-only`` (failed), ``corrupt`` (other bytes came 
 ``hung`` (degraded, failed after a minute in the same wait), ``no-space`` (degraded: capacity, and
 disk-space's to evaluate), ``no-directory``, ``not-permitted``, ``read-only-mount`` (only this
 process's view is read-only, or the filesystem is an image) and ``probe-failed``: unknown. On a
-remote filesystem failed is degraded. The component is the directory.
+network's filesystem failed is degraded, except for the root. The component is the directory.
 """
 
 import errno
@@ -24,7 +24,7 @@ from nodeagent.sources.disk_probe import (
 )
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements, rounded
-from nodeagent.sources.mountinfo import Mount, find, parse
+from nodeagent.sources.mountinfo import REMOTE, Mount, find, parse
 
 NAME = "disk-write"
 
@@ -99,11 +99,13 @@ class DiskWrite:
         return [self._verdict(path, result) for path, result in results.items()]
 
     def _verdict(self, path: str, result: Result) -> Observation:
-        mount = None if isinstance(result, Written) else self._mount(path)
+        found = evaluate(path, result)
+        mount = self._mount(path) if found.status is Status.FAILED else None
         if mount is None:
-            return evaluate(path, result)
+            return found
         found = evaluate(path, result, only_this_mount=_is_by_design(mount))
-        return of_mount(mount, found)
+        # A filesystem of FUSE may be a local disk's.
+        return found if mount.fstype not in REMOTE or mount.point == "/" else of_mount(mount, found)
 
     def _mount(self, path: str) -> Mount | None:
         try:

@@ -228,6 +228,15 @@ def test_the_words_of_a_write_probe(
     assert message in found.message
 
 
+class Refusing:
+    """Replaces the child of disk-write: one answer for all paths."""
+
+    answer: Result = ProbeRefused(errno.EROFS, "open")
+
+    async def write(self, paths: tuple[str, ...]) -> dict[str, Result]:
+        return dict.fromkeys(paths, self.answer)
+
+
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
@@ -251,18 +260,65 @@ async def test_a_refused_write_is_the_disks_fault_unless_this_mount_alone_forbid
         disk_write.SPEC, sources(machine), options(disk_write.SPEC, paths=(str(tmp_path),))
     )
 
-    class Refusing:
-        answer: Result = ProbeRefused(errno.EROFS, "open")
-
-        async def write(self, paths: tuple[str, ...]) -> dict[str, Result]:
-            return dict.fromkeys(paths, self.answer)
-
     check._probe = probe = Refusing()
     assert {reason for _, reason in verdicts(await check.run_check()).values()} == {reason}
     probe.answer = ProbeRefused(errno.EIO, "write")
     assert [*verdicts(await check.run_check()).values()] == [(Status.FAILED, "io-error")]
-    (tmp_path / "proc/self/mountinfo").write_text(f"1 0 0:70 / {tmp_path} rw - nfs4 filer:/ rw\n")
-    assert [*verdicts(await check.run_check()).values()] == [(Status.DEGRADED, "io-error")]
+
+
+@pytest.mark.parametrize(
+    ("mount", "status"),
+    [
+        ("@ rw - nfs4 filer:/ rw", "DEGRADED"),
+        ("@ rw - fuse.juicefs jfs rw", "DEGRADED"),
+        ("@ rw - fuse.mergerfs a:b rw", "FAILED"),
+        ("@ rw - fuseblk /dev/sdb1 rw", "FAILED"),
+        ("/ rw - nfs4 filer:/root rw", "FAILED"),
+    ],
+)
+async def test_a_refused_write_is_mild_on_a_network_s_filesystem_alone(
+    tmp_path: Path, mount: str, status: str
+) -> None:
+    machine = made_up(tmp_path)
+    table = f"1 0 0:70 / {mount}\n".replace("@", str(tmp_path))
+    (tmp_path / "proc/self/mountinfo").write_text(table)
+    check = built(
+        disk_write.SPEC, sources(machine), options(disk_write.SPEC, paths=(f"{tmp_path}",))
+    )
+    check._probe = probe = Refusing()
+    probe.answer = ProbeRefused(errno.EIO, "write")
+    assert [*verdicts(await check.run_check()).values()] == [(Status[status], "io-error")]
+
+
+@pytest.mark.parametrize(
+    ("result", "is_parsed"),
+    [
+        (Written(0.1), False),
+        (ProbeRefused(errno.ENOSPC, "write"), False),
+        (ProbeRefused(errno.ENOENT, "open"), False),
+        (NotProbed("no python"), False),
+        (Hung(12.0, "D"), False),
+        (Hung(60.0, "D"), True),
+        (ProbeRefused(errno.EROFS, "open"), True),
+    ],
+)
+async def test_the_mount_table_is_parsed_for_a_failure_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Result, *, is_parsed: bool
+) -> None:
+    tables: list[bytes] = []
+
+    def parse(table: bytes) -> tuple[()]:
+        tables.append(table)
+        return ()
+
+    monkeypatch.setattr(disk_write, "parse", parse)
+    machine = made_up(tmp_path)
+    (tmp_path / "proc/self/mountinfo").touch()
+    check = built(disk_write.SPEC, sources(machine), options(disk_write.SPEC, paths=("/data",)))
+    check._probe = probe = Refusing()
+    probe.answer = result
+    await check.run_check()
+    assert bool(tables) is is_parsed
 
 
 @pytest.mark.parametrize(
