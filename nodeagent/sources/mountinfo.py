@@ -15,7 +15,7 @@ from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.small_file import entries, read_small, read_whole, small_text
 
-__all__ = ["Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]
+__all__ = ["REMOTE", "Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]
 
 #: Filesystems of a network server: they hang with it, and their fullness is not this node's fault.
 REMOTE = frozenset(
@@ -50,7 +50,7 @@ _POD_VOLUME = re.compile(
 _CONTAINER = re.compile(
     rb"/io\.containerd\.[^/]+/|/containers/storage/[^/]+/[^/]+|/run/kata-containers/"
     rb"|/(devicemapper/mnt|zfs/graph|btrfs/subvolumes|aufs/mnt|snapshotter/[^/]+/mnt)/."
-    rb"|/storage-pools/[^/]+/[^/]+/.|/snapshots/[^/]+/block/mountpoint|/volumes/[^/]+/_data"
+    rb"|/storage-pools/[^/]+/[^/]+/.|/snapshots/[^/]+/block/mountpoint|/volumes/[^/]+/_data(?:/|$)"
     rb"|/docker/plugins/.|/directpv/mnt/.|/osd/mounts/.|/client/csi/."
 )
 #: Names of partitions (GPT) that a vendor fills once: Flatcar's and others'.
@@ -145,11 +145,14 @@ def _escaped(text: str) -> bytes:
     return _ESCAPED.sub(lambda match: b"\\%03o" % match[0][0], os.fsencode(text))
 
 
-def worth_parsing(table: bytes, named: Collection[bytes] = ()) -> tuple[Mount, ...]:
+def worth_parsing(
+    table: bytes, named: Collection[bytes] = (), top: bytes = b"/"
+) -> tuple[Mount, ...]:
     """The mounts that may hold files and that a path still leads to, in the table's order.
 
     At the points ``named`` (as the table writes them) any filesystem counts, for the configuration
-    asks for it; an automounter that waits there is none.
+    asks for it; an automounter that waits there is none. At ``top``, the host's root, a disk counts
+    also where a pod has it as its volume.
 
     A mount under a later one cannot be looked at: a look-up crosses from a mount to the one
     attached to it at that path, so that is replayed. Cheap on thousands of lines: only those that
@@ -178,7 +181,7 @@ def worth_parsing(table: bytes, named: Collection[bytes] = ()) -> tuple[Mount, .
     mounts = [
         mount
         for line in kept
-        if (_whole(line) not in volumes or line.split(b" ", 5)[4] in named)
+        if (_whole(line) not in volumes or line.split(b" ", 5)[4] in (top, *named))
         and _reachable(line, roots, attached)
         and (mount := _parse_line(line)) is not None
     ]
@@ -312,7 +315,7 @@ class MountTable:
             self._raw, self._mounts = raw, {}
         if named not in self._mounts:
             points = {_escaped(self._below + point.rstrip("/") or "/") for point in named}
-            mounts = under(worth_parsing(raw, points), self._root)
+            mounts = under(worth_parsing(raw, points, _escaped(self._root)), self._root)
             kept = (each for each in mounts if not self._is_foreign(each, points))
             self._mounts[named] = tuple(kept)
         return self._mounts[named]

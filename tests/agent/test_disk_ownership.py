@@ -63,6 +63,7 @@ async def test_mounts_of_containers_and_tenants_are_not_the_nodes(
     [
         *("/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd"),
         *("/var/lib/kubelet", "/var/lib/lxd/storage-pools/a", "/mnt/data"),
+        "/srv/volumes/fast/_database",
     ],
 )
 async def test_a_disk_that_holds_all_of_a_runtime_is_the_nodes(tmp_path: Path, point: str) -> None:
@@ -78,6 +79,7 @@ async def test_a_disk_that_a_pod_has_as_its_volume_is_the_tenants(tmp_path: Path
         f"82 22 259:4 / {volumes}/kubernetes.io~local-volume/fast0 rw - ext4 /dev/nvme2n1 rw",
         "83 22 259:5 / @/srv/fast1 rw - ext4 /dev/nvme3n1 rw",
         f"84 22 259:5 /pv {volumes}/kubernetes.io~local-volume/pv rw - ext4 /dev/nvme3n1 rw",
+        f"85 22 8:1 / {volumes}/kubernetes.io~local-volume/root rw - ext4 /dev/sda1 rw",
     )
     assert await watched(tmp_path, *lines) == {"/", "/srv/fast1"}
     assert await watched(tmp_path, *lines, named=("/srv/fast0",)) == {
