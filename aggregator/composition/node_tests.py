@@ -18,7 +18,7 @@ from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
 from aggregator.quarantine.repair.node_test_permission import NodeTestPermission
 from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 from aggregator.quarantine.repair.node_test_watch import NodeTestWatch
-from aggregator.quarantine.repair.node_tests import NodeTestRounds, NodeTests, Rounds
+from aggregator.quarantine.repair.node_tests import NodeTesting, NodeTestRounds, NodeTests
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.repair.unwanted_tests import UnwantedTests
 from aggregator.quarantine.state.fleet import FleetState
@@ -94,7 +94,7 @@ def build_node_tests(
             checks=checks,
         ),
     )
-    tests: Rounds
+    tests: NodeTesting
     wanted = rules.taint or settings.rules.idle_nodes or settings.tests_in_service
     if settings.off or not wanted:
         tests = UnwantedTests(

@@ -267,7 +267,8 @@ class EvictionNotices:
         lane = asyncio.Semaphore(_PODS_AT_ONCE)
 
         def over() -> str:
-            return "" if one.still() else f"the drain of {one.quarantine.node} is over"
+            lasts = one.still() and self._clocks.earliest() < notice.deadline_at
+            return "" if lasts else f"the notice of {notice.workload} is over"
 
         guard = one.acts.guard(one.node_state, against=over)
 

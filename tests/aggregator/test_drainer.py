@@ -676,7 +676,7 @@ def test_changed_words_of_a_hook_are_written_at_most_every_ten_seconds() -> None
         bench.answers, bench.takes = [LATER], 0.0
         task = asyncio.create_task(bench.made.before_evictions(bench.node_state, bench.still))
         await asyncio.sleep(7.5)
-        assert "is asked; the drain waits for it" in bench.now().status.message
+        assert "is called; the drain waits for it" in bench.now().status.message
         assert bench.hook.message == ""
         await asyncio.sleep(8)
         assert bench.now().status.message == ("drain.pre_evict is waited for: not yet: 3 jobs run")

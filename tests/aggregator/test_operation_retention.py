@@ -227,6 +227,24 @@ async def test_a_request_reports_why_it_does_not_begin_and_that_it_may() -> None
     assert (await reported(world, off))["a"] == "repair.mode is off"
 
 
+async def test_a_request_that_can_not_be_written_keeps_none_of_the_others() -> None:
+    world = World()
+    ask(world, "first", node="n2")
+    ask(world, "second", node="n2")
+    cluster = MemoryCluster(world)
+    write = cluster.operations.write_status
+
+    async def refusing(operation: Operation, status: OperationStatus) -> Operation:
+        if operation.name == "first":
+            raise Refused("admission webhook denied the request")
+        return await write(operation, status)
+
+    cluster.operations.write_status = refusing  # type: ignore[method-assign]
+    clocks = Clocks(lambda: 0.0, lambda: NOW)
+    await OperationRequests(cluster.operations, fleet_of(), clocks, always).go_round()
+    assert messages(world)["second"].startswith("its node is in no quarantine")
+
+
 async def test_a_request_that_no_node_in_quarantine_answers_ends_in_time() -> None:
     world = World()
     ask(world, "elsewhere", node="n2")
@@ -257,6 +275,34 @@ async def test_a_test_of_a_node_in_service_keeps_its_operation_for_its_time() ->
     late = replace(busy, deadline_at=NOW - 3600)
     world.operations.by_name["test"] = replace(world.operations.by_name["test"], status=late)
     assert await go_round(world) == {"test": RepairState.UNKNOWN}
+
+
+async def test_a_request_waits_for_the_first_test_of_its_node_and_while_none_is_watched() -> None:
+    world = World()
+    ask(world, "new", node="n2", kind="test")
+    ask(world, "in-service", node="n1", kind="test", uid="")
+    ask(world, "misspelt", node="m1", kind="test")
+    for one in list(world.operations.by_name.values()):
+        world.operations.by_name[one.name] = replace(one, created_at=NOW - 3600)
+    tainted = {"n2": NodeTestView(None, tainted=True, held="its agent has not reported")}
+    fleet = FleetState(
+        {"n1": NodeSummary("n1")},
+        node_tests=tainted,
+        repairs=RepairPlan(tests_in_service=True),
+    )
+    retention = OperationRetention(
+        operations=MemoryCluster(world).operations,
+        fleet=fleet,
+        clocks=Clocks(lambda: 0.0, lambda: NOW),
+        window=WEEK,
+        may_act=always,
+    )
+    await retention.go_round()
+    assert {name: one.status.phase for name, one in world.operations.by_name.items()} == {
+        "new": RepairState.PENDING,
+        "in-service": RepairState.PENDING,
+        "misspelt": RepairState.CANCELLED,
+    }
 
 
 async def test_a_request_that_a_person_deletes_after_its_adoption_ends_at_once() -> None:

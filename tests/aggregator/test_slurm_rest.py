@@ -114,7 +114,9 @@ async def test_a_newer_slurmrestd_is_read_and_written_by_its_document(
     await rest.write_reason("n1", "sickbay: y")
     await rest.undrain("n1")
     assert (await rest.read_nodes(["n1"]))[0].shown == "IDLE"
-    assert (await rest.read_controller()).started == "5"
+    assert (await rest.read_controller()).started == "40000"
+    server.started = 3 * 86_400 + 1  # its statistics began anew at midnight
+    assert not (await rest.read_controller()).started
     server.jobs = [
         {
             "job_id": 7,

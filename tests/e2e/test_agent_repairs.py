@@ -128,17 +128,22 @@ class RepairedNode:
         smi.write_text(smi.read_text().replace("[ -e ", f". {query}; [ -e ", 1))
         self._query = query
         before(self)
-        self.start_agent(streams=2)  # it greets anew as soon as NVML has named the GPUs
+        self.start_agent()
+        # It greets anew as soon as NVML has named the GPUs, which may be before a stream is open.
+        self.stack.until(self._has_greeted_anew, "the agent to stream with its GPUs")
 
     def _boot(self) -> str:
         return f"{self.plane.node(self.name)['status']['nodeInfo']['bootID']}\n"
 
-    def start_agent(self, streams: int = 1) -> None:
+    def _has_greeted_anew(self) -> bool:
+        results = self.agent.results()
+        uplink = results["agent"]["uplink"] if results is not None else {"attempts": 0}
+        return bool(uplink["attempts"] > 1 and uplink["state"] == "streaming")
+
+    def start_agent(self) -> None:
         opened = self.agent.log().count(OPENED)
         self.agent.start()
-        self.stack.until(
-            lambda: self.agent.log().count(OPENED) >= opened + streams, "the agent to stream"
-        )
+        self.stack.until(lambda: self.agent.log().count(OPENED) > opened, "the agent to stream")
 
     def holds_at(self, step: str) -> Path:
         """The order stops at this step until the file is removed."""

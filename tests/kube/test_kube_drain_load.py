@@ -73,7 +73,7 @@ async def test_many_nodes_without_pods_are_drained_by_hardly_more_than_a_write_e
             running.falls_ill(node)
         await until(notes.all_have(nodes, EventKind.DRAINED), "all drained", within=120)
         asked = Counter(kube.counters.answers) - before
-    written = asked["PATCH", "quarantines", 200]
+    written = asked["PATCH", "quarantines/status", 200]
     assert EMPTY <= written <= EMPTY + 2 * MANY_BEGIN, asked
     for node in nodes:
         waited = notes.at[node, EventKind.DRAINED] - notes.at[node, EventKind.CORDONED]

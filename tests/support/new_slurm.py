@@ -50,6 +50,7 @@ class NewSlurm:
             for name in expand("n[1-6]")
         }
         self.jobs: list[dict[str, Any]] = []
+        self.started = 40_000
         self.error: Mapping[str, Any] | None = None
         self.status = 200
         self.token = token_of("ann", b"k", ends=2e9)
@@ -92,7 +93,7 @@ class NewSlurm:
         elif self.error is None and path.endswith("/jobs/"):
             answer["jobs"] = self.jobs
         elif self.error is None and path.endswith("/diag/"):
-            answer["statistics"] = {"req_time_start": {"set": True, "number": 5}}
+            answer["statistics"] = {"req_time_start": {"set": True, "number": self.started}}
         elif self.error is None and "/node" in path:
             nodes = [self.nodes[named]] if named else list(self.nodes.values())
             if "/node/" in path and not named:  # as Slurm 24.11

@@ -338,7 +338,8 @@ class SlurmCluster(LocalCluster):
 
     async def _changes_of(self, name: str, one: SlurmNode, ours: OurDrain) -> list[ClusterEvent]:
         author = whose(one, ours)
-        if author is Whose.NOBODY and (ours.foreign or ours.started not in ("", self._started)):
+        restarted = self._started and ours.started not in ("", self._started)
+        if author is Whose.NOBODY and (ours.foreign or restarted):
             # The end of another's drain, and that of all drains when slurmctld has lost its saved
             # state, are no words of a person about our quarantine.
             if name in self._reported:
@@ -347,7 +348,7 @@ class SlurmCluster(LocalCluster):
             log.warning("drain lost", extra={"event": "slurm.drain_lost", "node": name})
             return [NodeUncordoned(name)]
         self._reported.discard(name)
-        if author is Whose.OURS and ours.started != self._started:
+        if author is Whose.OURS and self._started not in ("", ours.started):
             await self.record(name, replace(ours, started=self._started))
         elif author is not Whose.OURS and not ours.foreign:
             await self._give_up(name, one, author)

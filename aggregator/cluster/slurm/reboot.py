@@ -11,7 +11,7 @@ from typing import Protocol
 from aggregator.cluster.port import UNGUARDED, Conflict, Guard, Refused
 from aggregator.cluster.reboots import RebootProgress, RebootState
 from aggregator.cluster.slurm.client import SlurmClient
-from aggregator.cluster.slurm.drain import OurDrain, Whose, whose, words_of_slurm
+from aggregator.cluster.slurm.drain import FOREIGN, OurDrain, Whose, whose, words_of_slurm
 from aggregator.cluster.slurm.state import SlurmNode
 from aggregator.runtime.text import visible
 
@@ -101,7 +101,8 @@ class SlurmReboots:
                 await self._client.drain(node, ours.reason, guard=UNGUARDED)
                 found = await self._drains.now(node)
             again = replace(ours, at=found.reason_at, reboot="", booted=0)
-            await self._drains.record(node, again if whose(found, again) is Whose.OURS else None)
+            is_ours = whose(found, again) is Whose.OURS
+            await self._drains.record(node, again if is_ours else FOREIGN)
         finally:
             self._drains.changing.discard(node)
         return not found.is_rebooting

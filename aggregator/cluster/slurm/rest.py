@@ -53,6 +53,8 @@ _WRITES = 39
 _FEW = 4
 _PATH = re.compile(r"/slurm/v0\.0\.(\d{2,3})/nodes/?")
 _LONGEST_TOKEN = 16_384
+#: Seconds. slurmctld resets its statistics in the first moments of a day.
+_DAY, _RESET_WITHIN = 86_400, 60
 
 
 @dataclass(slots=True)
@@ -102,10 +104,13 @@ class SlurmRest:
             raise Unreachable(str(error)) from error
 
     async def read_controller(self) -> ControllerFacts:
-        """When slurmctld's statistics began: at its start, and anew at each midnight (UTC)."""
+        """When slurmctld's statistics began: at its start, or at the last midnight (UTC), which
+        shows no start.
+        """
         found = (await self._get("diag")).get("statistics")
-        started = number_of(found.get("req_time_start")) if isinstance(found, Mapping) else ""
-        return ControllerFacts(str(started))
+        began = number_of(found.get("req_time_start")) if isinstance(found, Mapping) else 0
+        is_midnight = began % _DAY < _RESET_WITHIN
+        return ControllerFacts("" if is_midnight else str(began))
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._update(node, {"state": ["DRAIN"], "reason": reason}, guard=guard)

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Cluster, Conflict, ListedNodeTest, Operation
+from aggregator.cluster.port import Cluster, Conflict, ListedNodeTest, Operation, Refused
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import condition_of, is_tainted
@@ -112,7 +112,7 @@ class NodeTestWatch:
         node = await self._cluster.read_node(request.spec.node, background=True)
         test, problem = parse_test(node.annotations, node.uid) if node is not None else (None, "")
         if not (problem or is_test_of(request, test)):
-            with contextlib.suppress(Conflict):  # it goes on
+            with contextlib.suppress(Conflict, Refused):  # the others go on
                 await self._requests.end_lost(request)
 
     def _take_listed(self, one: ListedNodeTest) -> None:

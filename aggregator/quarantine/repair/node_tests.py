@@ -28,7 +28,7 @@ from aggregator.quarantine.repair.protocol import RepairSettings
 log = logging.getLogger("sickbay.quarantine")
 
 
-class Rounds(Protocol):
+class NodeTesting(Protocol):
     """`NodeTests`, or where no test is wanted `UnwantedTests`."""
 
     async def go_round(self) -> None: ...
@@ -41,7 +41,7 @@ class Rounds(Protocol):
 class NodeTestRounds:
     """One task. ``view``: whether the picture of the cluster is whole."""
 
-    def __init__(self, tests: Rounds, view: Callable[[], bool]) -> None:
+    def __init__(self, tests: NodeTesting, view: Callable[[], bool]) -> None:
         self.tests = tests
         self._view = view
 

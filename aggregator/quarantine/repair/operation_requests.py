@@ -14,6 +14,7 @@ from aggregator.cluster.port import (
     OperationRequest,
     Operations,
     Quarantine,
+    Refused,
     RepairState,
     RepairStatus,
 )
@@ -62,8 +63,8 @@ class OperationRequests:
                 return
             try:
                 await self._write(one, tests)
-            except Conflict:
-                continue
+            except (Conflict, Refused):
+                continue  # it keeps none of the others
             except ClusterError:
                 return
 

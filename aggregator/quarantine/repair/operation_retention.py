@@ -117,10 +117,14 @@ class OperationRetention:
 
     def _may_test(self, spec: OperationSpec) -> bool:
         """Whether the request waits for a test of its node in no quarantine, its own or another."""
-        view = self._fleet.node_tests.get(spec.node)
-        if view is None or spec.kind != TEST:
+        if spec.kind != TEST:
             return False
-        return bool(view.requested) or (view.test is not None and view.test.is_busy)
+        view = self._fleet.node_tests.get(spec.node)
+        if view is None:  # no node is watched for a moment after a pause of this process
+            known = spec.node in self._fleet.node_summaries
+            return known and self._fleet.repairs.tests_in_service
+        busy = view.test is not None and view.test.is_busy
+        return bool(view.requested) or view.tainted or busy
 
     async def _end(self, operation: Operation, now: float) -> None:
         pending = operation.status.phase is RepairState.PENDING
