@@ -392,7 +392,8 @@ async def test_without_kubernetes_no_test_of_a_node_in_service_begins(
     served: Served, database: Path
 ) -> None:
     """The scheduler of the site does not know the test, and could begin a job next to it."""
-    served.fleet.repairs, served.fleet.mode = by_a_job("quick"), "drain"
+    served.fleet.repairs = by_a_job("quick", in_service=False)
+    served.fleet.mode = "drain"
     HANDS.advance(5)
     where = ["--yes", "--url", served.url, "--local", str(database)]
     done = await in_process("test", "node-1", *where)
