@@ -193,6 +193,19 @@ def test_the_one_part_of_a_small_fleet_that_counts_is_a_precursor(nodes: int) ->
     assert {finding.series.component for _, _, finding in fleet.found} == {"n0-gpu3"}
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5])
+def test_the_one_node_of_a_small_fleet_whose_parts_all_count_is_a_precursor(nodes: int) -> None:
+    """Its parts are more than a fifth of all parts in a fleet of four, and one node still."""
+    fleet = Played(nodes, 8, "pcie-errors")
+    for hour in range(24):
+        for gpu in range(8):
+            fleet.rise("n0", gpu, at=DAY + hour * HOUR + gpu * MINUTE)
+    for node in range(nodes):
+        fleet.counters.expire(f"n{node}", 2 * DAY)
+    assert fleet.nodes_found == {"n0"}
+    assert len(fleet.counters.findings("n0")) == 8
+
+
 def test_a_counter_that_wraps_is_one_that_began_anew() -> None:
     """17,700 a second pass the contract's 2^31 after 34 hours."""
     fleet = Played(100, 8, "ecc-corrected")

@@ -152,14 +152,20 @@ class _Kind:
             if not part.minutes and not part.is_finding:
                 del self.parts[key]
         slots = sorted(
-            len({minute // statistic.SLOT for minute in part.minutes})
-            for part in self.parts.values()
+            (len({minute // statistic.SLOT for minute in part.minutes}), node)
+            for (node, _), part in self.parts.items()
         )
         busiest = ceil(self.series * SICK_IN_A_THOUSAND / 1000)
         quiet = slots[: max(0, len(slots) - busiest)]
-        noisy = max(0, max(self.counted, len(slots)) - busiest)
-        rising = sum(count > 0 for count in quiet)
-        self._fit = statistic.Background(self.series, self.days, sum(quiet), noisy, rising)
+        rising = [node for count, node in quiet if count]
+        self._fit = statistic.Background(
+            self.series,
+            self.days,
+            occurrences=sum(count for count, _ in quiet),
+            noisy=max(0, max(self.counted, len(slots)) - busiest),
+            rising=len(rising),
+            is_one_node=self.nodes > 1 and len(set(rising)) == 1,
+        )
         return self._fit
 
     def has_place(self, node: str) -> bool:

@@ -33,7 +33,8 @@ _SHARE_WEIGHT = 1e3
 _NOISY_WEIGHT = 100.0
 #: A counter that was above zero before its first rise: this share of sick parts.
 _HISTORY_OF_SICK = 0.5
-#: A rise is common where one part of so many has one, and more than a few of a small fleet.
+#: A rise is common where one part of so many has one, and more than a few of a small fleet; parts
+#: of one node share a cause, so they are common only where no other node is compared.
 _COMMON, _FEW = 5, 2
 #: Looks a month at each series: as many as its windows of an hour.
 _LOOKS = 30 * 24
@@ -53,11 +54,13 @@ class Background:
     """Parts with an occurrence, or a count from earlier, without the busiest thousandth."""
     rising: int = 0
     """Parts with an occurrence within the longest window, without the busiest thousandth."""
+    is_one_node: bool = False
+    """Whether these are parts of one node of several."""
 
     @property
     def is_common(self) -> bool:
-        """Whether so many parts have occurrences that one more says nothing of a part."""
-        return self.rising > max(_FEW, self.series // _COMMON)
+        """Whether so many parts have occurrences that one more has no meaning for a part."""
+        return self.rising > max(_FEW, self.series // _COMMON) and not self.is_one_node
 
     @property
     def quiet_rate(self) -> float:
