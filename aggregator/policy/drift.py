@@ -3,9 +3,10 @@
 A node's fact is compared with the same fact of the other nodes of its pool. Where at least
 `MAJORITY` of at least `LEAST_NODES` nodes have one value, a node that has differed from it for
 `LASTS` has drifted. A new value on more nodes is a roll-out: there is no such majority then. Nor is
-a value drift to which some node has changed within `LASTS`: a slow roll-out begins so.
+a value drift to which some node has first changed within `LASTS`: a slow roll-out begins so.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ LEAST_NODES = 10
 MAJORITY = 0.9
 #: Seconds.
 LASTS = 86_400.0
+#: Seconds for which a node's value is remembered after the node had it: a node that changes to it
+#: again and again begins one roll-out, which hides the others' drift for `LASTS` alone.
+_REMEMBERED = 7 * LASTS
 #: Facts of one node, findings of one node, and findings of the fleet: the rest is counted only.
 MOST_FACTS = 128
 MOST_OF_A_NODE = 16
@@ -71,13 +75,25 @@ def read_facts(rows: Iterable[Component]) -> dict[Fact, str]:
     return found
 
 
+@dataclass(slots=True)
+class _Difference:
+    """A value that a node has, or had, and that is not the usual one. Times are monotonic seconds.
+
+    ``since``: when it was first seen so, with no other value in between; None while it has another.
+    ``taken``: when the node first changed to it; minus infinity where it came with it.
+    """
+
+    pool: str
+    since: float | None
+    taken: float
+    last: float
+
+
 class DriftSearch:
     """Compares all nodes; remembers since when each differs. A restart of ours begins anew."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[str, Fact, str], float] = {}
-        #: When a node that had another value before last took one, by pool.
-        self._taken: dict[tuple[str, Fact, str], float] = {}
+        self._differences: dict[tuple[str, Fact, str], _Difference] = {}
         self._known: frozenset[str] = frozenset()
 
     def search(self, nodes: Mapping[str, ComparedNode], now: float) -> list[Drift]:
@@ -87,35 +103,51 @@ class DriftSearch:
             for fact, value in facts.values.items():
                 counts.setdefault((facts.pool, fact), Counter())[value] += 1
         usual = {key: found for key, count in counts.items() if (found := _majority(count))}
-        before, self._since = self._since, {}
-        self._taken = {key: at for key, at in self._taken.items() if now - at < LASTS}
+        self._end(nodes, now)
         lasting: list[Drift] = []
         for node in sorted(nodes):
-            lasting += self._of_node(node, nodes[node], usual, before, now)
+            lasting += self._of_node(node, nodes[node], usual, now)
         self._known = frozenset(nodes)
+        rolled_out = {
+            (one.pool, fact, value)
+            for (_, fact, value), one in self._differences.items()
+            if now - one.taken < LASTS
+        }
         return [
-            drift for drift in lasting if (drift.pool, drift.fact, drift.value) not in self._taken
+            drift for drift in lasting if (drift.pool, drift.fact, drift.value) not in rolled_out
         ][:MOST_FINDINGS]
+
+    def _end(self, nodes: Mapping[str, ComparedNode], now: float) -> None:
+        """End what a node reports another value for: a fact that it leaves out has not changed."""
+        for key, one in list(self._differences.items()):
+            node, fact, value = key
+            facts = nodes.get(node)
+            if facts is not None and facts.values.get(fact, value) != value:
+                one.since = None
+            if now - one.last >= _REMEMBERED:
+                del self._differences[key]
 
     def _of_node(
         self,
         node: str,
         facts: ComparedNode,
         usual: Mapping[tuple[str, Fact], tuple[str, int, int]],
-        before: Mapping[tuple[str, Fact, str], float],
         now: float,
     ) -> list[Drift]:
         found: list[Drift] = []
         for fact, value in facts.values.items():
             most = usual.get((facts.pool, fact))
-            if most is None or most[0] == value or len(found) >= MOST_OF_A_NODE:
+            if most is None or most[0] == value:
                 continue
             key = (node, fact, value)
-            if key not in before and node in self._known:
-                self._taken[facts.pool, fact, value] = now
-            since = self._since[key] = before.get(key, now)
-            if now - since >= LASTS:
-                found.append(Drift(node, facts.pool, fact, value, *most, since))
+            one = self._differences.get(key)
+            if one is None or one.pool != facts.pool:
+                taken = now if node in self._known else -math.inf
+                one = self._differences[key] = _Difference(facts.pool, now, taken, now)
+            one.since = now if one.since is None else one.since
+            one.last = now
+            if now - one.since >= LASTS and len(found) < MOST_OF_A_NODE:
+                found.append(Drift(node, facts.pool, fact, value, *most, one.since))
         return found
 
 

@@ -81,6 +81,41 @@ def test_new_nodes_of_an_old_image_are_drift_however_often_one_comes() -> None:
     assert {drift.node for drift in found} == {f"new{n}" for n in range(4)}
 
 
+def test_a_node_that_changes_to_a_value_again_and_again_hides_no_other_nodes_drift() -> None:
+    """As a setting does that one program writes and another one puts back."""
+    search = DriftSearch()
+    found: list[Drift] = []
+    for hour in range(96):
+        flapping = {} if hour % 12 else {7: "0099"}
+        found = search.search(fleet(20, {3: "0099", **flapping}), hour * HOUR)
+        assert {drift.node for drift in found} == ({"a0003"} if hour >= 24 else set())
+
+
+def test_a_fact_that_its_node_left_out_for_a_while_has_not_changed() -> None:
+    """Where NVML gave no answer once: it hides no other node's drift, and goes on."""
+    search = DriftSearch()
+    nodes = fleet(20, {3: "0099", 7: "0099"})
+    search.search(nodes, 0.0)
+    search.search(nodes | {"a0007": ComparedNode("a", {})}, DAY / 2)
+    found = search.search(nodes, DAY)
+    assert [(drift.node, drift.since) for drift in found] == [("a0003", 0.0), ("a0007", 0.0)]
+
+
+def test_a_drift_beyond_the_most_of_a_node_hides_no_other_nodes() -> None:
+    names = [("sysctl", f"s{n}") for n in range(drift.MOST_OF_A_NODE + 1)]
+    values = dict.fromkeys(names, "0")
+    nodes = {f"n{n:02}": ComparedNode("", values) for n in range(30)}
+    nodes["n07"] = ComparedNode("", dict.fromkeys(names, "1"))
+    nodes["n03"] = ComparedNode("", values | {names[-1]: "1"})
+    assert ("n03", names[-1]) in {(one.node, one.fact) for one in after_a_day(nodes)}
+    search = DriftSearch()
+    search.search(nodes, 0.0)
+    assert len(search.search(nodes, DAY)) == drift.MOST_OF_A_NODE + 1
+    nodes["n07"] = ComparedNode("", dict.fromkeys(names, "1") | {names[0]: "0"})
+    found = {(one.node, one.fact) for one in search.search(nodes, DAY + 1)}
+    assert {("n03", names[-1]), ("n07", names[-1])} <= found
+
+
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_a_pool_of_few_nodes_has_no_usual_value(count: int) -> None:
     assert after_a_day(fleet(count, {0: "0099"})) == []
