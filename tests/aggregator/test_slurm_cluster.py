@@ -157,6 +157,28 @@ async def test_the_end_of_anothers_drain_is_no_release_and_the_node_is_drained_a
     assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == ("IDLE", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "state"), [("state=resume", "IDLE"), ("reason=under repair by ann", "IDLE+DRAIN")]
+)
+async def test_a_patch_that_comes_before_the_look_overrules_no_person(
+    cluster: SlurmCluster, slurm: Slurm, words: str, state: str
+) -> None:
+    """Evidence that comes between the RESUME and the look lets the marks be written anew."""
+    await quarantined(cluster, "w1")
+    slurm.update("w1", words)
+    node = await cluster.read_node("w1")
+    assert node is not None
+    with pytest.raises(Conflict, match="the drain of w1 has changed"):
+        await cluster.patch_node(node, NodeChange(unschedulable=True))
+    assert slurm.state("w1") == state
+    assert await changes(cluster) == []
+    quarantine = await cluster.read_quarantine("w1")
+    assert quarantine is not None
+    assert quarantine.deleting
+    await released(cluster, "w1")
+    assert slurm.state("w1") == state
+
+
 async def test_a_resume_and_new_words_by_a_person_end_the_quarantine_and_are_left_as_they_are(
     cluster: SlurmCluster, slurm: Slurm
 ) -> None:
@@ -420,7 +442,7 @@ async def test_agents_names_are_mapped_and_an_ambiguous_one_is_refused(
     await mapped.close()
 
 
-async def test_a_drain_runs_one_program_between_two_reads(slurm: Slurm, tmp_path: Path) -> None:
+async def test_a_drain_runs_few_programs(slurm: Slurm, tmp_path: Path) -> None:
     ran: list[str] = []
 
     class Counted(SlurmPrograms):
@@ -439,7 +461,7 @@ async def test_a_drain_runs_one_program_between_two_reads(slurm: Slurm, tmp_path
     node = await cluster.read_node("w1", cached=True)
     assert node is not None
     assert (await cluster.patch_node(node, MARK)).unschedulable
-    assert ran == ["sinfo", "scontrol", "sinfo"]
+    assert ran == ["sinfo", "scontrol", "scontrol", "sinfo"], "a read, the drain, and two reads"
     node = await cluster.read_node("w1", cached=True)
     assert node is not None
     assert node.unschedulable

@@ -58,6 +58,11 @@ class FakeSlurm:
     overwritten: list[str] = field(default_factory=list)
     #: Nodes in quarantine that got work again, of which the controller learned nothing.
     left_open: list[str] = field(default_factory=list)
+    #: Nodes whose drain in force a person has ended, and those that got another one all the same.
+    resumed: set[str] = field(default_factory=set)
+    overruled: list[str] = field(default_factory=list)
+    #: Nodes of which the controller knows that its drain is in force.
+    in_force: set[str] = field(default_factory=set)
 
     async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
         await asyncio.sleep(0)
@@ -76,6 +81,8 @@ class FakeSlurm:
         self._fail_sometimes()
         if self.author.get(node) == "admin":
             self.overwritten.append(node)
+        if node in self.resumed:
+            self.overruled.append(node)
         self._write(node, reason, "sickbay", drain=True)
         self._fail_sometimes()
 
@@ -130,11 +137,14 @@ class FakeSlurm:
         elif act == "reason" and self.nodes[node].has_drain:
             self._write(node, "mine now", "admin", drain=True)
         elif act in ("resume", "undrain"):
+            if self.author.get(node) == "sickbay" and node in self.in_force:
+                self.resumed.add(node)
             self._clear(node)
         elif act == "down":
             self.nodes[node] = replace(self.nodes[node], base="DOWN")
         elif act == "lost" and self.rng.random() < 0.1:
             self.start = self.now
+            self.resumed.clear()
             for each in NODES:
                 self._clear(each)
 
@@ -179,6 +189,7 @@ class Controller:
     async def quarantine(self, name: str) -> None:
         if await self.cluster.read_quarantine(name) is None:
             await self.cluster.create_quarantine(name, SPEC)
+            self.slurm.resumed.discard(name)
         await self.patch(name, MARK)
 
     async def reboot(self, name: str) -> None:
@@ -199,7 +210,10 @@ class Controller:
         node = await self.cluster.read_node(name)
         assert node is not None
         self.unwritten.add(name)
+        self.slurm.in_force.discard(name)
         await self.cluster.patch_node(node, change)
+        if change is not UNMARK:
+            self.slurm.in_force.add(name)
         self.unwritten.discard(name)
 
     async def observe(self) -> None:
@@ -282,5 +296,6 @@ async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
         assert slurm.foreign_undone == [], seed
         assert slurm.overwritten == [], seed
         assert slurm.left_open == [], seed
+        assert slurm.overruled == [], seed
         left = [name for name, author in slurm.author.items() if author == "sickbay"]
         assert left == [], (seed, left, slurm.nodes)

@@ -38,6 +38,7 @@ from aggregator.cluster.slurm.drain import (
     FOREIGN,
     OurDrain,
     Whose,
+    has_changed,
     reason_of,
     whose,
     words_to_leave,
@@ -83,8 +84,8 @@ class SlurmCluster(LocalCluster):
         self._next_poll = 0.0
         #: The start of slurmctld, in its own words.
         self._started = ""
-        #: SlurmUser, once it was read.
-        self._slurm_user: str | None = None
+        #: SlurmUser; empty: not read yet, or not known.
+        self._slurm_user = ""
         #: Nodes of which a drain is being written: their state is between two.
         self.changing: set[str] = set()
         #: Nodes whose lost drain is reported.
@@ -126,7 +127,7 @@ class SlurmCluster(LocalCluster):
         return _merge(await self._in_thread(self._open.node, name), one)
 
     async def _read_all(self) -> list[SlurmNode]:
-        if self._slurm_user is None:
+        if not self._started:
             self._started, self._slurm_user = await self._client.read_controller()
         began = time.monotonic()
         nodes = await self._client.read_nodes()
@@ -209,8 +210,11 @@ class SlurmCluster(LocalCluster):
         return _merge(written, found)
 
     async def _drain(self, node: Node, guard: Guard) -> SlurmNode:
-        """The node after it. Raises `Conflict` where the machine is another one than ``node``."""
-        self._reported.discard(node.name)
+        """The node after it.
+
+        Raises `Conflict` where the machine is another one than ``node``, and where a person has
+        changed our drain: that ends the quarantine, and only a look at the drains decides so.
+        """
         found = await self.now(node.name)
         if _uid(node.uid.partition("+")[0], found) != node.uid:
             raise Conflict(f"{node.name} is another machine now")
@@ -218,6 +222,9 @@ class SlurmCluster(LocalCluster):
         reason = reason_of(quarantine.spec.reason if quarantine is not None else "quarantine")
         ours = await self.recorded(node.name)
         author = whose(found, ours)
+        if node.name not in self._reported and has_changed(author, ours):
+            raise Conflict(f"the drain of {node.name} has changed, and is looked at first")
+        self._reported.discard(node.name)
         if author is Whose.ANOTHER:
             # No new work starts there already; the words of the other stay.
             await pass_guard(guard)
@@ -230,11 +237,14 @@ class SlurmCluster(LocalCluster):
                 # Slurm 24.11 keeps the reason of a drain that has ended.
                 before=found.reason if found.is_down else "",
                 instance_id=found.instance_id,
-                slurm_user=self._slurm_user or "",
+                slurm_user=self._slurm_user,
                 started=self._started,
             )
             await self.record(node.name, ours)
             await self._client.drain(node.name, reason, guard=guard)
+            # An end of the drain under another slurmctld would be no words of a person.
+            self._started, self._slurm_user = await self._client.read_controller()
+            ours = replace(ours, slurm_user=self._slurm_user, started=self._started)
             found = await self.now(node.name)
         if not found.has_drain:
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
@@ -329,7 +339,7 @@ class SlurmCluster(LocalCluster):
         events: list[ClusterEvent] = []
         for name, text in drains.items():
             one, ours = found.get(name), _RECORD.decode(text)
-            if one is None or name in self.changing or not (ours.at or ours.foreign):
+            if one is None or name in self.changing or not ours.was_seen:
                 continue
             if await self._in_thread(self._open.drain_of, name) != text:
                 continue
@@ -350,7 +360,7 @@ class SlurmCluster(LocalCluster):
         self._reported.discard(name)
         if author is Whose.OURS and self._started not in ("", ours.started):
             await self.record(name, replace(ours, started=self._started))
-        elif author is not Whose.OURS and not ours.foreign:
+        elif has_changed(author, ours):
             await self._give_up(name, one, author)
         return []
 

@@ -44,6 +44,11 @@ class OurDrain:
     started: str = ""
     foreign: bool = False
 
+    @property
+    def was_seen(self) -> bool:
+        """Whether the drain was in force once, so that its end or its change has an author."""
+        return self.foreign or bool(self.at)
+
 
 #: The record of a node in quarantine that another has drained.
 FOREIGN = OurDrain("", "", foreign=True)
@@ -69,6 +74,13 @@ def whose(node: SlurmNode, ours: OurDrain | None) -> Whose:
     if not node.has_drain:
         return Whose.NOBODY
     return Whose.OURS if ours is not None and has_our_words(node, ours) else Whose.ANOTHER
+
+
+def has_changed(author: Whose, ours: OurDrain | None) -> bool:
+    """Whether a drain that was seen in force has ended since, or has another author now."""
+    if ours is None or not ours.was_seen:
+        return False
+    return author is not (Whose.ANOTHER if ours.foreign else Whose.OURS)
 
 
 def has_our_words(node: SlurmNode, ours: OurDrain) -> bool:
