@@ -54,20 +54,15 @@ _RETRY = Backoff(first=EVERY, most=300.0)
 
 @dataclass(slots=True)
 class RequestState:
-    """Of one notice. ``open``: it is not known yet whether it is acted on. ``taken``: it is.
+    """Of one notice. ``followed``: a task reads its request. ``taken``: a responder acts on it.
     ``ready``: the pod's responders have completed. ``text``: their messages, or the reason why the
-    request does not count.
+    request is no notice; without one it counts.
     """
 
-    open: bool = True
+    followed: bool = True
     taken: bool = False
     ready: bool = False
     text: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it counts as a notice, or may do so yet."""
-        return self.open or (self.taken and not self.text)
 
 
 @dataclass(slots=True)
@@ -125,11 +120,13 @@ class EvictionRequests:
                 known.absent = known.closed = True
             else:
                 await self._watch(pod, notice.ident, state, lasts)
+        except GuardRefused:
+            pass  # the next round of its drain decides again
         except ClusterError as error:
             state.text = f"{KIND.kind}: {error}"[:_MOST_TEXT]
             log.info("a workload got no EvictionRequest", extra={"error": str(error)})
         finally:
-            state.open = known.followed = False
+            state.followed = known.followed = False
 
     async def _make(self, pod: Pod, ident: str, quarantine: Quarantine, guard: Guard) -> str:
         """Why the request is not there; it may be one that the process before has made."""

@@ -82,7 +82,7 @@ class _Delivery:
     def is_reached(self) -> bool:
         """Whether the workload has the notice by some way, or may have it yet."""
         request = self.request
-        return self.reached or (request is not None and request.counts)
+        return self.reached or (request is not None and not request.text)
 
 
 @define(eq=False, slots=False)
@@ -297,7 +297,7 @@ class EvictionNotices:
         known = delivery.request
         if self._requests is None or not notice.eviction_request:
             return
-        if known is not None and (known.open or known.text):
+        if known is not None and (known.followed or known.text):
             return
 
         def over() -> str:

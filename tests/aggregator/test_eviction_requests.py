@@ -12,6 +12,7 @@ from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
 from aggregator.cluster.port import (
     Conflict,
     Guard,
+    GuardRefused,
     NotFound,
     NoticeState,
     Pod,
@@ -47,6 +48,7 @@ class Objects:
     away: bool = False
     forbidden: bool = False
     refuses: int = 0
+    lost_places: int = 0
     responders: dict[str, str] | None = None
     there: dict[str, dict[str, Any]] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
@@ -64,6 +66,9 @@ class Objects:
         self, _: ObjectResource, namespace: str, content: Mapping[str, Any], *, guard: Guard
     ) -> ClusterObject:
         await guard()
+        if self.lost_places:
+            self.lost_places -= 1
+            raise GuardRefused("the Lease was not renewed in time")
         if self.forbidden:
             raise Refused("evictionrequests.lifecycle.k8s.io is forbidden")
         key = f"{namespace}/{content['metadata']['name']}"
@@ -250,6 +255,22 @@ def test_a_drain_that_is_stopped_withdraws_its_request_and_makes_it_again() -> N
         world.person_stops("")
         await until(lambda: objects.there, within=120)
         assert (len(objects.made), world.evicted) == (2, [])
+        await replica.stop()
+
+    run(scenario)
+
+
+def test_a_request_that_its_guard_refuses_is_made_in_a_later_round() -> None:
+    """A place that is lost for a moment is no reason to evict the pod without its notice."""
+
+    async def scenario() -> None:
+        world, objects = world_of("n1"), Objects(lost_places=2)
+        responding(world)
+        replica = begin(world, objects)
+        await fall_ill(replica, "n1")
+        await until(lambda: objects.made, within=60)
+        assert (objects.lost_places, world.evicted) == (0, [])
+        assert ended(world)[0] is NoticeState.SENT
         await replica.stop()
 
     run(scenario)
