@@ -189,7 +189,7 @@ def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
     pci_device(node.folder / "sys", f"{OTHER_GPU}.0", "0x030200")
     try:
         node.start()
-        wait_until((node.run_dir / "agent.sock").exists, what=node.log, timeout_s=30.0)
+        wait_until(node.answers, what=node.log, timeout_s=30.0)
         wait_until(lambda: results_of(node)["results"], what=node.log, timeout_s=30.0)
         assert node.process is not None
         spent = cost(node.process.pid).cpu_s

@@ -185,11 +185,12 @@ async def requesting(
     try:
         yield running
     finally:
+        rounds.cancel()
+        await running.stop()  # a round of a drain would find its request without a reader
         tasks = [rounds, *notices._calls]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        await running.stop()
 
 
 async def drained(running: Aggregator, node: str) -> tuple[str, str]:
@@ -324,7 +325,7 @@ async def test_eviction_requests_on_the_api_of_kubernetes_and_none_outlives_its_
             [left] = await until(found, lambda items: len(items) == 1)
             assert left["metadata"]["name"] == "other"
             [notice] = (await running.status(nodes[2]))["notices"]
-            assert (notice["state"], notice["evictionRequest"]) == ("Sent", True)
+            assert (notice["state"], notice["evictionRequest"]) == ("Sent", True), notice
             assert await pods_left(space) == {"p2": False}
 
 
