@@ -290,6 +290,61 @@ async def test_a_reason_that_slurm_kept_is_not_given_to_a_node_that_died_in_quar
     await controller.cluster.close()
 
 
+async def test_a_look_at_the_drains_forgets_no_reboot_that_is_ordered_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """The look writes the start of another slurmctld into the record that has the reboot too."""
+    slurm = FakeSlurm(random.Random(1), quiet=True)
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    reboots = controller.cluster.capabilities.reboots
+    assert reboots is not None
+    for late in range(40):
+        slurm.start += 1
+        operation = f"reboot-{late}"
+        look = asyncio.create_task(controller.cluster.read_changes())
+        for _ in range(late):
+            await asyncio.sleep(0)
+        slurm.nodes["n1"] = replace(slurm.nodes["n1"], flags=frozenset({"DRAIN"}))
+        await reboots.order("n1", operation, guard=UNGUARDED)
+        await look
+        recorded = await controller.cluster.recorded("n1")
+        assert recorded is not None
+        assert recorded.reboot == operation, late
+    await controller.cluster.close()
+
+
+async def test_anothers_drain_in_the_moment_of_a_reboots_cancellation_stays_theirs(
+    tmp_path: Path,
+) -> None:
+    """Slurm 22.05 takes our drain back with the reboot; an administrator drains the node then."""
+
+    class Cancelled(FakeSlurm):
+        async def reboot(self, node: str, *, guard: Guard) -> None:
+            await guard()
+            one = self.nodes[node]
+            self.nodes[node] = replace(one, flags=one.flags | {"REBOOT_REQUESTED"})
+
+        async def cancel_reboot(self, node: str) -> None:
+            self._clear(node)
+            self._write(node, "fan 3 dead RMA 123", "admin", drain=True)
+
+    slurm = Cancelled(random.Random(1), quiet=True)
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    reboots = controller.cluster.capabilities.reboots
+    assert reboots is not None
+    await reboots.order("n1", "reboot-1", guard=UNGUARDED)
+    assert await reboots.cancel("n1", "reboot-1")
+    assert await controller.cluster.read_changes() == []
+    await controller.release("n1")
+    assert (slurm.author, slurm.nodes["n1"].reason) == ({"n1": "admin"}, "fan 3 dead RMA 123")
+    assert (slurm.foreign_undone, slurm.overwritten) == ([], [])
+    await controller.cluster.close()
+
+
 async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
     for seed in seeds:
         slurm = await play(seed, place)

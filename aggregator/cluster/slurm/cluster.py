@@ -86,7 +86,7 @@ class SlurmCluster(LocalCluster):
         self._started = ""
         #: SlurmUser; empty: not read yet, or not known.
         self._slurm_user = ""
-        #: Nodes of which a drain is being written: their state is between two.
+        #: Nodes of which a drain or its record is being written: their state is between two.
         self.changing: set[str] = set()
         #: Nodes whose lost drain is reported.
         self._reported: set[str] = set()
@@ -339,9 +339,9 @@ class SlurmCluster(LocalCluster):
         events: list[ClusterEvent] = []
         for name, text in drains.items():
             one, ours = found.get(name), _RECORD.decode(text)
-            if one is None or name in self.changing or not ours.was_seen:
+            if one is None or not ours.was_seen:
                 continue
-            if await self._in_thread(self._open.drain_of, name) != text:
+            if await self._in_thread(self._open.drain_of, name) != text or name in self.changing:
                 continue
             events += await self._changes_of(name, one, ours)
         return events

@@ -45,6 +45,13 @@ class SlurmReboots:
         self._client = client
 
     async def order(self, node: str, operation: str, *, guard: Guard) -> None:
+        self._drains.changing.add(node)
+        try:
+            await self._order(node, operation, guard)
+        finally:
+            self._drains.changing.discard(node)
+
+    async def _order(self, node: str, operation: str, guard: Guard) -> None:
         found, ours = await self._drains.now(node), await self._drains.recorded(node)
         if ours is None or whose(found, ours) is not Whose.OURS:
             reason = visible(found.reason, 200)
