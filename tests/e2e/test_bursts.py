@@ -174,6 +174,7 @@ def test_kill_9_of_the_agent_loses_no_fault(
             agent.kill()
             agent.start()
             until_named(stack, node, f"xid:{code}")
+
         def counted() -> list[tuple[str, int]]:
             """Code and count; none before the agent that was started last answers."""
             faults = (agent.results() or {"faults": ()})["faults"]
