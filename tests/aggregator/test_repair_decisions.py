@@ -205,8 +205,23 @@ def test_a_ladder_without_any_repairer_says_so() -> None:
 
 
 def test_what_is_exhausted_stays_so() -> None:
-    over = replace(status(attempt("reboot", RepairState.FAILED)), exhausted="over")
+    over = replace(
+        status(attempt("reboot", RepairState.FAILED)), exhausted="over", exhausted_at=NOW
+    )
     assert next_repair(over, facts(), RULES, NOW).do is Do.NOTHING
+
+
+def test_an_end_of_the_ladder_is_over_with_a_repair_that_began_after_it() -> None:
+    """The write that removes it follows that of the repair's end, and may have failed."""
+    over = replace(
+        status(attempt("reboot", RepairState.FAILED, request="1")),
+        exhausted="of before",
+        exhausted_at=NOW - 1,
+    )
+    assert next_repair(over, facts(), RULES, NOW).repair == "replace"
+    failed = attempt(TEST, RepairState.FAILED, 2, profile="quick", began_at=NOW + 1)
+    tested = replace(over, attempts=(*over.attempts, failed))
+    assert before(tested).repair == "replace"
 
 
 # -- one attempt ----------------------------------------------------------------------------
@@ -244,7 +259,9 @@ def test_a_persons_deletion_cancels_what_is_under_way_and_nothing_follows() -> N
 
 
 def test_a_persons_request_is_next_and_past_the_bounds_of_the_ladder() -> None:
-    over = replace(status(attempt("reboot", RepairState.UNKNOWN)), exhausted="over")
+    over = replace(
+        status(attempt("reboot", RepairState.UNKNOWN)), exhausted="over", exhausted_at=NOW
+    )
     asked = requested("gpu-reset", over)
     step = next_repair(asked, facts((), is_open=False), RULES, NOW)
     assert step == NextRepair(Do.ORDER, "gpu-reset", "requested by hand", "1")
@@ -384,7 +401,10 @@ def test_after_a_repair_with_an_unknown_outcome_a_failed_test_climbs_no_further(
     had = status(checked(RepairState.FAILED), attempt("reboot", RepairState.UNKNOWN, 2))
     assert before(had).do is Do.EXHAUST
     told = replace(
-        status(attempt("reboot", RepairState.UNKNOWN), checked(RepairState.FAILED, 2)),
+        status(
+            attempt("reboot", RepairState.UNKNOWN, began_at=NOW - 20),
+            checked(RepairState.FAILED, 2),
+        ),
         exhausted="the outcome of reboot is not known",
         exhausted_at=NOW - 10,
     )

@@ -10,6 +10,7 @@ from aggregator.cluster.port import (
     OperationSpec,
     Phase,
     RepairState,
+    Unreachable,
 )
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.repair.protocol import (
@@ -180,6 +181,33 @@ async def test_a_cancellation_between_adoption_and_order_ends_at_once_and_clears
     site.world.operations.person_requests("n1", "reboot", "a2")
     await site.settles(lambda: len(site.repaired) == 2)
     await site.settles(lambda: not site.is_exhausted(), within=60)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_ladder_goes_on_after_a_persons_repair_although_its_last_write_has_failed() -> (
+    None
+):
+    site = Site(kinds=("reboot", "replace"))
+    site.rules, site.shop.boots, site.shop.cancels = {"attempts": 9}, False, True
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await site.settles(lambda: site.repaired == ["reboot"])
+    site.world.operations.person_cancels("n1")
+    await site.settles(site.is_exhausted)
+
+    def fails(name: str) -> Unreachable | None:
+        ordered = len(site.repaired) == 2
+        return Unreachable("no route") if ordered and name == "write_quarantine_status" else None
+
+    cluster._fails = fails
+    site.world.operations.person_requests("n1", "reboot", "a1")
+    await site.settles(lambda: site.attempts()[1:] == [("reboot", RepairState.FAILED)])
+    await later(60)
+    cluster._fails = lambda _: None
+    assert site.is_exhausted(), "that it is over could not be written"
+    await site.settles(lambda: site.repaired == ["reboot", "reboot", "replace"])
     site.check()
     await site.replica.stop()
 

@@ -187,6 +187,7 @@ def next_repair(
     if last is not None and last.state in BUSY:
         over = bool(status.exhausted) and status.exhausted_at >= last.began_at
         return _under_way(last, facts, now, over=over)
+    status = _since_last_repair(status)
     asked = [_by_hand(status, facts, one, rules) for one in status.requests]
     begins = next((one for one in asked if one.do is Do.ORDER), None)
     step = begins or _by_itself(status, facts, rules, now)
@@ -204,6 +205,16 @@ def _by_itself(
     before = last_repair(status)
     ended = _after(before, rules, now) if before is not None else None
     return ended or _next_rung(status, facts, rules)
+
+
+def _since_last_repair(status: RepairStatus) -> RepairStatus:
+    """Without an end of the ladder from before its last repair, a person's. The write that removes
+    that follows the repair's own, and may have failed.
+    """
+    last = last_repair(status)
+    if last is None or status.exhausted_at >= last.began_at:
+        return status
+    return replace(status, exhausted="", exhausted_at=0.0)
 
 
 def _under_way(
