@@ -12,6 +12,7 @@ from aggregator.cluster.port import (
     Action,
     Conflict,
     ListedNodeTest,
+    Node,
     OperationStatus,
     Phase,
     RepairState,
@@ -513,6 +514,48 @@ async def test_a_test_whose_operation_is_deleted_while_its_order_waits_is_not_se
     site.start(cluster)
     await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=HOUR)
     assert site.program.orders == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_whose_operation_can_not_be_written_is_not_tried_every_round() -> None:
+    site = in_service()
+    ask(site)
+    cluster = MemoryCluster(
+        site.world,
+        fails=lambda name: Unreachable("no route") if name == "adopt_operation" else None,
+    )
+    site.start(cluster)
+    await site.settles(lambda: cluster.asked["adopt_operation"])
+    before = cluster.asked["read_node"]
+    await later(300)
+    assert site.program.orders == []
+    assert cluster.asked["read_node"] - before <= 300 / 15 + 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_replica_that_loses_its_place_during_its_last_read_ends_no_request() -> None:
+    site = in_service()
+    ask(site)
+    there = site.world.operations.by_name["r1"]
+    begun = OperationStatus(RepairState.ORDERED, operation="uid-n1-boot-1-1-test")
+    site.world.operations.store(replace(there, status=begun, held=True))
+    cluster = MemoryCluster(site.world)
+    read, acts = cluster.read_node, True
+
+    async def lost(name: str, **more: bool) -> Node | None:
+        nonlocal acts
+        node = await read(name, **more)
+        acts = False
+        return node
+
+    cluster.read_node = lost  # type: ignore[method-assign]
+    site.start(cluster)
+    site.replica.controller.parts.node_tests.tests._watch._may_act = lambda: acts  # type: ignore[attr-defined]
+    await site.settles(lambda: not acts)
+    await later(60)
+    assert ended_as(site) == "Ordered"
     await site.replica.stop()
 
 
