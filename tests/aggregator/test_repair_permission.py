@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.node_names import APPLIED, NODE_TEST
-from aggregator.cluster.port import Phase, RepairState, Unreachable
+from aggregator.cluster.port import Phase, RepairState, StopText, Unreachable
 from aggregator.ingest.codec import InvalidMessage, permission_request
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import PermissionRequest
@@ -19,7 +19,7 @@ from aggregator.repairers.permission_answers import PermissionAnswers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.aggregator.repair_site import Site
 from tests.support.gpu_reports import GpuReports
-from tests.support.memory_cluster import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.new_node_tests import GOING, NewNodes
 from tests.support.relays import replicas
 from tests.support.virtual_time import in_virtual_time
@@ -166,6 +166,28 @@ async def test_a_cancellation_after_the_read_of_the_attempts_refuses_it() -> Non
 
 
 @in_virtual_time
+async def test_a_cancellation_during_the_last_wait_refuses_it() -> None:
+    """That is the read of the stop switch."""
+    one = await ordered()
+    await asyncio.sleep(10)  # the switch was read for the order
+    cancel_during_the_read_of_the_switch(one.site.world, one.cluster)
+    assert await one.refusal() == "a person has cancelled it"
+    await one.site.replica.stop()
+
+
+def cancel_during_the_read_of_the_switch(world: World, cluster: MemoryCluster) -> None:
+    read = cluster.read_stop
+
+    async def cancelled() -> StopText:
+        stop = await read()
+        world.operations.person_cancels("n1")
+        await asyncio.sleep(1)  # the watch has reported it
+        return stop
+
+    cluster.read_stop = cancelled  # type: ignore[method-assign]
+
+
+@in_virtual_time
 async def test_a_replica_that_may_not_act_permits_nothing() -> None:
     one = await ordered()
     one.acts = False
@@ -299,6 +321,22 @@ async def test_a_test_that_a_person_cancels_after_the_look_at_it_is_not_permitte
             site.world.operations.person_cancels("n1")
 
     cluster._fails = cancelled
+    request = PermissionRequest(order.operation, "test", order.node_uid)
+    refusal = await site.replica.controller.repair_permissions.refusal("n1", request)
+    assert refusal == "a person deleted its operation"
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_that_a_person_cancels_during_the_last_wait_is_not_permitted() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    site.world.operations.person_requests("n1", "test", "r1")
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await asyncio.sleep(10)
+    [order] = site.program.orders
+    cancel_during_the_read_of_the_switch(site.world, cluster)
     request = PermissionRequest(order.operation, "test", order.node_uid)
     refusal = await site.replica.controller.repair_permissions.refusal("n1", request)
     assert refusal == "a person deleted its operation"

@@ -4,6 +4,7 @@ from aggregator.cluster.port import BUSY, Node, Phase, Quarantine, RepairAttempt
 from aggregator.quarantine.decide.repair import malformed
 
 NO_ORDER = "no quarantine and no test of the node has this order"
+CANCELLED = "a person has cancelled it"
 
 
 def open_attempt(quarantine: Quarantine | None, operation: str) -> RepairAttempt | None:
@@ -33,5 +34,5 @@ def permission_refusal(
     status = quarantine.status.repair or RepairStatus()
     ended = bool(status.exhausted) and status.exhausted_at >= attempt.began_at
     if ended or attempt.deleted:
-        return "a person has cancelled it"
+        return CANCELLED
     return ""

@@ -140,9 +140,9 @@ class NodeTestChecks:
         """The guard of the write by which a test begins, after its wait in the queue."""
         return self._guard(lambda: self.against_removal(node))
 
-    def order_guard(self, fresh: FreshRead | None = None) -> Guard:
+    def order_guard(self, test: NodeTest, fresh: FreshRead | None = None) -> Guard:
         """The guard of a test's order, and of the permission to begin it."""
-        return self._guard(str, fresh)
+        return self._guard(lambda: self.requests.why_ended(test), fresh)
 
     def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
         return act_guard(switch=self._record_writer.switch, against=against, fresh=fresh)

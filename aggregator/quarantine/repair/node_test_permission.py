@@ -50,7 +50,7 @@ class NodeTestPermission:
         why = why or await self._checks.requests.why_ended_now(test)  # after each other wait
         if why:
             return why
-        await self._checks.order_guard()()
+        await self._checks.order_guard(test)()
         if not self._record_writer.has_operation(name, request.operation):
             return "the admission record does not have the test any more"
         return ""

@@ -267,7 +267,7 @@ class NodeTestSteps:
                 return
         if test.request:
             await self.requests.begin(test, watched.uid)
-        await self._checks.order_guard()()
+        await self._checks.order_guard(test)()
         watched.poll_at = self._clocks.now() + POLL_BUSY
         guard = self._order_guard(name, watched.uid, test)
         answer = await self._calls.order(self._order(name, watched.uid, test), guard)
@@ -300,9 +300,8 @@ class NodeTestSteps:
             others = await self._others_work(name, test) if test.reason == IDLE else ""
             return others or await self.requests.why_ended_now(test)
 
-        return self._checks.order_guard(
-            FreshRead(read, now=self._clocks.now, began=self._clocks.now())
-        )
+        fresh = FreshRead(read, now=self._clocks.now, began=self._clocks.now())
+        return self._checks.order_guard(test, fresh)
 
     def _time_of(self, test: NodeTest) -> float:
         """The time by the clock that began the test."""

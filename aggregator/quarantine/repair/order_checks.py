@@ -4,6 +4,7 @@ import asyncio
 
 from aggregator.cluster.port import Cluster, RepairAttempt
 from aggregator.quarantine.decide.repair_permission import (
+    CANCELLED,
     NO_ORDER,
     open_attempt,
     permission_refusal,
@@ -53,4 +54,4 @@ class OrderChecks:
         """The last read: the others took their time, and a person may have cancelled meanwhile."""
         there = await self._cluster.operations.read(attempt.name) if attempt is not None else None
         gone = there is None or there.deleting or not there.is_open
-        return "a person has cancelled it" if gone else ""
+        return CANCELLED if gone else ""

@@ -6,12 +6,13 @@ object is read anew, and the guard comes last. A refusal needs no certainty; a p
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from aggregator.cluster.port import ClusterError, GuardRefused
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.decide.repair_permission import NO_ORDER, open_attempt
+from aggregator.quarantine.decide.repair_permission import CANCELLED, NO_ORDER, open_attempt
 from aggregator.quarantine.repair.node_test_permission import NodeTestPermission
 from aggregator.quarantine.repair.order_checks import OrderChecks
 from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
@@ -78,7 +79,14 @@ class RepairPermissions:
         )
         if why:
             return why
-        await self._acts.guard(node_state)()
+        cancelled = partial(_why_cancelled, node_state, request.operation)
+        await self._acts.guard(node_state, against=cancelled)()
         if not self._record_writer.has_operation(node_state.node, request.operation):
             return "the admission record does not have the repair any more"
         return ""
+
+
+def _why_cancelled(node_state: NodeState, operation: str) -> str:
+    """Why the order is not to be carried out, as last seen: the guard waits for the stop switch."""
+    attempt = open_attempt(node_state.quarantine, operation)
+    return NO_ORDER if attempt is None else CANCELLED if attempt.deleted else ""
