@@ -19,8 +19,9 @@ class OpenOptions:
     ``certificates``: the aggregator makes its certificates itself. ``agents``: "NAMESPACE:NAME" of
     the agents' service account where their pods are followed, else empty. ``access``: the page
     requests its readers' identities. ``actions``: people act by the page. ``evictions``,
-    ``events``, ``operations``: the rights to create these are needed. ``wall``: seconds since the
-    epoch. ``store``: where the state is, unless it is in a file (`local.place.StorePlace`).
+    ``events``: the rights to create these are needed; ``operations``: all rights to them.
+    ``wall``: seconds since the epoch. ``store``: where the state is, unless it is in a file
+    (`local.place.StorePlace`).
     """
 
     wall: Callable[[], float]

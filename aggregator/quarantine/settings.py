@@ -59,7 +59,7 @@ class ReconcilerRules(SectionDataclass):
     """
     operations: bool = True
     """``false``: no repair and no test is begun or followed. Needs ``repair.mode`` ``off``; let
-    those that are open end before.
+    those that are open end before. No right to Operations is needed.
     """
     publish: bool = True
     """``false``: no Event is written, and the conditions of a Quarantine are written with its other

@@ -294,7 +294,9 @@ def test_a_reconciler_that_is_left_out_takes_its_rights_with_it(helm: Path) -> N
     every = rights({"drain": None})
     assert every - rights({"drain": False}) == {"create pods/eviction"}
     assert every - rights({"publish": False}) == {"create events"}
-    assert every - rights({"operations": False}) == {"create operations"}
+    verbs = ("get", "list", "watch", "patch", "delete", "create")
+    operations = {"patch operations/status", *(f"{verb} operations" for verb in verbs)}
+    assert every - rights({"operations": False}) == operations
 
 
 def test_one_name_override_does_as_the_other(helm: Path) -> None:

@@ -316,13 +316,18 @@ def _unless_left_out(reconciler: str) -> str:
 
 def _aggregator_rights(text: ManifestText) -> None:
     text.guard(("rules", _rule_of(text, "pods/eviction")), _unless_left_out("drain"))
-    text.guard(("rules", _rule_of(text, "operations")), _unless_left_out("operations"))
+    for subject in ("operations", "operations/status", "operations.sickbay.dev"):
+        text.guard(("rules", _rule_of(text, subject)), _unless_left_out("operations"))
 
 
-def _rule_of(text: ManifestText, resource: str) -> int:
-    """The position of the rule about this resource."""
+def _rule_of(text: ManifestText, subject: str) -> int:
+    """The position of the rule about this resource, or about the object of this name."""
     rules = read_yaml(text.text)["rules"]
-    (found,) = (at for at, rule in enumerate(rules) if rule["resources"] == [resource])
+    (found,) = (
+        at
+        for at, rule in enumerate(rules)
+        if [subject] in (rule["resources"], rule.get("resourceNames"))
+    )
     return found
 
 

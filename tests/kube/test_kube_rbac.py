@@ -33,6 +33,7 @@ from tests.support.waiting import until
 from tests.support.yaml_documents import read_documents
 
 WATCH = ("WATCH", "pods", 200)
+VERBS = ("get", "list", "watch", "patch", "delete", "create")
 ACCOUNT = ("sickbay", "sickbay-aggregator")
 
 
@@ -162,8 +163,43 @@ def test_the_file_grants_what_is_asked_for_and_no_more() -> None:
     assert {right[:3] for right in granted - few} == {
         ("create", "", "pods/eviction"),
         ("create", "events.k8s.io", "events"),
-        ("create", "sickbay.dev", "operations"),
+        *((verb, "sickbay.dev", "operations") for verb in VERBS),
+        ("patch", "sickbay.dev", "operations/status"),
+        ("get", "apiextensions.k8s.io", "customresourcedefinitions"),
     }
+
+
+async def test_without_operations_a_quarantine_needs_no_right_to_them(
+    control_plane: ControlPlane, account: Path, cluster_space: Space
+) -> None:
+    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/sickbay-aggregator"
+    rules = control_plane.call("GET", role)["rules"]
+    few = [
+        rule
+        for rule in rules
+        if not any(
+            name.startswith("operations")
+            for name in (*rule["resources"], *rule.get("resourceNames", ()))
+        )
+    ]
+    [name] = cluster_space.create_nodes(1)
+    control_plane.call("PATCH", role, {"rules": few}, MERGE_PATCH)
+    try:
+        async with (
+            kube_cluster(account, operations=False) as cluster,
+            listening(cluster) as listener,
+        ):
+            await listener.wait(WatchSynced)
+            made = await cluster.create_quarantine(name, QuarantineSpec(Action.CORDON, "gpu", "x"))
+            assert await cluster.read_quarantine(name) is not None
+            assert await cluster.operations.of(name) == []
+            assert await cluster.operations.all() == []
+            assert await cluster.operations.read("x") is None
+            await cluster.drop_quarantine(made)
+        refused = {key for key in cluster.counters.answers if key[2] in {401, 403}}
+        assert refused == set()
+    finally:
+        control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
 
 
 def rights_of(**more: bool) -> set[tuple[str, ...]]:

@@ -52,7 +52,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
     ``agents``: "namespace:name" of the agents'
     service account where their pods are to be followed; empty: they are not. ``access``: the page
     asks who its readers are. ``actions``: people act by the page. ``evictions``,
-    ``events``: the rights to these are needed.
+    ``events``, ``operations``: these are used, and the rights to them needed.
     """
 
     words = KUBERNETES
@@ -84,12 +84,12 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         self._agents_namespace, _, self._agents_account = agents.partition(":")
         self._access, self._actions = access, actions
         self._evictions, self._events = evictions, events
-        self._begins_operations = operations
+        self._has_operations = operations
         rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
         transport = Transport(sources, limiter, clock=clock, rng=rng, deadline=deadline)
-        KubeQuarantines.__init__(self, transport, namespace, wall)
+        KubeQuarantines.__init__(self, transport, namespace, wall, operations=operations)
         KubeSharedObjects.__init__(self, transport, namespace)
         KubeNodes.__init__(
             self,
@@ -141,7 +141,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             actions=self._actions,
             evictions=self._evictions,
             events=self._events,
-            operations=self._begins_operations,
+            operations=self._has_operations,
         )
 
     async def close(self) -> None:
@@ -221,7 +221,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
                 self._watches,
                 namespace=self._namespace,
                 marked_nodes=self._marked_nodes,
-                operations=self.operations.known,
+                operations=self.operations.known if self._has_operations else None,
             )
         )
 

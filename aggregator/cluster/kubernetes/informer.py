@@ -16,7 +16,8 @@ of the first list is in the second, unless it was uncordoned.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 from attrs import define, field
@@ -47,6 +48,7 @@ from aggregator.cluster.port import (
     ClusterEvent,
     NodeSeen,
     NodeUncordoned,
+    Operation,
     Phase,
     Quarantine,
     QuarantineGone,
@@ -81,13 +83,14 @@ Emit = Callable[[ClusterEvent], None]
 class ClusterInformer:
     """One listener's view of the cluster. `follow` runs for ever and gives everything to ``emit``.
 
-    ``marked_nodes`` is kept up to date with the nodes in quarantine, and so is ``operations``.
+    ``marked_nodes`` is kept up to date with the nodes in quarantine, and so is ``operations``;
+    None: there is no right to them.
     """
 
     _watches: Watches
     _namespace: str = field(kw_only=True)
     _marked_nodes: MarkedNodes = field(kw_only=True)
-    _known_operations: KnownOperations = field(alias="operations", kw_only=True)
+    _known_operations: KnownOperations | None = field(alias="operations", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._transport, self._rng = self._watches.transport, self._watches.rng
@@ -136,12 +139,8 @@ class ClusterInformer:
         if not before.uid:
             self._report_all_gone(emit)
             raise _no_definition()
-        operations = []
-        for number, raw in enumerate(await self._operations.read_all(), 1):
-            operations.append(decode_operation(raw))
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
-        self._known_operations.take_read(operations)
+        if self._known_operations is not None:
+            self._known_operations.take_read(await self._list_operations())
         quarantines = [
             decode_quarantine(raw, self._namespace) for raw in await self._quarantines.read_all()
         ]
@@ -154,6 +153,14 @@ class ClusterInformer:
             emit(NodeUncordoned(node))
         self._unschedulable = nodes
         emit(WatchSynced(frozenset(self._known)))
+
+    async def _list_operations(self) -> list[Operation]:
+        operations = []
+        for number, raw in enumerate(await self._operations.read_all(), 1):
+            operations.append(decode_operation(raw))
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        return operations
 
     async def _list_nodes(self, emit: Emit) -> set[str]:
         """The names of all unschedulable nodes. Those with a quarantine are reported in full."""
@@ -202,7 +209,7 @@ class ClusterInformer:
             kube_news_stop=self._stop.follow(emit),
             kube_news_record=self._record.follow(emit),
             kube_news_quarantines=self._follow_quarantines(emit),
-            kube_news_operations=self._follow_operations(emit),
+            **self._operations_to_follow(emit),
             kube_news_nodes=self._follow_nodes(emit),
         )
 
@@ -242,15 +249,21 @@ class ClusterInformer:
         self._seen[quarantine.node] = quarantine
         emit(QuarantineSeen(quarantine))
 
-    async def _follow_operations(self, emit: Emit) -> None:
+    def _operations_to_follow(self, emit: Emit) -> dict[str, Coroutine[Any, Any, None]]:
+        known = self._known_operations
+        if known is None:
+            return {}
+        return {"kube_news_operations": self._follow_operations(known, emit)}
+
+    async def _follow_operations(self, known: KnownOperations, emit: Emit) -> None:
         async with contextlib.aclosing(self._operations.changes()) as batches:
             async for batch in batches:
                 for change in batch:
                     operation = decode_operation(change.object)
                     if change.type == "DELETED":
-                        self._known_operations.drop(operation)
+                        known.drop(operation)
                     else:
-                        self._known_operations.take(operation)
+                        known.take(operation)
                     # Also where a read has shown it before: no node has received that yet.
                     seen = self._seen.get(operation.spec.node)
                     if seen is not None:

@@ -144,6 +144,19 @@ class KubeOperations:
         return await self._transport.request(method, path, lane, **more)
 
 
+class NoOperations(KubeOperations):
+    """Where they are left out, with the rights to them: none is begun, and none is known."""
+
+    async def read(self, name: str) -> Operation | None:  # noqa: ARG002
+        return None
+
+    async def of(self, node: str) -> list[Operation]:  # noqa: ARG002
+        return []
+
+    async def all(self) -> list[Operation]:
+        return []
+
+
 async def list_operations(transport: Transport) -> list[Operation]:
     """All of the fleet's. Others run between two pages."""
     found: list[Operation] = []

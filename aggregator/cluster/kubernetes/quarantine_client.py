@@ -9,7 +9,7 @@ from aggregator.cluster.kubernetes.crd import read_definition
 from aggregator.cluster.kubernetes.deletion import patch_without, request_deletion
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import PartialObjectMetadata, decode
-from aggregator.cluster.kubernetes.operation_client import KubeOperations
+from aggregator.cluster.kubernetes.operation_client import KubeOperations, NoOperations
 from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
     GROUP,
@@ -42,11 +42,18 @@ class KubeQuarantines:
     ``wall`` (seconds) is the time of conditions that change.
     """
 
-    def __init__(self, transport: Transport, installation: str, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        installation: str,
+        wall: Callable[[], float],
+        *,
+        operations: bool = True,
+    ) -> None:
         self._transport = transport
         self._installation = installation
         self._wall = wall
-        self.operations = KubeOperations(transport, wall)
+        self.operations = (KubeOperations if operations else NoOperations)(transport, wall)
 
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None

@@ -21,7 +21,6 @@ from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import Refused
 
 OPERATIONS = "operations"
-_DEFINITIONS = (DEFINITION, f"{OPERATIONS}.{GROUP}")
 _BRING_DEFINITION = "apply deploy/kubernetes/crd.yaml, or `helm upgrade` with crds.enabled=true"
 _RIGHTS_FILE = "deploy/kubernetes/aggregator-rbac.yaml"
 #: All at once would need a connection each, and a TLS handshake costs both sides more than a
@@ -71,8 +70,8 @@ def needed(
 
     ``certificates``: with those for certificates that the aggregator makes itself. ``access``: with
     those to know the readers of the page. ``actions``: with those to carry out what people request
-    by the page. ``evictions``, ``events``, ``operations``: with those to create these; open
-    operations are brought to their end without that.
+    by the page. ``evictions``, ``events``: with those to create these. ``operations``: with
+    all of those to Operations.
     """
     authorities = [
         *(Permission(verb, "", "secrets", namespace, CA_KEYS_NAME) for verb in ("get", "update")),
@@ -90,6 +89,7 @@ def needed(
         Permission("create", "authentication.k8s.io", "tokenreviews"),
         Permission("create", "authorization.k8s.io", "subjectaccessreviews"),
     ]
+    plurals = (PLURAL, OPERATIONS) if operations else (PLURAL,)
     in_default = Permission("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE)
     return [
         *(reviews if access else ()),
@@ -98,15 +98,13 @@ def needed(
         *(authorities if certificates else ()),
         *(
             Permission(verb, GROUP, plural)
-            for plural in (PLURAL, OPERATIONS)
-            for verb in ("get", "list", "watch", "patch", "delete")
+            for plural in plurals
+            for verb in ("get", "list", "watch", "patch", "delete", "create")
         ),
-        Permission("create", GROUP, PLURAL),
-        *((Permission("create", GROUP, OPERATIONS),) if operations else ()),
-        *(Permission("patch", GROUP, f"{plural}/status") for plural in (PLURAL, OPERATIONS)),
+        *(Permission("patch", GROUP, f"{plural}/status") for plural in plurals),
         *(
             Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=name)
-            for name in _DEFINITIONS
+            for name in _definitions(operations=operations)
         ),
         *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
         Permission("patch", "", "nodes/status"),
@@ -148,11 +146,18 @@ async def check(
     )
     problems = [
         await _missing_rights(transport, rights),
-        *[await _missing_definition(transport, name) for name in _DEFINITIONS],
+        *[
+            await _missing_definition(transport, name)
+            for name in _definitions(operations=operations)
+        ],
     ]
     found = [problem for problem in problems if problem]
     if found:
         raise Refused("; ".join(found))
+
+
+def _definitions(*, operations: bool) -> tuple[str, ...]:
+    return (DEFINITION, f"{OPERATIONS}.{GROUP}") if operations else (DEFINITION,)
 
 
 async def _missing_rights(transport: Transport, rights: list[Permission]) -> str:
