@@ -270,21 +270,25 @@ class FleetViewBuilder:
     def _limit(self, name: str, value: str) -> models.LimitUse:
         nodes = len(self._standings)
         used = self._fleet.record_entries - self._fleet.absent_entries
+        lately = self._fleet.admitted_lately
+        within = f"within {_setting(self._fleet.limits, 'window')}"
+        percent = _percent(value)
         match name.removeprefix("limits."):
             case "concurrent" if value.isdecimal():
                 return limit_use(name, value, used, int(value), "nodes in quarantine at once")
-            case "concurrent_percent" if nodes and _percent(value) is not None:
-                most = self._floored(allowance(nodes, _percent(value) or 0.0), nodes)
+            case "concurrent_percent" if nodes and percent is not None:
+                most = self._floored(allowance(nodes, percent), nodes)
                 return limit_use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
-            case "pool_percent" if _percent(value) is not None and self._pools:
-                pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
+            case "pool_percent" if percent is not None and self._pools:
+                pool, taken, most = self._fullest_pool(percent)
                 text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
                 return limit_use(name, value, taken, most, text)
             case "new_per_window" if value.isdecimal():
-                lately, within = self._fleet.admitted_lately, _setting(self._fleet.limits, "window")
-                return limit_use(
-                    name, value, lately, int(value), f"new quarantines within {within}"
-                )
+                return limit_use(name, value, lately, int(value), f"new quarantines {within}")
+            case "new_per_window_percent" if nodes and percent is not None and percent < 100:
+                most = allowance(nodes, percent)
+                text = f"{value} of {nodes:,} {_nodes(nodes)}, new {within}"
+                return limit_use(name, value, lately, most, text)
         return limit_use(name, value, None, None, _TEXTS.get(name.removeprefix("limits."), ""))
 
     def _fullest_pool(self, percent: float) -> tuple[str, int, int]:

@@ -123,6 +123,17 @@ def test_a_limit_says_how_full_it_is() -> None:
     assert {one.name: one.most for one in view_of(fleet).limits}["limits.concurrent_percent"] == 2
 
 
+def test_the_share_of_new_quarantines_says_how_full_it_is_unless_it_binds_nothing() -> None:
+    fleet = small_fleet(HANDS)
+    fleet.admitted_lately = 2
+    for value, most in (("25%", 2), ("100%", None)):
+        fleet.limits = {**fleet.limits, "new_per_window_percent": value, "window": "10m"}
+        found = {one.name: one for one in view_of(fleet).limits}["limits.new_per_window_percent"]
+        assert found.most == most
+        assert found.used == (None if most is None else 2)
+    assert found.text == "of all nodes, new within the window"
+
+
 def test_the_fullest_pool_is_shown() -> None:
     fleet = small_fleet(HANDS)
     fleet.limits = {"pool_label": "sickbay.dev/pool", "pool_percent": "25%"}
