@@ -63,6 +63,7 @@ from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
+from aggregator.quarantine.repair.node_test_state import NodeTestContext
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
@@ -412,14 +413,16 @@ def _parts(
         pools=base.pools,
     )
     node_tests = build_node_tests(
-        cluster=cluster,
-        record_writer=base.record_writer,
-        clocks=clocks,
+        NodeTestContext(
+            cluster=cluster,
+            record_writer=base.record_writer,
+            clocks=clocks,
+            settings=settings.repair,
+            registry=registry,
+            fleet=fleet,
+            may_act=may_act,
+        ),
         pools=base.pools,
-        settings=settings.repair,
-        node_registry=registry,
-        fleet=fleet,
-        may_act=may_act,
         view=view,
         event_sink=base.event_sink,
         emit=base.own_evidence.record,
@@ -475,7 +478,7 @@ def _parts(
             queue=queue,
             clocks=clocks,
         ),
-        node_tests=node_tests.rounds,
+        node_tests=node_tests.tests,
         node_events=base.node_events,
         network=base.network,
         causes=base.causes,

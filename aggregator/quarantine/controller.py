@@ -24,7 +24,7 @@ from aggregator.quarantine.reconcile.poller import NodePoller
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeWorker
-from aggregator.quarantine.repair.node_tests import NodeTestRounds
+from aggregator.quarantine.repair.node_tests import NodeTests
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.tasks import run_until_first_exit
@@ -44,7 +44,7 @@ class Parts:
     missing_nodes: MissingNodes
     conditions: NodeConditionPublisher
     condition_reader: NodeConditionReader
-    node_tests: NodeTestRounds
+    node_tests: NodeTests
     node_events: NodeEventPublisher
     network: NetworkTracker
     causes: CommonCauseTracker

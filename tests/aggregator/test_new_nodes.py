@@ -413,6 +413,23 @@ async def test_the_stop_switch_holds_the_beginning_and_not_the_removal() -> None
 
 
 @in_virtual_time
+async def test_a_test_that_is_ended_counts_until_its_agent_has_confirmed_that() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.confirms = False
+    site.set_taints(POOL)
+    await site.settles(lambda: len(site.program.cancelled) > 1, within=120.0)
+    assert site.last_test()["state"] == "Ordered"
+    assert "n1" in parse_record(site.world.record.text).node_tests
+    assert "has not confirmed the end" in site.replica.fleet.node_tests["n1"].held
+    site.program.confirms = True
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=300.0)
+    assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_person_has_an_exhausted_node_tested_again() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()

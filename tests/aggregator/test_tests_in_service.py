@@ -552,7 +552,7 @@ async def test_a_replica_that_loses_its_place_during_its_last_read_ends_no_reque
 
     cluster.read_node = lost  # type: ignore[method-assign]
     site.start(cluster)
-    site.replica.controller.parts.node_tests.tests._watch._may_act = lambda: acts  # type: ignore[attr-defined]
+    site.replica.controller.parts.node_tests._watch._shared.may_act = lambda: acts
     await site.settles(lambda: not acts)
     await later(60)
     assert ended_as(site) == "Ordered"

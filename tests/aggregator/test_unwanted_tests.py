@@ -345,7 +345,7 @@ async def test_a_condition_that_can_not_be_written_is_tried_with_growing_pauses_
     await turned_off(site, cluster)
     await later(HOUR)
     assert 10 <= cluster.asked["read_node"] <= 25
-    told = [one for one in caplog.records if getattr(one, "event", "") == "node.test_not_ended"]
+    told = [one for one in caplog.records if getattr(one, "event", "") == "node.test_unfinished"]
     assert len(told) == 1
     cluster._fails = lambda _: None
     await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=400.0)
@@ -392,7 +392,7 @@ async def test_a_test_whose_annotation_can_not_be_read_keeps_its_reservation(
     await later(HOUR)
     assert "n1" in parse_record(site.world.record.text).node_tests
     assert cluster.asked["read_node"] <= 25
-    told = [one for one in caplog.records if getattr(one, "event", "") == "node.test_not_ended"]
+    told = [one for one in caplog.records if getattr(one, "event", "") == "node.test_unfinished"]
     assert len(told) == 1
     site.world.person_annotates("n1", NODE_TEST, None)
     await later(400.0)

@@ -27,7 +27,6 @@ from aggregator.quarantine.repair import (
     node_test_advance,
     node_test_steps,
     node_tests,
-    unwanted_tests,
 )
 from aggregator.quarantine.repair.node_tests import NodeTests
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
@@ -52,9 +51,9 @@ FOREIGN = {"key": "example.test/storage-missing", "effect": "NoSchedule"}
 def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real clocks, and a person who waits for the test."""
     monkeypatch.setattr(node_tests, "EVERY", 0.1)
-    for module in (node_tests, node_test_advance, idle_node_choice, unwanted_tests):
+    for module in (node_tests, node_test_advance, idle_node_choice):
         monkeypatch.setattr(module, "POLL_EVERY", 0.3)
-    for module in (node_test_advance, node_test_steps, unwanted_tests):
+    for module in (node_test_advance, node_test_steps):
         monkeypatch.setattr(module, "POLL_BUSY", 0.3)
 
 
@@ -172,7 +171,7 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
         jobs.end(await jobs.pod_on(node), 0)
 
         def held() -> str:
-            tests = site.controller.parts.node_tests.tests
+            tests = site.controller.parts.node_tests
             assert isinstance(tests, NodeTests)
             tests.show()
             shown = site.controller.parts.worker._inputs._fleet.node_tests.get(node)

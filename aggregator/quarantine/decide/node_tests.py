@@ -216,10 +216,9 @@ class NodeTestFacts:
 
 def under_way(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextTest:
     """The same of a test under way. ``lost``: why it has no purpose any more."""
-    if lost:
-        return NextTest(NodeTestStep.STOP, lost)
-    if facts.ends:
-        return NextTest(NodeTestStep.STOP, facts.ends)
+    ends = facts.ends or lost
+    if ends:
+        return NextTest(NodeTestStep.STOP, ends)
     if not last.is_of_boot(facts.boot_id):
         return NextTest(NodeTestStep.STOP, "the node is in another boot than the test was for")
     if now >= last.deadline_at:

@@ -1,9 +1,9 @@
 """The choice of the idle nodes that are tested next."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from aggregator.clock import Clocks
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from attrs import define, field
+
 from aggregator.quarantine.decide.admission_record import IDLE_TEST
 from aggregator.quarantine.decide.idle_nodes import (
     IdleCandidate,
@@ -13,9 +13,8 @@ from aggregator.quarantine.decide.idle_nodes import (
 )
 from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_state import POLL_EVERY, WatchedNode
+from aggregator.quarantine.repair.node_test_state import POLL_EVERY, NodeTestContext, WatchedNode
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.registry import NodeRegistry
 
 #: An idle node whose test did not begin is looked at again so much later (seconds).
 _IDLE_AGAIN = 600.0
@@ -23,34 +22,20 @@ _IDLE_AGAIN = 600.0
 _HELD = "held by repair.idle_nodes."
 
 
+@define(eq=False, slots=False, kw_only=True)
 class IdleNodeChoice:
     """Looks through all nodes that memory has, as nearly none of them is due."""
 
-    def __init__(
-        self,
-        *,
-        record_writer: AdmissionRecordWriter,
-        clocks: Clocks,
-        test_pause: float,
-        node_registry: NodeRegistry,
-        may_act: Callable[[], bool],
-        checks: NodeTestChecks,
-    ) -> None:
-        """``test_pause``: seconds between two tests of a node."""
-        self._record_writer = record_writer
-        self._clocks = clocks
-        self._test_pause = test_pause
-        self._registry = node_registry
-        self._may_act = may_act
-        self._checks = checks
-        #: Until when an idle node is not looked at again.
-        self._again: dict[str, float] = {}
-        #: When idle nodes are looked through again; at once unless none was due.
-        self._choose_at = float("-inf")
+    _shared: NodeTestContext
+    _checks: NodeTestChecks
+    #: Until when an idle node is not looked at again.
+    _again: dict[str, float] = field(init=False, factory=dict)
+    #: When idle nodes are looked through again; at once unless none was due.
+    _choose_at: float = field(init=False, default=float("-inf"))
 
     def forget_old(self) -> None:
         """Forget the nodes that may be looked at again."""
-        now = self._clocks.now()
+        now = self._shared.clocks.now()
         self._again = {name: at for name, at in self._again.items() if now < at}
 
     async def choose_due(
@@ -63,30 +48,30 @@ class IdleNodeChoice:
 
         ``tests``: the last test of each node that has one.
         """
-        now = self._clocks.now()
+        now = self._shared.clocks.now()
         if now < self._choose_at:
             return []
         runs = [
             one
-            for one in self._record_writer.current_record().node_tests.values()
+            for one in self._shared.record_writer.current_record().node_tests.values()
             if one.kind == IDLE_TEST
         ]
-        most, _, _ = idle.most(self._registry.size().nodes)
+        most, _, _ = idle.most(self._shared.registry.size().nodes)
         room = most - len(runs) - sum(one.chosen for one in watched.values())
         # A person waits for a place, and looks for one more seldom than this.
         room -= sum(bool(one.requested) and one.held.startswith(_HELD) for one in watched.values())
         if room <= 0:
             return []
         candidates = []
-        pause, earliest = self._test_pause, self._clocks.earliest()
-        async for node_state in self._registry.by_slices():
+        pause, earliest = self._shared.settings.rules.test_pause, self._shared.clocks.earliest()
+        async for node_state in self._shared.registry.by_slices():
             name = node_state.node
             test = tests.get(name)
             if waits_for(test, idle, pause=pause, now=earliest):  # nearly all, so it is asked first
                 continue
             if now < self._again.get(name, now) or not self._is_free(node_state, watched.get(name)):
                 continue
-            candidates.append(IdleCandidate(name, self._registry.uid_of(name), test))
+            candidates.append(IdleCandidate(name, self._shared.registry.uid_of(name), test))
         if not candidates:
             self._choose_at = now + POLL_EVERY
         chosen = choose(candidates, idle, room, pause=pause, now=earliest)
@@ -101,4 +86,4 @@ class IdleNodeChoice:
             if known.tainted or known.problem or known.chosen or busy or known.step is not None:
                 return False
         name = node_state.node
-        return self._may_act() and not self._checks.against_state(name, node_state)
+        return self._shared.may_act() and not self._checks.against_state(name, node_state)

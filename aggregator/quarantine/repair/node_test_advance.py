@@ -5,9 +5,9 @@ import logging
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, ClusterError, Conflict, GuardRefused, Node, RepairState
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from attrs import define
+
+from aggregator.cluster.port import ClusterError, Conflict, GuardRefused, Node, RepairState
 from aggregator.quarantine.decide.idle_nodes import next_idle_test
 from aggregator.quarantine.decide.new_nodes import condition_of, needs_a_person, next_test
 from aggregator.quarantine.decide.node_tests import (
@@ -26,12 +26,11 @@ from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
 from aggregator.quarantine.repair.node_test_state import (
     POLL_BUSY,
     POLL_EVERY,
+    NodeTestContext,
     WatchedNode,
     in_quarantine,
 )
 from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
-from aggregator.quarantine.repair.protocol import RepairSettings
-from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -44,30 +43,14 @@ class Look(enum.Enum):
     GONE = "gone"  # there is no such Node
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeTestAdvance:
     """One node at a time."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        record_writer: AdmissionRecordWriter,
-        clocks: Clocks,
-        settings: RepairSettings,
-        node_registry: NodeRegistry,
-        checks: NodeTestChecks,
-        steps: NodeTestSteps,
-        display: NodeTestDisplay,
-    ) -> None:
-        self._cluster = cluster
-        self._record_writer = record_writer
-        self._clocks = clocks
-        self._settings = settings
-        self._rules = settings.rules.new_nodes
-        self._registry = node_registry
-        self._checks = checks
-        self._steps = steps
-        self._display = display
+    _shared: NodeTestContext
+    _checks: NodeTestChecks
+    _steps: NodeTestSteps
+    _display: NodeTestDisplay
 
     def keep_operations(self, operations: AbstractSet[str]) -> None:
         """Forget the tests that are under way no more."""
@@ -75,27 +58,34 @@ class NodeTestAdvance:
 
     async def step(self, name: str, watched: WatchedNode) -> Look:
         """Take its next step. A step that fails is decided anew later."""
-        watched.poll_at = self._clocks.now() + POLL_EVERY
+        now, tries = self._shared.clocks.now, watched.tries
+        watched.poll_at = now() + POLL_EVERY
         try:
             look = await self._take(name, watched)
         except (GuardRefused, Conflict) as error:  # decided anew at the next look
-            watched.poll_at = self._clocks.now() + POLL_BUSY
+            watched.poll_at = now() + POLL_BUSY
             log.info(
                 "the test of a node is decided on anew",
                 extra={"event": "node.test_redecided", "node": name, "error": str(error)},
             )
         except ClusterError as error:
-            watched.poll_at = self._clocks.now() + max(POLL_EVERY, error.retry_after or 0.0)
+            watched.try_later(now(), error.retry_after or 0.0)
             self._note_failure(name, watched, str(error))
         else:
-            watched.note_failure("")
+            if watched.problem:
+                watched.try_later(now())
+            elif watched.tries == tries:
+                watched.tries = 0
+            self._note_failure(name, watched, watched.problem)
             return look
         finally:
             watched.step, watched.chosen = None, False
         return Look.STAYS
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
-        """The page shows what the cluster refuses, and so does the log."""
+        """The page shows what the cluster refuses, or why its annotation can't be read, and so does
+        the log.
+        """
         if watched.note_failure(error):
             log.warning(
                 "the test of a node can't go on now",
@@ -111,13 +101,13 @@ class NodeTestAdvance:
             await self._steps.forget_leftover(name, watched)
             await self._display.write_condition(name, watched)
             return Look.STAYS
-        node = await self._cluster.read_node(name, background=True)
+        node = await self._shared.cluster.read_node(name, background=True)
         if node is None:
             watched.test = None
             await self._steps.forget_leftover(name, watched)
             return Look.GONE
-        requested = self._checks.requests.by_node().get(name)
-        watched.take_read(node, self._rules.taint, self._settings.domain_labels, requested)
+        requested, labels = self._checks.request(name), self._shared.settings.domain_labels
+        watched.take_read(node, self._shared.rules.taint, labels, requested)
         if watched.problem:
             return Look.STAYS
         await self._take_later_pass(name, watched)
@@ -144,10 +134,10 @@ class NodeTestAdvance:
             test is None
             or test.quarantined
             or test.is_busy
-            or not in_quarantine(self._registry.known(name))
+            or not in_quarantine(self._shared.registry.known(name))
         ):
             return
-        if not (needs_a_person(test, watched.boot_id, self._rules) or open_failure(test)[0]):
+        if not (needs_a_person(test, watched.boot_id, self._shared.rules) or open_failure(test)[0]):
             return
         await self._steps.change(name, watched, test, replace(test, quarantined=True))
 
@@ -161,7 +151,7 @@ class NodeTestAdvance:
         operation = self._passed_since(name, test)
         if operation:
             text = f"it has passed a test since, in quarantine (operation {operation})"
-            at = round(self._clocks.wall(), 3)
+            at = round(self._shared.clocks.wall(), 3)
             # It answers no request: the last one may have been refused.
             mine = replace(test, request="", request_uid="")
             passed = ended(mine, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
@@ -169,19 +159,22 @@ class NodeTestAdvance:
 
     def _next(self, node: Node, watched: WatchedNode) -> NextTest:
         test, facts = watched.test, self._checks.facts(node, watched.test)
-        pause, now = self._settings.rules.test_pause, self._clocks.earliest()
-        asked = watched.requested and not watched.tainted and self._settings.tests_in_service
+        pause, now = self._shared.settings.rules.test_pause, self._shared.clocks.earliest()
+        asked = watched.requested and not watched.tainted and self._shared.settings.tests_in_service
         busy = test is not None and test.is_busy
         if test is not None and busy:  # by the clock that began it
-            now = self._record_writer.times.time_of(test.operation, test.began_at)
+            now = self._shared.record_writer.times.time_of(test.operation, test.began_at)
         # With idle_nodes the configuration has such a repairer.
-        kept = self._settings.tests_in_service or self._settings.rules.idle_nodes is not None
+        kept = (
+            self._shared.settings.tests_in_service
+            or self._shared.settings.rules.idle_nodes is not None
+        )
         if test is not None and busy and test.reason == IDLE and not kept:
             return under_way(test, facts, now, "no repairer runs tests that work preempts any more")
         if (test.reason == IDLE) if test is not None and busy else (asked or watched.chosen):
-            idle = self._settings.rules.idle_nodes
+            idle = self._shared.settings.rules.idle_nodes
             return next_idle_test(test, facts, idle, pause=pause, now=now)
-        return next_test(test, facts, self._rules, pause=pause, now=now)
+        return next_test(test, facts, self._shared.rules, pause=pause, now=now)
 
     def rests(self, name: str, watched: WatchedNode) -> bool:
         """Whether the node is watched for its failed idle test alone, which is evidence, and no
@@ -193,14 +186,14 @@ class NodeTestAdvance:
             return False
         if not open_failure(test)[0] or self._passed_since(name, test):
             return False
-        if in_quarantine(self._registry.known(name)) and not test.quarantined:
+        if in_quarantine(self._shared.registry.known(name)) and not test.quarantined:
             return False
-        told = condition_of(test, tainted=False, rules=self._rules)
+        told = condition_of(test, tainted=False, rules=self._shared.rules)
         return told is None or told == watched.said
 
     def _passed_since(self, name: str, test: NodeTest) -> str:
         """The operation of a test in quarantine that the node has passed since; empty: none."""
-        node_state = self._registry.known(name)
+        node_state = self._shared.registry.known(name)
         quarantine = node_state.quarantine if node_state is not None else None
         if node_state is None or quarantine is None:
             return ""

@@ -1,15 +1,15 @@
 """The reasons against the test of a new or an idle node, and against the removal of its taint."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from aggregator.clock import Clocks
+from attrs import define
+
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
+from aggregator.cluster.port import Action, Guard, GuardRefused, Node, OperationRequest
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
 from aggregator.quarantine.decide.drain_plan import work_of
-from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted, no_room
+from aggregator.quarantine.decide.new_nodes import is_tainted, no_room
 from aggregator.quarantine.decide.node_test_limits import other_tests
 from aggregator.quarantine.decide.node_tests import (
     NodeTest,
@@ -21,61 +21,54 @@ from aggregator.quarantine.decide.operator_requests import read_operator_request
 from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.node_test_requests import NodeTestRequests
+from aggregator.quarantine.repair.node_test_state import NodeTestContext
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.registry import NodePools, NodeRegistry
+from aggregator.quarantine.state.registry import NodePools
 from aggregator.runtime.text import some_of
 
 _MOST_NAMED = 3
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeTestChecks:
     """Reads what is known of nodes, and changes nothing."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        record_writer: AdmissionRecordWriter,
-        clocks: Clocks,
-        pools: NodePools,
-        rules: NewNodeRules,
-        node_registry: NodeRegistry,
-        owner_kinds: Collection[str] = (),
-    ) -> None:
-        """``owner_kinds``: those of `drain.node_owner_kinds`."""
-        self._cluster = cluster
-        self.requests = NodeTestRequests(cluster.operations)
-        self._record_writer = record_writer
-        self._clocks = clocks
-        self._pools = pools
-        self._rules = rules
-        self._registry = node_registry
-        self._owner_kinds = owner_kinds
+    _shared: NodeTestContext
+    _pools: NodePools
+
+    def __attrs_post_init__(self) -> None:
+        self.requests = NodeTestRequests(self._shared.cluster.operations)
 
     def is_fresh(self, name: str) -> bool:
         """Whether the node's agent reports to us."""
-        node_state = self._registry.known(name)
+        node_state = self._shared.registry.known(name)
         return node_state is not None and node_state.agent.is_fresh
 
     def facts(self, node: Node, test: NodeTest | None) -> NodeTestFacts:
         """All that the node's next step depends on, in addition to its last ``test``."""
-        node_state = self._registry.known(node.name)
+        node_state = self._shared.registry.known(node.name)
         return NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
-            tainted=is_tainted(node, self._rules.taint),
-            against=self._against(node, node_state),
-            ends=self.requests.why_ended(test) or self._ends_test(node, node_state),
-            request=self.requests.by_node().get(node.name),
+            tainted=is_tainted(node, self._shared.rules.taint),
+            against=self._shared.ends or self._against(node, node_state),
+            ends=self._shared.ends
+            or self.requests.why_ended(test)
+            or self._ends_test(node, node_state),
+            request=self.request(node.name),
         )
+
+    def request(self, name: str) -> OperationRequest | None:
+        """A person's oldest request for a test of the node, where one may begin."""
+        return None if self._shared.ends else self.requests.by_node().get(name)
 
     def against_memory(self, name: str) -> str:
         """Why no test begins now, as far as no read of the Node is needed to know it."""
-        why = self.against_state(name, self._registry.known(name))
+        why = self.against_state(name, self._shared.registry.known(name))
         if why:
             return why
-        others = other_tests(self._record_writer.current_record(), name)
-        held = no_room(others.values(), self._rules.concurrent)
+        others = other_tests(self._shared.record_writer.current_record(), name)
+        held = no_room(others.values(), self._shared.rules.concurrent)
         return held.text if held is not None else ""
 
     def against_state(self, name: str, node_state: NodeState | None) -> str:
@@ -98,15 +91,15 @@ class NodeTestChecks:
         """Why the taint may not be removed, and no test begin: by memory, and by the Node."""
         if is_marked(node):
             return "it is in quarantine"
-        why = read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
-        return why or self.against_state(node.name, self._registry.known(node.name))
+        why = read_operator_requests(node.annotations).why_capped(self._shared.clocks.earliest())
+        return why or self.against_state(node.name, self._shared.registry.known(node.name))
 
     def _against(self, node: Node, node_state: NodeState | None) -> str:
         """Why no test may begin on the node now; empty: one may."""
         why = self.against_removal(node) or not_ready(node)
         if why:
             return why
-        party = other_party(node) or self._registry.others.forbids_all(node)
+        party = other_party(node) or self._shared.registry.others.forbids_all(node)
         if party:
             return f"another party is at work on the node: {party}"
         told = boot_of(node_state) if node_state is not None else ""
@@ -119,21 +112,22 @@ class NodeTestChecks:
         known = node_state is not None and node_state.quarantine is not None
         if is_marked(node) or known:
             return "the node is in quarantine"
-        return read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
+        return read_operator_requests(node.annotations).why_capped(self._shared.clocks.earliest())
 
     async def pods_in_the_way(self, node: Node) -> str:
         """The pods that were there before the taint, in words: the node is no new one then."""
-        own = [taint for taint in node.taints if taint.key == self._rules.taint]
+        own = [taint for taint in node.taints if taint.key == self._shared.rules.taint]
         found = [
             pod.key
             for pod in work_of(
-                await self._cluster.pods_on(node.name, background=True), self._owner_kinds
+                await self._shared.cluster.pods_on(node.name, background=True),
+                self._shared.settings.node_owner_kinds,
             )
             if not all(pod.tolerates(taint) for taint in own)
         ]
         if not found:
             return ""
-        text = f"pods that do not tolerate {self._rules.taint} are on the node"
+        text = f"pods that do not tolerate {self._shared.rules.taint} are on the node"
         return f"{text}: {some_of(sorted(found), _MOST_NAMED)}; drain it"
 
     def beginning_guard(self, node: Node) -> Guard:
@@ -145,7 +139,7 @@ class NodeTestChecks:
         return self._guard(lambda: self.requests.why_ended(test), fresh)
 
     def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
-        return act_guard(switch=self._record_writer.switch, against=against, fresh=fresh)
+        return act_guard(switch=self._shared.record_writer.switch, against=against, fresh=fresh)
 
     def removal_guard(self, node: Node) -> Guard:
         """The same for the removal of the taint, which no stop holds: it is a release."""
@@ -166,5 +160,5 @@ class NodeTestChecks:
 
     def require_place(self) -> None:
         """Raise GuardRefused where we are not the controller at this moment."""
-        if not self._record_writer.switch.may_act():
+        if not self._shared.record_writer.switch.may_act():
             raise GuardRefused(NOT_CONTROLLER)

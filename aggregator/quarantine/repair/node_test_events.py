@@ -3,19 +3,18 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from aggregator.clock import Clocks
+from attrs import define, field
+
 from aggregator.cluster.port import RepairState
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.new_nodes import (
-    NewNodeRules,
     how_to_take,
     needs_a_person,
     why_over,
 )
 from aggregator.quarantine.decide.node_tests import BY_HAND, IDLE, NEW_NODE, NodeTest, as_details
-from aggregator.quarantine.repair.node_test_state import WatchedNode
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
 
 _IN_WORDS: Mapping[RepairState, str] = {
     RepairState.SUCCEEDED: "passed",
@@ -24,20 +23,16 @@ _IN_WORDS: Mapping[RepairState, str] = {
 }
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeTestEvents:
     """Counts the tests that have ended, too."""
 
-    def __init__(
-        self, *, clocks: Clocks, event_sink: EventSink, fleet: FleetState, rules: NewNodeRules
-    ) -> None:
-        self._clocks = clocks
-        self._event_sink = event_sink
-        self._fleet = fleet
-        self._rules = rules
-        #: The Nodes whose test mode observe has reported, by uid.
-        self._observed: set[str] = set()
-        #: Whether mode observe has reported that idle nodes would be tested.
-        self.idle_reported = False
+    _shared: NodeTestContext
+    _event_sink: EventSink
+    #: The Nodes whose test mode observe has reported, by uid.
+    _observed: set[str] = field(init=False, factory=set)
+    #: Whether mode observe has reported that idle nodes would be tested.
+    idle_reported: bool = field(init=False, default=False)
 
     def keep_observed(self, uids: AbstractSet[str]) -> None:
         """Forget the Nodes that are gone."""
@@ -48,7 +43,7 @@ class NodeTestEvents:
         if uid in self._observed:
             return
         self._observed.add(uid)
-        rules = self._rules
+        rules = self._shared.rules
         text = (
             f"{TEST} {rules.profile} of the new node would be ordered, and its taint {rules.taint} "
             "be removed when it passes (repair.mode is observe)"
@@ -68,7 +63,7 @@ class NodeTestEvents:
 
     def emit_refused(self, name: str, test: NodeTest) -> None:
         """A person's request was refused, so that its test has ended before it began."""
-        self._fleet.stages.note_test(BY_HAND, test.state.value)
+        self._shared.fleet.stages.note_test(BY_HAND, test.state.value)
         details = {**as_details(test), "outcome": test.state.value}
         text = f"test {test.profile} of the {node_kind(test)} is {test.message}"
         self._emit(name, EventKind.REPAIR_ENDED, text, details)
@@ -81,9 +76,9 @@ class NodeTestEvents:
         self, name: str, watched: WatchedNode, test: NodeTest, told: Mapping[str, str]
     ) -> None:
         """The end is durable, with the removal of the taint. ``told``: by the repairer."""
-        passed, rules = test.state is RepairState.SUCCEEDED, self._rules
+        passed, rules = test.state is RepairState.SUCCEEDED, self._shared.rules
         reason = BY_HAND if test.request else test.reason or NEW_NODE
-        self._fleet.stages.note_test(reason, test.state.value)
+        self._shared.fleet.stages.note_test(reason, test.state.value)
         reply = f": {test.message}" if test.message else ""
         words = _IN_WORDS.get(test.state, "gave no verdict about it")
         opened = passed and rules.remove_taint and not test.reason
@@ -105,7 +100,7 @@ class NodeTestEvents:
 
     def _emit(self, name: str, kind: EventKind, text: str, details: Mapping[str, str]) -> None:
         self._event_sink.record_event(
-            Transition(self._clocks.wall(), kind, name, text, details=details)
+            Transition(self._shared.clocks.wall(), kind, name, text, details=details)
         )
 
 

@@ -2,41 +2,32 @@
 
 from collections.abc import Callable, Container
 
-from aggregator.clock import Clocks
+from attrs import define
+
 from aggregator.health.model import Component
 from aggregator.quarantine.decide.node_tests import failure_evidence, has_failed, is_own_evidence
 from aggregator.quarantine.repair.before_release import boot_of
-from aggregator.quarantine.repair.node_test_state import WatchedNode
+from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.registry import NodeRegistry
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeTestEvidence:
     """Compares a node's last test with the evidence that stands against the node."""
 
-    def __init__(
-        self,
-        *,
-        clocks: Clocks,
-        node_registry: NodeRegistry,
-        may_act: Callable[[], bool],
-        emit: Callable[[str, Component], object],
-    ) -> None:
-        """``say`` gives a node evidence in our own name. ``may_act`` tells whether we are
-        the controller at this moment.
-        """
-        self._clocks = clocks
-        self._registry = node_registry
-        self._may_act = may_act
-        self._emit = emit
+    _shared: NodeTestContext
+    #: Gives a node evidence in our own name.
+    _emit: Callable[[str, Component], object]
 
     def give(self, name: str, watched: WatchedNode | None) -> None:
         """Say that the node has failed its test, or that this is over; rules decide on it.
 
         Only while the node's agent reports: of a silent one the boot is not known.
         """
-        node_state = self._registry.known(name)
-        if node_state is None or not node_state.agent.is_fresh or not self._may_act():
+        node_state = self._shared.registry.known(name)
+        if node_state is None or not node_state.agent.is_fresh or not self._shared.may_act():
+            return
+        if self._shared.ends:  # what is known of the node stays
             return
         standing = _has_own_evidence(node_state)
         quarantine = node_state.quarantine
@@ -47,13 +38,13 @@ class NodeTestEvidence:
             tainted=watched.tainted,
         )
         if failed and watched is not None and not standing:
-            self._emit(name, failure_evidence(watched.test, self._clocks.now()))
+            self._emit(name, failure_evidence(watched.test, self._shared.clocks.now()))
         elif standing and not failed:
-            self._emit(name, failure_evidence(None, self._clocks.now()))
+            self._emit(name, failure_evidence(None, self._shared.clocks.now()))
 
     async def end_all_but(self, names: Container[str]) -> None:
         """Say of each other node that a failed test is over, perhaps one of an earlier process."""
-        async for node_state in self._registry.by_slices():
+        async for node_state in self._shared.registry.by_slices():
             if node_state.node not in names:
                 self.give(node_state.node, None)
 

@@ -1,33 +1,24 @@
 """Whether the agent of a node in no quarantine may begin its test, by the cluster as it is now."""
 
-from aggregator.cluster.port import Cluster
+from attrs import define
+
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.new_nodes import NewNodeRules, next_test
+from aggregator.quarantine.decide.new_nodes import next_test
 from aggregator.quarantine.decide.node_tests import NodeTestStep
 from aggregator.quarantine.decide.repair_permission import NO_ORDER
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_state import parse_test
+from aggregator.quarantine.repair.node_test_state import NodeTestContext, parse_test
 from aggregator.quarantine.repair.node_test_watch import NodeTestWatch
 from aggregator.quarantine.repair.protocol import PermissionRequest
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeTestPermission:
     """Reads and changes nothing."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        record_writer: AdmissionRecordWriter,
-        rules: NewNodeRules,
-        checks: NodeTestChecks,
-        watch: NodeTestWatch,
-    ) -> None:
-        self._cluster = cluster
-        self._record_writer = record_writer
-        self._rules = rules
-        self._checks = checks
-        self._watch = watch
+    _shared: NodeTestContext
+    _checks: NodeTestChecks
+    _watch: NodeTestWatch
 
     async def refusal(self, name: str, request: PermissionRequest) -> str:
         """Why the agent must not begin its test; empty: it may. Raises ClusterError."""
@@ -35,15 +26,15 @@ class NodeTestPermission:
         known = watched.test if watched is not None else None
         if known is None or (known.operation, TEST) != (request.operation, request.repair):
             return NO_ORDER  # an agent's invention costs no read
-        node = await self._cluster.read_node(name)
+        node = await self._shared.cluster.read_node(name)
         test = parse_test(node.annotations, node.uid)[0] if node is not None else None
         if node is None or node.uid != request.quarantine:
             return "the cluster's Node is another one, or none"
         if test is None or not test.is_busy or test.operation != request.operation:
             return NO_ORDER
         facts = self._checks.facts(node, test)
-        now = self._record_writer.times.time_of(test.operation, test.began_at)
-        step = next_test(test, facts, self._rules, pause=0.0, now=now)
+        now = self._shared.record_writer.times.time_of(test.operation, test.began_at)
+        step = next_test(test, facts, self._shared.rules, pause=0.0, now=now)
         if step.do in (NodeTestStep.STOP, NodeTestStep.END):
             return step.because
         why = await self._checks.pods_in_the_way(node)
@@ -51,6 +42,6 @@ class NodeTestPermission:
         if why:
             return why
         await self._checks.order_guard(test)()
-        if not self._record_writer.has_operation(name, request.operation):
+        if not self._shared.record_writer.has_operation(name, request.operation):
             return "the admission record does not have the test any more"
         return ""

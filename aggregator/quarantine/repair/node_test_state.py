@@ -1,15 +1,23 @@
-"""The memory of one node with a test: its last test, and why that does not go on."""
+"""What the parts of tests of nodes in no quarantine share, and the memory of one such node."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.cluster.port import Node, NodeTestCondition, OperationRequest
-from aggregator.quarantine.decide.new_nodes import is_tainted
+from attrs import define, field
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Cluster, Node, NodeTestCondition, OperationRequest
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted
 from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import domains_of
+from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime.backoff import Backoff
 
 #: The nodes are looked through so often (seconds).
 EVERY = 3.0
@@ -17,8 +25,29 @@ EVERY = 3.0
 AT_ONCE = 8
 #: A node that waits is looked at so often (seconds), one under test so often.
 POLL_EVERY, POLL_BUSY = 15.0, 5.0
+#: The pauses after tries in vain. Without jitter: each node's begin at the end of its own try.
+_BACKOFF = Backoff(first=POLL_EVERY, most=300.0)
 #: Failure domains of a reservation.
 _MOST_DOMAINS = 8
+
+
+@define(eq=False, kw_only=True)
+class NodeTestContext:
+    """What the parts share. ``may_act``: whether we are the controller at this moment."""
+
+    cluster: Cluster
+    record_writer: AdmissionRecordWriter
+    clocks: Clocks
+    settings: RepairSettings
+    registry: NodeRegistry
+    fleet: FleetState
+    may_act: Callable[[], bool]
+    #: The rules of new nodes, and why no test may go on; empty: one may.
+    rules: NewNodeRules = field(init=False)
+    ends: str = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.rules, self.ends = self.settings.new_nodes, self.settings.node_tests_end
 
 
 @dataclass(slots=True)
@@ -28,7 +57,7 @@ class WatchedNode:
     ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
     ``requested``: the name of a person's request that no test answers yet. ``domains``: its failure
-    domains. ``tries``: how often in a row the end of its test was tried in vain.
+    domains. ``tries``: how often in a row a step was taken in vain.
     """
 
     uid: str
@@ -61,6 +90,11 @@ class WatchedNode:
         answered = requested is None or (self.test is not None and self.test.answers(requested))
         self.requested = "" if requested is None or answered else requested.name
 
+    def try_later(self, now: float, at_least: float = 0.0) -> None:
+        """Look at it again after a pause that grows with each try in vain. ``now``: monotonic."""
+        self.tries += 1
+        self.poll_at = now + max(_BACKOFF.longest(self.tries), at_least)
+
     def note_failure(self, error: str) -> bool:
         """Keep the cluster's answer. Empty text: it refuses nothing any more. Returns whether it is
         a new one, since the log has each once, and not at each look.
@@ -75,10 +109,9 @@ def start_steps(
     most: int,
     may_start: Callable[[str, WatchedNode], bool],
     step: Callable[[str, WatchedNode], Coroutine[Any, Any, None]],
-    task: str,
 ) -> None:
     """Start a step of each node that is due, ``most`` at the same time; they do not wait for each
-    other. ``task``: how the names of their tasks begin.
+    other.
     """
     busy = sum(one.step is not None for one in watched_nodes.values())
     for name, watched in watched_nodes.items():
@@ -87,7 +120,7 @@ def start_steps(
         if busy >= most:
             return
         busy += 1
-        watched.step = asyncio.create_task(step(name, watched), name=f"{task} {name}")
+        watched.step = asyncio.create_task(step(name, watched), name=f"test of {name}")
 
 
 def cancel_steps(watched_nodes: Mapping[str, WatchedNode]) -> None:

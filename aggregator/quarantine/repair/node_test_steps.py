@@ -9,15 +9,15 @@ any two of them leaves behind at least as much as it has done.
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from aggregator.clock import Clocks
+from attrs import define, field
+
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Conflict, Guard, Node, NodeChange, NodesAndPods, RepairState
+from aggregator.cluster.port import Conflict, Guard, Node, NodeChange, RepairState
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.act_guard import FreshRead
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import RunningOperation
 from aggregator.quarantine.decide.idle_nodes import in_use, refused, why_refused
-from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
+from aggregator.quarantine.decide.new_nodes import without_taint
 from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
@@ -34,48 +34,38 @@ from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.reservation import OperationProposal
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
-from aggregator.quarantine.repair.node_test_state import POLL_BUSY, WatchedNode, parse_test
-from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder, RepairSettings
+from aggregator.quarantine.repair.node_test_state import (
+    POLL_BUSY,
+    NodeTestContext,
+    WatchedNode,
+    parse_test,
+)
+from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.quarantine.repair.repairer_calls import (
     REMOVE_WITHIN,
     SEND_WITHIN,
     RepairerCalls,
     end_state,
 )
-from aggregator.quarantine.state.fleet import FleetState
 
 #: The pod of an idle node's test must have begun so long after the order (seconds): work has come.
 _BEGINS_WITHIN = 600.0
 _TRIES = 5
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NodeTestSteps:
     """Carries out what was decided about one node's test, and remembers what no object tells."""
 
-    def __init__(
-        self,
-        *,
-        cluster: NodesAndPods,
-        record_writer: AdmissionRecordWriter,
-        clocks: Clocks,
-        settings: RepairSettings,
-        rules: NewNodeRules,
-        fleet: FleetState,
-        events: NodeTestEvents,
-        checks: NodeTestChecks,
-    ) -> None:
-        self._cluster = cluster
-        self._record_writer = record_writer
-        self._clocks = clocks
-        self._settings = settings
-        self._calls = RepairerCalls(settings.repairers)
-        self._rules = rules
-        self._fleet = fleet
-        self._events = events
-        self._checks = checks
-        self.requests = checks.requests
-        #: How tests end whose leftovers are being removed: afterwards no object tells it.
-        self._ends: dict[str, tuple[RepairState, str]] = {}
+    _shared: NodeTestContext
+    _checks: NodeTestChecks
+    _events: NodeTestEvents
+    #: How tests end whose leftovers are being removed: afterwards no object tells it.
+    _ends: dict[str, tuple[RepairState, str]] = field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._calls = RepairerCalls(self._shared.settings.repairers)
+        self.requests = self._checks.requests
 
     def keep_operations(self, operations: AbstractSet[str]) -> None:
         """Forget the tests that are under way no more."""
@@ -85,12 +75,14 @@ class NodeTestSteps:
     async def take_step(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         test = watched.test
         if test is not None and test.is_busy and step.do is not NodeTestStep.SEND:
-            await self._record_writer.restore_operation(self._running_of(name, watched, test))
+            await self._shared.record_writer.restore_operation(
+                self._running_of(name, watched, test)
+            )
         match step.do:
             case NodeTestStep.ORDER if step.test is not None and step.test.reason == IDLE:
                 begin = self._begin_by_hand if step.test.request else self._begin_idle
                 await begin(name, watched, node, step)
-            case NodeTestStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
+            case NodeTestStep.ORDER if self._shared.settings.rules.mode is RepairMode.OBSERVE:
                 watched.held = "repair.mode is observe: no test begins"
                 self._events.emit_suppressed(name, node.uid)
             case NodeTestStep.ORDER:
@@ -107,7 +99,7 @@ class NodeTestSteps:
                 pass
 
     def _running_of(self, name: str, watched: WatchedNode, test: NodeTest) -> RunningOperation:
-        at = self._clocks.trusted_wall()
+        at = self._shared.clocks.trusted_wall()
         return running_of(name, test, at=at, domains=watched.domains)
 
     async def _reserve(self, name: str, watched: WatchedNode, test: NodeTest, lasts: float) -> bool:
@@ -117,47 +109,32 @@ class NodeTestSteps:
         kind = reserved_kind(test)
         domains = watched.domains if test.reason == IDLE else ()
         proposal = OperationProposal(name, test.operation, kind, lasts, domains=domains)
-        rules = self._settings.rules.in_service if test.reason == IDLE else self._rules
-        held = await self._record_writer.reserve(proposal, NodeTestLimits(rules))
+        rules = (
+            self._shared.settings.rules.in_service if test.reason == IDLE else self._shared.rules
+        )
+        held = await self._shared.record_writer.reserve(proposal, NodeTestLimits(rules))
         if held is not None:
             watched.held = held.text
         return held is None
 
-    async def request_end(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> bool:
-        """Whether the test has ended, as its agent tells; the agent is asked to end it.
-
-        Without that answer the test may go on, and keeps its reservation.
-        """
-        entry = self._settings.repairers.get(TEST)
-        if entry is None or test.operation in self._ends:
-            return True
-        await self._record_writer.restore_operation(self._running_of(name, watched, test))
-        order = self._order(name, watched.uid, test)
-        is_over = await self._calls.cancel(order)
-        if not is_over:  # a test that has ended before can't be taken back either
-            is_over = end_state(TEST, await self._calls.outcome(order)) is not None
-        if is_over:
-            self._ends[test.operation] = RepairState.CANCELLED, why
-        return is_over
-
     async def forget_leftover(self, name: str, watched: WatchedNode) -> None:
         """Take out a reservation whose test has ended, or was never begun."""
-        known, test = self._record_writer.record.node_tests.get(name), watched.test
+        known, test = self._shared.record_writer.record.node_tests.get(name), watched.test
         busy = test is not None and test.is_busy
         if known is not None and not (busy and test and test.operation == known.operation):
-            await self._record_writer.end_operation(known.operation)
+            await self._shared.record_writer.end_operation(known.operation)
 
     async def change(
         self, name: str, watched: WatchedNode, before: NodeTest, after: NodeTest
     ) -> None:
         """Write the test, unless another process has changed it."""
         for attempt in range(1, _TRIES + 1):
-            node = await self._cluster.read_node(name)
+            node = await self._shared.cluster.read_node(name)
             if node is None or node.uid != watched.uid:
                 raise Conflict("the Node is another one now")
             _require_same(node, before)
             try:
-                await self._cluster.patch_node(
+                await self._shared.cluster.patch_node(
                     node, NodeChange(annotations={NODE_TEST: write_test(after)})
                 )
             except Conflict:
@@ -175,20 +152,20 @@ class NodeTestSteps:
         """The same for a person's request, which is refused where the node has work: a test that
         begins hours later, when the work has ended, is none that the person waits for.
         """
-        if step.test is None or self._settings.rules.mode is RepairMode.OBSERVE:
+        if step.test is None or self._shared.settings.rules.mode is RepairMode.OBSERVE:
             watched.held = "repair.mode is observe: no test begins"
             return
-        pods = await self._cluster.pods_on(name, background=True)
-        profiles, how = self._settings.test_profiles, self._fleet.how
-        kinds = self._settings.node_owner_kinds
+        pods = await self._shared.cluster.pods_on(name, background=True)
+        profiles, how = self._shared.settings.test_profiles, self._shared.fleet.how
+        kinds = self._shared.settings.node_owner_kinds
         why = why_refused(name, pods, step.test.profile, profiles, how=how, owner_kinds=kinds)
         if not why:
             await self._begin(name, watched, node, step)
             return
         self._checks.require_place()
-        test = refused(step.test, why, at=round(self._clocks.wall(), 3))
+        test = refused(step.test, why, at=round(self._shared.clocks.wall(), 3))
         change = NodeChange(annotations={NODE_TEST: write_test(test)})
-        await self._cluster.patch_node(node, change)
+        await self._shared.cluster.patch_node(node, change)
         watched.test, watched.requested = test, ""
         self._events.emit_refused(name, test)
 
@@ -198,22 +175,22 @@ class NodeTestSteps:
         """The same as for a new node, on one that has no work at this moment. Work that comes
         later preempts the test.
         """
-        pods = await self._cluster.pods_on(name, background=True)
-        why = in_use(pods, self._settings.node_owner_kinds)
+        pods = await self._shared.cluster.pods_on(name, background=True)
+        why = in_use(pods, self._shared.settings.node_owner_kinds)
         if why or step.test is None:
             watched.held = why
-        elif self._settings.rules.mode is not RepairMode.OBSERVE:
+        elif self._shared.settings.rules.mode is not RepairMode.OBSERVE:
             await self._begin(name, watched, node, step)
         else:
             self._events.emit_idle_suppressed(name, step.test.profile)
 
     async def _begin(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         """Reserve the test, make it durable, and send the order."""
-        entry, test = self._settings.repairers.get(TEST), step.test
+        entry, test = self._shared.settings.repairers.get(TEST), step.test
         if entry is None or test is None:
             watched.held = "no repairer of kind test is configured"
             return
-        now = round(self._clocks.latest(), 3)
+        now = round(self._shared.clocks.latest(), 3)
         watched.held = "" if test.reason else await self._checks.pods_in_the_way(node)
         if watched.held:
             return
@@ -221,11 +198,15 @@ class NodeTestSteps:
         if not await self._reserve(name, watched, test, entry.timeout):
             return
         change = NodeChange(annotations={NODE_TEST: write_test(test)})
-        begun_at = self._clocks.now()
-        await self._cluster.patch_node(node, change, guard=self._checks.beginning_guard(node))
+        begun_at = self._shared.clocks.now()
+        await self._shared.cluster.patch_node(
+            node, change, guard=self._checks.beginning_guard(node)
+        )
         watched.test, watched.requested = test, ""
         self._events.emit_ordered(name, test, step.because)
-        if self._clocks.now() - begun_at <= SEND_WITHIN:  # else the process was paused in between
+        if (
+            self._shared.clocks.now() - begun_at <= SEND_WITHIN
+        ):  # else the process was paused in between
             await self._send(name, watched, test, first=True)
 
     async def _send_again(
@@ -233,7 +214,7 @@ class NodeTestSteps:
     ) -> None:
         """Send an order that perhaps was not sent: minutes may have passed since it was decided."""
         watched.held = ""
-        if self._settings.rules.mode is not RepairMode.REPAIR:
+        if self._shared.settings.rules.mode is not RepairMode.REPAIR:
             watched.held = "repair.mode is observe: no order is sent"
         elif test.reason == IDLE:
             watched.held = self._checks.facts(node, test).against
@@ -255,20 +236,20 @@ class NodeTestSteps:
         first: bool = False,
     ) -> None:
         """Send the order. Only one that its repairer carries out once is sent again."""
-        entry = self._settings.repairers.get(TEST)
+        entry = self._shared.settings.repairers.get(TEST)
         if entry is None or not (first or entry.repairer.sends_twice):
             return
         if test.operation in self._ends:
             await self._end(name, watched, test, *self._ends[test.operation])
             return
-        if not self._record_writer.has_operation(name, test.operation):
+        if not self._shared.record_writer.has_operation(name, test.operation):
             left = max(0.0, test.deadline_at - self._time_of(test))
             if not await self._reserve(name, watched, test, left):
                 return
         if test.request:
             await self.requests.begin(test, watched.uid)
         await self._checks.order_guard(test)()
-        watched.poll_at = self._clocks.now() + POLL_BUSY
+        watched.poll_at = self._shared.clocks.now() + POLL_BUSY
         guard = self._order_guard(name, watched.uid, test)
         answer = await self._calls.order(self._order(name, watched.uid, test), guard)
         end = end_state(TEST, answer)
@@ -285,13 +266,13 @@ class NodeTestSteps:
 
     async def _others_work(self, name: str, test: NodeTest) -> str:
         """Which pod, other than the test's own, makes the node one with work; empty: it is idle."""
-        pods = await self._cluster.pods_on(name, background=True)
-        others = without_tests(pods, {test.operation}, self._settings.test_namespace)
-        return in_use(others, self._settings.node_owner_kinds)
+        pods = await self._shared.cluster.pods_on(name, background=True)
+        others = without_tests(pods, {test.operation}, self._shared.settings.test_namespace)
+        return in_use(others, self._shared.settings.node_owner_kinds)
 
     def _order_guard(self, name: str, uid: str, test: NodeTest) -> Guard:
         async def read() -> str:
-            node = await self._cluster.read_node(name)
+            node = await self._shared.cluster.read_node(name)
             if node is None or node.uid != uid:
                 return "the Node is another one now"
             known = parse_test(node.annotations, uid)[0]
@@ -300,16 +281,16 @@ class NodeTestSteps:
             others = await self._others_work(name, test) if test.reason == IDLE else ""
             return others or await self.requests.why_ended_now(test)
 
-        fresh = FreshRead(read, now=self._clocks.now, began=self._clocks.now())
+        fresh = FreshRead(read, now=self._shared.clocks.now, began=self._shared.clocks.now())
         return self._checks.order_guard(test, fresh)
 
     def _time_of(self, test: NodeTest) -> float:
         """The time by the clock that began the test."""
-        return self._record_writer.times.time_of(test.operation, test.began_at)
+        return self._shared.record_writer.times.time_of(test.operation, test.began_at)
 
     def _order(self, name: str, uid: str, test: NodeTest) -> RepairOrder:
-        in_service = self._settings.rules.in_service if test.reason == IDLE else None
-        taint = self._rules.taint
+        in_service = self._shared.settings.rules.in_service if test.reason == IDLE else None
+        taint = self._shared.rules.taint
         new = f"a new node (taint {taint})" if taint else "a new node"
         return RepairOrder(
             operation=test.operation,
@@ -321,7 +302,7 @@ class NodeTestSteps:
             reason=f"the {node_kind(test)}" if test.reason else new,
             lasts=max(1.0, test.deadline_at - self._time_of(test)),
             profile=test.profile,
-            tolerates="" if test.reason else self._rules.taint,
+            tolerates="" if test.reason else self._shared.rules.taint,
             idle_class=in_service.priority_class if in_service is not None else "",
             began_at=test.began_at,
         )
@@ -330,7 +311,7 @@ class NodeTestSteps:
 
     async def _prove(self, name: str, watched: WatchedNode, test: NodeTest) -> bool:
         """End the test where its end is known. Returns whether it is."""
-        watched.poll_at = self._clocks.now() + POLL_BUSY
+        watched.poll_at = self._shared.clocks.now() + POLL_BUSY
         if test.operation in self._ends:
             await self._end(name, watched, test, *self._ends[test.operation])
             return True
@@ -352,10 +333,41 @@ class NodeTestSteps:
     async def _stop(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> None:
         """The test has lost its purpose: it says nothing about the node any more."""
         if test.operation not in self._ends:
-            await self._calls.cancel(self._order(name, watched.uid, test))
+            awaited = await self._take_back(name, watched, test)
+            if awaited:
+                watched.held = f"{why}; {awaited}"
+                return
         same = test.is_of_boot(watched.boot_id)
         state = RepairState.CANCELLED if same else RepairState.INCONCLUSIVE
         await self._end(name, watched, test, state, why)
+
+    async def _take_back(self, name: str, watched: WatchedNode, test: NodeTest) -> str:
+        """Take its order back. Returns what is awaited before it is over; empty: it is.
+
+        A test that its agent has not ended may go on, and keeps its reservation.
+        """
+        order = self._order(name, watched.uid, test)
+        if not self._ends_by_agent(watched, test):
+            await self._calls.cancel(order)
+            return ""
+        if not self._checks.is_fresh(name):  # a new stream of it is asked at once
+            return "its agent is awaited, which is to end the test"
+        if await self._calls.cancel(order):
+            return ""
+        # A test that has ended before can't be taken back either.
+        if end_state(TEST, await self._calls.outcome(order)) is not None:
+            return ""
+        watched.try_later(self._shared.clocks.now())
+        return "its agent has not confirmed the end of the test"
+
+    def _ends_by_agent(self, watched: WatchedNode, test: NodeTest) -> bool:
+        """Whether its agent alone can end the test: not beyond its deadline or a boot of the node,
+        which it does not survive.
+        """
+        entry = self._shared.settings.repairers.get(TEST)
+        if entry is None or not entry.by_agent or not test.is_of_boot(watched.boot_id):
+            return False
+        return self._time_of(test) < test.deadline_at
 
     async def _give_up(self, name: str, watched: WatchedNode, test: NodeTest) -> None:
         """Its time is over. One last look: a verdict that has come counts."""
@@ -381,19 +393,22 @@ class NodeTestSteps:
         know of it. A test without one may still run, so that it is removed first.
         """
         self._ends[test.operation] = state, text
-        entry = self._settings.repairers.get(TEST)
+        entry = self._shared.settings.repairers.get(TEST)
         in_time = self._time_of(test) < test.deadline_at + REMOVE_WITHIN
         verdict = state in (RepairState.SUCCEEDED, RepairState.FAILED)
         order = self._order(name, watched.uid, test)
         if entry is not None and entry.clean_up is not None and not verdict:
             left = await entry.clean_up(order)
             if left.state is AnswerState.NOT_SENT and in_time:
-                watched.held, watched.poll_at = left.text, self._clocks.now() + POLL_BUSY
+                watched.held, watched.poll_at = left.text, self._shared.clocks.now() + POLL_BUSY
                 return
         passed = state is RepairState.SUCCEEDED
         if passed and in_time and not self._checks.is_fresh(name):
             # It has passed: its agent's evidence comes before the taint goes.
-            watched.held, watched.poll_at = "its agent is awaited", self._clocks.now() + POLL_BUSY
+            watched.held, watched.poll_at = (
+                "its agent is awaited",
+                self._shared.clocks.now() + POLL_BUSY,
+            )
             return
         written = await self._write_end(name, watched, test, state, text)
         del self._ends[test.operation]
@@ -402,7 +417,7 @@ class NodeTestSteps:
         details = self._calls.note_end(TEST, name, test.operation)
         if written is not None:
             self._events.emit_end(name, watched, written, details)
-        await self._record_writer.end_operation(test.operation)
+        await self._shared.record_writer.end_operation(test.operation)
 
     async def _write_end(
         self,
@@ -418,7 +433,7 @@ class NodeTestSteps:
         another party's taint that came meanwhile makes it fail, and is kept by the next one.
         """
         for attempt in range(1, _TRIES + 1):
-            node = await self._cluster.read_node(name)
+            node = await self._shared.cluster.read_node(name)
             if node is None or node.uid != watched.uid:
                 return None
             _require_same(node, test)
@@ -429,23 +444,24 @@ class NodeTestSteps:
             against = self._checks.against_removal(node)
             if end is RepairState.SUCCEEDED and against:
                 end, why = RepairState.CANCELLED, f"it passed, and does not count: {against}"
-            opens = self._rules.remove_taint and not test.reason
+            opens = self._shared.rules.remove_taint and not test.reason
             removes = end is RepairState.SUCCEEDED and opens
-            written = ended(test, end, why, at=round(self._clocks.wall(), 3), boot_id=node.boot_id)
+            written = ended(
+                test, end, why, at=round(self._shared.clocks.wall(), 3), boot_id=node.boot_id
+            )
             change = NodeChange(
-                taints=without_taint(node, self._rules.taint) if removes else None,
+                taints=without_taint(node, self._shared.rules.taint) if removes else None,
                 annotations={NODE_TEST: write_test(written)},
             )
             guard = self._checks.removal_guard(node) if removes else None
             try:
-                node = await self._cluster.patch_node(node, change, guard=guard)
+                node = await self._shared.cluster.patch_node(node, change, guard=guard)
             except Conflict:  # the kubelet writes its node too
                 if attempt == _TRIES:
                     raise
             else:
-                requested = self.requests.by_node().get(name)
-                labels = self._settings.domain_labels
-                watched.take_read(node, self._rules.taint, labels, requested)
+                requested, labels = self._checks.request(name), self._shared.settings.domain_labels
+                watched.take_read(node, self._shared.rules.taint, labels, requested)
                 return written
         raise AssertionError("unreachable")
 

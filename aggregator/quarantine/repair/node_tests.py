@@ -5,9 +5,9 @@ idle nodes now and then, and nodes in service where a person asks for that.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
-from aggregator.clock import Clocks
+from attrs import define, field
+
 from aggregator.cluster.port import ClusterError
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.node_test_advance import Look, NodeTestAdvance
@@ -18,72 +18,40 @@ from aggregator.quarantine.repair.node_test_state import (
     AT_ONCE,
     EVERY,
     POLL_EVERY,
+    NodeTestContext,
     WatchedNode,
     cancel_steps,
     start_steps,
 )
 from aggregator.quarantine.repair.node_test_watch import NodeTestWatch
-from aggregator.quarantine.repair.protocol import RepairSettings
 
 log = logging.getLogger("sickbay.quarantine")
 
 
-class NodeTesting(Protocol):
-    """`NodeTests`, or where no test is wanted `UnwantedTests`."""
+@define(eq=False, slots=False, kw_only=True)
+class NodeTests:
+    """Has each watched node looked at when that is due. Where no test may go on, each that is under
+    way is ended. ``view``: whether the picture of the cluster is whole.
+    """
 
-    async def go_round(self) -> None: ...
-
-    def cancel(self) -> None:
-        """The process ends."""
-        ...
-
-
-class NodeTestRounds:
-    """One task. ``view``: whether the picture of the cluster is whole."""
-
-    def __init__(self, tests: NodeTesting, view: Callable[[], bool]) -> None:
-        self.tests = tests
-        self._view = view
+    _shared: NodeTestContext
+    _view: Callable[[], bool]
+    _watch: NodeTestWatch
+    _advance: NodeTestAdvance
+    _evidence: NodeTestEvidence
+    _display: NodeTestDisplay
+    _events: NodeTestEvents
+    _trouble: str = field(init=False, default="")
 
     async def run(self) -> None:
         """For ever."""
         try:
             while True:
                 if self._view():
-                    await self.tests.go_round()
+                    await self.go_round()
                 await asyncio.sleep(EVERY)
         finally:
-            self.tests.cancel()
-
-
-class NodeTests:
-    """Has each watched node looked at when that is due."""
-
-    def __init__(
-        self,
-        *,
-        clocks: Clocks,
-        settings: RepairSettings,
-        may_act: Callable[[], bool],
-        watch: NodeTestWatch,
-        advance: NodeTestAdvance,
-        evidence: NodeTestEvidence,
-        display: NodeTestDisplay,
-        events: NodeTestEvents,
-    ) -> None:
-        """``may_act`` tells whether we are the controller at this moment."""
-        self._clocks = clocks
-        self._rules = settings.rules
-        self._may_act = may_act
-        self._watch = watch
-        self._advance = advance
-        self._evidence = evidence
-        self._display = display
-        self._events = events
-        self._trouble = ""
-
-    def cancel(self) -> None:
-        cancel_steps(self._watch.nodes)
+            cancel_steps(self._watch.nodes)
 
     async def go_round(self) -> None:
         await self._read_nodes()
@@ -92,9 +60,10 @@ class NodeTests:
         for name, watched in self._watch.nodes.items():
             self._evidence.give(name, watched)
         self.show()
-        idle = self._rules.idle_nodes
-        if idle is not None:
-            observes = self._rules.mode is RepairMode.OBSERVE
+        rules = self._shared.settings.rules
+        idle = rules.idle_nodes
+        if idle is not None and not self._shared.ends:
+            observes = rules.mode is RepairMode.OBSERVE
             reported = observes and self._events.idle_reported
             await self._watch.choose_idle(idle, reported=reported)
 
@@ -105,9 +74,9 @@ class NodeTests:
     async def _read_nodes(self) -> None:
         try:
             if self._watch.is_list_due:
-                await self._watch.list()
+                await self._watch.take_list()
                 await self._note_list()
-            elif self._rules.new_nodes.taint:
+            elif self._shared.rules.taint:
                 await self._watch.read_new()
         except ClusterError as error:
             if str(error) != self._trouble:
@@ -124,12 +93,12 @@ class NodeTests:
         self._advance.keep_operations(self._watch.busy_operations)
 
     def _start_steps(self) -> None:
-        most = AT_ONCE + self._rules.new_nodes.concurrent
-        now = self._clocks.now()
-        start_steps(self._watch.nodes, now, most, self._may_start, self._step, "new-node")
+        most = AT_ONCE + (0 if self._shared.ends else self._shared.rules.concurrent)
+        now = self._shared.clocks.now()
+        start_steps(self._watch.nodes, now, most, self._may_start, self._step)
 
     def _may_start(self, name: str, watched: WatchedNode) -> bool:
-        return self._may_act() and not self._advance.rests(name, watched)
+        return self._shared.may_act() and not self._advance.rests(name, watched)
 
     async def _step(self, name: str, watched: WatchedNode) -> None:
         look = await self._advance.step(name, watched)

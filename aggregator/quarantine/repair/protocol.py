@@ -2,11 +2,12 @@
 
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.cluster.port import Guard
 from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
 
@@ -174,6 +175,20 @@ class RepairSettings:
     @property
     def off(self) -> bool:
         return self.rules.mode is RepairMode.OFF
+
+    @property
+    def node_tests_end(self) -> str:
+        """Why no test of a node in no quarantine may go on; empty: one may."""
+        if self.off:
+            return "repairs are off (repair.mode: off)"
+        wanted = self.rules.new_nodes.taint or self.rules.idle_nodes or self.tests_in_service
+        return "" if wanted else "the configuration has no tests of nodes any more"
+
+    @property
+    def new_nodes(self) -> NewNodeRules:
+        """The rules of new nodes; where no test may go on without the taint, which thus stays."""
+        rules = self.rules.new_nodes
+        return replace(rules, taint="") if self.node_tests_end else rules
 
     @property
     def verifies(self) -> bool:
