@@ -86,6 +86,7 @@ class AgentCall(AgentExchange):
         "_requested",
         "_token",
         "_token_due",
+        "_unacknowledged",
         "_welcomed",
         "dropped",
         "number",
@@ -117,7 +118,8 @@ class AgentCall(AgentExchange):
         self._forward_by = _LONG_AGO
         self._requested = ""  # the operation whose permission was requested from the controller
         self._moves_to: AgentStreams | None = None
-        #: Evidence was not forwarded, and no snapshot has been since.
+        self._unacknowledged = 0  # the latest evidence that was forwarded: its sequence number
+        #: Evidence was lost on its way to a controller, and no snapshot was forwarded since.
         self.dropped = False
 
     # -- the exchange -----------------------------------------------------------
@@ -192,8 +194,13 @@ class AgentCall(AgentExchange):
     def _forward(self, kind: str, message: pb.AgentMessage) -> None:
         if self._passes and self.relay is not None:
             if self.relay.forward(self, message.SerializeToString()):
-                if kind == "permission_request":
-                    self._requested = message.permission_request.operation_id
+                match kind:
+                    case "snapshot":
+                        self._unacknowledged = message.snapshot.seq
+                    case "delta":
+                        self._unacknowledged = message.delta.seq
+                    case "permission_request":
+                        self._requested = message.permission_request.operation_id
                 return
             self._passes = False
             fields = self._log_fields("full")
@@ -239,6 +246,8 @@ class AgentCall(AgentExchange):
         """The controller's message to the agent."""
         match message.WhichOneof("body"):
             case "ack":
+                if message.ack.seq >= self._unacknowledged:
+                    self._unacknowledged = 0
                 self._outbox.defer_ack(message.ack.seq)
                 self._calls.ack_pacer.schedule_ack(self._outbox)
                 return
@@ -263,6 +272,8 @@ class AgentCall(AgentExchange):
 
     def on_relay_lost(self) -> None:
         self.relay, self._passes, self._agreed = None, False, None
+        self.dropped = self.dropped or self._unacknowledged > 0
+        self._unacknowledged = 0
         if self._requested:
             self._refuse_permission(self._requested)
             self._requested = ""

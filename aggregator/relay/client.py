@@ -22,10 +22,12 @@ from aggregator.relay.gateway import Gateway
 from aggregator.relay.gateway_link import GatewayLink
 from aggregator.relay.protocol import (
     ANSWERED_WITHIN,
+    AT_WORK_WITHIN,
     BATCH_BYTES,
     BATCH_EVERY,
     POLL_EVERY,
     PROTOCOL,
+    SILENT_FOR,
     Liveness,
 )
 from aggregator.relay.unserved import BUSY_AFTER, BUSY_FOR, UNSERVED_FOR, UnservedGateway
@@ -74,6 +76,8 @@ class RelayClient:
         self._changed = asyncio.Event()
         #: The controller has taken our connection, and has not answered for some time.
         self._busy = False
+        #: There is a relay, and for some time no message came by it.
+        self._silent = False
         #: Why there is no relay; empty: there is one, or there is no controller.
         self.trouble = ""
         self._directory.on_change(self._changed.set)
@@ -183,9 +187,24 @@ class RelayClient:
         await run_until_first_exit(
             forward=self._send(link, call, token),
             replies=self._receive(link, call, liveness),
-            liveness=_watch(liveness),
+            liveness=self._watch(liveness),
             lease=self._until_changed(),
         )
+
+    async def _watch(self, liveness: Liveness) -> None:
+        """A connection that is cut ends by itself, since gRPC's own pings get no answer."""
+        try:
+            while True:
+                await asyncio.sleep(POLL_EVERY)
+                liveness.poll()
+                silent_for = liveness.silent_for
+                self._silent = silent_for >= SILENT_FOR
+                busy = silent_for < BUSY_FOR and self._directory.renewed_within(AT_WORK_WITHIN)
+                if self._silent and not busy:
+                    text = f"the controller has sent no message for {silent_for:g} s"
+                    raise _RelayEnded(text)
+        finally:
+            self._silent = False
 
     async def _until_changed(self) -> None:
         self._changed.clear()
@@ -245,8 +264,8 @@ class RelayClient:
             await asyncio.sleep(POLL_EVERY)
             leaves = unserved.leaves_agents(
                 self._now(),
-                relayed=self._gateway.relayed,
-                busy=self._busy,
+                relayed=self._gateway.relayed and not self._silent,
+                busy=self._busy or self._silent,
                 controller=self._directory.controller(),
                 renewed_within=self._directory.renewed_within,
             )
@@ -261,7 +280,9 @@ class RelayClient:
                     "this gateway serves no agent",
                     extra={"event": "relay.unserved", "reason": self._gateway.problem},
                 )
-                await self._gateway.end_calls(self._gateway.problem)
+                await self._gateway.end_calls(
+                    self._gateway.problem, still=lambda: self._silent or not self._gateway.relayed
+                )
 
 
 def _require_protocol(hello: pb.ControllerHello) -> None:
@@ -270,13 +291,6 @@ def _require_protocol(hello: pb.ControllerHello) -> None:
             f"the controller, version {hello.version}, speaks relay protocol {hello.protocol}, and "
             f"this gateway {PROTOCOL}: finish the rollout"
         )
-
-
-async def _watch(liveness: Liveness) -> None:
-    while True:
-        await asyncio.sleep(POLL_EVERY)
-        if not liveness.is_alive():
-            raise _RelayEnded("the controller has sent no message for 4 s")
 
 
 async def _write(call: _Call, batch: pb.GatewayBatch) -> None:

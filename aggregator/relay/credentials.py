@@ -11,8 +11,10 @@ MAX_TOKEN = 16_384
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection of our own, that ends with its channel
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # A message comes each second. After some without one a ping shows whether the process is
+    # reached: its gRPC answers, however busy the rest is.
+    ("grpc.keepalive_time_ms", 4_000),
+    ("grpc.keepalive_timeout_ms", 6_000),
 ]
 
 

@@ -5,7 +5,7 @@ controller.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import grpc
@@ -159,12 +159,14 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
 
     # -- without one ------------------------------------------------------------
 
-    async def end_calls(self, reason: str) -> None:
-        """End all calls, so that their agents go elsewhere, some at a time."""
+    async def end_calls(self, reason: str, *, still: Callable[[], bool] = lambda: True) -> None:
+        """End all calls, so that their agents go elsewhere, some at a time, while ``still``."""
         for count, call in enumerate(list(self._calls.values()), 1):
             call.close(reason)
             if count % SLICE == 0:
                 await asyncio.sleep(PAUSE)
+                if not still():
+                    return
 
     def close(self) -> None:
         """End all calls at once."""

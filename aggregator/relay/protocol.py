@@ -10,11 +10,16 @@ from sickbay.v1 import relay_pb2 as pb
 PROTOCOL = 1
 #: Seconds. Either side sends a batch so often, even if it is empty.
 BATCH_EVERY = 1.0
-#: Looks at whether the other side has sent one, and how many looks in a row without one end the
-#: relay: 4 s. Looks are counted and not seconds: while our own event loop stands still, no look is
-#: made, and a message that has arrived meanwhile is read before the next one.
+#: Seconds between two looks at whether the other side has sent one.
 POLL_EVERY = 0.5
-SILENT_POLLS = 8
+#: Seconds without one, after which a gateway leaves a controller that is not seen to renew the
+#: Lease. One that does is busy: to cut the relay would cost it a snapshot of each agent.
+SILENT_FOR = 4.0
+#: The last renewal of a controller that is at work was seen so many seconds ago at most.
+AT_WORK_WITHIN = 10.0
+#: Seconds without one, after which the controller leaves a gateway. Agents leave a gateway that has
+#: stopped a second later at the earliest, and all that time it may wake up and go on.
+GATEWAY_SILENT_FOR = 16.0
 #: The first message of the other side must come within so many seconds.
 ANSWERED_WITHIN = 5.0
 
@@ -42,15 +47,23 @@ def message_frames(stream: int, message: bytes) -> Iterator[pb.AgentFrame]:
 
 
 class Liveness:
-    """Whether the other side sends. A pause of our own process is not held against it."""
+    """How long the other side has sent nothing.
+
+    Looks are counted and not seconds: while our own event loop stands still, no look is made, and a
+    message that has arrived meanwhile is read before the next one.
+    """
 
     def __init__(self) -> None:
-        self._silent_polls = 0
+        self._polls = 0
 
     def on_message(self) -> None:
-        self._silent_polls = 0
+        self._polls = 0
 
-    def is_alive(self) -> bool:
-        """Called each `POLL_EVERY`. Returns whether the other side still counts as alive."""
-        self._silent_polls += 1
-        return self._silent_polls < SILENT_POLLS
+    def poll(self) -> None:
+        """Called each `POLL_EVERY`."""
+        self._polls += 1
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds in which our own event loop ran."""
+        return self._polls * POLL_EVERY

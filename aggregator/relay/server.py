@@ -24,9 +24,11 @@ from aggregator.relay.protocol import (
     ANSWERED_WITHIN,
     BATCH_BYTES,
     BATCH_EVERY,
+    GATEWAY_SILENT_FOR,
     POLL_EVERY,
     PROTOCOL,
     RELAY_BYTES,
+    SILENT_FOR,
     Liveness,
 )
 from aggregator.relay.relayed_context import RelayedContext, RelayOverflow
@@ -149,6 +151,9 @@ class RelayService(relay_pb2_grpc.RelayServicer):
             "a gateway forwards its agents' messages",
             extra={"event": "relay.attached", "gateway": hello.name, "peer": context.peer()},
         )
+        for older in self._links:
+            if older.hello.name == hello.name and older.silent_for >= SILENT_FOR:
+                older.end("the gateway has connected anew")
         link = _Link(hello, context, role, self._replica_auth, self._cluster_away, until)
         self._links.add(link)
         role.pacer.join(link)
@@ -212,14 +217,19 @@ class _Link:
         self._read_some = asyncio.Event()
         self._read_some.set()
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._liveness = Liveness()
         self.waiting = 0
 
+    @property
+    def silent_for(self) -> float:
+        """Seconds without a batch of the gateway."""
+        return self._liveness.silent_for
+
     async def serve(self) -> None:
-        liveness = Liveness()
         await run_until_first_exit(
-            receive=self._receive(liveness),
+            receive=self._receive(),
             send=self._send(),
-            liveness=self._watch(liveness),
+            liveness=self._watch(),
             end=self._until_ended(),
         )
 
@@ -265,15 +275,17 @@ class _Link:
     async def _until_ended(self) -> None:
         raise _Refused(_Code.UNAVAILABLE, await asyncio.shield(self._ending))
 
-    async def _watch(self, liveness: Liveness) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(POLL_EVERY)
+            self._liveness.poll()
             if not self._role.holds():
                 raise _Refused(_Code.UNAVAILABLE, "this replica is not the controller any more")
             if not self._read_some.is_set():
-                liveness.on_message()  # we are the one that does not read
-            elif not liveness.is_alive():
-                raise _Refused(_Code.DEADLINE_EXCEEDED, "the gateway has sent no message for 4 s")
+                self._liveness.on_message()  # we are the one that does not read
+            elif self.silent_for >= GATEWAY_SILENT_FOR:
+                text = f"the gateway has sent no message for {GATEWAY_SILENT_FOR:g} s"
+                raise _Refused(_Code.DEADLINE_EXCEEDED, text)
             if self._replica_auth.has_expired(self._until) and not self._cluster_away():
                 raise _Refused(_Code.UNAUTHENTICATED, "the token has expired")
 
@@ -292,20 +304,20 @@ class _Link:
             except (grpc.aio.BaseError, asyncio.InvalidStateError):
                 return  # the gateway has gone
 
-    async def _receive(self, liveness: Liveness) -> None:
+    async def _receive(self) -> None:
         while True:
             await self._read_some.wait()
             batch = await _read(self._context)
             if batch is None:
                 return
-            liveness.on_message()
+            self._liveness.on_message()
             if batch.token:
                 await self._renew(batch.token)
             for count, frame in enumerate(batch.frames, 1):
                 self._take(frame)
                 if count % _AT_ONCE == 0:
                     await asyncio.sleep(0)
-                    liveness.on_message()  # the next batch is not read before this one's end
+                    self._liveness.on_message()  # the next batch is not read before this one's end
             for number in batch.heard:
                 context = self._contexts.get(number)
                 if context is not None and context.stream is not None:

@@ -11,6 +11,7 @@ import pytest
 from aggregator.health.model import Delta, Hello, Snapshot
 from aggregator.relay import abandoned as abandoned_module
 from aggregator.relay import client as client_module
+from aggregator.relay import gateway as gateway_module
 from aggregator.relay import resync_pacer
 from aggregator.relay import server as server_module
 from aggregator.relay import unserved as unserved_module
@@ -326,6 +327,30 @@ async def test_agents_whose_evidence_was_dropped_come_first(
             assert [told.node for told in hellos[2:]] == ["n-1", "n-0"]
 
 
+async def test_agents_whose_evidence_no_controller_acknowledged_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resync_pacer, "AHEAD", 1)
+    monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
+    async with replicas(tmp_path, "a", "b") as site:
+        a, b = site.all["a"], site.all["b"]
+        async with b.agent("n-0") as first, b.agent("n-1") as second:
+            await first.attend()
+            await second.attend()
+            unsaved = asyncio.get_running_loop().create_future()
+            a.intake.safe = lambda *_: unsaved
+            await second.delta(seq=2)
+            await until(lambda: isinstance(a.intake.evidence[-1][1], Delta))
+            a.intake.safe = None
+            for one in site.all.values():
+                one.directory.name(None)
+            await until(lambda: not b.gateway.relayed)
+            site.elect("a")
+            hellos = a.intake.hellos
+            await until(lambda: len(hellos) == 4)
+            assert [told.node for told in hellos[2:]] == ["n-1", "n-0"]
+
+
 async def test_a_controller_that_stops_without_an_end_is_left_after_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,13 +358,71 @@ async def test_a_controller_that_stops_without_an_end_is_left_after_seconds(
         b = site.all["b"]
         await until(lambda: b.gateway.relayed)
         [link] = site.all["a"].service._links
+        b.directory.renewed = False
         monkeypatch.setattr(link._queue, "wait", lambda _: asyncio.Event().wait())
-        await until(lambda: not b.gateway.relayed, within=8)
+        await until(lambda: not b.gateway.relayed)
         assert b.client.trouble == "the controller has sent no message for 4 s"
-        await until(lambda: b.gateway.relayed, "and connected to again", within=8)
+        await until(lambda: b.gateway.relayed, "and connected to again")
 
 
-async def test_a_gateway_that_sends_nothing_is_left_after_seconds(tmp_path: Path) -> None:
+async def test_a_controller_that_is_busy_and_renews_the_lease_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        a, b = site.all["a"], site.all["b"]
+        async with b.agent() as agent:
+            await agent.attend()
+            [link] = a.service._links
+            idle, looks, wait = asyncio.Event(), 0, link._queue.wait
+
+            async def wait_until_idle(seconds: float) -> None:
+                await idle.wait()
+                await wait(seconds)
+
+            def renewed_within(_: float) -> bool:
+                nonlocal looks
+                looks += b.client._silent
+                return True
+
+            monkeypatch.setattr(link._queue, "wait", wait_until_idle)
+            monkeypatch.setattr(b.directory, "renewed_within", renewed_within)
+            await until(lambda: b.client._silent)
+            # Each look counts as half a second without a message.
+            monkeypatch.setattr(client_module, "POLL_EVERY", 0.1)
+            seen = looks
+            await until(lambda: looks > seen + 20)
+            assert b.gateway.connected == 1
+            monkeypatch.setattr(client_module, "POLL_EVERY", 0.5)
+            idle.set()
+            await until(lambda: not b.client._silent)
+            assert (b.gateway.relayed, a.service._links) == (True, {link})
+            assert len(a.intake.hellos) == 1, "the agent's stream began anew"
+            # One that never sends again is left in the end.
+            idle.clear()
+            monkeypatch.setattr(client_module, "POLL_EVERY", 0.1)
+            await until(lambda: link not in a.service._links)
+            idle.set()
+
+
+async def test_agents_that_are_left_stay_once_the_controller_is_reached_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "SLICE", 1)
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        async with b.agent("n-0") as first, b.agent("n-1") as second:
+            await first.attend()
+            await second.attend()
+            await b.gateway.end_calls("elsewhere", still=lambda: not b.gateway.relayed)
+            assert (await first.ending())[1] == "elsewhere"
+            await second.delta(seq=2)
+            await second.expect("ack")
+
+
+async def test_a_gateway_that_sends_nothing_is_left_after_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "POLL_EVERY", 0.1)
     async with replicas(tmp_path, "a") as site, site.all["a"].relay() as relay:
         await relay.begin()
         await relay.frames(opened(1))
@@ -347,9 +430,28 @@ async def test_a_gateway_that_sends_nothing_is_left_after_seconds(tmp_path: Path
         code, text = await relay.ending()
         assert (code, text) == (
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            "the gateway has sent no message for 4 s",
+            "the gateway has sent no message for 16 s",
         )
         await until(lambda: any(e[0] == "detached" for e in site.all["a"].intake.events))
+
+
+async def test_a_gateway_that_connects_anew_ends_its_silent_relay_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site, site.all["a"].relay() as silent:
+        service = site.all["a"].service
+        await silent.begin()
+        await until(lambda: any(link.silent_for >= 4 for link in service._links))
+        async with site.all["a"].relay() as anew:
+            await anew.begin()
+            code, text = await silent.ending()
+            assert (code, text) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "the gateway has connected anew",
+            )
+            async with site.all["a"].relay() as another:
+                await another.begin()
+                await until(lambda: len(service._links) == 3)
 
 
 async def test_a_gateway_whose_batch_takes_long_is_not_silent(

@@ -15,7 +15,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy, Hold
-from tests.support.replica_processes import LEASE, TRUSTING_TLS, Replicas
+from tests.support.replica_processes import LEASE, SNAPSHOTS, TRUSTING_TLS, Replicas
 from tests.support.simulator import Simulator
 from tests.support.stack import NAMESPACE, TAINT, AggregatorProcess, remove_quarantines
 
@@ -89,6 +89,13 @@ class Trio:
 
     def has_taint(self, node: str) -> bool:
         return _has_taint(self.plane.node(node))
+
+    def until_so_many_tainted(self, count: int) -> None:
+        wait_until(
+            lambda: len(self.tainted()) == count,
+            what=lambda: f"{count} taints: {self.tainted()}, {self.replicas.standings()}",
+            timeout_s=TAKEN_OVER,
+        )
 
     def until_tainted(self, *nodes: str, within: float = TAKEN_OVER) -> None:
         wait_until(
@@ -169,7 +176,7 @@ def test_neither_a_stop_nor_a_cut_nor_a_roll_loses_a_fault_or_moves_agents_witho
         lambda: _asks_for_the_lease_alone(trio, seconds=6), what=lambda: _last_requests(trio)
     )
     _the_lease_deleted_by_hand_moves_nobody(trio)
-    for scene in (_stopped_for_25_s, _cut_off_from_the_api_server, _rolled):
+    for scene in (_paused_for_5_s, _stopped_for_25_s, _cut_off_from_the_api_server, _rolled):
         scene(trio, fault)
         trio.until_tainted(*faulty)
         trio.until_known()
@@ -208,6 +215,28 @@ def _the_lease_deleted_by_hand_moves_nobody(trio: Trio) -> None:
     )
     assert trio.replicas.controller() == controller
     assert trio.replicas.agents() == before, "no agent was sent elsewhere"
+
+
+def _paused_for_5_s(trio: Trio, fault: Callable[[], None]) -> None:
+    """The controller, and then a gateway. No relay ends, and no agent has to send a snapshot."""
+    controller = trio.replicas.controller()
+    gateway = next(name for name in trio.replicas.names if name != controller)
+
+    def counts() -> tuple[float, int]:
+        snapshots = trio.replicas.metrics(controller)[SNAPSHOTS]
+        return snapshots, trio.replicas.replicas[controller].log().count("relay.detached")
+
+    before = counts()
+    for count, paused in enumerate((controller, gateway), 1):
+        trio.signal(paused, signal.SIGSTOP)
+        try:
+            time.sleep(5)  # longer than a controller is waited for that does not renew the Lease
+        finally:
+            trio.signal(paused, signal.SIGCONT)
+        fault()
+        trio.until_so_many_tainted(count)
+    assert trio.replicas.controller() == controller
+    assert counts() == before
 
 
 def _stopped_for_25_s(trio: Trio, fault: Callable[[], None]) -> None:
