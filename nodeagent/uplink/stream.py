@@ -209,6 +209,9 @@ class Stream:
         if self._resync:
             self._resync = False
             await self._begin_anew()
+            # A new controller reads the snapshots of all agents now, and not their heartbeats too.
+            self._beat_at = self._now() + self._interval
+            self._measure_at = max(self._measure_at, self._now() + EVERY / 2)
         elif latch.urgent or (latch.pending and (self._stopping or self._now() >= self._lazy_at)):
             await self._send_delta()
         while self._replies:
