@@ -153,7 +153,8 @@ class Uplink:
                 async with asyncio.timeout(HANDSHAKE_WITHIN):
                     await channel.channel_ready()
             except TimeoutError:
-                return False
+                # Our own event loop may have stood still, while gRPC's threads did the handshake.
+                return channel.get_state() is grpc.ChannelConnectivity.READY
         return True
 
     def _welcomed(self, aggregator: str) -> None:

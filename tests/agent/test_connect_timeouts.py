@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from nodeagent.simulate.node import SimulatedNode
@@ -58,6 +60,31 @@ async def test_who_lives_and_never_greets_is_left_too(
     await until(lambda: "though the address answers" in node.trouble, within=30)
     await until(lambda: len(aggregator.streams) == 2, within=30)
     await _gone(node)
+
+
+async def test_who_lives_is_not_left_because_our_own_loop_stood_still(
+    aggregator: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.uplink.uplink.HANDSHAKE_WITHIN", 0.1)
+    opened: list[grpc.aio.Channel] = []
+    node = simulated_node(aggregator.address, SimulatedNode)
+    uplink = node._uplink
+    open_channel = uplink._dialer.open
+
+    def opens(address: str, **how: bool) -> grpc.aio.Channel:
+        opened.append(open_channel(address, **how))
+        return opened[-1]
+
+    monkeypatch.setattr(uplink._dialer, "open", opens)
+    trying = asyncio.create_task(uplink._lives(aggregator.address))
+    await asyncio.sleep(0)
+    stands_until = time.monotonic() + 0.2
+    while (
+        opened[0].get_state() is not grpc.ChannelConnectivity.READY
+        or time.monotonic() < stands_until
+    ):
+        time.sleep(0.01)  # noqa: ASYNC251 - the loop stands still
+    assert await trying
 
 
 async def _gone(node: SimulatedNode) -> None:
