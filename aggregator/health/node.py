@@ -58,7 +58,8 @@ class Components:
     __slots__ = ("_findings", "_many", "_memo", "_messages", "_names", "_pasts")
 
     def __init__(self, components: Iterable[Component] = ()) -> None:
-        self._keep(_bounded({one.key: one for one in components}))
+        # No `key`: of nearly all nodes the keys are not kept, and most are no other node's.
+        self._keep(_bounded({(one.check, one.component): one for one in components}))
 
     def _keep(self, found: dict[Key, Component]) -> None:
         self._memo: Any = None

@@ -115,7 +115,7 @@ def _is_news(one: Component, known: _Node) -> bool:
     """Whether it differs from the record; also where it differed for a moment between two
     messages.
     """
-    before = known.ill.get(one.key)
+    before = known.ill.get(one.key) if known.ill else None
     if one.status is Status.OK:
         moved = len(one.recent) > 1 and (not known.told or one.since >= known.at)
         return before is not None or moved

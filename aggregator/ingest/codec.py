@@ -168,14 +168,13 @@ def hello(message: pb.Hello, dropped: Dropped) -> Hello:
 
 
 def _check(check: pb.CheckInfo) -> CheckOff:
-    name, interval = _name("name", check.name), _age("interval_ms", check.interval_ms)
-    return _check_off(name, interval, _text(check.off_because))
+    return _check_off(check.name, check.interval_ms, truncate(check.off_because, MAX_TEXT))
 
 
 @lru_cache(maxsize=512)
-def _check_off(name: str, interval: float, off_because: str) -> CheckOff:
+def _check_off(name: str, interval_ms: int, off_because: str) -> CheckOff:
     """One for all nodes on which the check runs alike. It keeps its arguments: bounded texts."""
-    return CheckOff(name, interval, off_because)
+    return CheckOff(_name("name", name), _age("interval_ms", interval_ms), off_because)
 
 
 def _traits(traits: Mapping[str, str], dropped: Dropped) -> dict[str, str]:
