@@ -29,8 +29,10 @@ EVERY = 1.0
 #: Between two answers, while snapshots come and many are missing: each answer of the controller
 #: takes a tenth of a second's work, next to which Prometheus' own requests are few.
 SELDOM = 3.0
-#: Pairs of faults by which the relay's share is measured, and faults at the kill.
-HOPS, FAULTS = small_or((1, 2), (60, 50))
+#: Pairs of faults by which the relay's share is measured: single taints differ by milliseconds.
+HOPS = small_or(1, 200)
+#: Faults at the kill.
+FAULTS = small_or(2, 50)
 #: Seconds after the evidence is complete until a fault without a taint counts as lost.
 LOST_AFTER = 60.0
 
