@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the entries that end by time alone.
+#: Seconds between two readings of the entries that end by time alone.
 HOUSEKEEPING = 60.0
 #: Seconds for a last message to the aggregator, and for children to end.
 FAREWELL = 3.0
@@ -54,7 +54,7 @@ Source = tuple[Path, Callable[[], Config]]
 
 
 class CannotStart(Exception):
-    """The agent cannot run as it was told to; the text says why and what to do."""
+    """The agent cannot run as configured; the text states why and what to do."""
 
 
 def run(config: Config, source: Source | None = None) -> int:
@@ -103,7 +103,7 @@ class Agent:
             self._reloader = Reloader(path, config, load=load, apply=self._reconfigure)
 
     async def run(self) -> None:
-        """Run until told to stop. Raises CannotStart before any change to the node."""
+        """Run until a signal stops it. Raises CannotStart before any change to the node."""
         self._check_config()
         self._local = LocalServer()
         claimed = self._claim()
@@ -315,7 +315,7 @@ class Agent:
         )
 
     async def _serve(self, *, claimed: bool) -> None:
-        """Answer on this node. If that fails, log it and go on: evidence matters more."""
+        """Answer on this node. If that fails, log it and continue: evidence matters more."""
         answers = LocalRoutes(
             node=self._config.node,
             recorder=self._recorder,
@@ -361,7 +361,7 @@ class Agent:
     # -- running -------------------------------------------------------------------------------
 
     def _reconfigure(self, config: Config) -> None:
-        """Follow a changed configuration; checks with unchanged settings go on undisturbed."""
+        """Follow a changed configuration; checks with unchanged settings continue undisturbed."""
         logs.set_level(config.log_level)
         before = self._check_set.names
         self._config = config

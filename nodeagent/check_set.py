@@ -72,6 +72,6 @@ class CheckSet:
 
 def _origin(spec: CheckSpec, config: Config) -> tuple[Hashable, ...]:
     """All parts of the configuration that the check is made from."""
-    # Only the GPU checks ask how many GPUs there should be.
+    # Only the GPU checks need the expected number of GPUs.
     expected = config.expected_gpus if spec.name.startswith("gpu") else None
     return spec, config.checks[spec.name], expected

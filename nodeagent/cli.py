@@ -1,4 +1,4 @@
-"""``sickbay-agent``: run the agent, ask it, list its checks, decode a kernel log, play a fleet.
+"""``sickbay-agent``: run the agent, query it, list its checks, decode a kernel log, play a fleet.
 
 Each command imports only the modules that it needs: ``check`` runs in the prolog of every job.
 """

@@ -133,7 +133,9 @@ class Commands:
         return self._measurements()
 
     def clear_faults(self, component: str, code: str) -> str:
-        """A person says that it is over. Raises CommandRefused when neither is named."""
+        """Clear faults that a person reports as over. Raises CommandRefused when neither is
+        named.
+        """
         if not component and not code:
             raise CommandRefused("name a component, a code, or both")
         count = self._recorder.latch.clear_by_operator(component=component, code=code)
@@ -141,7 +143,8 @@ class Commands:
         return f"cleared {count}" if count else "no latched fault matched"
 
     def cleared(self, *, gpu: str, code: str) -> str:
-        """A person says that a GPU (UUID or PCI address) is well, of this code or of every one.
+        """Clear what a person reports as over on a GPU (UUID or PCI address): one code, or every
+        one.
 
         Without ``gpu`` it is the code on every component. Raises CommandRefused, too for a GPU that
         this node does not have: a mistyped UUID must not look like a GPU without faults.
@@ -166,8 +169,7 @@ class Commands:
     async def quiesce(self, seconds: float) -> str:
         """Release the driver for a while; 0 takes it up again. Raises CommandRefused.
 
-        The GPU checks say at once that they stand aside, and the next agent of this boot keeps to
-        it too.
+        The GPU checks report at once that they are off, and so does the next agent of this boot.
         """
         if not 0 <= seconds <= LONGEST_QUIESCE:
             raise CommandRefused(f"{seconds:g} s: expected 0 to {LONGEST_QUIESCE:g}")
@@ -196,7 +198,7 @@ class Commands:
         self._peers.named(addresses)
 
     def _gpu_checks(self) -> list[str]:
-        """Ours, which then say that they stand aside; a site's own may open the driver itself."""
+        """Ours, which then report that they are off; a site's own may open the driver itself."""
         from nodeagent.checks import registry  # loaded long since where checks run
 
         ours = registry.by_name()

@@ -54,7 +54,7 @@ def sources(
 def kernel_log(
     config: Config, clock: Clock, *, boot_id: str, after: Cursor | None, started_at: float
 ) -> KmsgReader:
-    """A reader that goes on ``after`` a record, not open yet."""
+    """A reader that continues ``after`` a record, not open yet."""
     settings = config.kernel_log
     return KmsgReader(
         settings.path,

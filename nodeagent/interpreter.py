@@ -12,7 +12,8 @@ _UNCHECKED = 1
 
 
 def light_python() -> tuple[str, ...]:
-    """Without site-packages and PYTHON*, except what says which bytecode this process runs from.
+    """Without site-packages and PYTHON*, except the options that choose the bytecode that this
+    process runs from.
 
     A child that looked for other bytecode would find none, and compile all that it imports.
     """

@@ -26,7 +26,7 @@ BATCH = 512
 #: Seconds until the next try when the log cannot be opened, or (in tests) a file has no more.
 RETRY = 60.0
 POLL_FILE = 0.2
-#: Seconds for which a log that goes on and on is left alone between two batches: each wake-up costs
+#: Seconds for which a log that never pauses is left alone between two batches: each wake-up costs
 #: more than the records of a moment, and a first line is read at once.
 PAUSE = 0.1
 #: Batches closer together than this are such a log.
@@ -86,7 +86,7 @@ def read(
 class KernelFeed:
     """Reads the kernel log as it comes.
 
-    ``reader`` makes one that goes on after the given cursor (None: as a first look).
+    ``reader`` makes one that continues after the given cursor (None: as for a first read).
     ``deliver(evidence, cursor)`` takes a batch's evidence together with its end in the log: the two
     are saved together or not at all.
     """

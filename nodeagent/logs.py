@@ -2,7 +2,7 @@
 
 A log line must never hold the agent up: behind stdout there is a pipe, behind the pipe a collector,
 and behind that perhaps the disk that is sick. So a pipe that is full loses lines, and the next line
-that gets through says how many.
+that gets through has their number.
 """
 
 import json
@@ -40,7 +40,7 @@ class JsonLines(logging.Handler):
         line = self._line(record)
         try:
             os.write(self._fd, line)
-        except OSError:  # full, or no reader: only the next line can tell of it
+        except OSError:  # full, or no reader: only the next line can report it
             self._dropped += 1
         else:
             self._dropped = 0

@@ -2,9 +2,9 @@
 
 An agent on the host's network can't see whether pods reach their services. This process runs in a
 pod of its own, without privileges, and does not act by itself: it answers on a unix socket in a
-folder of the host, which crosses network namespaces. It is asked one thing, as a line of JSON,
-``{"names": [NAME, ...], "targets": ["HOST:PORT", ...]}``, and answers with one, ``{"names": {NAME:
-[REASON, MESSAGE]}, "targets": {...}}``; an empty reason is success.
+folder of the host, which crosses network namespaces. A request is a line of JSON, ``{"names":
+[NAME, ...], "targets": ["HOST:PORT", ...]}``, and the answer is one, ``{"names": {NAME: [REASON,
+MESSAGE]}, "targets": {...}}``; an empty reason is success.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from nodeagent.sources.tcp_probe import ResolveError, Resolver, connect
 
 log = logging.getLogger(__name__)
 
-#: Questions at a time, and in one of them; far more than a node's own agent asks.
+#: Requests at a time, and questions in one of them; far more than a node's own agent sends.
 ASKERS = 4
 MOST = 64
 LARGEST = 64 * 1024
@@ -34,7 +34,7 @@ Findings = dict[str, list[str]]
 
 
 def run(path: Path) -> int:
-    """Answer on ``path`` until told to stop. The exit code."""
+    """Answer on ``path`` until a signal stops it. Returns the exit code."""
     logs.start("info")
     try:
         asyncio.run(_run(path))
@@ -65,7 +65,7 @@ async def start(path: Path, clock: Clock) -> asyncio.Server:
 def _listener(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     remove_socket(path)
-    return private_socket(path)  # only root may ask: the node's agent
+    return private_socket(path)  # only root may connect: the node's agent
 
 
 def _identity(path: Path) -> tuple[int, int]:

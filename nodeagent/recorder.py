@@ -32,7 +32,7 @@ SAVE_CURSOR_WITHIN = 5.0
 class EvidenceRecorder:
     """The latch with its file.
 
-    ``wake`` tells the uplink, which returns whether an aggregator listens.
+    ``wake`` wakes the uplink, which returns whether an aggregator listens.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EvidenceRecorder:
         return self._store.problem
 
     def record_observations(self, batch: Batch, *, run_of: str = "") -> None:
-        """Evidence from a check; ``run_of`` names it when this is all that it has to say."""
+        """Evidence from a check; ``run_of`` names it when this is its whole report."""
         changed = self.latch.apply(batch, self._clock.boottime(), run_of=run_of)
         self._changed(changed=changed)
 
@@ -120,10 +120,10 @@ class EvidenceRecorder:
         ]
 
     def names_of_gpu(self, gpu: str) -> list[str]:
-        """Every component that evidence on this GPU (UUID or PCI address) may stand under.
+        """Every component that evidence on this GPU (UUID or PCI address) may have.
 
-        Evidence that was logged before NVML had named the GPU stands under its address; that of a
-        replaced GPU stands under a UUID that only the evidence still has.
+        Evidence that was logged before NVML had named the GPU has its address as component; that of
+        a replaced GPU has a UUID that only the evidence still has.
         """
         address = normalise(gpu.removeprefix("pci:"))
         uuids = self._gpus.remembered()

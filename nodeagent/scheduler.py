@@ -27,7 +27,7 @@ CHECK_ERROR = "check-error"
 #: anew each time: 10,000 agents that were rolled out together must drift apart, the beats of one
 #: agent need not.
 JITTER = 0.1
-#: The first look comes within so many seconds of the start.
+#: The first run comes within this number of seconds of the start.
 FIRST_RUN = 3.0
 
 
@@ -75,7 +75,7 @@ class _Beat:
 
 
 class Deliver(Protocol):
-    """Takes a check's report; ``whole`` when it is all that the check has to say."""
+    """Takes a check's report; ``whole`` when nothing is left out of it."""
 
     def __call__(self, name: str, report: Report, *, whole: bool) -> None: ...
 
@@ -83,7 +83,7 @@ class Deliver(Protocol):
 class Scheduler:
     """Gives the checks' reports to ``deliver``.
 
-    ``known`` names the components that a check has reported, for which a hung look says "unknown".
+    ``known`` names the components that a check has reported, which are "unknown" while a run hangs.
     ``random`` gives numbers from [0, 1). ``stuck`` lists the agent's tasks that hang in the kernel.
     """
 
@@ -110,7 +110,7 @@ class Scheduler:
         self._wake = asyncio.Event()
 
     def infos(self) -> list[CheckInfo]:
-        """Each check as Hello tells of it."""
+        """Each check as Hello lists it."""
         return [CheckInfo(c.name, c.interval, c.off_because) for c in self.checks.values()]
 
     def durations(self) -> dict[str, float]:
@@ -137,7 +137,7 @@ class Scheduler:
                     alarm.cancel()
 
     def use(self, checks: Sequence[Scheduled]) -> None:
-        """Run these from now on. Those that ran before go on undisturbed; new ones look at once.
+        """Run these from now on. Those that ran before continue undisturbed; new ones run at once.
 
         The result of a check that no longer runs is discarded.
         """

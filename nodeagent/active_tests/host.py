@@ -69,7 +69,7 @@ class HostPrograms:
 
 
 def _without_chroot(ended: Outcome | CommandStuck) -> Outcome | CommandStuck:
-    """The same as if no chroot stood before the program: its failures are not the program's.
+    """The same as if the program ran without chroot, whose failures are not the program's.
 
     coreutils and busybox: 125 for chroot's own failure, 126 for a program that may not be executed,
     127 for one that is not there, or has no interpreter there.

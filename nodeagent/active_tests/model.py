@@ -10,7 +10,7 @@ __all__ = ["Step", "TestMeasurement", "TestReport", "Verdict", "overall"]
 
 
 class Verdict(enum.Enum):
-    """``INCONCLUSIVE``: it ran (or should have), and tells nothing about the node."""
+    """``INCONCLUSIVE``: it ran (or should have), and gives no verdict about the node."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -65,8 +65,8 @@ def overall(profile: str, steps: Sequence[Step]) -> TestReport:
     """The verdict over all steps.
 
     One failed step fails the test, whatever else is missing. Then a step without a verdict, or one
-    that is required and was skipped, leaves the test without one. A test of which no step ran says
-    nothing: it must not read as passed.
+    that is required and was skipped, leaves the test without one. A test of which no step ran has
+    no verdict: it must not read as passed.
     """
     for step in steps:
         if step.outcome is Verdict.FAILED:

@@ -40,7 +40,7 @@ _SEVERITIES = {
     5: "config",
     6: "reset",
 }
-#: The gravest first. ``config`` (persistence mode off, another diagnostic) says nothing about the
+#: The gravest first. ``config`` (persistence mode off, another diagnostic) is no evidence about the
 #: hardware, and a finding to ``monitor`` lets the node work.
 _GRAVE = ("isolate", "reset", "triage", "unknown")
 #: dcgmi ends with its return code modulo 256 (dcgm_structs.h): what each means for the node.

@@ -18,7 +18,7 @@ from nodeagent.sources.kmsg import Record
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """The check has nothing to look at on this machine ("no GPU"): shown, and no failure."""
+    """The check has nothing to check on this machine ("no GPU"): shown, and no failure."""
 
     reason: str
 
@@ -82,8 +82,8 @@ class CheckSpec:
     """A check before it is built: its name, its documentation, its settings.
 
     ``interval`` and ``deadline`` are in seconds; interval 0 is "as the kernel log comes".
-    ``on`` is whether it runs when the configuration says nothing. ``sees``, ``source``, ``cost``
-    and ``blind_to`` are the row that ``sickbay-agent checks`` and the docs show.
+    ``on`` is whether it runs where the configuration does not set it. ``sees``, ``source``,
+    ``cost`` and ``blind_to`` are the row that ``sickbay-agent checks`` and the docs show.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Which log checks a kernel record is given to: by its beginning, looked up once.
 
-Nearly all records concern no check. To ask each of them costs a call; one lookup for all does not
-grow with their number.
+Nearly all records concern no check. Passing a record to each check costs a call; one lookup for all
+does not grow with their number.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from nodeagent.checks.base import LogCheck, SelectiveLogCheck
 from nodeagent.checks.loglines import names_pci_device, words_at
 
-#: Checks with their names, in the order in which they are asked.
+#: Checks with their names, in the order in which they get a record.
 Named = tuple[tuple[str, LogCheck], ...]
 
 

@@ -1,9 +1,9 @@
 """Whether a time daemon disciplines the kernel's clock, and how wrong the clock may be.
 
-Reasons: ``unsynchronised`` (no time daemon has spoken for hours, or ever: degraded),
+Reasons: ``unsynchronised`` (no time daemon has set the clock for hours, or ever: degraded),
 ``uncertain`` (synchronised, but its error may be above ``max_error``: degraded), ``offset`` (the
 daemon is correcting more than ``max_offset``: failed), ``starting`` (not synchronised yet, soon
-after a boot: unknown), ``no-adjtimex`` (the kernel refuses to tell: unknown).
+after a boot: unknown), ``no-adjtimex`` (the kernel refuses the call: unknown).
 """
 
 from collections.abc import Callable, Mapping

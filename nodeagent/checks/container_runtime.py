@@ -2,7 +2,7 @@
 
 The component is the socket's path. Reasons, failed: ``missing`` and ``refused`` (it was there
 before, or the configuration names it: the runtime is down), ``timeout`` (it takes connections and
-says nothing: it hangs), ``garbled``, ``error``. A socket's file that was there before the agent's
+sends nothing: it hangs), ``garbled``, ``error``. A socket's file that was there before the agent's
 start, without a process that listens, is ``refused`` too: a runtime that stops leaves its file.
 Where none of the usual sockets exists, the check is off.
 """

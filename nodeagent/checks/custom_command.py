@@ -5,9 +5,9 @@ The node is the component. Two protocols, whose codes differ:
 - ``nagios`` (the Monitoring Plugins guidelines): 0 ok; 1 degraded, ``warning``; 2 failed,
   ``critical``; 3 ``unknown``; the message is the first line, up to the performance data.
 - ``npd`` (node-problem-detector's custom plugins): 0 ok; 1 failed, ``problem``; 2 and more
-  ``unknown``; the message is all that is said.
+  ``unknown``; the message is the whole output.
 
-A result that says nothing about the node is unknown: ``not-found`` (127), ``not-executable`` (126),
+A result without a verdict about the node is unknown: ``not-found`` (127), ``not-executable`` (126),
 ``killed`` (a signal), ``timeout``, ``too-much-output``, ``bad-exit`` (a code that the protocol does
 not have), ``stuck`` (an earlier run hangs in the kernel), ``not-started`` (a fault of ours).
 """

@@ -22,7 +22,7 @@ _INTERVAL, _DEADLINE = 60.0, 10.0
 
 
 class NotLoaded(Exception):
-    """An entry point gives no check. The text says why, for people."""
+    """An entry point gives no check. The text is the reason, for people."""
 
 
 def load(entry_point: str) -> CheckSpec:

@@ -1,4 +1,4 @@
-"""Code that the disk checks share: which mounts they look at, and the verdict on a hung probe."""
+"""Code that the disk checks share: which mounts they watch, and the verdict on a hung probe."""
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from nodeagent.model import Observation, Status
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result
 from nodeagent.sources.mountinfo import Mount, MountTable, watched
 
-#: One time-out may be a busy disk (measured: fdatasync takes 100 ms beside one writer; a second
+#: One time-out may be a busy disk (measured: fdatasync takes 100 ms next to one writer; a second
 #: writer or a resync, more). A probe that waits in the kernel this long does not wait because of
 #: load.
 HUNG_FAILS_AFTER = 60.0

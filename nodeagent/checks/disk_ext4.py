@@ -2,9 +2,8 @@
 
 Reasons: ``errors`` (an error since this boot: failed), ``old-errors`` (only from before: degraded;
 the count lasts until e2fsck clears it, through any number of boots), ``no-mount-table``: unknown.
-The component is the mount point. A filesystem may go on writing with such an error
-(``errors=continue`` is the default of many distributions); whether it stopped is disk-readonly's
-to tell.
+The component is the mount point. A filesystem may continue to write with such an error
+(``errors=continue`` is the default of many distributions); disk-readonly shows whether it stopped.
 """
 
 import os

@@ -1,11 +1,11 @@
 """A filesystem that stopped writing: the kernel makes it read-only after an error.
 
-The superblock tells it, never the mount's own flag (a read-only bind mount over a healthy disk is
+The superblock shows it, never the mount's own flag (a read-only bind mount over a healthy disk is
 intended). Several signs count, strongest first, because the agent forgets at its restart what it
 saw before:
 
-1. ``emergency_ro`` or ``shutdown`` among the superblock's options: ext4 (since Linux 6.15) says
-   so itself, and its flag stays "rw" (tried on 6.18).
+1. ``emergency_ro`` or ``shutdown`` among the superblock's options: ext4 (since Linux 6.15) reports
+   it itself, and its flag stays "rw" (tried on 6.18).
 2. The superblock was writable when this agent looked before, or ``writable`` names the mount.
 3. The mount is "rw" over a superblock that is "ro": ``mount -o ro`` and ``-o remount,ro`` set
    both, an error only the superblock's. Not where an earlier mount of the same files is "ro", ext4

@@ -47,7 +47,7 @@ def evaluate(path: str, result: Result, *, only_this_mount: bool = False) -> Obs
     """The verdict on the probe's answer about ``path``. Pure.
 
     ``only_this_mount``: the refusal "read-only" comes from how this process sees a filesystem
-    that itself takes writes (a pod's read-only volume), which says nothing about the disk.
+    that itself takes writes (a pod's read-only volume), which is no evidence about the disk.
     """
     match result:
         case Written():

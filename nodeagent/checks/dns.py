@@ -1,11 +1,11 @@
 """Whether names resolve on this node, and whether its DNS servers answer.
 
-Components: each name of ``names``, asked as every program asks (getaddrinfo, in a child), and
-``dns://ADDRESS`` for each server of /etc/resolv.conf, asked for the first of the names; without
-names for the root's servers, where any answer is one (a server may refuse that question). Reasons:
-``unresolved`` (no address for the name), ``timeout``, ``unreachable``, ``closed`` (no process
-listens), ``error``, ``servfail`` and ``refused`` (the server does not answer for the name): failed;
-``slow``: degraded; ``no-resolv-conf``: unknown.
+Components: each name of ``names``, resolved as every program resolves it (getaddrinfo, in a child),
+and ``dns://ADDRESS`` for each server of /etc/resolv.conf, queried for the first of the names.
+Without names the query is for the root's servers, and any answer counts (a server may refuse that
+query). Reasons: ``unresolved`` (no address for the name), ``timeout``, ``unreachable``, ``closed``
+(no process listens), ``error``, ``servfail`` and ``refused`` (the server does not answer for the
+name): failed; ``slow``: degraded; ``no-resolv-conf``: unknown.
 
 One server that fails is no evidence about this node: the aggregator sees how many nodes it fails
 for.
@@ -22,7 +22,7 @@ from nodeagent.sources.tcp_probe import ResolveError, resolve
 
 NAME = "dns"
 _FAILING = ("servfail", "refused")
-#: So many looks go by before the file is read again while all is well: it is on a disk.
+#: While all is well the file is read again after this number of runs: it is on a disk.
 _READ_EVERY = 30
 
 
@@ -39,7 +39,7 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def evaluate_server(server: str, name: str, reply: Reply, *, slow: float) -> Observation:
-    """Pure. ``name`` is the name asked for; empty: the root. ``slow`` is in seconds."""
+    """Pure. ``name`` is the name in the query; empty: the root. ``slow`` is in seconds."""
     component = f"dns://{server}"
     if reply.trouble:
         return Observation(NAME, component, Status.FAILED, reply.trouble, reply.message)
@@ -56,7 +56,7 @@ def _by_time(component: str, message: str, seconds: float, slow: float) -> Obser
 
 
 class Dns:
-    """All questions are asked at once. ``port`` is the servers'."""
+    """All queries run at once. ``port`` is the servers'."""
 
     def __init__(
         self, machine: HostRoots, names: Sequence[str], *, slow: float, port: int = 53

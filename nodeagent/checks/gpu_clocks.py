@@ -1,6 +1,6 @@
 """GPUs whose hardware has slowed them down, at the moment of the look.
 
-Reasons, all degraded: ``hw-thermal`` (too hot), ``power-brake`` (the power supply asks for it),
+Reasons, all degraded: ``hw-thermal`` (too hot), ``power-brake`` (the power supply requests it),
 ``hw-slowdown`` (either of them, or a power draw that is too fast for the regulator). A GPU that is
 idle, or at its power limit, is as it should be.
 
@@ -19,8 +19,8 @@ from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu, GpuSample
 from nodeagent.sources.measurements import Measurements
 
-#: Bits of nvmlClocksEventReasons that tell of a fault. The first two come with the third, which
-#: says less.
+#: Bits of nvmlClocksEventReasons that show a fault. The first two come with the third, which is
+#: less specific.
 _REASONS = (
     (0x40, "hw-thermal", "the hardware has lowered the clocks because it is too hot"),
     (0x80, "power-brake", "the power supply has lowered the clocks (power brake)"),

@@ -1,4 +1,4 @@
-"""Code that the GPU checks share: when there is no GPU to look at, which are unknown and why."""
+"""Code that the GPU checks share: when there is no GPU to check, which are unknown and why."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,8 @@ from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, TroubleKind
 
-#: Above the sample's own deadline, because its message says more about a hang than the scheduler's.
+#: Above the sample's own deadline, because its message describes a hang better than the
+#: scheduler's.
 DEADLINE = 15.0
 
 COST = "one round trip to the NVML worker, shared by the GPU checks"
@@ -141,7 +142,7 @@ def _is_silent(gpu: Gpu) -> bool:
 
 
 class PerGpu:
-    """Turns a sample into one observation per GPU of the node, those not heard of included.
+    """Turns a sample into one observation per GPU of the node, those without a result included.
 
     With ``brief`` the healthy GPUs share one observation of the node (component ""), so that
     a machine that is well costs the fleet a row and not eight. A GPU has a row of its own at its

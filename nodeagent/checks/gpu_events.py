@@ -1,4 +1,4 @@
-"""Xids that NVML tells of and the kernel log does not: its line was lost, or is not readable.
+"""Xids that NVML reports and the kernel log does not: its line was lost, or is not readable.
 
 A supplement to the check xid and never its echo: this check reports an Xid one look later, when the
 log still does not have it. NVML gives its code alone, without the driver's words.

@@ -1,11 +1,12 @@
 """Whether each GPU has joined its NVLink fabric, and how well it is there.
 
-A GPU that the fabric manager has not registered runs no CUDA program, and no log says so: a manager
-that is down has gone unnoticed for weeks. Reasons: ``registration-failed``, ``not-registered``,
-``unhealthy``, ``misconfigured`` and ``route-unhealthy`` (failed); ``not-started``,
-``manager-disconnected``, ``degraded-bandwidth``, ``limited-capacity``, ``recovering`` and
-``no-fabric`` (degraded: a model that belongs to a fabric, or a GPU next to NVSwitches or to
-registered siblings, has none); ``starting`` (unknown). Off where no GPU is to be part of a fabric.
+A GPU that the fabric manager has not registered runs no CUDA program, and no log shows it: a
+manager that is down has gone unnoticed for weeks. Reasons: ``registration-failed``,
+``not-registered``, ``unhealthy``, ``misconfigured`` and ``route-unhealthy`` (failed);
+``not-started``, ``manager-disconnected``, ``degraded-bandwidth``, ``limited-capacity``,
+``recovering`` and ``no-fabric`` (degraded: a model that belongs to a fabric, or a GPU next to
+NVSwitches or to registered siblings, has none); ``starting`` (unknown). Off where no GPU is to be
+part of a fabric.
 """
 
 import math

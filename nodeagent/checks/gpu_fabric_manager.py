@@ -1,6 +1,6 @@
 """Whether the fabric manager of a node with NVSwitches runs.
 
-Without it no CUDA program starts, and no log says so. Reasons: ``dead`` (failed: no such process
+Without it no CUDA program starts, and no log shows it. Reasons: ``dead`` (failed: no such process
 runs, and a second witness agrees: the driver has GPUs that are not registered in the fabric or lost
 its manager, no NVLink of any GPU is up, or the command port that was open is closed),
 ``not-running`` (degraded: no process, and no second witness), ``starting`` and ``no-host-pids``
@@ -63,7 +63,7 @@ class FabricManagerCheck:
 
 
 def evaluate(state: FabricManagerState, witnesses: Sequence[str], *, is_young: bool) -> Observation:
-    """Pure. ``witnesses``: what says, without the process table, that the manager is gone."""
+    """Pure. ``witnesses``: what shows, without the process table, that the manager is gone."""
     if state.pid is not None:
         return Observation(NAME, "", Status.OK, "", f"nv-fabricmanager runs (pid {state.pid})")
     if is_young:

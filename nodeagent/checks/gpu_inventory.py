@@ -183,7 +183,7 @@ class GpuInventory(gpu_common.GpuCheck):
 
 
 def evaluate(gpu: Gpu) -> Verdict:
-    """The verdict on one GPU that NVML lists, from any call that tells about the whole GPU."""
+    """The verdict on one GPU that NVML lists, from any call whose error concerns the whole GPU."""
     codes = set(gpu.errors.values())
     where = f"GPU {gpu.index}" + (f" at {gpu.pci}" if gpu.pci else "")
     if Code.GPU_IS_LOST in codes:

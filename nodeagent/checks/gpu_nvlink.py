@@ -3,7 +3,7 @@
 Reasons: ``link-down`` (failed: a link that was up is not), ``fewer-links`` (degraded: other GPUs of
 the node have more), ``recovery`` (degraded: a link had to be brought up again within the hour),
 ``errors`` (degraded: more than ``errors_per_hour`` on one link), ``bit-errors`` (degraded: a higher
-effective bit error rate than 1e-``bit_error_exponent``, which NVLink 5 tells), ``c2c-down``
+effective bit error rate than 1e-``bit_error_exponent``, which NVLink 5 reports), ``c2c-down``
 (degraded: some links to the CPU are active, and others are not). A fault of a link may be the other
 end's. A GPU with MIG has no NVLinks: the driver turns them off with it.
 """

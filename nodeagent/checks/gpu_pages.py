@@ -13,8 +13,8 @@ from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources.gpu_sample import Gpu
 
-#: NVIDIA's terms for a replacement ("Dynamic page retirement"): so many pages in the GPU's life, or
-#: more than 15 for double-bit errors that still come at more than one a week.
+#: NVIDIA's terms for a replacement ("Dynamic page retirement"): this number of pages in the GPU's
+#: life, or more than 15 for double-bit errors that still come at more than one a week.
 MOST_PAGES = 63
 _MANY_DOUBLE_BIT = 15
 _A_WEEK = 1

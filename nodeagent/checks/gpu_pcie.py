@@ -4,8 +4,8 @@ Reasons: ``narrow`` (below ``width``, if that is set: failed; below the other GP
 below what it was: degraded), ``slow`` (under load, below two thirds of the GPUs: ``siblings``),
 ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
 ``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``no-sysfs`` (unknown).
-Off where no source tells of any link, as in some virtual machines. The speed falls when a GPU is
-idle, so it is compared by the looks at which the GPUs work.
+Off where no source reports any link, as in some virtual machines. The speed falls when a GPU is
+idle, so only samples of GPUs at work are compared.
 """
 
 from collections import deque
@@ -27,13 +27,13 @@ from nodeagent.sources.pcie_link import PcieLink, read_link
 _ERROR_WINDOW = 3600.0
 _REPLAY_WINDOW = 600.0
 _HOUR = 3600.0
-#: A speed is compared after so many looks at a GPU at work, a minute apart.
+#: A speed is compared after this number of samples of a GPU at work, a minute apart.
 _SAMPLES_AT_WORK = 10
 _IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
 
 
 class GpuPcie(gpu_common.GpuCheck):
-    """Asks sysfs, so that a driver that hangs is no hindrance; NVML for its count of replays."""
+    """Reads sysfs, so that a driver that hangs is no hindrance, and NVML's count of replays."""
 
     def __init__(
         self, sources: Sources, width: int, replays_per_minute: int, siblings: Status
@@ -44,7 +44,7 @@ class GpuPcie(gpu_common.GpuCheck):
         self._siblings = siblings
         self._kinds = PciKinds(sources.machine)
         self._speeds = SiblingWatch()
-        #: By address: the speeds in GT/s at the latest looks at which the GPU was at work.
+        #: By address: the speeds in GT/s of the latest samples in which the GPU was at work.
         self._at_work: dict[str, deque[float]] = {}
         #: By address: the widest link seen, and the rises of its counters.
         self._widest: dict[str, int] = {}

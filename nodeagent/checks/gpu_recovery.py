@@ -1,4 +1,4 @@
-"""The action that the driver itself asks for before a GPU is used again.
+"""The action that the driver itself requests before a GPU is used again.
 
 A GPU that lacks this while most of its model on the node have it is ``unlike-siblings``
 (degraded).
@@ -35,7 +35,7 @@ class GpuRecovery(gpu_common.GpuCheck):
 
     def __init__(self, sources: Sources) -> None:
         super().__init__(SPEC.name, sources)
-        #: UUIDs for which a reset was asked and that have not been at "none" since.
+        #: UUIDs for which a reset was requested and that have not been at "none" since.
         self._wanted: set[str] = set()
         #: By UUID: the load of the driver that has been reported as a reset.
         self._loads_reported: dict[str, float] = {}
@@ -60,7 +60,7 @@ class GpuRecovery(gpu_common.GpuCheck):
         return []
 
     def _was_loaded_anew(self, gpu: Gpu, at: float) -> bool:
-        """Whether the driver has been loaded, says nothing bad of the GPU since, and it answers."""
+        """Whether the driver has been loaded, reports no fault of the GPU since, and it answers."""
         log = self._sources.driver_log
         told = self._loads_reported.get(gpu.uuid, -math.inf)
         if at <= log.loaded_at or not log.has_reset(gpu.pci, told) or _is_ill(gpu):
@@ -70,7 +70,7 @@ class GpuRecovery(gpu_common.GpuCheck):
 
 
 def _is_ill(gpu: Gpu) -> bool:
-    """Whether the GPU does not answer, or asks for another reset."""
+    """Whether the GPU does not answer, or requests another reset."""
     sick = (Code.GPU_IS_LOST, Code.RESET_REQUIRED)
     return (
         "handle" in gpu.errors

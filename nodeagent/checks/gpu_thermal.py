@@ -2,7 +2,7 @@
 
 Reasons, both degraded: ``hot`` (within ``margin`` degrees of the slowdown) and ``memory-hot``
 (within ``margin`` of the memory's highest temperature). Clocks that are lowered are gpu-clocks'.
-The power draw and its limit are shown beside them, as a GPU's heat depends on them.
+The power draw and its limit are shown with them, as a GPU's heat depends on them.
 
 A GPU that lacks this while most of its model on the node have it is ``unlike-siblings``
 (degraded).

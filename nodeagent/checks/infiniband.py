@@ -2,19 +2,20 @@
 
 Reasons, strongest first: ``missing`` (the adapter has left the PCI bus, or a device that the
 configuration names does not exist: failed), ``link-down`` (was up and has no link: failed),
-``inactive`` (has a link and is not active: no subnet manager, say: failed), ``never-up`` (not
-active since the boot while two thirds of its kind are: ``siblings``), ``slow`` (below ``rate``:
-failed; below its siblings: ``siblings``; below what it was: degraded), ``errors`` (of the last
-hour, symbol errors above the limit, integrity errors or buffer overruns: failed), ``flapping``
-(its link went within the hour: degraded), ``receive-errors`` and ``retries`` (degraded: the other
-end may be the cause), ``hung`` (the driver does not answer; failed after a minute), ``disabled``,
-``not-told`` and ``no-sysfs``: unknown. The component is device and port ("mlx5_0/1").
+``inactive`` (has a link and is not active, for example without a subnet manager: failed),
+``never-up`` (not active since the boot while two thirds of its kind are: ``siblings``), ``slow``
+(below ``rate``: failed; below its siblings: ``siblings``; below what it was: degraded), ``errors``
+(of the last hour, symbol errors above the limit, integrity errors or buffer overruns: failed),
+``flapping`` (its link went within the hour: degraded), ``receive-errors`` and ``retries``
+(degraded: the other end may be the cause), ``hung`` (the driver does not answer; failed after a
+minute), ``disabled``, ``not-told`` (the port's state cannot be read) and ``no-sysfs``: unknown.
+The component is device and port ("mlx5_0/1").
 
-A port that never had a link is ok: many adapters have one. Its own count of lost links tells. It is
-not ok where two thirds of the ports of its kind are active; the kind is the adapter's product, the
-port's place on it and its link layer.
-Thresholds: those of a fleet's published check (any integrity error or overrun; 120 symbol errors
-an hour, the InfiniBand specification's bit error rate of 1e-12 at 2.5 Gbit/s in round numbers).
+A port that never had a link is ok: many adapters have one. Its own count of lost links shows it. It
+is not ok where two thirds of the ports of its kind are active; the kind is the adapter's product,
+the port's place on it and its link layer. Thresholds: those of a fleet's published check (any
+integrity error or overrun; 120 symbol errors an hour, the InfiniBand specification's bit error rate
+of 1e-12 at 2.5 Gbit/s in round numbers).
 """
 
 import fnmatch
@@ -68,7 +69,7 @@ def evaluate_quality(
 
     Rates are Gbit/s, 0 where unknown.
 
-    ``symbols``: so many symbol errors in an hour are still well.
+    ``symbols``: up to this number of symbol errors in an hour the port is well.
     """
     if 0 < port.rate < wanted:
         message = f"{port.rate:g} Gbit/s, and the configuration says {wanted:g}"

@@ -12,7 +12,7 @@ from nodeagent.dataclass import dataclass
 
 #: The first bytes of a record, by which its patterns are found.
 START = 4
-#: More beginnings than this are not told apart: the shorter ones serve.
+#: More beginnings than this are not distinguished: the shorter ones serve.
 _MOST = 64
 
 _NAMED = re.compile(r"\{([a-z]+)\}|\(\?P<([a-z_]+)>")
@@ -96,7 +96,7 @@ def members(item: tuple[Any, Any]) -> frozenset[int] | None:
     return None
 
 
-#: A beginning, and whether it may go on.
+#: A beginning, and whether it may continue.
 _Heads = set[tuple[bytes, bool]]
 
 

@@ -1,4 +1,4 @@
-"""How much memory new work can have, and whether work stands still for want of it.
+"""How much memory new work can have, and whether work stalls for lack of it.
 
 Reasons: ``low`` (less than ``low`` of all memory is available) and ``stalled`` (for more than
 ``stalled`` of the last minute all work waited for memory): degraded, for a job may be the cause;
@@ -21,7 +21,7 @@ NAME = "memory"
 def evaluate(memory: Memory, pressure: Stall | None, *, low: float, stalled: float) -> Observation:
     """Pure. ``low`` and ``stalled`` are per cent; ``pressure`` None: the kernel does not measure.
 
-    Stalled outranks low, because it says that work suffers.
+    Stalled outranks low, because it shows that work suffers.
     """
     if pressure is not None and pressure.full > stalled:
         message = f"all work waited for memory for {pressure.full:.0f}% of the last minute"

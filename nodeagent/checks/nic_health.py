@@ -1,10 +1,11 @@
 """How well the network ports work that have a link: their speed, errors and drops.
 
-Reasons: ``slow`` (below what the configuration says: failed; below what two thirds of the ports of
-its kind have: ``siblings``; below what this agent saw before: degraded), ``errors`` (of the frames
-of ten minutes more than ``errors_fail_above`` were damaged: failed; ``errors_degrade_above``:
-degraded), ``drops`` (no room for more than ``drops_degrade_above``: degraded), ``hung`` (the driver
-does not answer; failed after a minute), ``no-sysfs``: unknown. The component is the interface.
+Reasons: ``slow`` (below the speed that the configuration sets: failed; below what two thirds of the
+ports of its kind have: ``siblings``; below what this agent saw before: degraded), ``errors`` (of
+the frames of ten minutes more than ``errors_fail_above`` were damaged: failed;
+``errors_degrade_above``: degraded), ``drops`` (no room for more than ``drops_degrade_above``:
+degraded), ``hung`` (the driver does not answer; failed after a minute), ``no-sysfs``: unknown. The
+component is the interface.
 
 Drops are mostly load and not damage, so they never fail. A few errors among few frames are no
 evidence: below ``least_errors`` they don't count.
@@ -33,7 +34,7 @@ _SCALE = {"M": 1, "G": 1000, "T": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class NicLimits:
-    """Per cent of all frames; ``least_errors`` frames are too few to tell."""
+    """Per cent of all frames; fewer than ``least_errors`` damaged frames are no evidence."""
 
     errors_degrade_above: float
     errors_fail_above: float
@@ -110,7 +111,7 @@ class _Port:
 
 
 class NicHealth:
-    """Speed is asked in a child: the kernel answers it under a lock that a driver may hold."""
+    """The speed is read in a child: the kernel reads it under a lock that a driver may hold."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class NicHealth:
         return report or Off("no physical network interface")
 
     async def _read_speeds(self, links: Sequence[Link]) -> None:
-        """Ask the speeds of those that have a new link, once in a while, and while one hangs."""
+        """Read the speeds of those that have a new link, once in a while, and while one hangs."""
         now = self._machine.clock.boottime()
         due = [link for link in links if self._is_due(link, now)]
         folder = self._machine.sys / "class/net"

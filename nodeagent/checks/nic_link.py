@@ -6,8 +6,8 @@ it was up: unknown, but failed for one that the configuration names), ``flapping
 link ``flaps`` times within ten minutes and has it now: degraded), ``never-up`` (enabled, no carrier
 since the boot, and two thirds of the enabled ports of its kind have one: ``siblings``),
 ``no-sysfs`` (this check could not look: unknown). Any other port that never had a carrier since the
-boot is ok: most servers have some. The kernel's own count of carriers tells, so a restart of the
-agent forgets nothing. The component is the interface.
+boot is ok: most servers have some. The kernel itself counts carriers, so a restart of the agent
+forgets nothing. The component is the interface.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _WINDOW = 600.0
 def evaluate(
     link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int = 3
 ) -> Observation:
-    """Pure. ``named`` interfaces are in use because the configuration says so, even if never up.
+    """Pure. ``named`` interfaces are in use because the configuration names them, even if never up.
 
     ``lost``: how often the link went within the window.
     """

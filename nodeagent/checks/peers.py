@@ -14,12 +14,12 @@ from nodeagent.sources.host import HostRoots
 from nodeagent.sources.peers import Peers
 
 NAME = "peers"
-#: Packets get lost: so many in a row are none.
+#: Packets get lost: only after this number without an answer does a peer count as silent.
 _TRIES = 2
 
 
 def evaluate(address: str, seconds: float | None, trouble: str, *, answered: bool) -> Observation:
-    """Pure. ``seconds`` is None without an answer; ``answered``: it was heard of before."""
+    """Pure. ``seconds`` is None without an answer; ``answered``: it has answered before."""
     if seconds is not None:
         message = f"answers an echo in {seconds * 1000:.1f} ms"
         return Observation(NAME, address, Status.OK, "", message)
@@ -30,7 +30,7 @@ def evaluate(address: str, seconds: float | None, trouble: str, *, answered: boo
 
 
 class PeerCheck:
-    """All peers are asked at once."""
+    """All peers are probed at once."""
 
     def __init__(self, machine: HostRoots, peers: Peers) -> None:
         self._machine = machine

@@ -1,7 +1,7 @@
 """Whether pods of this node reach what they need, which the host's own network can't show.
 
 A second, small DaemonSet on the pod network does the probing (deploy/profiles/pod-network, off
-unless installed); this check asks it over a unix socket. Components: ``dns://name`` and
+unless installed); this check reads its results over a unix socket. Components: ``dns://name`` and
 ``tcp://host:port``. Reasons, failed: ``unresolved``, ``refused``, ``timeout``, ``unreachable``,
 ``error``. For the node as a whole, unknown: ``no-prober`` (one was there and is not), ``hung``,
 ``error`` and ``garbled`` (the prober itself is in trouble). Where there never was a prober the
@@ -58,7 +58,7 @@ class PodNetwork:
         return self._last
 
     def _unknown(self, reason: str, message: str) -> list[Observation]:
-        """A prober in trouble says nothing of the network, so its earlier results stay."""
+        """A prober in trouble gives no result of the network, so its earlier results stay."""
         return [Observation(NAME, "", Status.UNKNOWN, reason, message), *self._last[1:]]
 
 

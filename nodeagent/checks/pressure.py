@@ -1,4 +1,4 @@
-"""Whether work stands still for want of CPU or of disks and remote filesystems (PSI).
+"""Whether work stalls for lack of CPU or of disks and remote filesystems (PSI).
 
 Components: ``cpu`` and ``io``. Reason ``stalled``: degraded, for load is no fault of the node by
 itself. ``no-procfs``: unknown. Memory has a check of its own.

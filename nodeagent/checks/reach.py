@@ -3,11 +3,11 @@
 One target that fails is no evidence about this node: the aggregator sees how many nodes it fails
 for. Components: ``gateway``, ``gateway-ipv6``, and each target as ``tcp://host:port`` or
 ``http://host:port/path``. Reasons: ``unreachable`` (no answer; failed), ``no-route`` (the default
-route of a gateway that answered is gone; failed), ``never-answered`` (a gateway that was never
-heard: unknown, since some answer no host; of IPv6 it is left out beside a gateway of IPv4, because
-such a node does not use IPv6), ``refused`` (the host answers and the service does not),
+route of a gateway that answered is gone; failed), ``never-answered`` (a gateway that never
+answered: unknown, since some answer no host; one of IPv6 is left out next to a gateway of IPv4,
+because such a node does not use IPv6), ``refused`` (the host answers and the service does not),
 ``timeout``, ``unresolved`` (no address for its name), ``http-error`` (a status of 400 or more,
-except 401 and 403: a server that asks for a password is there), ``garbled`` (no HTTP) and
+except 401 and 403: a server that requires a password is there), ``garbled`` (no HTTP) and
 ``error``: failed; ``no-procfs``: unknown.
 """
 
@@ -26,11 +26,11 @@ from nodeagent.sources.tcp_probe import ResolveError, Resolver, connect
 
 NAME = "reach"
 #: Looks for which a gateway that drops echoes is taken to be there once the kernel has found it on
-#: the link: to ask the kernel costs a process.
+#: the link: to query the kernel costs a process.
 _TRUSTED_PROBES = 3
-#: Of a gateway that never answered the kernel is asked at the first three looks, and then at each
-#: tenth: it takes a process and ten echoes. Of one that is not shown it is asked once an hour, and
-#: an echo is sent to that one at each tenth look.
+#: The kernel's entry of a gateway that never answered is read in the first three runs, and then in
+#: each tenth: it takes a process and ten echoes. The entry of one that is not shown is read once an
+#: hour, and an echo is sent to it in each tenth run.
 _FIRST_PROBES, _LATER_PROBES, _UNUSED_PROBES = 3, 10, 120
 _MOST_ADDRESSES = 4
 _HTTP_SECONDS = 5.0  # for all of a target's addresses
@@ -90,7 +90,7 @@ def evaluate_http(target: Target, status: int, seconds: float) -> Observation:
 def evaluate_gateway(
     component: str, route: DefaultRoute, answer: GatewayReply, *, answered: bool
 ) -> Observation:
-    """Pure. ``answered``: this gateway was heard of before."""
+    """Pure. ``answered``: this gateway has answered before."""
     message = f"{route.gateway} on {route.interface}: {answer.how}"
     if answer.reachable:
         return Observation(NAME, component, Status.OK, "", message)
@@ -100,7 +100,7 @@ def evaluate_gateway(
 
 
 class Reach:
-    """All questions are asked at once; each has its own deadline."""
+    """All probes run at once; each has its own deadline."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Reach:
         self._probe = GatewayProbe(machine.clock)
         self._answered: dict[str, str] = {}  # component -> the gateway that answered
         self._unanswered: dict[str, int] = {}  # component -> looks, while it never has
-        self._trusted: dict[str, int] = {}  # component -> looks for which it need not be asked of
+        self._trusted: dict[str, int] = {}  # component -> runs without a query of the kernel
 
     async def run_check(self) -> Report:
         gateways, targets = await asyncio.gather(
@@ -182,7 +182,7 @@ class Reach:
         """Whether to wait: rarely for a gateway that by design drops echoes or never answers."""
         if self._answered.get(component) == gateway:
             return not self._trusted.get(component)
-        self._trusted.pop(component, None)  # it was said of another one
+        self._trusted.pop(component, None)  # it was true of another one
         looks = self._unanswered[component] = self._unanswered.get(component, 0) + 1
         every = _UNUSED_PROBES if unused else _LATER_PROBES
         return looks <= _FIRST_PROBES or looks % every == 0
@@ -219,7 +219,7 @@ class Reach:
 
 
 def _is_unused(gateway: Observation, routes: Mapping[str, DefaultRoute]) -> bool:
-    """Whether this is an IPv6 gateway that never answered, beside a gateway of IPv4.
+    """Whether this is an IPv6 gateway that never answered, next to a gateway of IPv4.
 
     Many networks have IPv6 addresses and routes that no router serves, and "unknown" would stay.
     """

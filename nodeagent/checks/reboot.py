@@ -38,7 +38,7 @@ def evaluate(up: float, crash: str, *, recent: float) -> Observation:
 def crash_evidence(machine: HostRoots, booted: float) -> str:
     """The path of a file that a crash before this boot left; empty when there is none.
 
-    ``booted`` is the wall time of the boot in seconds, as /proc/stat tells it (``btime``).
+    ``booted`` is the wall time of the boot in seconds, as /proc/stat gives it (``btime``).
     """
     for entry in entries(machine.sys / "fs/pstore"):
         # The file's time is the panic's. Where no service moves the files away they stay for years.
@@ -54,7 +54,7 @@ def crash_evidence(machine: HostRoots, booted: float) -> str:
 
 
 def boot_time(machine: HostRoots) -> float:
-    """Raises OSError, and ValueError when /proc/stat does not say it."""
+    """Raises OSError, and ValueError when /proc/stat does not have it."""
     try:
         with machine.psutil_here():
             booted = psutil.boot_time()

@@ -137,7 +137,7 @@ def markdown() -> str:
 
 
 def written(kind: Kind, value: Any) -> str:
-    """The value as it stands in a configuration file."""
+    """The value as a configuration file has it."""
     match kind:
         case Kind.DURATION:
             return f'"{value:g}s"'

@@ -11,7 +11,7 @@ from nodeagent.checks.base import Kind, Option
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Status
 
-#: For so many seconds a part must be worse: ports come up one after the other.
+#: A part must be worse for this number of seconds: ports come up one after the other.
 PATIENCE = 300.0
 #: Seconds after a boot in which none is compared: ports and drives come up late.
 BOOT_GRACE = 1200.0

@@ -2,13 +2,13 @@
 
 ``nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress ... error (First)``
 
-The driver's own word, Fatal, Non-fatal or Correctable, is part of the code: the same number comes
-with several. Some have no word, and are fatal where they say that the switch was shut down or its
-controller (SOE) has halted. Each SXid of the hardware is followed by a line that repeats its number
-with ``Severity 0`` or ``1`` and by one with its ``Data``. These are no SXids of their own, except a
-severity whose SXid had no word, or was lost: 1 is fatal and 0 is not (NVSWITCH_ERROR_SEVERITY_TYPE
-in ctrl_dev_nvswitch.h). A fatal one concerns all GPUs behind the switches, so the component is the
-node.
+The driver's severity word, Fatal, Non-fatal or Correctable, is part of the code: the same number
+comes with several. Some have no word, and are fatal where they state that the switch was shut down
+or its controller (SOE) has halted. Each SXid of the hardware is followed by a line that repeats its
+number with ``Severity 0`` or ``1`` and by one with its ``Data``. These are no SXids of their own,
+except a severity whose SXid had no word, or was lost: 1 is fatal and 0 is not
+(NVSWITCH_ERROR_SEVERITY_TYPE in ctrl_dev_nvswitch.h). A fatal one concerns all GPUs behind the
+switches, so the component is the node.
 """
 
 import re

@@ -30,7 +30,7 @@ _XID = re.compile(
 )
 
 # The kernel gives a printk of several lines as one record, its newlines escaped; where a line ends
-# differs between drivers. Drivers of before 331 write no colon and no second "GPU".
+# differs between drivers. Drivers before 331 write no colon and no second "GPU".
 _GAP = rb"(?: ?\\x0aNVRM: {0,2}| )"
 _OFF_BUS = re.compile(
     rb"NVRM: (?:GPU (?:at )?" + _ADDRESS + rb"(?:: GPU)? has fallen off the bus"
@@ -72,7 +72,7 @@ _NVLINK5 = re.compile(
 # A register that a cut line ends in may lack digits, so one that nothing follows has all eight.
 _REGISTER = re.compile(rb"0x(?:[0-9a-fA-F]{8}\b|[0-9a-fA-F]{1,8}(?=[, \])]))")
 
-# The name of a process: 15 bytes of its user's choice, each of which may stand as \xNN.
+# The name of a process: 15 bytes of its user's choice, each of which may be written as \xNN.
 _COMM = re.compile(
     rb"(?:pid[= ][^,]{0,32}, )?name='?(?:\\x[0-9a-f]{2}|[^\\]|\\(?!x[0-9a-f]{2})){0,15}"
 )
@@ -178,7 +178,7 @@ class XidCheck:
         )
 
     def _learn(self, raw_address: bytes, uuid: bytes) -> None:
-        """Keep the UUID where NVML has not told us one: NVML may no longer answer."""
+        """Keep the UUID where NVML has not given one: NVML may no longer answer."""
         address = normalise(raw_address.decode("ascii"))
         if address and self._gpus.has_gpu(address) and self._gpus.uuid(address) is None:
             self._gpus.learn(address, uuid.decode("ascii"))

@@ -2,7 +2,7 @@
 
 From NVIDIA's Xid catalogue ("Analyzing Xid errors with the Xid catalog", immediate actions). The
 *meaning* of a code for the node is the aggregator's policy, and its catalogue outranks this table.
-A code that is not here has no name, or asks for no action: it expires.
+A code that is not here has no name, or requires no action: it expires.
 """
 
 from nodeagent.model import ClearedBy
@@ -63,7 +63,7 @@ _AFTER_VERDICT = {
 
 
 def cleared_by(code: int) -> ClearedBy:
-    """The event that ends the Xid ``code``, unless its line says more."""
+    """The event that ends the Xid ``code``, unless its line is more specific."""
     if code in _REBOOT:
         return ClearedBy.REBOOT
     if code in _GPU_RESET:

@@ -1,4 +1,4 @@
-"""``[checks.NAME]``: a check's settings, read as its spec says; which checks there are."""
+"""``[checks.NAME]``: a check's settings, read by its spec; which checks there are."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -130,7 +130,7 @@ def read_monitor(top: Table, name: str, taken: Mapping[str, CheckSettings]) -> _
         document = json.loads(regular_file.read(path))
         source, foreign = str(document["source"]), _other_log(document)
         rules = [(at, dict(rule)) for at, rule in enumerate(document["rules"])]
-        # One rule is found for a line, and a lasting condition says more than an event.
+        # One rule is found for a line, and a lasting condition outranks an event.
         rules.sort(key=lambda each: each[1].get("type") != "permanent")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         top.problem(

@@ -20,7 +20,7 @@ from nodeagent.dataclass import dataclass
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the file.
+#: Seconds between two readings of the file.
 EVERY = 15.0
 
 #: The fields that can change under a running agent. It was built from all others.
@@ -87,7 +87,7 @@ class Reloader:
         found: "asyncio.Queue[Config | ConfigError]",
         ended: threading.Event,
     ) -> None:
-        """The thread: looks at the file, and passes on the content of one that has changed."""
+        """The thread: reads the file, and passes on the content of one that has changed."""
         while True:
             self._now.wait(self._every)
             self._now.clear()

@@ -158,8 +158,8 @@ def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) ->
     """The configuration in ``path``. Raises ConfigError with all of its errors.
 
     ``environ`` gives NODE_NAME, AGGREGATOR_ADDRESS, METRICS_LISTEN and METRICS_TOKEN_FILE.
-    Without ``with_checks``, ``[checks]``, ``[own]`` and kernel lines are left unread: that spares a
-    command which only asks the running agent the import of every check.
+    Without ``with_checks``, ``[checks]``, ``[own]`` and kernel lines are left unread: a client
+    command of the running agent then imports no check.
     """
     return _read(read_document(path), environ, with_checks=with_checks)
 
@@ -170,7 +170,7 @@ def default(environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
 
 
 def keys() -> list[str]:
-    """Every key that a file may have, dotted, tables included: the docs must tell of each."""
+    """Every key that a file may have, dotted, tables included: the docs must describe each."""
     document = _nothing()
     _read(document, {"NODE_NAME": "n"}, with_checks=True)
     return document.known()
@@ -346,8 +346,8 @@ def _is_local(address: str) -> bool:
 def _kernel_log(table: Table) -> KernelLogConfig:
     standard = KernelLogConfig()
     return KernelLogConfig(
-        # The default may be missing (a pod without privileges): the agent then says so and lives. A
-        # path that a person wrote down is meant to be there.
+        # The default may be missing (a pod without privileges): the agent then reports it and runs.
+        # A path that a person wrote down is meant to be there.
         path=table.read(
             "path", standard.path, values.existing_path, "the absolute path of the kernel log"
         ),

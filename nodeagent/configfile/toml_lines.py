@@ -1,4 +1,5 @@
-"""On which line of a TOML text does a key stand? ``tomllib`` doesn't say, and people want to know.
+"""The lines of a TOML text on which its keys are: ``tomllib`` doesn't report them, and messages
+need them.
 
 The scanner understands just as much TOML as finding keys needs (tables, arrays of tables, dotted
 and quoted keys, every kind of string), and expects a text that ``tomllib`` has already accepted.
@@ -14,7 +15,7 @@ _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _BASIC = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _LITERAL = re.compile(r"'[^'\n]*'")
-# Up to two quotes may stand right before the three that close a multi-line string.
+# Up to two quotes may come right before the three that close a multi-line string.
 _MULTI_BASIC = re.compile(r'"""(?:[^\\]|\\.)*?"""(?:"(?!""")){0,2}', re.DOTALL)
 _MULTI_LITERAL = re.compile(r"'''.*?'''(?:'(?!''')){0,2}", re.DOTALL)
 _SCALAR = re.compile(r"[^,\]}#\n]+")
@@ -22,7 +23,7 @@ _SPACE = re.compile(r"[ \t]*")
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Every key's path and the line (from 1) on which it first stands.
+    """Every key's path and the line (from 1) on which it first occurs.
 
     Elements of arrays are there too, by position: ``("checks", "reach", "targets", 1)``.
     """

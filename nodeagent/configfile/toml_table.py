@@ -1,6 +1,6 @@
-"""A TOML file whose keys a loader asks for; all problems are gathered, not only the first.
+"""A TOML file whose keys a loader reads; all problems are gathered, not only the first.
 
-The loader asks for each key it knows, with a parser; a key that it never asked for is unknown, and
+The loader reads each key that it knows, with a parser; a key that it never read is unknown, and
 the file's ``Document.finish`` reports it with the nearest known name.
 """
 
@@ -72,7 +72,7 @@ class Document:
         return table
 
     def known(self) -> list[str]:
-        """Every key that was asked for, dotted."""
+        """Every key that the loader has read, dotted."""
         return [dotted(path) for table in self._tables for path in table.known()]
 
     def finish(self) -> None:

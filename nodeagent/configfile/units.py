@@ -1,7 +1,7 @@
 """Quantities as people write them in the configuration: "30s", "1h30m", "95%", "1GiB", "host:port".
 
-Each function gives the value or raises a ValueError that says what is wrong (not what was expected:
-the caller knows that better).
+Each function gives the value or raises a ValueError that states what is wrong (not what was
+expected: the caller knows that better).
 """
 
 import ipaddress

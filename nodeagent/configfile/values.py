@@ -81,7 +81,7 @@ def size(value: Any) -> int:
 
 
 def with_unit(value: Any) -> str:
-    """A text; for a bare number the message says that the unit is missing."""
+    """A text; for a bare number the message states that the unit is missing."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise _wrong(value, " without a unit")
     return text(value)

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from nodeagent.model import Clearing, Evidence, FaultSighting, Gone, Loss, Observation
 from sickbay.v1 import limits
 
-#: Stands for a name that is empty where the contract wants one.
+#: Replaces an empty name where the contract requires one.
 UNNAMED = "unnamed"
 
 

@@ -38,7 +38,7 @@ _WORDS = 4096
 
 
 class BackupUnreadable(Exception):
-    """The copy is there, perhaps, but cannot be read; the text says why."""
+    """The copy is there, perhaps, but cannot be read; the text is the reason."""
 
 
 def read_copy(path: Path, *, patience: float = 5.0) -> bytes | None:
@@ -71,8 +71,8 @@ def read_copy(path: Path, *, patience: float = 5.0) -> bytes | None:
 class DiskBackup:
     """Copies the state file to the disk in a child process: rarely, one at a time, never awaited.
 
-    ``changed`` asks for a copy. It starts at most every ``interval`` seconds, and not while the one
-    before is still at it; then the next starts when that ends.
+    ``changed`` requests a copy. It starts at most every ``interval`` seconds, and not while the
+    earlier one still runs; then the next starts when that ends.
     """
 
     def __init__(self, source: Path, folder: Path, *, interval: float = 30.0) -> None:
@@ -162,7 +162,7 @@ def _last_line(output: bytes) -> str:
 
 
 def _abandon(child: "subprocess.Popen[bytes]") -> None:
-    """Leave a child that may never end; the kill ends it as soon as the disk lets go."""
+    """Leave a child that may never end; the kill ends it as soon as the disk answers."""
     child.kill()
     _forget(child)
 

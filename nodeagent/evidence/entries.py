@@ -11,13 +11,13 @@ from sickbay.v1 import limits
 #: The longest policy window: no rule uses older transitions.
 WINDOW = 86_400.0
 #: Transitions kept per component, occurrences per fault. More than these within a day is flapping
-#: or a burst, and a larger number would say no more.
+#: or a burst, and a larger number would show no more.
 TRANSITIONS = limits.MAX_TRANSITIONS
 OCCURRENCES = limits.MAX_OCCURRENCES
 #: Seconds. Only the first and the last of occurrences that come closer together are kept:
 #: a job that logs a hundred lines must not push out the job before it.
 BURST = 30.0
-#: Bytes of an entry on the wire beside its names, its texts and its history.
+#: Bytes of an entry on the wire without its names, its texts and its history.
 _REST = 128
 
 ComponentKey = tuple[str, str]  # check, component

@@ -59,7 +59,8 @@ class LatchLimits:
     faults_bytes: int = contract.MAX_FAULTS_BYTES
 
 
-#: An entry that was cut or left out is reported once, for so many causes; further causes are not.
+#: An entry that was cut or left out is reported once, for this number of causes; further causes are
+#: not.
 _MOST_REPORTED = 64
 
 
@@ -97,7 +98,7 @@ class Latch:
         self._reworded: dict[ComponentKey, float] = {}
         self._changed_faults: set[FaultKey] = set()
         self._sent: dict[tuple[str, ...], bytes] = {}
-        #: The digest of the evidence sent, until that changes: each heartbeat tells it.
+        #: The digest of the evidence sent, until that changes: each heartbeat carries it.
         self._digest: int | None = None
         self._components_bytes = 0
         self._held: dict[str, int] = {}  # components, by check
@@ -140,7 +141,7 @@ class Latch:
         named = set()
         changed = False
         for given in batch:
-            # First, because nearly every observation says the same as the one before it.
+            # First, because nearly every observation equals the one before it.
             if isinstance(given, Observation) and self._repeats(given):
                 named.add(given.component)
                 continue
@@ -164,7 +165,7 @@ class Latch:
         return changed
 
     def clear_by_operator(self, *, component: str, code: str) -> int:
-        """A person says that the fault is over; how many entries left.
+        """Remove a fault that a person reports as over; returns the number of entries removed.
 
         An empty ``component`` is every one of the code, an empty ``code`` every one of the
         component. Failed components that their check no longer names leave too.
@@ -279,7 +280,7 @@ class Latch:
         return True
 
     def _repeats(self, seen: Observation) -> bool:
-        """Whether it changes nothing in the latch: its component's entry says the same."""
+        """Whether it changes nothing in the latch: its component's entry is the same."""
         texts = (seen.check, seen.component, seen.reason, seen.message)
         if not all(isinstance(text, str) for text in texts):
             return False  # third-party code gave a value that is no text
@@ -351,7 +352,7 @@ class Latch:
         return f"more than {self._limits.components} components, or too long names; new ones go"
 
     def _report_full(self) -> None:
-        # Once, and not at every look of the check that has so many.
+        # Once, and not in every run of the check that has too many.
         self._report_once(self._full)
 
     def _sight(self, seen: FaultSighting, mark: int) -> bool:
@@ -398,7 +399,9 @@ class Latch:
         self._changed_faults.discard(fault.key)
 
     def _make_room(self) -> None:
-        """Drop the fault that matters least. It was not cleared, so no message says that it was."""
+        """Drop the fault that matters least. It was not cleared, so no message reports that it
+        was.
+        """
         least = min(self.faults.values(), key=_worth)
         self._drop_fault(least)
         self._lost_to_limits(f"more than {self._limits.faults} faults; {least.code} was dropped")
@@ -443,7 +446,7 @@ class Latch:
     def _count_absent(self, check: str, named: Collection[str]) -> bool:
         """Components of ``check`` that this whole look left out are missed, then dropped."""
         if sum((check, each) in self.components for each in named) == self._held.get(check, 0):
-            return False  # without a look at the components of all other checks
+            return False  # without reading the components of all other checks
         dropped = False
         for entry in self._absentees(check, named):
             entry.absent += 1

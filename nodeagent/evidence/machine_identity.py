@@ -1,7 +1,7 @@
 """Which machine a state file is of, so that another machine's evidence is never taken for its own.
 
 A golden image, a disk in another chassis, or a folder that several nodes share brings a file along
-that tells of faults of other hardware.
+that records faults of other hardware.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from nodeagent.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MachineIdentity:
-    """The node's name, and the ids that tell its hardware or system from others; empty: not known.
+    """The node's name, and the ids that distinguish its hardware or system; empty: not known.
 
     ``product_uuid`` is the firmware's (DMI), ``machine_id`` systemd's. A disk takes the latter
     along, so it is known only where the firmware has no UUID.

@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 class StateError(ValueError):
-    """A state document that cannot be used; the text says what is wrong with it."""
+    """A state document that cannot be used; the text states what is wrong with it."""
 
 
 class Unreleased(Exception):
@@ -26,7 +26,7 @@ class Unreleased(Exception):
 
 
 class AnotherMachine(StateError):
-    """The document is whole, and of another machine; the text says which."""
+    """The document is whole, and of another machine; the text names which."""
 
 
 @dataclass(slots=True)

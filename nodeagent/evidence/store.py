@@ -147,7 +147,7 @@ class Store:
 
 
 def _leave_out(path: Path, error: AnotherMachine, losses: list[Loss]) -> None:
-    """Say once that another machine's state lies there, though the file and its copy are its."""
+    """Report once that another machine's state lies there, though the file and its copy are its."""
     if any(str(error) in loss.message for loss in losses):
         return
     text = f"{path} is left out: {error}"

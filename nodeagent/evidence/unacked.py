@@ -2,8 +2,8 @@
 and components that are gone.
 
 All leave with the acknowledgement of a message that carried them; until then every snapshot carries
-them again. A clearing told twice has no further effect, nor does a component that is gone. A loss
-told twice may be counted twice, which is the right way to err.
+them again. A clearing that is reported twice has no further effect, nor has a component that is
+gone. A loss that is reported twice may be counted twice, which is the right way to err.
 """
 
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ Item = TypeVar("Item", Clearing, Loss, Gone)
 class _Owed(Generic[Item]):
     item: Item
     carried_by: int | None = None
-    #: Of a component that is gone: it was other than ok in its past, so that a quarantine may stand
-    #: on it.
+    #: Of a component that is gone: it was other than ok in its past, so that a quarantine may be
+    #: based on it.
     matters: bool = False
 
     def is_due(self, *, everything: bool) -> bool:
@@ -49,7 +49,7 @@ class UnackedEvents:
     _gone_bytes: int = 0
 
     def clear(self, clearing: Clearing) -> None:
-        """Owe this sign. The same one again is told again: it may have a new fault to end."""
+        """Owe this sign. The same sign is sent again: it may have a new fault to end."""
         key = (clearing.code, clearing.component, clearing.how)
         if self._clearings.pop(key, None) is not None:
             self._clearing_bytes -= _size(key)
@@ -65,7 +65,7 @@ class UnackedEvents:
 
     def take_gone(self, gone: Gone, *, matters: bool) -> None:
         """Owe that a component is there no more. If there are too many, those that never failed are
-        dropped first, because no quarantine can stand on them.
+        dropped first, because no quarantine can be based on them.
         """
         key = (gone.check, gone.component)
         self.drop_gone(key)
@@ -80,12 +80,12 @@ class UnackedEvents:
             self.drop_gone(least)
 
     def drop_gone(self, key: tuple[str, str]) -> None:
-        """The component (check, component) is there again, so its loss need not be told."""
+        """The component (check, component) is there again, so its loss need not be reported."""
         if self._gone.pop(key, None) is not None:
             self._gone_bytes -= _size(key)
 
     def add_loss(self, loss: Loss) -> None:
-        """Owe this loss, added to the losses of the same source that were not told yet."""
+        """Owe this loss, added to the losses of the same source that were not sent yet."""
         for unacked in self._losses:
             before = unacked.item
             if before.source == loss.source:
@@ -109,7 +109,7 @@ class UnackedEvents:
 
     @property
     def gone(self) -> list[tuple[Gone, bool]]:
-        """Components that are there no more, each with whether a quarantine may stand on it."""
+        """Components that are there no more, each with whether a quarantine may be based on it."""
         return [(unacked.item, unacked.matters) for unacked in self._gone.values()]
 
     @property

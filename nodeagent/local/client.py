@@ -1,4 +1,6 @@
-"""Ask the running agent over its unix socket. No HTTP library: a prolog pays for each import."""
+"""Send requests to the running agent over its unix socket. No HTTP library: a prolog pays for each
+import.
+"""
 
 import json
 import socket
@@ -12,11 +14,11 @@ _LARGEST = 32 * 1024 * 1024
 
 
 class NoAgent(Exception):
-    """No process listens on the socket; the text says what was found."""
+    """No process listens on the socket; the text states what was found."""
 
 
 class RequestRefused(Exception):
-    """The agent understood the request and refuses it; the text says why."""
+    """The agent understood the request and refuses it; the text is the reason."""
 
 
 class AgentTrouble(Exception):

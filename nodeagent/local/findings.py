@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.dataclass import dataclass
 from nodeagent.model import CheckInfo, ClearedBy, Status
 
-if TYPE_CHECKING:  # a command that asks the agent needs no latch
+if TYPE_CHECKING:  # a client command of the agent needs no latch
     from nodeagent.evidence.latch import Latch
 
 #: From best to worst. Unknown is no sickness, so it ranks below a component that is degraded.
@@ -35,8 +35,8 @@ class Result:
     age: float | None = None
 
 
-#: Faults that stand until a reset or a boot, and of which none is due: the shipped policy observes
-#: them. A Slurm node that was drained for one would lose work that goes on.
+#: Faults that last until a reset or a boot, and of which none is due: the shipped policy observes
+#: them. A Slurm node that was drained for one would lose work that still runs.
 OBSERVED = frozenset(
     {"xid:63", "xid:94", "xid:171", "xid:172", "kernel-oops:bug", "kernel-oops:oops"}
 )
@@ -61,7 +61,7 @@ class Latched:
     def status(self) -> Status:
         """The fault's status for ``check``'s exit code alone; policy is the aggregator's.
 
-        A fault that ends by time alone (an application's fault) or that asks for no action (a
+        A fault that ends by time alone (an application's fault) or that requires no action (a
         contained error) is degraded, and one that an earlier agent may have dealt with is no fault
         of today.
         """

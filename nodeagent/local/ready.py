@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Entries of evidence in one answer.
 MOST_NAMED = 32
-#: The name of the entry that stands for a driver that the agent has released.
+#: The name of the entry for a driver that the agent has released.
 RELEASED = "gpu-driver-released"
 
 

@@ -132,7 +132,7 @@ def _check_metrics(page: "_MetricsText", checks: Sequence[Scheduled], now: float
     each("errors_total", "counter", "Runs that ended with a defect of the check.", "errors")
     each("hangs_total", "counter", "Runs that exceeded their deadline.", "hangs")
     each("duration_seconds", "gauge", "How long the latest run took.", "last_duration")
-    # A look that hangs has not ended, and its check is no success for as long as that goes on.
+    # A run that hangs has not ended, and its check is no success as long as that lasts.
     looked = [check for check in checks if check.looks or check.hung_since is not None]
     well = [({"check": c.name}, int(not c.error and c.hung_since is None)) for c in looked]
     about = "1 when the latest run ended without error and in time, also if it found a fault."

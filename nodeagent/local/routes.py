@@ -17,7 +17,7 @@ from nodeagent.scheduler import Scheduler
 from nodeagent.sources.process_state import StuckTask, stuck
 from nodeagent.version import VERSION
 
-#: Seconds between two looks at the tasks in the kernel.
+#: Seconds between two readings of the tasks in the kernel.
 _STUCK_FOR = 0.25
 
 
@@ -63,14 +63,16 @@ class LocalRoutes:
         )
 
     def public_routes(self) -> Routes:
-        """For a port, where any client may ask: no evidence by name, and no order is taken."""
+        """For a port, where any client may send requests: no evidence by name, and no order is
+        accepted.
+        """
         return {
             ("GET", "/healthz"): self._healthz,
             ("GET", "/metrics"): self._metrics,
         }
 
     async def _healthz(self, _: bytes) -> LocalResponse:
-        """Whether the event loop turns: no driver, disk or aggregator is asked."""
+        """Whether the event loop turns: no driver, disk or aggregator is involved."""
         return json_answer({"status": "ok"})
 
     async def _results(self, _: bytes) -> LocalResponse:

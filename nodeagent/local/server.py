@@ -3,7 +3,7 @@
 Small on purpose: an HTTP library would cost the agent as much memory as gRPC does. One request a
 connection, answered at once; a slow client is cut off.
 
-The socket is 0600: only a person who may become root on the node may ask.
+The socket is 0600: only a person who may become root on the node may connect.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _REASONS = {
 
 
 class AlreadyRunning(Exception):
-    """Another live agent serves this node; the text says how it was seen."""
+    """Another live agent serves this node; the text states how it was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class LocalServer:
             return json_answer({"error": "expected Authorization: Bearer TOKEN"}, 401)
         try:
             return await route(body)
-        except Exception as error:  # outermost edge: the client hears of it, the agent lives on
+        except Exception as error:  # outermost edge: the client gets the error, the agent runs on
             log.exception("request %s %s failed", method, path)
             return json_answer({"error": f"{type(error).__name__}: {error}"}, 500)
 

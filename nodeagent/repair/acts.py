@@ -3,7 +3,7 @@
 Facts (NVSentinel issues 1690 and 1691, PR 1243; gpu-operator issue 118): ``nvidia-smi --gpu-reset``
 is refused with exit code 255 and "In use by another client" while any process has the GPU open. It
 drops and restores persistence mode itself if it reaches the daemon's socket; without the socket it
-is refused until persistence mode is off. In clouds that block the reset it says "Unknown Error".
+is refused until persistence mode is off. In clouds that block the reset it prints "Unknown Error".
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -150,7 +150,7 @@ def _read_ring(fd: int, kept: "deque[str]") -> None:
         except BlockingIOError:
             return  # all of it was read
         except BrokenPipeError:
-            continue  # records were overwritten meanwhile; the next read goes on after them
+            continue  # records were overwritten meanwhile; the next read continues after them
         if not record:
             return
         kept.append(record.split(b"\n", 1)[0].decode("utf-8", "replace"))

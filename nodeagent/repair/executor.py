@@ -3,7 +3,7 @@
 The order of steps is what makes it safe (docs/decisions/0027-orders-to-the-agent.md):
 
 1. the order is recorded on the disk, then answered ACCEPTED;
-2. the driver is let go of, and no process has a GPU open;
+2. the driver is released, and no process has a GPU open;
 3. evidence is collected and written to the disk;
 4. GPU users are checked once more;
 5. the aggregator grants permission to begin, which counts for seconds (permission.py);
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 16
 #: Cancelled and refused orders whose ids are kept in memory.
 _MOST_REMEMBERED = 1024
-#: Seconds for which the driver is let go of beyond the act's own limit.
+#: Seconds for which the driver stays released beyond the act's own limit.
 _SPARE = 120.0
 #: Seconds that RUNNING gets to reach the aggregator before a reboot takes the network away.
 _FAREWELL = 5.0
@@ -89,9 +89,9 @@ class OperationReport:
 class RepairExecutor:
     """Takes orders, records them and carries them out.
 
-    ``gpus`` are the UUIDs that the node has; ``was_reset`` is told of GPUs whose reset is proved;
-    ``latched`` gives the node's faults, for the evidence. ``wake``: there is something to send;
-    ``wall`` gives seconds since 1970.
+    ``gpus`` are the UUIDs that the node has; ``was_reset`` is called with GPUs whose reset is
+    proved; ``latched`` gives the node's faults, for the evidence. ``wake``: there is something to
+    send; ``wall`` gives seconds since 1970.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RepairExecutor:
                 order = await self._orders.get()
                 await self._take(order)
         finally:
-            # A test's programs end with it; a reboot's order to the machine stands.
+            # A test's programs end with it; a reboot's order to the machine stays in force.
             if self._running is not None:
                 self._running.cancel()
                 await asyncio.gather(self._running, return_exceptions=True)
@@ -170,7 +170,7 @@ class RepairExecutor:
                 await self._journal.save(operations)
         except NotRecorded as error:
             self.problem = str(error)
-            log.error(  # noqa: TRY400  # no defect: a traceback would tell a person less
+            log.error(  # noqa: TRY400 # no defect: a traceback would help a person less
                 "no order is obeyed: %s", error, extra={"event": "repair.record_unusable"}
             )
             return
@@ -179,7 +179,7 @@ class RepairExecutor:
         for operation in changed:
             self._log(operation)
         if any(each.reason in ("interrupted", "agent-restarted") for each in changed):
-            # The agent before this one let go of the driver for an order that is over.
+            # The agent before this one released the driver for an order that is over.
             await self._take_up_driver()
         self._report_all()
 
@@ -222,7 +222,7 @@ class RepairExecutor:
                 await self._put(replace(operation, acknowledged=True), report=False)
 
     async def due(self) -> list[OperationReport]:
-        """What is to be sent now; asked again it is not given again."""
+        """What is to be sent now; a second call does not return it again."""
         reports = []
         while self._passing:
             reports.append(OperationReport(self._passing.popleft(), self._boot_id, {}))
@@ -468,7 +468,9 @@ class RepairExecutor:
             raise _Refused("no-evidence", f"evidence could not be kept: {error}") from error
 
     async def _reboot(self, operation: Operation) -> ActEnd:
-        """Told first, so that the evidence is away before the network is. Then wait to be ended."""
+        """Report first, so that the evidence is sent before the network is gone. Then wait to be
+        ended.
+        """
         event = self._sent[operation.operation_id] = asyncio.Event()
         try:
             with contextlib.suppress(TimeoutError):
@@ -528,7 +530,7 @@ class RepairExecutor:
     # -- the record ----------------------------------------------------------------------------
 
     async def _put(self, operation: Operation, *, report: bool = True) -> None:
-        """Record on the disk, then tell. Raises NotRecorded, with the record as it was."""
+        """Record on the disk, then report. Raises NotRecorded, with the record as it was."""
         assert self._operations is not None
         async with self._saving:
             before = self._operations.get(operation.operation_id)
@@ -544,7 +546,7 @@ class RepairExecutor:
             self._report(operation.operation_id)
 
     async def _record_end(self, operation: Operation) -> None:
-        """The end stands even where it cannot be recorded: the next agent then says UNKNOWN."""
+        """The end counts even where it cannot be recorded: the next agent then reports UNKNOWN."""
         try:
             await self._put(operation)
         except NotRecorded as error:
@@ -568,7 +570,7 @@ class RepairExecutor:
         return self._operations.get(operation.operation_id) or operation
 
     def _pass(self, operation: Operation) -> None:
-        """Tell once what is not recorded."""
+        """Report once what is not recorded."""
         self._log(operation)
         self._passing.append(operation)
         self._wake()

@@ -1,6 +1,6 @@
 """The record of operations on the node's disk: durable before an act, or there is no act.
 
-One file, replaced whole: written beside, fsync, rename, fsync of the folder. A disk that hangs
+One file, replaced whole: written next to it, fsync, rename, fsync of the folder. A disk that hangs
 holds a thread and not the agent; as long as it hangs every order is refused.
 """
 
@@ -26,7 +26,7 @@ _MOST_DETAILS = 64
 
 
 class NotRecorded(Exception):
-    """The record could not be read or written; the text says why and what to do."""
+    """The record could not be read or written; the text states why and what to do."""
 
 
 class Journal:
@@ -55,7 +55,7 @@ class Journal:
         await self._guarded(lambda: self._replace_details(operation_id, content))
 
     async def details(self, operation_id: str) -> dict[str, Any]:
-        """Empty when there are none (any more), or they cannot be read: results say it without."""
+        """Empty when there are none (any more), or they cannot be read: results do without them."""
         try:
             found: dict[str, Any] = await self._guarded(lambda: self._read_details(operation_id))
         except NotRecorded:

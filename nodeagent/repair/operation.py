@@ -81,7 +81,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An order that was recorded. ``began`` says that its act was begun, or about to be.
+    """An order that was recorded. ``began``: its act was begun, or about to be.
 
     ``wall`` and ``boottime`` (seconds) are of its acceptance; ``seconds`` is how long it took.
     """
@@ -149,7 +149,9 @@ class Operations:
         return age < self.window
 
     def is_full(self) -> bool:
-        """Whether there is no room for another: so many results that no aggregator has taken."""
+        """Whether there is no room for another: too many results that no aggregator has
+        accepted.
+        """
         return len(self.known) >= 2 * MOST
 
     def unfinished(self) -> list[Operation]:
@@ -213,7 +215,7 @@ class Operations:
 
 
 def recovered(operation: Operation, boot_id: str) -> Operation:
-    """The operation as it stands when an agent starts in the boot ``boot_id``."""
+    """The operation as it is when an agent starts in the boot ``boot_id``."""
     other_boot = operation.boot_id != boot_id
     may_be_proved = operation.began and operation.state in (
         RepairState.RUNNING,

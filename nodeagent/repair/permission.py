@@ -1,8 +1,8 @@
 """Requests permission to begin an act from the aggregator, immediately before the act.
 
-An order says what was wanted when it was sent. The permission says that it still is: the aggregator
-reads the cluster's state for it. Without a permission that is fresh nothing begins, so no message
-has to arrive for an order to end.
+An order states what was wanted when it was sent. The permission states that it still is: the
+aggregator reads the cluster's state for it. Without a permission that is fresh nothing begins, so
+no message has to arrive for an order to end.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""``sickbay-agent simulate``: from its options to a fleet that runs until it is told to stop."""
+"""``sickbay-agent simulate``: from its options to a fleet that runs until a signal stops it."""
 
 import argparse
 import asyncio
@@ -199,7 +199,7 @@ def _uplink(options: argparse.Namespace, name: str) -> UplinkConfig:
 
 
 def _sharing(connections: int, number: int) -> dict[str, int]:
-    """Options of gRPC for the ``number``-th node: its own connection, or one of so many.
+    """Options of gRPC for the ``number``-th node: its own connection, or one of ``connections``.
 
     Channels of the same arguments share a connection through gRPC's global pool.
     """

@@ -70,7 +70,7 @@ Act = Fault | ScenarioState | Clear | ScenarioReboot | Away
 class ScenarioEvent:
     """``act`` happens ``at`` seconds after the start, and is undone after ``lasting`` (0: never).
 
-    ``nodes``: so many, drawn by the seed, or the named ones, or all (None).
+    ``nodes``: a number, drawn by the seed, or the named ones, or all (None).
     """
 
     at: float
@@ -89,7 +89,7 @@ class Known:
 
 
 class ScenarioError(Exception):
-    """A line that cannot be carried out; the text says why and what was expected."""
+    """A line that cannot be carried out; the text states why and what was expected."""
 
 
 def read_scenario(path: Path, known: Known) -> list[ScenarioEvent]:

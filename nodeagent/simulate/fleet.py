@@ -1,4 +1,4 @@
-"""The simulated nodes of one process: starts them, lets the events happen, says how they are."""
+"""The simulated nodes of one process: starts them, lets the events happen, reports how they are."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 #: Nodes that begin to connect per second, so that a start is no stampede of its own.
 STARTS_PER_SECOND = 500.0
-#: Seconds between two looks at how many have a stream, where that has changed.
+#: Seconds between two counts of the nodes with a stream, where that has changed.
 LOOK = 0.5
-#: The pause after a look is at least so many times as long as it took.
+#: The pause after a count is at least this many times as long as the count took.
 REST = 50.0
 #: Seconds for last messages.
 FAREWELL = 3.0

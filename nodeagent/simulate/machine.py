@@ -40,7 +40,7 @@ _RATES = ("pcie-replays", "nvlink-errors")
 _DISKS = ("/", "/scratch")
 _SWITCH = "0000:c1:00"
 
-#: How the driver's line goes on; another code says that it is simulated.
+#: How the driver's line continues; that of any other code states that it is simulated.
 _TEXTS = {
     13: "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0): Out Of Range Address",
     31: "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted",
@@ -54,7 +54,7 @@ _TEXTS = {
 
 
 class _Gpus(GpuMap):
-    """Those that were given, and one NVSwitch: there is no bus to look at."""
+    """Those that were given, and one NVSwitch: there is no bus to read."""
 
     def has_switch(self, address: str) -> bool:
         return address == _SWITCH

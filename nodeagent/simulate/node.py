@@ -35,7 +35,7 @@ class SimulatedNode:
     """It is the ``Host`` of its stream. The latch lives as long as the process: there is no disk.
 
     ``draw`` gives a number from [0, 1); ``jitter`` the same, for delays that may differ from run to
-    run. ``on_change`` is told when its stream has come or gone, or could not be had.
+    run. ``on_change`` is called when its stream has come or gone, or could not be opened.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ class Stack:
     def stands_on(self, name: str, sector: int | None) -> bool:
         """Whether trouble on device ``name`` is this mount's.
 
-        A disk's sector counts only within the partitions that the mount stands on: the swap beside
-        them is not its trouble. ``name`` may be an NVMe path ("nvme0c1n1") of its disk.
+        A disk's sector counts only within the mount's partitions: the swap next to them is not its
+        trouble. ``name`` may be an NVMe path ("nvme0c1n1") of its disk.
         """
         if name not in self.names:
             return False
@@ -49,7 +49,7 @@ class Stack:
 
 
 def stack(machine: HostRoots, mount: Mount) -> Stack:
-    """The devices that the mount stands on. Empty where sysfs does not know its device."""
+    """The devices below the mount. Empty where sysfs does not know its device."""
     names: set[str] = set()
     extents: list[Extent] = []
     for place in _places(machine, mount):
@@ -128,7 +128,7 @@ def _named(machine: HostRoots, numbers: str) -> str:
 
 
 class Stacks:
-    """The stacks of the mounts that matter, looked at again when asked and a while has passed.
+    """The stacks of the mounts that matter, read again on a request once a while has passed.
 
     ``mounts`` gives the mounts and may raise OSError. A mount whose device has left keeps the stack
     that it had: that is when its name is in the log.
@@ -155,13 +155,13 @@ class Stacks:
         self._stacks = kept
 
     def points(self, name: str, sector: int | None) -> tuple[str, ...]:
-        """The mounts that stand on device ``name`` (at ``sector``), or "MAJOR:MINOR"."""
+        """The mounts on device ``name`` (at ``sector``), or "MAJOR:MINOR"."""
         if ":" in name:
             name = _named(self._machine, name)
         return tuple(each.point for each in self._stacks.values() if each.stands_on(name, sector))
 
     def controller(self, controller: str) -> tuple[str, ...]:
-        """The mounts that stand on an NVMe controller's disks."""
+        """The mounts on an NVMe controller's disks."""
         found = [
             point
             for disk in sorted(namespaces(self._machine, controller))

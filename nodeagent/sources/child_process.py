@@ -1,7 +1,7 @@
 """A short-lived program, exec'd, whose lines are read as they come.
 
 Never forked from within (the agent runs gRPC), no thread, and no waiting: a child that hangs in
-the kernel is left to hang while the agent goes on, and is reaped in the moment that it ends.
+the kernel is left to hang while the agent continues, and is reaped in the moment that it ends.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ __all__ = ["ChildProcess", "python", "signal_name"]
 _READ = 65536
 _LINE_LIMIT = 65536  # a child that never ends its line is cut, not collected
 _LAST_WORDS = 500
-_REAP_SECONDS = (0.002, 1.0)  # between looks at a child whose output ended: first, and most
+_REAP_SECONDS = (0.002, 1.0)  # between polls of a child whose output ended: first, and most
 
 
 def signal_name(number: int) -> str:
@@ -82,7 +82,7 @@ class ChildProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """Ask the kernel to end the child. In state D it stays until its system call returns."""
+        """Send the child SIGKILL. In state D it stays until its system call returns."""
         self._process.kill()
 
     def hang_up(self) -> None:

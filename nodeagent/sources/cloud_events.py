@@ -6,10 +6,10 @@
 - AWS, IMDSv2: a token by PUT, then ``events/maintenance/scheduled``, ``spot/instance-action`` and
   ``events/recommendations/rebalance``; 404 is "nothing".
 - GCP: ``instance/maintenance-event``, ``instance/upcoming-maintenance`` and ``instance/preempted``
-  with ``Metadata-Flavor: Google``, which the answer must carry too. The first one's word comes 60 s
-  before the event, and at once where no client asks: only asking buys the notice. The second tells
-  of windows that are weeks away, for the machines that have them (those with many GPUs, and bare
-  metal); its keys are written in more than one way. 404 is "not for this machine".
+  with ``Metadata-Flavor: Google``, which the answer must carry too. The first one reports 60 s
+  before the event, or at once where no client polls: only polling gives the notice. The second
+  reports windows that are weeks away, for the machines that have them (those with many GPUs, and
+  bare metal); its keys are written in more than one way. 404 is "not for this machine".
   https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event
 
 Redirects are not followed: no cloud sends one, and a captive portal does.

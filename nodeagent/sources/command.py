@@ -46,7 +46,7 @@ class CommandStuck:
 
 
 class CommandProcess:
-    """One command, one run at a time. ``time_limit`` is in seconds; ``host_root`` is told to it.
+    """One command, one run at a time. ``time_limit`` is in seconds; ``host_root`` is passed to it.
 
     ``kept`` are the bytes of its output that are kept, ``most`` those after which it is ended.
     """
@@ -97,7 +97,7 @@ class CommandProcess:
             )
         try:
             outcome = Outcome(**json.loads(line_read.result()))
-        except (ValueError, TypeError):  # a traceback in place of the one line
+        except (ValueError, TypeError):  # a traceback instead of the one line
             return Outcome(
                 broken=f"the process that runs it failed: {child.last_words or line_read.result()}"
             )

@@ -5,7 +5,7 @@
 LIMIT is in seconds, KEPT the bytes of standard output that are kept, MOST those of both streams
 after which the program is ended: reading more would cost a core.
 
-It stands between the agent and the program, since a program may fork, hang and print without end:
+It runs between the agent and the program, since a program may fork, hang and print without end:
 every process that the program starts, even one that detaches itself, comes back to this process (a
 subreaper) and is ended with it. The program gets no terminal, no open file and nothing of the
 agent's environment, and is the first to go when memory runs out.

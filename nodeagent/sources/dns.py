@@ -34,7 +34,7 @@ class Reply:
 
 
 def nameservers(machine: HostRoots) -> tuple[str, ...]:
-    """The addresses that the host's resolver asks. Raises OSError."""
+    """The addresses that the host's resolver queries. Raises OSError."""
     path = machine.host("/etc/resolv.conf")
     if path.is_symlink() and (target := path.readlink()).is_absolute():
         path = machine.host(str(target))  # and not that path of the pod
@@ -61,7 +61,7 @@ def is_address(text: str) -> bool:
 
 
 def question(name: str, ident: int) -> bytes:
-    """A packet that asks for the addresses of ``name``; empty: for the root's name servers.
+    """A packet that requests the addresses of ``name``; empty: for the root's name servers.
 
     Raises ValueError for a text that cannot be a name.
     """

@@ -1,8 +1,8 @@
 """The NVIDIA driver's kernel log messages that the checks of the GPUs must know.
 
 A load of the driver is a sign that faults which a reset of a GPU ends are over: no part of the
-GPU's running state survives it. An Xid that the log has told need not be told by NVML once more.
-The log's check writes both down here.
+GPU's running state survives it. An Xid that the log has reported need not be reported by NVML once
+more. The log's check writes both down here.
 """
 
 import math

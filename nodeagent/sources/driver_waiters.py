@@ -1,8 +1,8 @@
 """Threads that wait in the NVIDIA driver and cannot be killed, and who they are.
 
-All threads of the machine are read, which takes 12 us each: a caller asks only while it has another
-reason to suspect the driver. *Waits* is exact: a thread in state D at two looks whose count of
-voluntary context switches has not moved has waited all the time between them.
+All threads of the machine are read, which takes 12 us each: a caller reads them only while it has
+another reason to suspect the driver. *Waits* is exact: a thread in state D at two readings whose
+count of voluntary context switches has not moved has waited all the time between them.
 
 /proc/PID/stack would name the module. It is not read, because it takes the lock that an exec holds
 (exec_update_lock), and an exec that unmaps a wedged driver's memory holds it for good.

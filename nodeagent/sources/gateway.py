@@ -1,10 +1,10 @@
 """Whether a gateway answers: one ICMP echo; without an answer, the kernel's neighbour table.
 
 Clouds' gateways drop echoes and still answer ARP. An unanswered echo has made the kernel resolve
-the neighbour anew, so its neighbour table tells which it is; that question may block behind a
-hung network driver, so a child asks it. (Asking the table first would save one packet in half a
-minute and cost a process each time. /proc/net/arp needs no child and has no proof: its flag is the
-same for a stale entry, and an entry stays stale where a packet filter drops the echo.)
+the neighbour anew, so its neighbour table shows which it is. That query may block behind a hung
+network driver, so a child makes it. (Reading the table first would save one packet in half a minute
+and cost a process each time. /proc/net/arp needs no child and has no proof: its flag is the same
+for a stale entry, and an entry stays stale where a packet filter drops the echo.)
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _ECHO_REPLY = {socket.AF_INET: 0, socket.AF_INET6: 129}
 _DISCARD = 9
 _ECHO_SECONDS = 1.0
 _BRIEF_SECONDS = 0.5
-#: Seconds to resolve a silent neighbour: the kernel gives a stale entry 5 s before it asks, then
-#: asks three times, a second apart.
+#: Seconds to resolve a silent neighbour: the kernel gives a stale entry 5 s before it sends a
+#: request, then sends three, a second apart.
 PATIENCE = 10.0
 
 
@@ -44,7 +44,7 @@ class GatewayReply:
 
 
 class GatewayProbe:
-    """Asks one gateway after another; has at most one question to the kernel that hangs."""
+    """Queries one gateway after another; has at most one query of the kernel that hangs."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -67,7 +67,7 @@ class GatewayProbe:
     async def query_once(self, route: DefaultRoute) -> GatewayReply:
         """The same in half a second: for a person who waits.
 
-        The kernel is asked once, for what the echo has made it find out until then.
+        The kernel is queried once, for what the echo has made it find out until then.
         """
         assert route.gateway is not None
         taken, _ = await self._try_echo(route.gateway, route.interface, _BRIEF_SECONDS)
@@ -76,7 +76,7 @@ class GatewayProbe:
         return await self._resolve(route.gateway, route.interface, 0.0)
 
     async def _resolve(self, gateway: str, interface: str, patience: float) -> GatewayReply:
-        """Ask the kernel for the neighbour's state, and go on sending so that it finds out."""
+        """Query the kernel for the neighbour's state, and keep sending so that it finds out."""
         if self._stuck is not None and not self._stuck.ended.done():
             spot = where(self._stuck.pid)
             return GatewayReply(False, f"no echo; the kernel's neighbour table is stuck: {spot}")
@@ -116,7 +116,7 @@ class GatewayProbe:
         begun = self._clock.boottime()
         try:
             return await echo(address, interface, self._clock, within), ""
-        except OSError as error:  # the kernel says "no route to host" when ARP gets no answer
+        except OSError as error:  # the kernel reports "no route to host" when ARP gets no answer
             await asyncio.sleep(max(0.0, begun + within - self._clock.boottime()))
             return None, f"; {error.strerror}"
 

@@ -146,7 +146,7 @@ class NvLinks:
 
     ``errors`` has the error counters of the active ones, by kind ("replay", "crc", "recovery", ...)
     and link number; a kind that the GPU does not count is absent. With None they could not be read.
-    ``bit_error_rates``: effective ones by link number, where the driver tells them (NVLink 5).
+    ``bit_error_rates``: effective ones by link number, where the driver reports them (NVLink 5).
     """
 
     states: tuple[bool, ...]
@@ -180,7 +180,7 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """Limits that the driver enforces; None where it does not tell one.
+    """Limits that the driver enforces; None where it does not report one.
 
     ``slowdown`` and ``memory`` are temperatures in Celsius: where the clocks are lowered, and the
     highest that the memory may have. ``power`` in watts. ``persistence``: the driver stays loaded
@@ -197,14 +197,14 @@ class GpuLimits:
 class Gpu:
     """One GPU by its NVML index.
 
-    ``uuid`` and ``pci`` ("0000:3b:00") are empty only when the GPU never said them to this worker.
-    A value that could not be read is None and its call is in ``errors`` with NVML's return code.
-    ``clocks`` are the bits of nvmlClocksEventReasons, ``sm_clock`` is in MHz, ``load`` the
+    ``uuid`` and ``pci`` ("0000:3b:00") are empty only when this worker never read them from the
+    GPU. A value that could not be read is None and its call is in ``errors`` with NVML's return
+    code. ``clocks`` are the bits of nvmlClocksEventReasons, ``sm_clock`` is in MHz, ``load`` the
     percentage of the last moments in which a kernel ran, ``replays`` a counter of the PCIe link,
     ``inforom`` the code of its latest validation. The values from ``reserve`` on change seldom:
     they may be five minutes old, the validation a day. ``temperature`` and ``memory_temperature``
     are in Celsius, ``margin`` is in degrees below the nearest slowdown (from Hopper on), ``power``
-    in watts, all of this moment; ``c2c`` tells of each link to the CPU whether it is active.
+    in watts, all of this moment; ``c2c`` has for each link to the CPU whether it is active.
     ``compute_mode`` is nvmlComputeMode_t; ``licensed`` is None of a GPU that needs no licence.
     ``pids`` are the processes that have a context on it, only in a sample that requests them.
     """
@@ -243,7 +243,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """An Xid that NVML told of in the sample taken ``at``; it came after ``since``.
+    """An Xid that NVML reported in the sample taken ``at``; it came after ``since``.
 
     Both are boottime seconds. Events of the same sample may be many.
     """
@@ -260,7 +260,7 @@ class GpuSample:
     """One look through NVML, taken ``at`` boottime seconds.
 
     With ``trouble`` set, ``gpus`` holds those that had answered before it (usually no GPU).
-    ``stuck`` says, for people, where an abandoned worker hangs; the sample is its replacement's.
+    ``stuck`` states, for people, where an abandoned worker hangs; the sample is its replacement's.
     ``excluded``: addresses of GPUs that the driver leaves out because a person configured it so.
     ``cc_ready``: whether GPUs of a confidential machine accept work; None on any other.
     """

@@ -23,7 +23,7 @@ _PENDING = (b"SigPnd:", b"ShdPnd:")
 
 
 class GpuUsersUnknown(Exception):
-    """It cannot be seen which processes use a GPU; the text says why and what to do."""
+    """It cannot be seen which processes use a GPU; the text states why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

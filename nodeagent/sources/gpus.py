@@ -17,11 +17,11 @@ _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # PCI base class: VGA and 3D controllers
 _BRIDGE_OTHER = "0x0680"  # PCI class of an NVSwitch
 
-#: Seconds between two looks at sysfs when an unknown address is asked for: a flood of lines about
+#: Seconds between two scans of sysfs when an unknown address is looked up: a flood of lines about
 #: GPUs that are not there must stay cheap.
 _RESCAN_AFTER = 5.0
 
-#: Seconds for which a look at sysfs serves all callers that list the addresses.
+#: Seconds for which a scan of sysfs serves all callers that list the addresses.
 _FRESH_FOR = 60.0
 
 _ADDRESS = re.compile(

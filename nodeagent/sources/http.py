@@ -1,6 +1,6 @@
 """One HTTP/1.1 request, for servers of the node and of its cloud: no redirects, no proxy, no TLS.
 
-Addresses only, no names: a resolver blocks, and the servers asked here (a kubelet, a metadata
+Addresses only, no names: a resolver blocks, and the servers queried here (a kubelet, a metadata
 service) have a fixed address. The answer is bounded, whatever the server sends.
 """
 
@@ -89,7 +89,7 @@ async def request(
 ) -> Response:
     """One request without a body, on a connection of its own. Raises HttpError.
 
-    ``host`` is the name that the server is asked by, where that is not its address. ``deadline``
+    ``host`` is the server's name in the request, where that is not its address. ``deadline``
     (seconds) is for all of it, ``limit`` (bytes) for the answer's body; with None a body of any
     length is left unread.
     """

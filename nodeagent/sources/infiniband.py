@@ -1,8 +1,8 @@
 """InfiniBand and RoCE ports as ``/sys/class/infiniband`` shows them (the kernel's
 Documentation/ABI/stable/sysfs-class-infiniband).
 
-Listing them touches no device. Their files do: many drivers ask their firmware, which may hang, so
-a child reads those (``DiskProbe.files``). A driver that refuses a file refuses it for ever, some
+Listing them touches no device. Their files do: many drivers query their firmware, which may hang,
+so a child reads those (``DiskProbe.files``). A driver that refuses a file refuses it for ever, some
 with a line in the kernel log each time, so such a file is read once.
 """
 
@@ -87,7 +87,7 @@ def _ports(device: Path) -> list[str]:
 
 
 def parse_port(values: Mapping[str, str]) -> Port | None:
-    """The port, of its files' texts by name, or None when it does not even tell its state. Pure."""
+    """The port, of its files' texts by name, or None when not even its state can be read. Pure."""
     state = _after_number(values.get("state", ""))
     if not state:
         return None
@@ -120,7 +120,7 @@ class PortReader:
         self._refused: dict[Place, frozenset[str]] = {}
 
     async def read(self, places: list[Place]) -> dict[Place, Port | Hung | str]:
-        """Each port, or how it hangs, or a text that says why there is none."""
+        """Each port, or how it hangs, or a text with the reason why there is none."""
         self._refused = {place: self._refused.get(place, frozenset()) for place in places}
         names = {place: self._names(place) for place in places}
         groups = [[self._path(place, name) for name in names[place]] for place in places]

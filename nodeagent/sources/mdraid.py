@@ -56,7 +56,7 @@ def _array(folder: Path) -> Array | None:
     md = folder / "md"
     state = small_text(md / "array_state")
     # A cleared array is only a name. External metadata without a level is a container, which is
-    # never active: its arrays are listed beside it.
+    # never active: its arrays are listed next to it.
     if state in ("", "clear"):
         return None
     level = small_text(md / "level")

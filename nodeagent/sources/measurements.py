@@ -6,7 +6,7 @@ a lost one does no harm.
 
 from nodeagent.dataclass import dataclass
 
-#: Seconds for which a value stands without a newer one: twice the longest shipped interval.
+#: Seconds for which a value holds without a newer one: twice the longest shipped interval.
 FRESH = 300.0
 #: Series of one node; those beyond are not kept.
 _MOST = 256
@@ -16,7 +16,7 @@ _MOST_VALUE = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measurement of one part. ``model`` tells parts of different kinds apart."""
+    """One measurement of one part. ``model`` distinguishes parts of different kinds."""
 
     measure: str
     component: str

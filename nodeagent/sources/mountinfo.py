@@ -1,8 +1,8 @@
 """The mount table: all mounts, and those that are disks worth watching.
 
 Format: proc_pid_mountinfo(5). Two sets of flags matter and differ: a mount's own ("rw" before the
-hyphen) and its superblock's (after it). A bind mount may be read-only over a healthy disk; only
-the superblock's flag tells that the filesystem itself stopped writing.
+hyphen) and its superblock's (after it). A bind mount may be read-only over a healthy disk; only the
+superblock's flag shows that the filesystem itself stopped writing.
 """
 
 import fnmatch
@@ -36,7 +36,7 @@ _IMAGES = frozenset(
         *("udf", "vfat"),
     )
 )
-#: A look at such a mount would mount it.
+#: Access to such a mount would mount it.
 _NEVER = frozenset({"autofs"})
 _LOOP_MAJOR, _LOOP = "7:", "/dev/loop"
 #: Volumes of pods come and go with them and are their tenants' business.
@@ -57,8 +57,8 @@ _CONTAINER = re.compile(
 _VENDOR_PARTITIONS = frozenset({"OEM", "OEM-CONFIG", "RECOVERY", "USR-A", "USR-B"})
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _ESCAPED = re.compile(rb"[ \t\n\\]")
-#: Filesystems that hold no files of their own. Told before a line is parsed in full, because a
-#: node with hundreds of pods has thousands of such lines.
+#: Filesystems that hold no files of their own. They are recognised before a line is parsed in full,
+#: because a node with hundreds of pods has thousands of such lines.
 _DULL = frozenset(
     (
         *(b"autofs", b"bpf", b"cgroup", b"cgroup2", b"configfs", b"debugfs", b"devpts"),
@@ -104,7 +104,7 @@ class Mount:
 
     @property
     def stopped_writing(self) -> bool:
-        """Read-only by flag, or by an error that ext4 shows beside a flag that stays "rw"."""
+        """Read-only by flag, or by an error that ext4 shows while its flag stays "rw"."""
         return not self.super_options.isdisjoint(("ro", "emergency_ro", "shutdown"))
 
 
@@ -151,10 +151,10 @@ def worth_parsing(
     """The mounts that may hold files and that a path still leads to, in the table's order.
 
     At the points ``named`` (as the table writes them) any filesystem counts, for the configuration
-    asks for it; an automounter that waits there is none. At ``top``, the host's root, a disk counts
+    names it; an automounter that waits there is none. At ``top``, the host's root, a disk counts
     also where a pod has it as its volume.
 
-    A mount under a later one cannot be looked at: a look-up crosses from a mount to the one
+    A mount under a later one cannot be reached: a look-up crosses from a mount to the one
     attached to it at that path, so that is replayed. Cheap on thousands of lines: only those that
     may hold files are parsed in full.
     """
@@ -254,7 +254,7 @@ def under(mounts: Sequence[Mount], root: str) -> tuple[Mount, ...]:
 def watched(
     mounts: Sequence[Mount], *, named: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> tuple[Mount, ...]:
-    """The mounts to look at: each disk once, remote filesystems, and the named ones.
+    """The mounts to watch: each disk once, remote filesystems, and the named ones.
 
     ``named`` adds mount points that would be skipped (a tmpfs, a loop device). ``exclude`` drops
     mount points by shell pattern and does not drop named ones.

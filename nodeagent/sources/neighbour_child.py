@@ -1,4 +1,4 @@
-"""The program that asks the kernel about a neighbour: ``neighbour_child.py ADDRESS INDEX SECONDS``
+"""The program that queries the kernel for a neighbour: ``neighbour_child.py ADDRESS INDEX SECONDS``
 
 A process of its own, because kernels before 6.15 answer this question under the lock that a
 network driver holds while its firmware hangs. Output: a line ``state NAME`` at each change (the
@@ -32,7 +32,7 @@ _PAUSE = 0.25
 
 
 def question(address: str, index: int) -> bytes:
-    """The netlink message that asks for one neighbour of one interface."""
+    """The netlink message that requests one neighbour of one interface."""
     family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
     packed = _socket.inet_pton(family, address)
     body = bytes([family, 0, 0, 0]) + _int(index, 4) + bytes(4)

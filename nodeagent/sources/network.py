@@ -58,9 +58,9 @@ _NO_CARRIER = ("down", "lowerlayerdown", "notpresent")
 class Link:
     """A network interface. ``state`` is the kernel's word for it ("up", "down", "dormant").
 
-    ``times_up`` counts how often the carrier came since the interface exists, so it says of a dead
+    ``times_up`` counts how often the carrier came since the interface exists, so it shows of a dead
     port whether it was ever in use since the boot; ``times_down`` how often it went. Both are None
-    where the kernel does not tell (before 4.16).
+    where the kernel does not count them (before 4.16).
     """
 
     name: str
@@ -71,7 +71,9 @@ class Link:
 
     @property
     def carrier(self) -> bool:
-        """Whether there is one. Drivers that do not know say "unknown" and have the benefit."""
+        """Whether there is one. A driver that does not know reports "unknown", which counts as a
+        carrier.
+        """
         return self.enabled and self.state not in _NO_CARRIER
 
 
@@ -188,7 +190,7 @@ _DROPS = ("rx_missed_errors", "tx_dropped")
 
 
 def read_traffic(machine: HostRoots, name: str) -> Traffic | None:
-    """The counts, or None when the interface does not tell them (any more)."""
+    """The counts, or None when the interface does not report them (any more)."""
     folder = f"{machine.sys}/class/net/{name}/statistics"
     sums = []
     for files in (_PACKETS, _ERRORS, _DROPS):

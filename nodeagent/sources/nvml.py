@@ -34,7 +34,7 @@ from nodeagent.sources.nvml_process import (
 
 __all__ = ["Gpu", "GpuSample", "Nvml", "NvmlTrouble", "TroubleKind"]
 
-#: Seconds for which one sample serves all callers: four checks at one cadence ask once.
+#: Seconds for which one sample serves all callers: four checks at one cadence cause one request.
 _SHARED_FOR = 3.0
 
 #: Seconds before the next worker, doubled with each that fails in a row: a crash may be an
@@ -71,9 +71,9 @@ class Nvml:
 
     ``library`` is the path of ``libnvidia-ml.so.1``; without it the loader's own search decides,
     then the usual folders under the machine's root. ``deadline`` is for a whole sample, in
-    seconds; ``init_deadline`` for the first, which initialises the driver; ``patience`` is how
-    long a hung call may go on before its worker is killed. ``worker_env`` is added to the
-    worker's environment.
+    seconds; ``init_deadline`` for the first, which initialises the driver; ``patience`` is how long
+    a hung call may last before its worker is killed. ``worker_env`` is added to the worker's
+    environment.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Nvml:
         self._failures = 0
         self._not_before = 0.0
         #: The latest Xid events, and how many there were in all: samples are shared, and the check
-        #: that takes the events may not have asked for the sample that had them.
+        #: that takes the events may not have requested the sample that had them.
         self.xids: deque[XidEvent] = deque(maxlen=_MOST_XIDS)
         self.xids_received = 0
         self._answered_at = 0.0
@@ -108,7 +108,7 @@ class Nvml:
         self._quiesced_until = -math.inf
 
     def has_library(self) -> bool:
-        """Whether an NVML library is configured or found. Looks at files only."""
+        """Whether an NVML library is configured or found. Reads file names only."""
         return bool(self._library or self._found())
 
     def library_version(self) -> str:
@@ -163,7 +163,7 @@ class Nvml:
             return not self._stuck
 
     def stand_aside_until(self, at: float) -> None:
-        """Start no worker before ``at`` (boottime seconds), as an earlier agent was told."""
+        """Start no worker before ``at`` (boottime seconds), as an earlier agent was ordered."""
         self._quiesced_until = at
         self._last = None
         self._failures, self._not_before = 0, 0.0
@@ -281,7 +281,7 @@ class Nvml:
     # ---- the worker's life ----------------------------------------------------------------------
 
     async def _current_worker(self) -> NvmlProcess | NvmlTrouble:
-        """The worker to ask, a new one if it is time for it, or why there is none."""
+        """The worker to use, a new one if it is time for it, or why there is none."""
         async with self._lifecycle:
             if self._now() < self._quiesced_until:
                 return self._quiesced()

@@ -53,7 +53,7 @@ class WorkerReply:
 def worker_command(libraries: Sequence[str]) -> list[str] | None:
     """The command that starts a worker, or None when nvidia-ml-py is not installed.
 
-    Site-packages are left out: the worker is told where pynvml is, and needs no more.
+    Site-packages are left out: the worker gets the path of pynvml, and needs no more.
     """
     spec = find_spec("pynvml")
     if spec is None or spec.origin is None:
@@ -65,10 +65,10 @@ def worker_command(libraries: Sequence[str]) -> list[str] | None:
 class NvmlProcess:
     """A worker from its start to its end.
 
-    There is one question at a time. ``asking`` is the task that waits for the answer, and it lives
-    on when no caller waits for it any more: a call that stalls for a minute and then returns is
-    heard. ``asked_at`` is when it was asked, in boottime seconds; ``heard`` are the GPUs that have
-    answered since.
+    There is one request at a time. ``asking`` is the task that waits for the answer, and it lives
+    on when no caller waits for it any more: so the answer of a call that stalls for a minute is
+    still read. ``asked_at`` is when the request was sent, in boottime seconds; ``heard`` are the
+    GPUs that have answered since.
     """
 
     def __init__(self, process: Process, clock: Clock) -> None:
@@ -123,7 +123,7 @@ class NvmlProcess:
         return self.pending
 
     def state(self) -> ProcessState:
-        """Where the process waits. Its name says which call is under way ("nvml 3 rows")."""
+        """Where the process waits. Its name shows which call is under way ("nvml 3 rows")."""
         return read_state(self.pid)
 
     def end_description(self) -> str:

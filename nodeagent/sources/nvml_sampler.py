@@ -2,7 +2,7 @@
 
 Identity, counters and values that may change at any moment are read for every sample. Values that
 change seldom or cost many calls (spare rows, retired pages, NVLinks, the fabric) are read again
-when they are ``SLOW_EVERY`` old, and the InfoROM is validated once a day, as NVIDIA asks.
+when they are ``SLOW_EVERY`` old, and the InfoROM is validated once a day, as NVIDIA requires.
 ``nvml_worker`` runs this under ``-I -S``: each import here is memory on every node.
 """
 
@@ -90,8 +90,8 @@ _VALUES = (
 class Sampler:
     """Reads every GPU once per request, through one initialised NVML.
 
-    ``say`` is told which call is under way; ``wall`` gives the time that the driver's stamps are
-    compared with, in seconds since 1970.
+    ``say`` gets the name of the call that is under way; ``wall`` gives the time that the driver's
+    stamps are compared with, in seconds since 1970.
     """
 
     def __init__(self, pynvml: Any, say: Callable[[str], None], wall: Callable[[], float]) -> None:
@@ -110,7 +110,7 @@ class Sampler:
         self._inforoms: dict[str, tuple[float, int]] = {}
         #: When the values of the whole machine were last read, and those.
         self._system: tuple[float, dict[str, Any]] | None = None
-        #: Handles of GPUs that tell no margin to their slowdown: those before Hopper.
+        #: Handles of GPUs that report no margin to their slowdown: those before Hopper.
         self._without_margin: set[int] = set()
 
     def start(self) -> str:
@@ -212,7 +212,7 @@ class Sampler:
     # ---- events ---------------------------------------------------------------------------------
 
     def _listen(self, index: int, handle: Any, errors: dict[str, int]) -> None:
-        """Ask for this GPU's Xid events, once. Those from before are not given."""
+        """Subscribe to this GPU's Xid events, once. NVML does not give earlier ones."""
         uuid, pci, _ = self._identities.get(index, ("", "", ""))
         device = _address(handle)
         known = self._listening.get(device)
@@ -302,7 +302,9 @@ class Sampler:
         return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
 
     def _margin(self, handle: Any) -> int | None:
-        """Degrees below the temperature of the nearest slowdown; None where NVML does not tell."""
+        """Degrees below the temperature of the nearest slowdown; None where NVML does not report
+        it.
+        """
         device = _address(handle)
         if device in self._without_margin:
             return None
@@ -318,7 +320,7 @@ class Sampler:
         return None
 
     def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A value that some GPUs do not tell; None from these. Raises where the GPU is lost."""
+        """A value that some GPUs do not report; None from these. Raises where the GPU is lost."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:
@@ -361,7 +363,7 @@ class Sampler:
             "inforom": self._inforom(uuid, handle, call, at),
         }
         if not {_GPU_IS_LOST, _RESET_REQUIRED}.intersection(errors.values()):
-            # Such a GPU's answers are not kept: it is asked again at the next sample.
+            # Such a GPU's answers are not kept: it is read again at the next sample.
             self._slow[uuid] = (at, values, {k: errors[k] for k in errors.keys() - before})
         return values
 

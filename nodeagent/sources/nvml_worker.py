@@ -1,9 +1,9 @@
 """The process that talks to the NVIDIA driver: exec'd, long-lived, expendable.
 
 A call into NVML can wait in the kernel for ever or abort the process, so the agent makes none: it
-asks this program over a pipe (``nvml_process`` is the other end). It runs by its path under
-``python -I -S`` and not as a module: importing the package would bring asyncio along, and memory
-is counted on 10,000 nodes.
+sends requests to this program over a pipe (``nvml_process`` is the other end). It runs by its path
+under ``python -I -S`` and not as a module: importing the package would bring asyncio along, and
+memory is counted on 10,000 nodes.
 
 Arguments: the folder that holds ``pynvml``, then libraries to try in order (paths or names).
 Standard input: ``sample SECONDS``, or ``processes SECONDS`` for a sample with the processes of each
@@ -14,7 +14,7 @@ Standard output, one JSON object a line:
 - per request ``{"count": N, "error": CODE}``, a ``{"index": ...}`` per GPU, and
   ``{"end": true, "xids": [[UUID, PCI, CODE], ...]}``.
 
-Its process name tells the call under way (``nvml 3 rows``), to the agent and to ``ps`` alike.
+Its process name shows the call under way (``nvml 3 rows``), to the agent and to ``ps`` alike.
 ``nvml_sampler`` chooses the values to read.
 """
 
@@ -89,7 +89,7 @@ def _capwords(text: str, separator: str) -> str:
 def _load(libraries: list[str]) -> tuple[str, list[str]]:
     """The first of ``libraries`` that loads (empty if all fail), and why the others did not.
 
-    pynvml asks for ``libnvidia-ml.so.1`` by name. The loader answers with the library already
+    pynvml opens ``libnvidia-ml.so.1`` by name. The loader answers with the library already
     loaded under that SONAME, so a library outside its search path can be used.
     """
     refusals = []
@@ -144,7 +144,7 @@ def to_json(value: Any) -> str:
 
 
 class _Progress:
-    """The name of this process, which says what call is under way."""
+    """The name of this process, which shows what call is under way."""
 
     def __init__(self) -> None:
         self._comm = os.open("/proc/self/comm", os.O_WRONLY)

@@ -9,11 +9,11 @@ import os
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.small_file import entry_names
 
-#: Seconds between two looks at the bus when an unknown address is asked for.
+#: Seconds between two scans of the bus when an unknown address is looked up.
 _RESCAN_AFTER = 5.0
 #: Seconds for which the answer about one device serves: errors come in storms.
 _FRESH_FOR = 60.0
-#: Ports with more behind them than this are not told by name.
+#: More devices behind a port than this number are not named.
 _MOST = 16
 
 

@@ -1,7 +1,7 @@
 """Which PCI devices are of one kind: the same product in the same part, by sysfs.
 
-The ids of vendor, device and subsystem name the product; the function of the address tells the
-first port of an adapter with two from the second, which may be unused on purpose.
+The ids of vendor, device and subsystem name the product; the function of the address distinguishes
+the first port of an adapter with two from the second, which may be unused on purpose.
 """
 
 import os
@@ -25,7 +25,7 @@ class PciKinds:
     def kind(self, address: str) -> tuple[str, ...]:
         """The kind of the device at ``address`` ("0000:3b:00.0"): its files' texts, its function.
 
-        Empty where sysfs does not tell: such a device is like no other.
+        Empty where sysfs does not show it: such a device is like no other.
         """
         if address not in self._known:
             folder = self._folder / address

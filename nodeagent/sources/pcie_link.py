@@ -1,4 +1,4 @@
-"""A PCIe device's link and error counters as sysfs has them. No driver is asked."""
+"""A PCIe device's link and error counters as sysfs has them. No driver is called."""
 
 import re
 
@@ -31,7 +31,7 @@ class PcieLink:
 
     @property
     def gigatransfers(self) -> float | None:
-        """The speed in GT/s, None where the kernel does not tell it ("Unknown")."""
+        """The speed in GT/s, None where the kernel does not know it ("Unknown")."""
         return _gigatransfers(self.speed)
 
     @property

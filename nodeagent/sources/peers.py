@@ -1,16 +1,17 @@
-"""The nodes that the aggregator asks this one to probe. No node is probed unasked."""
+"""The nodes that the aggregator requests this one to probe. No node is probed without a request."""
 
 import ipaddress
 from collections.abc import Iterable
 
 __all__ = ["MOST", "Peers"]
 
-#: A bound on any list of the aggregator: so many see every node, and all together are a trickle.
+#: A bound on any list of the aggregator: this number reaches every node, and all together are a
+#: trickle.
 MOST = 8
 
 
 class Peers:
-    """Their addresses, as last named. They stay while no aggregator is there to say otherwise."""
+    """Their addresses, as last named. They stay while no aggregator is there to name others."""
 
     def __init__(self) -> None:
         self._addresses: tuple[str, ...] = ()

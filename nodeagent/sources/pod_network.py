@@ -1,4 +1,4 @@
-"""Asking the prober that lives on the pod network. See `nodeagent.pod_prober`."""
+"""Requests to the prober that runs on the pod network. See `nodeagent.pod_prober`."""
 
 import asyncio
 import json
@@ -13,7 +13,9 @@ _LARGEST = 256 * 1024
 
 
 class NoProber(Exception):
-    """No prober listens: it is not installed, or its pod is away. The text says which was seen."""
+    """No prober listens: it is not installed, or its pod is away. The text states which was
+    seen.
+    """
 
 
 class ProberError(Exception):
@@ -77,7 +79,7 @@ def _parse(line: bytes, names: Sequence[str], targets: Sequence[str]) -> ProberR
 
 
 def _chosen(reply: Mapping[str, Sequence[str]], keys: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The answers to the questions asked, and no others."""
+    """The answers to the questions sent, and no others."""
     found = {}
     for key in keys:
         reason, message = reply[key]

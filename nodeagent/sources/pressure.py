@@ -1,7 +1,7 @@
 """Memory and stalls, from /proc/meminfo (by psutil) and /proc/pressure (PSI).
 
-PSI says which share of the time work stood still for want of a resource: *some* of it, or *full*,
-all of it at once (Documentation/accounting/psi.rst of the kernel).
+PSI gives the share of the time in which work stalled for lack of a resource: *some* of it, or
+*full*, all of it at once (Documentation/accounting/psi.rst of the kernel).
 """
 
 import errno
@@ -20,7 +20,7 @@ _STALL = re.compile(r"^(some|full) avg10=\S+ avg60=(\d+(?:\.\d+)?) ", re.MULTILI
 
 
 class NoPressure(Exception):
-    """The kernel does not measure stalls (older than 4.20, or ``psi=0``); the text says so."""
+    """The kernel does not measure stalls (older than 4.20, or ``psi=0``); the text states so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Per cent of the last minute. ``full`` is 0 where the kernel does not tell it (cpu)."""
+    """Per cent of the last minute. ``full`` is 0 where the kernel does not measure it (cpu)."""
 
     some: float
     full: float

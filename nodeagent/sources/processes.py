@@ -1,7 +1,7 @@
 """Processes that are dead and not reaped, or stuck in the kernel, at a bounded cost for each look.
 
 To read 10,000 processes takes 0.12 s of CPU. So a look lists all of them, reads some, and the next
-look goes on from there. Those found in state D or dead are read each time, up to the same bound.
+look continues from there. Those found in state D or dead are read each time, up to the same bound.
 
 *Stuck* is exact and no guess by sampling: a process in uninterruptible sleep (state D) at two looks
 whose count of voluntary context switches has not moved has waited all the time between them, for
@@ -20,7 +20,7 @@ from nodeagent.sources.proc_stat import Stat, read_stat
 
 __all__ = ["Found", "Processes", "StuckProcess"]
 
-#: Processes looked at for the first time in one look.
+#: The processes that one look reads, next to as many known ones.
 MOST = 500
 
 
@@ -56,7 +56,7 @@ class _Remark:
 
 @dataclass(slots=True)
 class Processes:
-    """Looks at ``machine.proc``. ``most`` bounds what a look reads: so many, and so many known."""
+    """Reads ``machine.proc``. A look reads at most ``most`` processes, and as many known ones."""
 
     machine: HostRoots
     most: int = MOST
@@ -133,7 +133,7 @@ class Processes:
 
 
 def _from(pids: list[int], after: int, most: int) -> list[int]:
-    """At most so many of the sorted ``pids``, those above ``after`` first, then from the start."""
+    """At most ``most`` of the sorted ``pids``, those above ``after`` first, then from the start."""
     chosen = [pid for pid in pids if pid > after][:most]
     return chosen + [pid for pid in pids if pid <= after][: most - len(chosen)]
 

@@ -1,4 +1,4 @@
-"""The program that asks the resolver: ``python -I -S -E resolve_child.py HOST``
+"""The program that calls the resolver: ``python -I -S -E resolve_child.py HOST``
 
 getaddrinfo may block for half a minute and cannot be interrupted, so it is a process's business
 and not a thread's. Output: a line ``address ADDRESS`` each, or ``failed MESSAGE``.

@@ -16,7 +16,7 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHO
 
 
 class ResolveError(Exception):
-    """A name that the resolver does not give an address for; the message says why."""
+    """A name that the resolver does not give an address for; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Resolver:
         return fresh
 
     def doubt(self, host: str) -> None:
-        """No host answered at its addresses: ask again at the next look."""
+        """No host answered at its addresses: resolve it again in the next run."""
         at, known = self._known.get(host, (0.0, ()))
         self._known[host] = (at - self._keep, known)
 

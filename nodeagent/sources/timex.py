@@ -1,9 +1,9 @@
 """The kernel's knowledge of its own clock: adjtimex(2), read and never set.
 
-The daemon that disciplines the clock (chronyd, ntpd, systemd-timesyncd) tells the kernel how sure
-it is, and the kernel adds 500 parts per million for as long as it hears no more (RFC 5905's
-dispersion, ``ntp_update`` of the kernel); at 16 s it calls the clock unsynchronised. So no request
-is needed.
+The daemon that disciplines the clock (chronyd, ntpd, systemd-timesyncd) sets the clock's error in
+the kernel, and the kernel adds 500 parts per million as long as the daemon sets no newer one (RFC
+5905's dispersion, ``ntp_update`` of the kernel); at 16 s it calls the clock unsynchronised. So no
+request is needed.
 """
 
 import os

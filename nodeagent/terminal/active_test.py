@@ -25,12 +25,12 @@ _EXIT = {Verdict.PASSED: 0, Verdict.FAILED: 1}
 _NO_VERDICT = 3
 #: Seconds for an answer of the running agent.
 _PATIENCE = 20.0
-#: Seconds for which the driver is let go of beyond the test's own limit.
+#: Seconds for which the driver stays released beyond the test's own limit.
 _SPARE = 120.0
 
 
 class NotRun(Exception):
-    """The test was not begun; the text says why and what to do."""
+    """The test was not begun; the text states why and what to do."""
 
     def __init__(self, message: str, *, wrong_use: bool = False) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class NotRun(Exception):
 
 
 def run(config: Config, options: argparse.Namespace, emit: Callable[[str], None]) -> TestReport:
-    """Run the profile. Raises NotRun and ConfigError. ``tell`` gets a line for each step."""
+    """Run the profile. Raises NotRun and ConfigError. ``emit`` gets a line for each step."""
     profile = read_profile(options.profile, config.repair.profiles)
     if options.peer and not is_peer(options.peer):
         raise NotRun(f"--peer: {options.peer!r} is no address", wrong_use=True)
@@ -66,7 +66,7 @@ def run(config: Config, options: argparse.Namespace, emit: Callable[[str], None]
 
 
 async def _find_gpus(config: Config, peer: str) -> Node:
-    """The node's GPUs. NVML is asked once, in a process that ends before the test."""
+    """The node's GPUs. NVML is read once, in a process that ends before the test."""
     sources = factory.sources(config, factory.machine(config, SystemClock()), None)
     addresses = sources.gpus.addresses()
     models: list[str] = []
@@ -98,9 +98,9 @@ def _alone(config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _driver_free(config: Config, profile: Profile, node: Node) -> Iterator[None]:
-    """Have the running agent let go of the driver: its worker disturbs, and the test heats.
+    """Have the running agent release the driver: its worker disturbs, and the test heats.
 
-    Its GPU checks say "quiesced" meanwhile, so that clocks and heat of the test are no evidence.
+    Its GPU checks report "quiesced" meanwhile, so that clocks and heat of the test are no evidence.
     """
     if not node.gpus or not {"gpu", "gpus", "idle"} & {
         *profile.requires,
@@ -122,7 +122,7 @@ def _driver_free(config: Config, profile: Profile, node: Node) -> Iterator[None]
     try:
         yield
     finally:
-        # A person who had it let go of before keeps that.
+        # If a person had it released before, it stays released.
         if not before:
             with contextlib.suppress(NotRun):
                 _quiesce(config, 0.0)

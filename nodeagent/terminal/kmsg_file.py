@@ -40,7 +40,7 @@ _NO_FAULT = re.compile(
     rb"NVRM: (?:loading NVIDIA UNIX |GPU at |GPU Board Serial Number: "
     rb"|Persistence mode is deprecated )"
 )
-#: Optical drives, floppies and images, on which no watched mount stands: a BMC's virtual CD fails
+#: Optical drives, floppies and images, which carry no watched mount: a BMC's virtual CD fails
 #: on many servers.
 _NO_DISK = re.compile(r"(?:sr|scd|fd|loop|ram)\d")
 #: Line numbers in one note.
@@ -61,7 +61,7 @@ class _AnyGpu(GpuMap):
 
 class AnyPlaces:
     """Every device that a line names may have been the machine's; no mount is known, so the device
-    stands for it.
+    is used instead.
     """
 
     def find(self, kind: str, fields: Mapping[str, str]) -> Sequence[LinePlace]:

@@ -15,7 +15,7 @@ _LABEL = 12
 def entries(config: Config, findings: Findings) -> list[dict[str, Any]]:
     """An object per check, the agent's first, as ``checks -o json`` shows it.
 
-    ``findings`` tell why a check is off ("no GPU").
+    ``findings`` show why a check is off ("no GPU").
     """
     off = {check.name: check.off_because for check in findings.checks}
     return [

@@ -1,9 +1,9 @@
-"""One look at the machine where no agent runs: every check once, without a change to any file.
+"""One run of every check where no agent runs, without a change to any file.
 
 An agent's state file of this boot is read and left as it is: faults that it latched still count,
 and the kernel log is new from where it stopped. Where there is no such file the log is read from
 the start of its ring, and records from before this moment are *historical* (shown, and no failure)
-unless the machine came up within ``kernel_log.boot_grace``: no state tells whether a fault of last
+unless the machine came up within ``kernel_log.boot_grace``: no state shows whether a fault of last
 week was dealt with. The level checks see faults that are still present.
 """
 
@@ -36,7 +36,8 @@ _FAREWELL = 0.2
 
 
 async def run_once(config: Config, clock: Clock, *, within: float) -> Findings:
-    """Every check's result ``within`` so many seconds; a late one is ``unknown``, reason ``hung``.
+    """Every check's result ``within`` that number of seconds; a late one is ``unknown``, reason
+    ``hung``.
 
     A probe that hangs in the kernel outlives this call as a child process: leave by os._exit.
     """

@@ -13,11 +13,11 @@ _WITHOUT = {
 
 
 class NotDone(Exception):
-    """The order was not carried out; the text says why, for people."""
+    """The order was not carried out; the text is the reason, for people."""
 
 
 def cleared(config: Config, options: argparse.Namespace) -> str:
-    """Tell that faults are over; the agent's answer. Raises NotDone."""
+    """Report that faults are over; returns the agent's answer. Raises NotDone."""
     order = {"gpu": options.gpu, "code": options.code}
     return _order(config, options, "/v1/cleared", order)
 

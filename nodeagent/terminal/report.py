@@ -18,7 +18,8 @@ _COLOURS = {
 }
 _PLAIN = "\033[0m"
 _GAP = "  "
-#: Components with the same message from which on it is said once, and how many of them are named.
+#: From this number of components with the same message on it is printed once, and how many of them
+#: are named.
 _ALIKE = 3
 _NAMED = 8
 

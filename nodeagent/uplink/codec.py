@@ -33,8 +33,8 @@ def hello(
     instance: str,
     boottime: float,
 ) -> pb.AgentMessage:
-    """The agent's identity. ``instance`` tells two live agents of one node apart, and ``boottime``
-    (seconds, now) two streams of one of them.
+    """The agent's identity. ``instance`` distinguishes two live agents of one node, and
+    ``boottime`` (seconds, now) two streams of one of them.
 
     If there are too many checks, only those that run are named.
     """

@@ -54,7 +54,7 @@ _MEANT = {
 
 
 class DialError(Exception):
-    """The agent cannot connect as configured; the text says what is wrong and what to do."""
+    """The agent cannot connect as configured; the text states what is wrong and what to do."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,9 @@ class TokenFile:
 
 
 class Dialer:
-    """Opens channels as ``[aggregator]`` says. ``options`` are gRPC's, over this module's own."""
+    """Opens channels as ``[aggregator]`` configures. ``options`` are gRPC's, over this module's
+    own.
+    """
 
     def __init__(
         self, config: UplinkConfig, options: Mapping[str, int | str] | None = None

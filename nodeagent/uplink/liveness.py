@@ -1,11 +1,11 @@
-"""Whether the other side still lives, where its kernel goes on answering for it.
+"""Whether the other side still lives, where its kernel still answers for it.
 
 A process that is stopped (SIGSTOP, a host that gives its machine no time) keeps its connections:
-its kernel acknowledges bytes that no process reads. Only an answer of the process itself tells. An
-aggregator that has others beside it promises one to each heartbeat (`Welcome.answer_within_ms`),
-and says where it is reached itself. A late aggregator may be busy with 10,000 other agents, and
-must not be left for that: a new connection shows whether it lives, because a kernel can't do the
-handshake, while gRPC's threads do it however busy the rest is.
+its kernel acknowledges bytes that no process reads. Only an answer of the process itself shows that
+it lives. An aggregator that is one of several promises one to each heartbeat
+(`Welcome.answer_within_ms`), and sends its own address. A late aggregator may be busy with 10,000
+other agents, and must not be left for that: a new connection shows whether it lives, because a
+kernel can't do the handshake, while gRPC's threads do it however busy the rest is.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 #: A shorter promise than this (seconds) counts as this.
 SHORTEST = 1.0
-#: A late aggregator that lives gets twice the time, then twice that, up to so many times the
+#: A late aggregator that lives gets twice the time, then twice that, up to this multiple of the
 #: promise.
 MOST = 8
 
@@ -33,8 +33,8 @@ class PeerLiveness:
         self._late = asyncio.Event()
 
     def promised(self, within: float, address: str) -> None:
-        """From the next heartbeat on a message comes within so many seconds from the aggregator at
-        ``address``. 0, or no address, means that no answer is promised (any more).
+        """From the next heartbeat on a message comes within ``within`` seconds from the aggregator
+        at ``address``. 0, or no address, means that no answer is promised (any more).
         """
         self._within = max(SHORTEST, within) if within and address else 0.0
         self._address = address

@@ -26,8 +26,8 @@ from nodeagent.backoff import Backoff
 from nodeagent.uplink.stream import GREETING, ConnectTimeouts, Ended
 
 #: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)). A lower value is
-#: worse: a replica that was restarted is away for seconds, and 10,000 agents would ask seven times
-#: instead of four until it is back.
+#: worse: a replica that was restarted is away for seconds, and 10,000 agents would connect seven
+#: times instead of four until it is back.
 BASE = 0.4
 CAP = 8.0
 #: The same for an agent that an aggregator refused for good (a bad token, another node's): only a

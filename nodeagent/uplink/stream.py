@@ -23,11 +23,11 @@ from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-#: Before Welcome says otherwise.
+#: Before Welcome sets another.
 HEARTBEAT = 15.0
 #: Counts and messages are sent at most this often; new faults, statuses and signs at once.
 LAZY = 1.0
-#: While they go on and on (a burst), each waits twice as long as the one before, up to so much.
+#: In a long burst each waits twice as long as the one before, up to this long.
 LAZIEST = 5.0
 #: How long the other side may take to greet or to show that it lives, and to end an ended stream.
 GREETING = 15.0
@@ -74,7 +74,7 @@ class ConnectTimeouts:
     """Seconds from the beginning of an attempt.
 
     Within ``life`` the other side must have greeted us, or show that its process lives: our
-    connection's handshake is done, which a kernel can't do in place of a process. Then it has
+    connection's handshake is done, which a kernel can't do for a process. Then it has
     ``greeting``, for others may be before us.
     """
 
@@ -83,12 +83,13 @@ class ConnectTimeouts:
 
 
 class Stream:
-    """One call of the stream. ``on_welcome`` hears that the other side has accepted us.
+    """One call of the stream. ``on_welcome`` is called when the other side has accepted us.
 
-    ``on_beat`` hears of each heartbeat: the agent is awake for it, and other work may come along.
+    ``on_beat`` is called at each heartbeat: the agent is awake for it, and other work may come
+    along.
 
-    ``patience``: how long that may take. ``connected`` tells whether our connection's handshake is
-    done, ``lives`` tries whether a process takes another one at an address.
+    ``patience``: how long that may take. ``connected`` returns whether our connection's handshake
+    is done; ``lives`` tries whether a process accepts another one at an address.
     """
 
     def __init__(
@@ -378,7 +379,7 @@ class Stream:
         self._sign.promised(welcome.answer_within_ms / 1000, welcome.address)
         self._host.name_peers(welcome.peers)
         self._wake.set()
-        if not self._welcome.is_set():  # later ones tell of other peers and replicas
+        if not self._welcome.is_set():  # later ones name other peers and replicas
             self._welcome.set()
             self._on_welcome(welcome.aggregator)
 
@@ -419,7 +420,7 @@ class Stream:
             self._reply(command_id, ok=True, message=result)
 
     def _begin_gpu_use(self, request: pb.GpuUseRequest) -> None:
-        """Beyond so many at once the aggregator requests it again."""
+        """Beyond the limit of requests at once the aggregator requests it again."""
         if len(self._replies) < COMMANDS and len(self._commands) < COMMANDS:
             task = asyncio.create_task(self._answer_gpu_use(request))
             self._commands.add(task)

@@ -39,8 +39,8 @@ class Uplink:
 
     ``hello`` builds the first message of each stream.
 
-    ``on_change`` is told when a stream has come or gone, or could not be had; ``on_beat`` of each
-    heartbeat.
+    ``on_change`` is called when a stream has come or gone, or could not be opened; ``on_beat`` at
+    each heartbeat.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Uplink:
         }
 
     def wake(self) -> None:
-        """The latch has changed; without a stream the next snapshot tells it."""
+        """The latch has changed; without a stream the next snapshot carries it."""
         if self._stream is not None:
             self._stream.wake()
 
@@ -173,7 +173,7 @@ class Uplink:
     def _failed(self, reason: str) -> None:
         if self._stopping.is_set():
             reason = ""
-        elif reason != self.state.error:  # the same trouble is said once, not at each attempt
+        elif reason != self.state.error:  # the same trouble is logged once, not at each attempt
             log.warning(
                 "no stream to the aggregator: %s",
                 reason,

@@ -131,8 +131,8 @@ def records_in(
 ) -> Iterator[Any]:
     """The entries in a value: itself, or those that a cloud's or a store's answer has within it.
 
-    Fields beside an inner entry count as its own, unless it has them. A text may be JSON itself, as
-    shippers write it.
+    Fields next to an inner entry count as its own, unless it has them. A text may be JSON itself,
+    as shippers write it.
     """
     rows = _rows(value)
     if depth > _DEEPEST:
@@ -316,8 +316,8 @@ def _journal_entry(number: int, fields: Mapping[str, Any]) -> Entry:
 def _dmesg_entry(number: int, item: Mapping[str, Any]) -> Entry:
     """An item of ``dmesg --json``.
 
-    "pri" has the facility too, except beside "fac" (``-x``), and neither stands where dmesg has no
-    name for the facility.
+    "pri" has the facility too, except next to "fac" (``-x``), and both are absent where dmesg has
+    no name for the facility.
     """
     text = _escaped(_bytes(item["msg"]))
     priority = item.get("pri")

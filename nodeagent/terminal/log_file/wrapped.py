@@ -1,8 +1,8 @@
 r"""Lines of a text log that a tool has put into JSON: a container's log, or a log shipper's output.
 
 ``{"log": "...\n", "stream": "stdout", "time": "..."}`` is Docker's json-file; shippers and log
-stores write ``{"message": "..."}`` or ``{"line": "..."}`` beside fields of their own. The text is
-taken as a line of a text file, so its own prefix tells the writer, as far as it has one. Shippers
+stores write ``{"message": "..."}`` or ``{"line": "..."}`` next to fields of their own. The text is
+taken as a line of a text file, so its own prefix names the writer, as far as it has one. Shippers
 that read the journal keep its fields under the same names or in small letters.
 """
 
@@ -57,7 +57,7 @@ def _text(value: Mapping[str, Any]) -> bytes | None:
 
 
 def is_of_program(value: Mapping[str, Any]) -> bool:
-    """Whether the fields beside the text name a writer that is not the kernel."""
+    """Whether the fields next to the text name a writer that is not the kernel."""
     fields = {name.lower(): found for name, found in value.items()}
     if any(str(fields.get(name, 0)) not in ("0", *_OF_KERNEL) for name in _FACILITIES):
         return True
