@@ -223,7 +223,7 @@ def ended(alert: Alert, by: "Resolution") -> Alert:
     )
 
 
-#: The detail that tells alerts of one kind about one node apart: texts of others may change.
+#: The detail that distinguishes alerts of one kind about one node: texts of others may change.
 _SUBJECT = {
     EventKind.BLOCKED: "pod",
     EventKind.FORCED: "pod",
@@ -313,7 +313,7 @@ _OVER = {
     EventKind.AGENT_BACK: frozenset({EventKind.AGENT_SILENT, EventKind.SILENT_FAILING}),
     EventKind.DRAINED: frozenset({EventKind.BLOCKED, EventKind.OVERDUE}),
 }
-#: Several of these kinds may be open at a time, told apart by their incident.
+#: Several of these kinds may be open at a time, distinguished by their incident.
 _BY_CAUSE = frozenset(
     {
         EventKind.COMMON_CAUSE,

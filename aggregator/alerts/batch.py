@@ -104,10 +104,10 @@ class Batch:
             "at": self._now,
         }
         if item.hold is not None and alert.state is not AlertState.FIRING:
-            return  # a moment that nobody asked to learn of
+            return  # a moment that no route is configured to report
         for route in item.routes:
             if route in reported_of and alert.severity == "info":
-                continue  # the end of the alerts before it says the same
+                continue  # the end of the alerts before it reports the same
             grp = item.groups.get(route, "")
             self._queue.append(pending_row(route, grp, alert, self._now, alert.id, item.hold))
             if route in item.follow and alert.state is AlertState.FIRING:

@@ -15,7 +15,7 @@ from aggregator.alerts.tables import deliveries, groups, lasting, pending
 #: The most alerts that one delivery carries, and the most of a grouped kind.
 MOST_IN_ONE = 200
 MOST_GROUPED = 10_000
-#: Groups of one route that are looked at for the next delivery.
+#: Groups of one route that are read for the next delivery.
 MOST_GROUPS = 200
 
 

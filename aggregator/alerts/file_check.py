@@ -1,4 +1,4 @@
-"""Whether the files of receivers hold what they should: asked once, before the start."""
+"""Whether the files of receivers hold what they should: checked once, before the start."""
 
 from collections.abc import Iterator
 from pathlib import Path

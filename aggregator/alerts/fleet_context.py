@@ -15,7 +15,7 @@ class FleetContext:
     def __init__(self, fleet: FleetState, pool_label: str, domain_labels: Sequence[str]) -> None:
         self._fleet = fleet
         self._pool_label = pool_label
-        # A leaf switch may have several racks: a label of racks is asked first.
+        # A leaf switch may have several racks: a label of racks is read first.
         self._domain_labels = sorted(domain_labels, key=lambda key: not key.endswith("rack"))
 
     def __call__(self, node: str) -> NodeContext:

@@ -18,7 +18,7 @@ SEVERITIES = ("critical", "warning", "info")
 _WRITTEN_OUT = 3
 #: Causes of one kind that have a line of their own.
 _CAUSES = 3
-#: So that the nodes have room beside it.
+#: So that the nodes have room next to it.
 _LONGEST_CAUSE = 120
 #: Characters of the advice of one alert.
 _LONGEST_ADVICE = 1_000
@@ -88,7 +88,7 @@ def alerts_of(text: str) -> tuple[Alert, ...]:
 
 
 def headline(message: Message, most: int) -> str:
-    """The message in one line of at most so many characters."""
+    """The message in one line of at most ``most`` characters."""
     alerts = message.alerts
     mark = "RESOLVED" if message.state is AlertState.RESOLVED else message.severity.upper()
     lines = list(digest(message, most=most))
@@ -103,7 +103,7 @@ def headline(message: Message, most: int) -> str:
 
 
 def digest(message: Message, *, most: int) -> Sequence[Line]:
-    """The alerts in lines of at most so many characters, the worst first, those that ended last.
+    """The alerts in lines of at most ``most`` characters, the worst first, those that ended last.
 
     More than a few of one kind are a line for each of the causes that most of them share, and one
     line for all others.
@@ -153,7 +153,7 @@ def _names(alerts: Sequence[Alert]) -> str:
 
 
 def summary_of(alert: Alert) -> str:
-    """The sentence that tells the alert, or its end."""
+    """The sentence that describes the alert, or its end."""
     if alert.ending is None:
         return alert.summary
     return f"{alert.ending.summary} (ends {alert.kind}: {alert.summary})"

@@ -53,7 +53,7 @@ BATCH = 500
 DEFAULT_RETRY = Retry()
 _BACKOFF = Backoff(first=0.4, most=15.0)
 _CLOSE_WITHIN = 5.0
-#: Seconds between two looks at the outbox while nothing waits.
+#: Seconds between two readings of the outbox while nothing waits.
 _POLL_EVERY = 30.0
 _MOST_DEAD_SHOWN = 50
 _MOST_SUMMARIES = 3
@@ -76,7 +76,7 @@ class AlertCounters:
 
 
 class Notifier:
-    """An `EventSink` that sends alerts as ``settings`` say, from the outbox in ``store``.
+    """An `EventSink` that sends alerts by ``settings``, from the outbox in ``store``.
 
     Without routes the store is never opened. ``context`` and ``advise`` know the nodes;
     ``replica`` is our own name, where several share the outbox.

@@ -143,8 +143,8 @@ class AlertOutbox:
         self._store.change(lambda db: _close(db, delivery))
 
     def dead_letter(self, delivery: PendingDelivery, because: str, now: float) -> None:
-        """The receiver will never accept the delivery: keep it for inspection, and go on with the
-        next.
+        """The receiver will never accept the delivery: keep it for inspection, and continue with
+        the next.
         """
 
         def work(db: sa.Connection) -> None:

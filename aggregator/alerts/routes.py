@@ -32,7 +32,7 @@ _FOR_PEOPLE = frozenset({"apprise", "email", "pagerduty", "slack", "teams"})
 #: Seconds. Agents of one dead rack are found silent within one heartbeat.
 _PEOPLE_WAIT = BatchWait(linger=15.0, grouped=15.0, interval=60.0)
 MACHINE_WAIT = BatchWait()
-#: Seconds between two looks at alerts that last, for an Alertmanager that has restarted.
+#: Seconds between two readings of alerts that last, for an Alertmanager that has restarted.
 RESEND_EVERY = 300.0
 assert RESEND_EVERY < LASTS
 EVERY = Matchers()
@@ -103,7 +103,7 @@ def targets_of(settings: AlertSettings) -> list[RouteTarget]:
 
 
 def _webhooks(settings: AlertSettings) -> list[RouteTarget]:
-    """The webhooks with names and keys that tell them apart; a key stays while its URL does."""
+    """The webhooks with names and keys that distinguish them; a key stays while its URL does."""
     names: dict[str, int] = {}
     urls: dict[str, int] = {}
     made = []

@@ -25,7 +25,7 @@ log = logging.getLogger("sickbay.alerts")
 _OUTBOX_AGAIN = 5.0
 #: Seconds beyond an attempt's timeout for which a replica keeps a delivery to itself.
 _LEASE_BEYOND = 30.0
-#: Seconds between two looks at tables that other replicas write to.
+#: Seconds between two readings of tables that other replicas write to.
 _SHARED_EVERY = 15.0
 
 

@@ -138,7 +138,7 @@ def _file_engine(path: Path) -> sa.Engine:
 
     @event.listens_for(engine, "connect")
     def _settle(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say
+        connection.isolation_level = None  # explicit transactions
         # FULL: an accepted alert stays on disk even when the machine loses its power.
         for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}").close()

@@ -47,7 +47,7 @@ BUILT_IN = TemplateOptions()
 
 
 class TemplateError(Exception):
-    """The template can't be used; the text says where and why."""
+    """The template can't be used; the text states where and why."""
 
 
 class MessageTemplate:

@@ -21,9 +21,9 @@ TIMESTAMP = "X-Sickbay-Timestamp"
 DELIVERY = "X-Sickbay-Delivery"
 BODY_VERSION = 1
 
-#: Seconds. A receiver may ask for a delay, but not for an endless one.
+#: Seconds. A receiver may request a delay, but not an endless one.
 MOST_RETRY_AFTER = 3600.0
-#: Of the 4xx, those that say "not now" and not "never".
+#: Of the 4xx, those that mean "not now" and not "never".
 _NOT_NOW = frozenset({408, 425, 429})
 
 
@@ -32,7 +32,7 @@ _BACKOFF = Backoff(first=1.0, most=900.0)
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``give_up``: an alert is dropped so many seconds after its event."""
+    """``give_up``: an alert is dropped this number of seconds after its event."""
 
     backoff: Backoff = _BACKOFF
     give_up: float = 7 * 86400.0

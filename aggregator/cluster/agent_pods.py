@@ -1,6 +1,6 @@
 """The cluster's report about the agents' pods: to which their tokens are bound, by UID.
 
-A pod that is not named here is unknown, and never "gone": only `PodGone` and a complete list say
+A pod that is not named here is unknown, and never "gone": only `PodGone` and a complete list show
 that a pod is not there.
 """
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PodsListed:
-    """The UIDs of all of them. ``began``: when the list was asked for (monotonic seconds)."""
+    """The UIDs of all of them. ``began``: when the list was requested (monotonic seconds)."""
 
     uids: frozenset[str]
     began: float
@@ -25,7 +25,7 @@ class PodSeen:
 
 @dataclass(frozen=True, slots=True)
 class PodGone:
-    """The API server says that the pod was deleted: a UID that does not come back."""
+    """The API server reports that the pod was deleted: a UID that does not come back."""
 
     uid: str
 
@@ -34,7 +34,7 @@ PodEvent = PodsListed | PodSeen | PodGone
 
 
 class PodSink(Protocol):
-    """The receiver of what the cluster says about the agents' pods."""
+    """The receiver of what the cluster reports about the agents' pods."""
 
     def take(self, news: PodEvent) -> None: ...
 

@@ -53,7 +53,7 @@ class Capabilities:
     follow_agent_pods: Callable[[PodSink], Awaitable[None]] | None = None
     follow_namespaces: Callable[[NamespaceOwners], Awaitable[None]] | None = None
     follow_pod_ends: Callable[[PodEndSink], Awaitable[None]] | None = None
-    #: Whether `Cluster.pods_on` has the pods of jobs, and no stand-in for a command.
+    #: Whether `Cluster.pods_on` has the pods of jobs, and not a placeholder for a command.
     runs_jobs: bool = False
     pod_notes: PodNotes | None = None
     #: Reboots that the cluster itself carries out.

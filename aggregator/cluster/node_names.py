@@ -24,7 +24,7 @@ NODE_TEST = "sickbay.dev/node-test"
 def is_marked(node: Node | NodeMeta) -> bool:
     """Whether we have marked the node and not undone it.
 
-    Our annotation tells. A taint or a label with our key may be another's.
+    Our annotation shows it. A taint or a label with our key may be another's.
     """
     return node.annotations.get(APPLIED) is not None
 

@@ -11,7 +11,7 @@ from aggregator.cluster.port import Guard
 class ObjectKind:
     """A kind as a manifest names it: ``api_version`` is "v1", or "GROUP/VERSION".
 
-    A version of "" stands for the one that the cluster prefers ("cluster.x-k8s.io/").
+    A version of "" means the one that the cluster prefers ("cluster.x-k8s.io/").
     """
 
     api_version: str
@@ -133,6 +133,6 @@ class ObjectStore(Protocol):
     ) -> Sequence[str]:
         """The rights that this identity does not have, as text: "delete nodeclaims.karpenter.sh".
 
-        An empty ``namespace`` stands for all of them.
+        An empty ``namespace`` means all of them.
         """
         ...

@@ -37,7 +37,9 @@ class NotFound(ClusterError):
 
 
 class Refused(ClusterError):
-    """The cluster will not do this however often it is asked (401, 403, 400, 405, other 422)."""
+    """The cluster will not do this however often it is requested (401, 403, 400, 405, other
+    422).
+    """
 
 
 class AdmissionRefused(Refused):
@@ -106,7 +108,7 @@ class Phase(enum.StrEnum):
     DRAINING = "Draining"  # evictions under way
     DRAINED = "Drained"  # no pod is left to evict
     RELEASING = "Releasing"  # being undone
-    INVALID = "Invalid"  # a hand-made object that is not valid; the message says why
+    INVALID = "Invalid"  # a hand-made object that is not valid; the message states why
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +169,14 @@ class Blocker:
 class HookState(enum.StrEnum):
     """How far a site's own step before the first eviction has come."""
 
-    ASKING = "Asking"  # begun; it may have run already, and is asked again
+    ASKING = "Asking"  # begun; it may have run already, and is requested again
     DONE = "Done"
-    GIVEN_UP = "GivenUp"  # not done in its time, and the configuration says to go on
+    GIVEN_UP = "GivenUp"  # not done in its time, and the configuration lets it continue
 
 
 @dataclass(frozen=True, slots=True)
 class HookStatus:
-    """The hook's result. ``asked_at`` is when it was first asked; ``message`` its last output.
+    """The hook's result. ``asked_at`` is when it was first requested; ``message`` its last output.
 
     ``ended_at`` in state Asking is when its timeout was reported.
     """
@@ -236,8 +238,8 @@ class AppliedChanges:
     """The changes of our marks on the node: an undo reverses exactly this.
 
     ``cordoned``: the node was schedulable before. ``value`` is that of our label, and of our taint
-    unless ``own_taint`` says another, as "KEY=VALUE:EFFECT". ``off_balancers``: that label is ours.
-    ``taint`` is the value of a taint of the same key and effect that another had set before,
+    unless ``own_taint`` names another, as "KEY=VALUE:EFFECT". ``off_balancers``: that label is
+    ours. ``taint`` is the value of a taint of the same key and effect that another had set before,
     ``label`` and ``codes`` those of our label and annotation. Each is None where there was none.
     """
 
@@ -406,9 +408,9 @@ class RepairStatus:
 
     ``exhausted``: why no further one begins by itself, since ``exhausted_at``; empty: one may.
     ``test_waits_since``: since when the test before the release can't begin; 0: it does not wait.
-    ``evidence_at``: when evidence was last seen in force after a test had begun, so that no verdict
-    of before counts. ``began_at``: when the newest operation was about to begin; its write is the
-    one that a release written meanwhile makes fail, so that it differs each time.
+    ``evidence_at``: when evidence was last seen in force after a test had begun, so that no earlier
+    verdict counts. ``began_at``: when the newest operation was about to begin; its write is the one
+    that a release written meanwhile makes fail, so that it differs each time.
     """
 
     attempts: tuple[RepairAttempt, ...] = ()
@@ -423,7 +425,7 @@ class RepairStatus:
 
 @dataclass(frozen=True, slots=True)
 class MarksStatus:
-    """Which of our marks the node lacks although the quarantine stands: names of `lost_marks`.
+    """Which of our marks the node lacks although the quarantine is in force: names of `lost_marks`.
 
     ``since`` is when they were found missing, ``restored`` how often they were set again, and
     ``restored_at`` when last. Times are wall clock seconds (0: not).
@@ -444,8 +446,8 @@ STILL_SCHEDULABLE = "schedulable: "
 class QuarantineStatus:
     """Progress. Times are wall clock seconds since the epoch (0: not yet).
 
-    ``deadline_at`` is when a drain should have ended, and ``overdue_at`` when it was said that it
-    has not.
+    ``deadline_at`` is when a drain should have ended, and ``overdue_at`` when it was reported that
+    it has not.
     """
 
     phase: Phase = Phase.ADMITTED
@@ -468,7 +470,7 @@ class QuarantineStatus:
     overruled: bool = False
     #: Why the node is not released although its cause is over; empty while nothing holds that.
     release_held: str = ""
-    #: Says, for people, that a person has set another action than was decided; else empty.
+    #: States, for people, that a person has set another action than was decided; else empty.
     override: str = ""
     #: Since when the Node has been absent from consistent reads (seconds); 0: it is there.
     node_absent_since: float = 0.0
@@ -542,9 +544,9 @@ class NodeMeta:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The node was not read: the server checks its contents in the patch, in place of its version.
+    """The node was not read: the server checks its contents in the patch, instead of its version.
 
-    ``absent``: keys of annotations that it must not have, beside those that the patch sets.
+    ``absent``: keys of annotations that it must not have, other than those that the patch sets.
     ``annotated``: whether it has any annotation.
     """
 
@@ -568,7 +570,7 @@ class Node:
     #: The status of our own condition, empty where it is not there, None where the cluster has no
     #: conditions.
     condition: str | None = None
-    #: Accelerators by resource name: capacity and allocatable, as the node says them.
+    #: Accelerators by resource name: capacity and allocatable, as the node reports them.
     devices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     unread: Unread | None = None
     #: When ``ready`` last changed, by the cluster's own wall clock (seconds); 0: unknown.
@@ -587,7 +589,7 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class NodeTestCondition:
-    """The result of the node's last active test, as its condition (SickbayTestPassed) tells it."""
+    """The result of the node's last active test, as its condition (SickbayTestPassed) has it."""
 
     status: str
     reason: str
@@ -610,8 +612,8 @@ class ListedNodeTest:
 
 @dataclass(frozen=True, slots=True)
 class WrittenConditions:
-    """``written``: the node's record, by type. ``foreign``: the types among those that were asked
-    for that another has written.
+    """``written``: the node's record, by type. ``foreign``: the requested types that another has
+    written.
     """
 
     written: Mapping[str, WrittenCondition] = field(default_factory=dict)
@@ -667,12 +669,12 @@ class Pod:
     """A pod on a node, with all that decides whether and how it may be evicted.
 
     ``created_at`` and ``deletion_at`` are the cluster's own wall clock seconds (0: not);
-    ``deletion_at`` is when its grace is over. ``grace`` is what it asks for, in seconds. ``group``
-    is the gang that its spec names. ``gpus``: the accelerators that its containers request;
-    ``gpu_ids``: those that it has, by device plugins' ids, as far as the kubelet reports them.
-    ``has_claims``: it has devices by claims (DRA), which neither of the two counts.
-    ``conditions``: the types of its conditions that are True.
-    ``has_responders``: it names others that respond to an EvictionRequest of it.
+    ``deletion_at`` is when its grace is over. ``grace`` is what its spec sets, in seconds.
+    ``group`` is the gang that its spec names. ``gpus``: the accelerators that its containers
+    request; ``gpu_ids``: those that it has, by device plugins' ids, as far as the kubelet reports
+    them. ``has_claims``: it has devices by claims (DRA), which neither of the two counts.
+    ``conditions``: the types of its conditions that are True. ``has_responders``: it names others
+    that respond to an EvictionRequest of it.
     """
 
     namespace: str
@@ -717,7 +719,7 @@ class Evicted(enum.StrEnum):
     MISCONFIGURED = "misconfigured"  # 500: two budgets cover it; a person must fix that
     FORBIDDEN = "forbidden"  # 403: we have no right to delete pods of its namespace
     REJECTED = "rejected"  # another 4xx: admission, or the pod itself, does not allow it
-    FAILING = "failing"  # an admission webhook could not be asked: it may pass
+    FAILING = "failing"  # an admission webhook could not be called: it may pass
 
 
 #: The message of an eviction that the deletion of the pod's namespace makes needless.
@@ -746,7 +748,7 @@ class RecordText:
 class StopText:
     """The stop switch's own object as stored; its ``version`` is empty where it is not there.
 
-    ``reason``: not empty says that no new action may start, and why; empty, that a person has
+    ``reason``: not empty means that no new action may start, and is why; empty, that a person has
     turned the switch off; with None the object has no reason.
     """
 
@@ -849,8 +851,8 @@ class RecordPlace:
 
 
 class Quarantines(Protocol):
-    """The objects that are intent. Every method may raise `ClusterError`, whose subclass tells what
-    to do.
+    """The objects that are intent. Every method may raise `ClusterError`, whose subclass determines
+    what to do.
 
     A request may wait in a queue for seconds. Methods that act take a ``guard``, which checks for
     changes since; see `Guard`. Methods that undo, report or read take none.
@@ -926,7 +928,7 @@ class Operations(Protocol):
 class NodesAndPods(Protocol):
     """What intent is carried out on. Errors, waits and guards are those of `Quarantines`."""
 
-    #: Whether it has nodes of its own accord. Else it learns of one when it is asked about it.
+    #: Whether it has nodes of its own accord. Else it learns of one from a read of it.
     lists_all: bool
 
     async def list_nodes(self) -> list[NodeMeta]:
@@ -954,7 +956,7 @@ class NodesAndPods(Protocol):
         """In full, from the store, or None if it is not there.
 
         ``cached``: as it is now or was before. Only where a patch against its version follows.
-        ``background``: the node is marked already, or is only looked at: it goes after the taints.
+        ``background``: the node is marked already, or is only read: it goes after the taints.
         """
         ...
 
@@ -995,7 +997,8 @@ class NodesAndPods(Protocol):
         background: bool = False,
         guard: Guard | None = None,
     ) -> EvictionResult:
-        """With the pod's uid and version as preconditions. ``dry_run``: only ask whether.
+        """With the pod's uid and version as preconditions. ``dry_run``: only check whether the
+        eviction is allowed.
 
         ``background``: a retry, which goes after every first request.
         """

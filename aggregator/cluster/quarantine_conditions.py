@@ -94,7 +94,9 @@ def _conditions(
 def _progress(
     node: str, spec: QuarantineSpec, status: QuarantineStatus
 ) -> Iterator[ObjectCondition]:
-    """Ready: the node is as the spec says. Stalled: a person has to act. Else it is on its way."""
+    """Ready: the node is as the spec requires. Stalled: a person has to act. Else it is on its
+    way.
+    """
     tainted, drained = _tainted(node, spec, status), _drained(spec, status)
     last = tainted if spec.action is not Action.DRAIN or not tainted[0] else drained
     overdue = status.phase is Phase.DRAINING and bool(status.overdue_at)
@@ -143,7 +145,7 @@ def _drained(spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str,
 def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> tuple[bool, str, str]:
     """True from the success of the last attempt until the next one is due.
 
-    It is due when evidence still stands after the time of verification: then the next attempt, a
+    It is due when evidence is still open after the time of verification: then the next attempt, a
     hold or the end of the ladder is written. So no time is needed here.
     """
     last = repair.attempts[-1] if repair.attempts else None
@@ -153,11 +155,11 @@ def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> tuple[bool, str, st
     if last is not None and busy:
         return False, last.state.value, _describe_attempt(last)
     done = last is not None and last.state is RepairState.SUCCEEDED
-    # A hold of before stays written when the evidence goes, and holds no repair then.
+    # An earlier hold stays written when the evidence goes, and holds no repair then.
     over = done and all(item.cleared for item in spec.evidence)
     if repair.held and (repair.test_waits_since or not over):
         return False, "Held", repair.held
-    assert last is not None  # `_conditions` asks only where there is an attempt or a reason
+    assert last is not None  # `_conditions` calls it only where there is an attempt or a reason
     return done, last.state.value, _describe_attempt(last)
 
 

@@ -1,6 +1,6 @@
 """Writes to a Quarantine whose status this version can't read in whole. Pure.
 
-A later version wrote that status before a downgrade, or writes it beside this one in a rollout. It
+A later version wrote that status before a downgrade, or writes it next to this one in a rollout. It
 may have an attempt at a repair in it that is under way, which a write of the whole would forget.
 """
 

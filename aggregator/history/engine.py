@@ -16,7 +16,7 @@ class HistoryError(OSError):
 class DatabaseCredentials(SectionDataclass):
     """The proof of our identity, and of the server's. The files are read at each connection.
 
-    Without ``password_file`` the server asks for no password, or PGPASSFILE has it. Without
+    Without ``password_file`` the server requires no password, or PGPASSFILE has it. Without
     ``ca_file`` a server that is reached over a network must speak TLS, with any certificate, unless
     ``insecure_plaintext`` is set.
     """

@@ -15,17 +15,17 @@ from aggregator.health.model import Component, Delta, Fault, Hello, Snapshot, St
 from aggregator.history import evidence_codec
 from aggregator.runtime.interning import EMPTY
 
-#: Row kinds, by the names of their content. The values stand in the database.
+#: Row kinds, by the names of their content. The values are those in the database.
 HELLO, BASE, CHANGE, LEFT = "hello", "base", "change", "left"
 
-#: The first so many occurrences of a fault are a row each; then each growth by half, or minute.
+#: Up to this number the occurrences of a fault are a row each; then each growth by half, or minute.
 _EACH = 8
 _EVERY = 60.0
 #: Of one node: components and faults beyond these are not recorded.
 _MOST = 256
-#: Of one node: so many are remembered as failing, the latest; names may come and go for months.
+#: Of one node this number is remembered as failing, the latest; names may come and go for months.
 _MOST_KEPT = 4096
-#: Nodes. Fleets that grow and shrink name many: the node first heard of is forgotten first.
+#: Nodes. Fleets that grow and shrink name many: the node that was first named is forgotten first.
 _MOST_NODES = 50_000
 
 _T = TypeVar("_T")

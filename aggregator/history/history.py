@@ -69,7 +69,7 @@ class History:
 
     ``replica`` is our own name, where several share the database; ``credentials`` are those of a
     server. ``lost`` counts transitions that were never written, ``written`` those that were. The
-    agents' evidence is kept beside them, after them, and ``untold`` counts its lost rows.
+    agents' evidence is written after them, and ``untold`` counts its lost rows.
     """
 
     def __init__(

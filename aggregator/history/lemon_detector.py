@@ -40,7 +40,7 @@ MOST_ROWS = 400
 _ACTED = (EventKind.CORDONED, EventKind.SUPPRESSED)
 _PAST = {
     EventKind.INCIDENT_OPENED: "opened",
-    EventKind.INCIDENT_CHANGED: "opened",  # it may ask for more by now, on other evidence
+    EventKind.INCIDENT_CHANGED: "opened",  # it may call for more by now, on other evidence
     EventKind.INCIDENT_CLOSED: "closed",
     EventKind.CORDONED: "quarantined",
     EventKind.RELEASED: "released",

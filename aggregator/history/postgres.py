@@ -179,7 +179,7 @@ class _OwnLoop(asyncio.SelectorEventLoop):
 async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
     """The result of ``work``. Raises TimeoutError, even where ``work`` ignores its cancellation.
 
-    A driver that is cleaning up may take a cancellation for its own and go on waiting, which is why
+    A driver that is cleaning up may take a cancellation for its own and keep waiting, which is why
     this is no `asyncio.timeout`.
     """
     task = asyncio.ensure_future(work)

@@ -100,9 +100,9 @@ class Sqlite:
             _in_transaction(engine, lambda one: prepare(one, self.name), write=True)
 
     def _for_reading(self) -> sa.Engine:
-        """For a folder where SQLite can't make the files beside the database by which readers and a
-        writer see each other. It uses existing ones; without them, only a database without writers
-        is consistent.
+        """For a folder where SQLite can't make the files next to the database by which readers and
+        a writer see each other. It uses existing ones; without them, only a database without
+        writers is consistent.
         """
         os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))  # raises why not
         log, shared = self._sibling("-wal"), self._sibling("-shm")
@@ -155,7 +155,7 @@ def _engine(url: URL, path: Path) -> sa.Engine:
 
 
 def _can_write(path: Path) -> bool:
-    """Whether SQLite can make its files beside the database."""
+    """Whether SQLite can make its files next to the database."""
     return os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
 
 
@@ -164,7 +164,7 @@ def _settling(url: URL, pragmas: Iterable[str]) -> sa.Engine:
 
     @event.listens_for(engine, "connect")
     def _settle(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say: DDL is in them too
+        connection.isolation_level = None  # explicit transactions: DDL is in them too
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}").close()
 

@@ -1,1 +1,1 @@
-"""The meaning of evidence and the action that it asks for: catalogue, rules, incidents. Pure."""
+"""The meaning of evidence and the action that it calls for: catalogue, rules, incidents. Pure."""

@@ -75,7 +75,7 @@ class Incident:
 
     All evidence of one kind (gpu, disk, network, node) on one node in one boot is one incident: two
     reasons that alternate do not move its start, and many components may share it. ``action`` is
-    the strongest that its evidence asks for, before mode and admission. ``remembered``: it was
+    the strongest that its evidence calls for, before mode and admission. ``remembered``: it was
     restored from a durable record, which does not hold its start; the agent's snapshot does.
     """
 
@@ -183,7 +183,7 @@ def evaluate(
 
 
 def _known(before: Mapping[str, Incident]) -> Mapping[tuple[str, str], int]:
-    """The evidence of the open incidents, and the strongest action that it asks for."""
+    """The evidence of the open incidents, and the strongest action that it calls for."""
     found: dict[tuple[str, str], int] = {}
     for incident in before.values():
         for item in incident.evidence:
@@ -194,7 +194,7 @@ def _known(before: Mapping[str, Incident]) -> Mapping[tuple[str, str], int]:
 def _is_alone(match: Match, known: Mapping[tuple[str, str], int]) -> bool:
     """Whether evidence counts although the agent is silent.
 
-    A check that had failed for a moment when its agent fell silent (the machine reboots, say) has
+    A check that had failed for a moment when its agent fell silent (for example in a reboot) has
     not failed for its rule's time; otherwise silence would cause an action.
     """
     if match.cleared_by is not None or match.code == SILENT_FAILING:
@@ -434,7 +434,7 @@ def _level_over(
     """The sign that level evidence is over; empty while its check fails, for any reason, or is
     degraded where its rule is about that.
 
-    Another reason takes its place only when that counts itself: otherwise a check that goes on
+    Another reason takes its place only when that counts itself: otherwise a check that keeps
     failing, for reasons that alternate or that no rule names, would look healthy.
     """
     check, _, reason = item.code.partition(":")

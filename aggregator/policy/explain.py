@@ -52,7 +52,7 @@ class Explanation:
 
 
 def explain(policy: Policy, question: Question) -> Explanation:
-    """Ask the rules themselves, for a node that has this evidence and no other."""
+    """Evaluate the rules themselves, for a node that has this evidence and no other."""
     met = _met(policy, question)
     decides = max(met, key=lambda rule: ACTIONS.index(rule.action), default=None)
     others = [(rule, "") for rule in met if rule is not decides]
@@ -92,7 +92,9 @@ def _traits(question: Question) -> Mapping[str, str]:
 
 
 def _flapped(question: Question) -> Component:
-    """A component that fails or is degraded now; failed as often as was asked, a second apart."""
+    """A component that fails or is degraded now; failed as often as the question states, a second
+    apart.
+    """
     turns = (Status.OK, Status.FAILED) * question.flaps
     past = tuple((_NOW - ago, turn) for ago, turn in enumerate(turns[::-1]))[::-1]
     now = _level(question.check, question.component, question.reason, _STATUSES[question.status])
@@ -232,13 +234,13 @@ def in_words(seconds: float) -> str:
 
 _STATUSES = {"failed": Status.FAILED, "degraded": Status.DEGRADED}
 
-#: The present of a question, and what its node and its fault have where it does not ask for it.
+#: The present of a question, and what its node and its fault have where it does not state it.
 _NOW = 0.0
 _HELLO = Hello("node", "boot", "epoch", "", 1, "")
 _FAULT = Fault("", "", "", "", "boot", "", 0, _NOW, _NOW, 1, ClearedBy.OPERATOR)
 #: Seconds between two jobs of a question: apart for any rule.
 _JOBS_APART = 5760.0
-#: Seconds between two lines of a fault that goes on.
+#: Seconds between two lines of a fault that lasts.
 _NEXT_LINE = 20.0
 
 _ENDS = {

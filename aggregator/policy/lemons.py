@@ -36,20 +36,20 @@ class LemonThresholds(SectionDataclass):
     """
 
     quarantines: Annotated[int, Field(ge=2)] = 4
-    """So many quarantines in 28 days (docs/policy.md#lemons) are a signal."""
+    """From this number on, quarantines in 28 days (docs/policy.md#lemons) are a signal."""
     codes: Annotated[int, Field(ge=2)] = 3
-    """So many different codes and reasons."""
+    """The same for different codes and reasons."""
     days: Annotated[int, Field(ge=2)] = 4
-    """So many days with an incident."""
+    """The same for days with an incident."""
     returns: Positive = 2
-    """So many quarantines within a week of a release."""
+    """The same for quarantines within a week of a release."""
     signals: Annotated[int, Field(ge=1, le=4)] = 2
-    """So many of these four make a lemon."""
+    """From this number of these four signals on, a node is a lemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class LemonEvent:
-    """One event of a node's past. ``what`` is "opened", "closed" (an incident that asks for an
+    """One event of a node's past. ``what`` is "opened", "closed" (an incident that calls for an
     action), "quarantined" or "released"; ``at`` is in wall clock seconds.
     """
 

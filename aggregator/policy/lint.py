@@ -1,7 +1,7 @@
 """Finds parts of a site's rules that are allowed and most likely a mistake. Pure: texts and rules
 go in.
 
-`load` refuses what no policy may ask for; this warns of rules that can have no effect, or another
+`load` refuses what no policy may contain; this warns of rules that can have no effect, or another
 one than meant, as far as this version knows. These are no errors, because a newer version may know
 more: another shipped rule, or another check, must not keep an aggregator from starting with a file
 that it ran with before.
@@ -25,7 +25,7 @@ from aggregator.policy.shipped_yaml import read_shipped
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """The reasons with which a check says failed, and degraded; None for any."""
+    """The reasons with which a check reports failed, and degraded; None for any."""
 
     failed: Sequence[str] | None
     degraded: Sequence[str] | None = ()
@@ -43,7 +43,7 @@ _KEYS = ("reasons", "degraded")
 Checks = Mapping[str, Reasons]
 
 
-#: The details that say how bad a fault is. There are others; a name that is nearly one of these is
+#: The details that show how bad a fault is. There are others; a name that is nearly one of these is
 #: most likely a slip, with which a rule that drains for the driver's own verdict never does.
 GRAVE = ("verdict", "severity", "unit", "link", "intr_info", "error_status", "injected")
 #: The agent's readings of Xid 154's text.
@@ -131,7 +131,9 @@ def _about_nodes(rule: Rule, key: Key, document: Document) -> Iterator[ConfigPro
 
 
 def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
-    """A release at the first healthy report, where the site asks for it: a lemon may have none."""
+    """A release at the first healthy report, where the site configures it: a lemon may have
+    none.
+    """
     asked = "healthyFor" in document.data["rules"][key[-1]]
     if asked and not rule.healthy_for and rule.action != "observe" and rule.release == "recovered":
         text = (
@@ -268,7 +270,7 @@ class _Wider:
 def _codes(rule: Rule, policy: Policy) -> frozenset[str]:
     """The subjects of the rule: its check, or classes, known codes, and patterns as written.
 
-    A pattern also stands for codes that no catalogue has.
+    A pattern also covers codes that no catalogue has.
     """
     if rule.check:
         return frozenset((f"check {rule.check}{' flaps' * bool(rule.flaps)}",))

@@ -99,7 +99,7 @@ _CHOICES = {
     "unhealthy": CONDITION_STATUSES,
     "scope": SCOPES,
 }
-#: Keys that a rule about a node condition does not have beside it.
+#: Keys that a rule does not have together with a node condition.
 _NOT_OF_CONDITIONS = (
     *("check", "components", "faults", "classes", "status", "flaps", "with", "without"),
 )
@@ -132,8 +132,8 @@ def load_policy(
 
 @functools.lru_cache(maxsize=1)
 def _shipped(catalogue: str, rules: str) -> tuple[Catalogue, tuple[Rule, ...]]:
-    """What both texts say. They stay the same while a site edits its own: to read them takes most
-    of the time of a reload.
+    """The content of both texts. They stay the same while a site edits its own: to read them takes
+    most of the time of a reload.
     """
     facts = parse_catalogue(read_shipped(catalogue))
     return facts, tuple(_rules(parse(rules, "rules.yaml", LOADER), facts, {}))
@@ -328,7 +328,7 @@ class _Reader:
                 return value
 
     def _check_condition(self, entry: Mapping[str, Any], base: Rule | None) -> None:
-        """The keys of a rule about a node condition, as they stand in the file."""
+        """The keys of a rule about a node condition, as the file has them."""
         kind = entry.get("condition", base.condition if base is not None else "")
         if not kind and "condition" not in entry:
             if "unhealthy" in entry:
@@ -400,7 +400,7 @@ class _Reader:
         return str(value)
 
     def _check(self, rule: Rule) -> None:
-        """Conditions that no policy may ask for, and those that could never match."""
+        """Conditions that no policy may have, and those that could never match."""
         if rule.elsewhere and rule.nodes is None:
             text = "is the action on other nodes; expected nodes beside it, which selects some"
             self._problem(("elsewhere",), text)
@@ -449,7 +449,7 @@ class _Reader:
             )
 
     def _check_repair(self, entry: Mapping[str, Any], rule: Rule) -> None:
-        """A ladder that stands in the file itself needs nodes in quarantine to be climbed on."""
+        """A ladder in the file itself needs nodes in quarantine to be climbed on."""
         if entry.get("repair") and not rule.acts:
             text = f"no effect under action: {rule.action}; expected action: cordon or drain"
             self._problem(("repair",), text)

@@ -36,7 +36,7 @@ class ReportedCondition:
 
 @dataclass(frozen=True, slots=True)
 class ReportedConditions:
-    """Those conditions of one Node that were asked for."""
+    """Those conditions of one Node that were requested."""
 
     node: str
     uid: str
@@ -57,7 +57,7 @@ def as_evidence(
     earliest: float,
     latest: float,
 ) -> Component:
-    """Level evidence: failed, ok, or unknown where the condition says nothing.
+    """Level evidence: failed, ok, or unknown where the condition has no verdict.
 
     ``now`` is monotonic; ``earliest`` and ``latest`` are the bounds of the wall clock's time.
     """

@@ -23,7 +23,7 @@ def selection_of(policy: Policy, labels: Mapping[str, str] | None) -> int:
 def policy_for(policy: Policy, labels: Mapping[str, str] | None) -> Policy:
     """The policy as it is on a node with these labels: the same where no rule has a selector.
 
-    ``by_name`` still has every rule as it stands in the file: evidence outlives a change of labels.
+    ``by_name`` still has every rule as the file has it: evidence outlives a change of labels.
     """
     if not policy.selecting:
         return policy
@@ -37,7 +37,7 @@ def policy_for(policy: Policy, labels: Mapping[str, str] | None) -> Policy:
 def reweighed(incidents: Mapping[str, Incident], policy: Policy) -> Mapping[str, Incident]:
     """The incidents without actions that the rules do not have on this node any more.
 
-    ``policy`` is that of the node. For incidents that no quarantine stands on: a change of labels
+    ``policy`` is that of the node. For incidents without a quarantine: a change of labels
     ends none, and lowers no quarantine that has begun.
     """
     if not policy.selecting or not incidents:

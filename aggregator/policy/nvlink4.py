@@ -1,6 +1,6 @@
-"""Xid 74 (NVLink of A100 and H100): what the registers in the line say. Pure.
+"""Xid 74 (NVLink of A100 and H100): what the registers in the line mean. Pure.
 
-Source: NVIDIA, "Analyzing Xid errors with the Xid catalog", WORKFLOW_NVLINK_ERR; the bits stand in
+Source: NVIDIA, "Analyzing Xid errors with the Xid catalog", WORKFLOW_NVLINK_ERR; the bits are in
 catalogue.yaml. Of the seven registers those that it describes count; a bit that it does not
 describe is not guessed at.
 """
@@ -13,7 +13,8 @@ from typing import Any
 CODE = "xid:74"
 #: The detail of the fault that has the registers: of all its lines, each bit that was ever set.
 REGISTERS = "registers"
-#: The class for bits that NVIDIA says to ignore, and for those that point at a cable or connector.
+#: The class for bits that are to be ignored by NVIDIA's workflow, and for those that point at a
+#: cable or connector.
 CLASSES = {"ignore": "nvlink-ignore", "cable": "nvlink-cable"}
 
 _REGISTER = re.compile(r"0x[0-9a-fA-F]{1,8}")

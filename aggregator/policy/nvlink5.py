@@ -1,6 +1,6 @@
-"""NVLink 5 (Xids 144-150): the action that the registers in the line ask for. Pure.
+"""NVLink 5 (Xids 144-150): the action that the registers in the line call for. Pure.
 
-Source: NVIDIA, "Analyzing Xid errors with the Xid catalog"; the table stands in catalogue.yaml. The
+Source: NVIDIA, "Analyzing Xid errors with the Xid catalog"; the table is in catalogue.yaml. The
 second register is compared as a whole: a value that the table does not have is not guessed at from
 its bits.
 """
@@ -14,7 +14,8 @@ from typing import Any
 NEW_LAYOUT = 575
 #: The class of each action of the table; a line without a row keeps the code's own class.
 CLASSES = {"reset": "nvlink5-reset", "ignore": "nvlink5-ignore", "follow-154": "nvlink5-follow"}
-#: The class of a row that asks for a reset, and then to look at the device at the link's other end.
+#: The class of a row whose action is a reset, then an inspection of the device at the link's other
+#: end.
 PEER_CLASS, _PEER = "nvlink5-peer", "INVESTIGATE_PEER_DEVICE"
 
 _REGISTER = re.compile(r"0x[0-9a-fA-F]{1,8}")
@@ -52,7 +53,7 @@ class Nvlink5:
     """The table, by Xid code ("xid:149")."""
 
     entries: Mapping[str, tuple[_Entry, ...]]
-    #: Rows by what was asked for: a node's faults are evaluated anew with each of its messages.
+    #: Rows by the question: a node's faults are evaluated anew with each of its messages.
     _rows: dict[tuple[str, str | None, str | None, str], Row | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -124,5 +125,5 @@ def _register(text: str | None) -> int | None:
 
 
 def _only(rows: list[Row]) -> Row | None:
-    """The rows' common result: the first, where all of them ask for the same."""
+    """The rows' common result: the first, where all of them have the same."""
     return rows[0] if rows and len({row.fault_class for row in rows}) == 1 else None

@@ -16,7 +16,7 @@ from aggregator.policy.nvlink5 import Row
 FOLLOWS = "xid:145"
 _EXPLICIT = frozenset({"xid:149", "xid:150"})
 _EXPLICIT_IF_FATAL = frozenset({"xid:144", "xid:146", "xid:147", "xid:148"})
-#: The line by which the driver warns of a bad link: NVIDIA says to ignore it as a fault.
+#: The line by which the driver warns of a bad link: by NVIDIA's catalogue it is no fault.
 _WARNING = "NETIR_BER_EVENT"
 PRECURSOR = "fleet-precursor:nvlink-recoveries"
 #: Later investigations of NVIDIA's table that lead elsewhere: the link's other end, an error that
@@ -44,9 +44,9 @@ class Confidence(enum.StrEnum):
 class FabricSign:
     """NVLink evidence of one GPU, or its precursor (`PRECURSOR`).
 
-    ``at`` is when it began, in seconds of any clock that the signs share. ``row`` is what NVIDIA's
-    table says of the line, ``severity`` the driver's own word. ``level``: it is a check's result,
-    whose time is that of a look.
+    ``at`` is when it began, in seconds of any clock that the signs share. ``row`` is the line's
+    entry in NVIDIA's table, ``severity`` the driver's own word. ``level``: it is a check's result,
+    whose time is that of a run.
     """
 
     node: str
@@ -78,7 +78,7 @@ class FabricSign:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a rack event; without a ``node`` it is unknown, and ``reason`` says why."""
+    """The origin of a rack event; without a ``node`` it is unknown, and ``reason`` states why."""
 
     node: str
     gpu: str

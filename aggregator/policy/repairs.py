@@ -23,7 +23,7 @@ TEST = "test"
 ATTEMPTS = (*REPAIRS, TEST)
 
 _RECOVERY, _LEMON = "gpu-recovery", "lemon"
-#: The repair that each verdict of the driver (Xid 154) and reason of gpu-recovery asks for.
+#: The repair that each verdict of the driver (Xid 154) and reason of gpu-recovery calls for.
 _VERDICTS = {
     "gpu-reset": GPU_RESET,
     "drain-and-reset": GPU_RESET,

@@ -1,7 +1,7 @@
 """A recorded history through another policy: the difference in incidents. Pure.
 
 Only the evaluation is replayed. Limits, overrides by people and the state of the cluster are not: a
-quarantine here is an incident that asks for one.
+quarantine here is an incident that calls for one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class ReplayEvent:
 class Episode:
     """One incident's life. ``ended`` is None where it had not at the end of the record.
 
-    ``action`` is the strongest that it asked for, ``rules`` and ``codes`` are of its evidence.
+    ``action`` is the strongest that it called for, ``rules`` and ``codes`` are of its evidence.
     """
 
     node: str

@@ -1,8 +1,8 @@
 """Rules: the action that a node's evidence calls for. Pure.
 
-Structure that no rule can change: only FAILED level evidence, DEGRADED where a rule asks for it,
-and latched faults of the present boot can ask for an action; unknown statuses, unknown codes,
-silence and historical faults never do.
+Structure that no rule can change: only FAILED level evidence, DEGRADED where a rule names it, and
+latched faults of the present boot can call for an action; unknown statuses, unknown codes, silence
+and historical faults never do.
 """
 
 from collections import defaultdict
@@ -72,12 +72,12 @@ class Rule:
     ``with_faults`` and ``without_faults`` are codes or classes of other faults of the component:
     one of these must have come, or none may have come, within `TOGETHER` of this evidence.
 
-    ``min_count`` asks that the fault occurred so often ``within`` seconds; lines that come close
-    together are one occurrence. ``lasts`` asks that lines came for so long (seconds) without a
-    pause of a minute. ``min_jobs`` asks that the fault came so often ``within`` seconds,
-    ``apart`` seconds or more from the time before, and on no other component then. ``flaps`` asks
-    that the component changed so often from healthy to failed ``within`` seconds, with any present
-    status.
+    ``min_count``: the fault must have occurred this often ``within`` seconds; lines that come close
+    together are one occurrence. ``lasts``: lines must have come for this long (seconds) without a
+    pause of a minute. ``min_jobs``: the fault must have come this often ``within`` seconds, each
+    ``apart`` seconds or more after the one before, and on no other component then. ``flaps``: the
+    component must have changed this often from healthy to failed ``within`` seconds, with any
+    present status.
 
     ``nodes`` selects the nodes on which the rule has its action; on others it has the action
     ``elsewhere``, or does not apply (empty). None: on every node.
@@ -119,7 +119,7 @@ class Rule:
 
     @property
     def acts(self) -> bool:
-        """Whether it asks for more than observing, on any node."""
+        """Whether its action is more than observe, on any node."""
         return self.action != "observe" or self.elsewhere not in ("", "observe")
 
     @property
@@ -213,7 +213,7 @@ class Policy:
 
     ``acting_on_degraded``: the checks on whose degraded results a rule acts. ``selecting``: the
     rules that are about some nodes only; ``variants`` remembers the policies of nodes
-    (`node_rules`). ``by_name`` has each rule as it stands in the file. ``places`` finds the rules
+    (`node_rules`). ``by_name`` has each rule as the file has it. ``places`` finds the rules
     that could match some evidence.
     """
 
@@ -312,7 +312,7 @@ class _Found:
         return (*failed, *self.degraded.get(rule.check, ()))
 
     def suits(self, rule: Rule, code: str, component: str, first: float, last: float) -> bool:
-        """Whether the faults that came with this evidence are as the rule asks for.
+        """Whether the faults that came with this evidence are as the rule requires.
 
         The evidence came from ``first`` to ``last`` (monotonic seconds).
         """

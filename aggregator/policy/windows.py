@@ -15,18 +15,19 @@ from aggregator.health.model import Component, Fault, Status
 
 #: The longest that a rule may look back (seconds): the rings hold no more.
 LONGEST = 86_400.0
-#: The fewest flaps that a rule may ask for.
+#: The fewest flaps that a rule may require.
 LEAST_FLAPS = 2
-#: The most flaps that a rule may ask for: each takes up to three of the ring's 64 transitions.
+#: The most flaps that a rule may require: each takes up to three of the ring's 64 transitions.
 MOST_FLAPS = 20
-#: The most jobs or occurrences that a rule may ask for: each takes up to two of the ring's 32
+#: The most jobs or occurrences that a rule may require: each takes up to two of the ring's 32
 #: entries.
 MOST_JOBS = 15
 #: The agent merges the occurrences of half a minute; jobs must lie further apart than that.
 LEAST_APART = 60.0
 #: Lines of one code on one component that come closer together (seconds) are one occurrence.
 ONE_OCCURRENCE = 60.0
-#: The longest time (seconds) that a rule may ask lines to go on: the ring holds as much of any.
+#: The longest time (seconds) for which a rule may require lines to continue: the ring holds as much
+#: of any.
 LONGEST_LASTING = 480.0
 #: Faults of one component that come so close together (seconds) are of one event. The checks that
 #: read the driver's verdict run every minute.
@@ -69,7 +70,7 @@ def flapping(component: Component, flaps: int, within: float) -> Flapping | None
     """The latest time of flapping: ``flaps`` changes from healthy to failed ``within`` seconds.
 
     Past and present: the caller compares ``until`` with its clock. Returns None where there never
-    were so many.
+    were that many.
     """
     starts = _failures(component)
     found: Flapping | None = None

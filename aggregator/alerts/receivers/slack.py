@@ -89,7 +89,7 @@ def _section(kind: str, text: str) -> dict[str, Any]:
 
 def escape(text: str) -> str:
     """Text without Slack's own marks: mentions and links begin with "<", and a zero-width blank
-    keeps "*bold*" and "`code`" as they stand.
+    keeps "*bold*" and "`code`" as they are.
     """
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\u200b{char}" if char in "*_~`" else char for char in escaped)

@@ -2,7 +2,7 @@
 
 https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/add-incoming-webhook
 (a message of at most 28 KB) and https://adaptivecards.io/schemas/adaptive-card.json, version 1.4.
-Text runs show Markdown as it stands; text blocks would render it.
+Text runs show Markdown as it is; text blocks would render it.
 """
 
 import json

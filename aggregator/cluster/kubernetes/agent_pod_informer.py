@@ -49,7 +49,7 @@ class AgentPodInformer:
         )
 
     async def follow(self) -> None:
-        """Tell which pods there are, then each change, for ever. Raises only its cancellation.
+        """Report which pods there are, then each change, for ever. Raises only its cancellation.
 
         Another list comes where the sink wants one, and after a failure; `LIST_EVERY` after the
         last one at the earliest.
@@ -81,7 +81,7 @@ class AgentPodInformer:
             await asyncio.sleep(_POLL_EVERY)
 
     async def _pause(self, _failures: int = 0) -> None:
-        """Until the next list may be asked for."""
+        """Until the next list may be requested."""
         until = self._began + LIST_EVERY * self._rng.uniform(1.0, _SPREAD)
         await asyncio.sleep(max(0.0, until - self._clock()))
 

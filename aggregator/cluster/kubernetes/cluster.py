@@ -51,8 +51,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
     rights are looked for that it takes for certificates that the aggregator makes itself.
     ``agents``: "namespace:name" of the agents'
     service account where their pods are to be followed; empty: they are not. ``access``: the page
-    asks who its readers are. ``actions``: people act by the page. ``evictions``,
-    ``events``, ``operations``: these are used, and the rights to them needed.
+    requests who its readers are. ``actions``: people act by the page. ``evictions``, ``events``,
+    ``operations``: these are used, and the rights to them needed.
     """
 
     words = KUBERNETES
@@ -174,7 +174,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         await PodEndInformer(self._watches, sink).follow()
 
     async def carry_out(self, work: Callable[[Transport], Awaitable[T]]) -> T:
-        """A write that a person asked for by the page. Raises ClusterError."""
+        """A write that a person requested on the page. Raises ClusterError."""
         return await work(self._transport)
 
     def objects(self, kubeconfig: str = "") -> KubeObjects:

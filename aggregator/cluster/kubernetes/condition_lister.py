@@ -1,7 +1,7 @@
 """Lists the conditions of all Nodes that rules name: no part of a Node's metadata has them.
 
 A Node in full may be 24 KB (50 images, the labels of node feature discovery), most of which is
-skipped here. So it is asked for only where a rule names a condition, in pages of 2 ms.
+skipped here. So it is requested only where a rule names a condition, in pages of 2 ms.
 """
 
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Whether the definition of quarantines (the CRD) stands: an uninstall must release no node."""
+"""Whether the definition of quarantines (the CRD) is there: an uninstall must release no node."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ class DefinitionState:
     going: bool  # being deleted, or gone
 
     def replaces(self, earlier: "DefinitionState") -> bool:
-        """Whether another one stands where ``earlier`` stood: its objects went with it."""
+        """Whether another one has replaced ``earlier``, whose objects went with it."""
         return bool(earlier.uid) and self.uid != earlier.uid
 
 
 async def read_definition(transport: Transport) -> DefinitionState:
-    """Ask for it, never from a cache. Raises ClusterError, except for its absence."""
+    """Read it, never from a cache. Raises ClusterError, except for its absence."""
     try:
         body = await transport.request(
             "GET", paths.THE_DEFINITION, Priority.RELEASE, accept=METADATA

@@ -118,7 +118,7 @@ class ApiCredentials:
 
 
 async def load(sources: CredentialSources) -> ApiCredentials:
-    """Read the credentials. Raises Refused that says which file is wrong, and how."""
+    """Read the credentials. Raises Refused with the file that is wrong, and how."""
     if sources.in_cluster:
         folder = sources.service_account
         try:
@@ -162,7 +162,7 @@ def _tls(configuration: KubeconfigSettings | ServiceAccount) -> ssl.SSLContext:
 
 
 def _proxy_of_environment(url: str) -> str | None:
-    """The proxy that HTTPS_PROXY and NO_PROXY ask for. Read once, as it costs 50 us a request.
+    """The proxy by HTTPS_PROXY and NO_PROXY. Read once, as it costs 50 us a request.
 
     Raises Refused, without quoting the URL: a proxy's URL may hold a password.
     """

@@ -1,7 +1,7 @@
 """Turns the API server's refusals into the typed errors of the protocol.
 
-The server's own message is kept: it names the field, the webhook or the budget that is in the way.
-Shapes: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
+The server's own message is kept: it names the field, the webhook or the budget that blocks the
+write. Shapes: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ class Failure:
 
     @property
     def of_a_namesake(self) -> bool:
-        """Whether this 422 says that the object of that name has another uid."""
+        """Whether this 422 means that the object of that name has another uid."""
         return self.code == 422 and any(cause.field == "metadata.uid" for cause in self.causes)
 
     def error(self) -> ClusterError:
@@ -88,7 +88,7 @@ class Failure:
             return NotFound
         if self.code == 409 or self.of_a_namesake:
             return Conflict
-        # 408 and 410 (an expired resource version) pass when asked anew.
+        # 408 and 410 (an expired resource version) pass when the request is sent again.
         if self.code in {408, 410, 429} or self.code >= 500:
             return Unreachable
         return AdmissionRefused if self.of_admission else Refused

@@ -1,7 +1,7 @@
 """Eviction requests, and the meaning of each answer for the pod.
 
-Tried on kube-apiserver 1.36: a budget in the way is 429 with cause DisruptionBudget; two budgets on
-one pod are 500, which needs a person to fix; stale preconditions are 409.
+Tried on kube-apiserver 1.36: a budget that blocks it is 429 with cause DisruptionBudget; two
+budgets on one pod are 500, which needs a person to fix; stale preconditions are 409.
 """
 
 from aggregator.cluster.kubernetes.errors import DISRUPTION_BUDGET, Failure
@@ -30,7 +30,7 @@ def eviction_of(pod: Pod, *, dry_run: bool = False) -> dict[str, object]:
 
 def deletion_of(pod: Pod, grace: int) -> dict[str, object]:
     """The body of a deletion past the budgets. A grace of 0 would take the pod from under its
-    kubelet, and never is asked for.
+    kubelet, and never is requested.
     """
     return {
         "apiVersion": "v1",

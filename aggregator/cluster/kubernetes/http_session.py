@@ -18,12 +18,13 @@ from aggregator.cluster.port import Guard
 from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
 
 #: The API server closes idle connections after 90 s; we do so before, as a write that meets a
-#: closing connection can't be told from one that was carried out.
+#: closing connection can't be distinguished from one that was carried out.
 _IDLE_S = 75.0
 #: 32 requests and 32 lists may be under way; the rest are for watches and releases, which the
 #: limiter does not bound.
 MOST_CONNECTIONS = 132
-#: Leases have connections of their own: releases that hang, at a webhook say, may use up the rest.
+#: Leases have connections of their own: releases that hang, for example at a webhook, may use up
+#: the rest.
 _LEASE_CONNECTIONS = 4
 CONNECT_S = 5.0
 #: Connections that were replaced are closed after this: longer than any request lasts.
@@ -172,7 +173,7 @@ async def _close(session: aiohttp.ClientSession, *, after_s: float) -> None:
 
 
 def _session(credentials: ApiCredentials, most: int) -> aiohttp.ClientSession:
-    """A session of at most so many connections."""
+    """A session of at most ``most`` connections."""
     return aiohttp.ClientSession(
         connector=GuardedConnector(
             limit=most,

@@ -2,7 +2,7 @@
 
 Five watches make one view. When one of them can't be followed without a gap the view is lost, all
 of them are listed again, and objects deleted meanwhile are reported as gone. So the listener never
-has to ask whether it missed something. An error of the record or the stop switch alone loses no
+has to check whether it missed something. An error of the record or the stop switch alone loses no
 view: releases need neither (`config_maps`).
 
 Nodes that are unschedulable are listed and watched in full, for their taints: no other way shows
@@ -186,7 +186,7 @@ class ClusterInformer:
         self, now: dict[str, str], before: DefinitionState, emit: Emit
     ) -> None:
         missing = {node: uid for node, uid in self._known.items() if now.get(node) != uid}
-        # Asked after the list: a definition that was deleted between took its objects along.
+        # Read after the list: a definition that was deleted between took its objects along.
         after = await read_definition(self._transport) if missing else before
         with_definition = after.going or after.replaces(self._definition)
         # The earlier reading: if they differ, what we listed may have been the other's, and to
@@ -216,7 +216,7 @@ class ClusterInformer:
     async def _follow_quarantines(self, emit: Emit) -> None:
         async with contextlib.aclosing(self._quarantines.changes()) as batches:
             async for batch in batches:
-                # Asked once for all that was deleted before we asked.
+                # One read serves all that was deleted before it.
                 deleted = any(change.type == "DELETED" for change in batch)
                 now = await read_definition(self._transport) if deleted else self._definition
                 for change in batch:
@@ -283,7 +283,7 @@ class ClusterInformer:
                         emit(NodeUncordoned(node))
 
     def _backoff(self, tries: int, error: ClusterError) -> float:
-        """Full jitter, and never earlier than the server asked for."""
+        """Full jitter, and never earlier than the server requested."""
         return (error.retry_after or 0.0) + _BACKOFF.pause(tries + 1, self._rng)
 
 

@@ -36,7 +36,7 @@ class KubeconfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KubeconfigItem:
-    """A cluster, context or user, and the file that it stands in."""
+    """A cluster, context or user, and the file that has it."""
 
     file: str
     name: str
@@ -194,7 +194,7 @@ def _check_authority(authority: _Named) -> None:
 
 
 def _check_pair(certificate: _Named, key: _Named | None) -> None:
-    """OpenSSL says that a pair can't be used, and not which of the two is wrong."""
+    """OpenSSL reports that a pair can't be used, and not which of the two is wrong."""
     asked: list[bool] = []
 
     def passphrase() -> str:
@@ -228,7 +228,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _must_hold(item: KubeconfigItem, *keys: str) -> None:
-    """The library's own error for a key without a value quotes everything beside it."""
+    """The library's own error for a key without a value quotes everything next to it."""
     for key in keys:
         if key in item.data and item.data[key] is None:
             text = f'{key} of "{item.name}" is empty; expected a value, or no such key'
@@ -240,8 +240,7 @@ def _ordinary(
 ) -> _Named | None:
     """Check that the library will read a file. ``instead`` has its content, and goes first.
 
-    Returns None where there is neither. ``read``: whether the library looks at it, be it empty or
-    not.
+    Returns None where there is neither. ``read``: whether the library reads it, be it empty or not.
     """
     if instead in item.data:
         return None if item.data[instead] == "" else _Named(item, instead, None)

@@ -22,7 +22,7 @@ _EARLY = 300.0
 class KubeconfigSettings:
     """The server, the files for TLS and the token of one context.
 
-    Content that stands in the kubeconfig itself is written to files, because OpenSSL reads nothing
+    Content in the kubeconfig itself is written to files, because OpenSSL reads nothing
     else; they are removed with this object.
     """
 

@@ -1,9 +1,9 @@
 """Decides which request to the API server is sent next: priorities over one token bucket.
 
-The API server stays alive because we ask it little. Requests that must not wait go first: evictions
-never hold up a release, and a lease does not queue at all. An order exists only because a limited
-number of requests is under way at a time: when a hundred nodes fail at once, their taints go before
-the first Event about one of them.
+The API server stays alive because the requests to it are few. Requests that must not wait go first:
+evictions never hold up a release, and a lease does not queue at all. An order exists only because a
+limited number of requests is under way at a time: when a hundred nodes fail at once, their taints
+go before the first Event about one of them.
 
 An order of the queue is not enough for that. The tasks that send taints are busy: for moments no
 taint is queued, and the trailing requests of the nodes already tainted would take the places, and
@@ -63,15 +63,15 @@ class Priority(enum.IntEnum):
 _TAINTING = (Priority.TAINT, Priority.CREATE)
 #: For so long after a taint (seconds) another is expected: the next ones are on their way to us.
 HURRY = 0.05
-#: While taints are under way, one place in so many is for what trails, of lists and of others.
+#: While taints are under way, one place in this number is for what trails, of lists and of others.
 SHARE = 16
-#: Urgent requests pause for so long at most (seconds), whatever the server asked for.
+#: Urgent requests pause for at most this long (seconds), whatever pause the server requested.
 URGENT_PAUSE = 5.0
-#: One in so many that go is the request that has waited longest, of any priority: one of the lists,
-#: and one of the others, and for each of what trails and of what does not.
+#: One in this number that go is the request that has waited longest, of any priority: one of the
+#: lists, and one of the others, and for each of what trails and of what does not.
 FAIR = 64
-#: For so long after its taint (seconds) a node's trailing requests go in the order of the taints,
-#: and so many nodes are remembered.
+#: For this long after its taint (seconds) a node's trailing requests go in the order of the taints,
+#: and this number of nodes is remembered.
 TRAILS_FOR = 300.0
 _MOST_TAINTED = 8192
 
@@ -191,7 +191,7 @@ class Limiter:
     Requests of the priority `PHASE` about a node whose taint went through here go in the order of
     the taints, and so do less urgent ones, with the priority `REPORT`.
 
-    ``at_once``: how many may be under way, if that is bounded, and as many lists beside them.
+    ``at_once``: how many may be under way, if that is bounded, and as many lists in addition.
     Releases are above it: requests that hang must not hold them up. ``clock`` and ``sleep`` belong
     together; a test gives both.
     """
@@ -230,7 +230,7 @@ class Limiter:
 
     @property
     def waiting(self) -> int:
-        """How many requests stand in line."""
+        """How many requests wait."""
         return sum(not one.go.done() for line in self._lines.values() for one in line.ranked)
 
     def turn(self, lane: Priority, node: str = "", *, is_list: bool = False) -> "Slot":
@@ -262,7 +262,7 @@ class Limiter:
             await waiter.go
         except asyncio.CancelledError:
             if waiter.go.done() and not waiter.go.cancelled() and waiter.go.exception() is None:
-                self.release(lane, is_list=is_list)  # it was let go just as it was cancelled
+                self.release(lane, is_list=is_list)  # it got its place just as it was cancelled
             self._stirred.set()  # it may have been the last on its way to a taint
             raise
 
@@ -282,7 +282,7 @@ class Limiter:
         return lane, turn
 
     def release(self, lane: Priority, *, is_list: bool = False) -> None:
-        """The request that was let go has ended, however it did."""
+        """The request that had a place has ended, however it did."""
         if lane.unlimited:
             return
         self._under_way[is_list] -= 1
@@ -293,7 +293,7 @@ class Limiter:
         self._stirred.set()
 
     def pause(self, seconds: float) -> None:
-        """The server asked for so long a pause (Retry-After). Only unlimited requests go on.
+        """The server requested a pause (Retry-After). Only unlimited requests continue.
 
         Requests that do not trail (releases, taints, and their prerequisites) pause for
         `URGENT_PAUSE` at most: they are few, and a release must not wait because of the answer to
@@ -341,7 +341,7 @@ class Limiter:
     # -- the next request -----------------------------------------------------------------------
 
     def _is_first(self, lane: Priority, now: float) -> bool:
-        """Whether one that has just come need not stand in line; it is counted if it overtakes."""
+        """Whether one that has just come need not wait; it is counted if it overtakes."""
         others = [line.first for line in self._lines.values() if line.ranked]
         if not others:
             return True
@@ -403,7 +403,7 @@ class Limiter:
         return chosen
 
     async def _until_stirred(self, most: float) -> None:
-        """Until a place is free or a request has come; at most so many seconds, if that is any."""
+        """Until a place is free or a request has come; at most ``most`` seconds."""
         self._stirred.clear()
         at = self._clock() + most
         if most > 0 and (self._alarm is None or self._alarm.done() or at < self._alarm_at):

@@ -1,6 +1,6 @@
 """Follows the namespaces, by metadata alone: a label of each may name the owner of its pods.
 
-A list and a watch, only where a route of alerts asks for owners. No failure here concerns another
+A list and a watch, only where a route of alerts needs owners. No failure here concerns another
 watch: alerts then have the owners that were known last.
 """
 

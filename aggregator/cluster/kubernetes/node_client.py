@@ -196,7 +196,7 @@ class KubeNodes:
         guard: Guard | None = None,
     ) -> EvictionResult:
         where, lane = paths.eviction(pod.namespace, pod.name), _of_drains(background=background)
-        # Webhooks and the audit log go by the query alone, the eviction itself by the body.
+        # Webhooks and the audit log read the query alone, the eviction itself reads the body.
         query = {"dryRun": "All"} if dry_run else None
         body = encode(eviction_of(pod, dry_run=dry_run))
         answer = await self._transport.try_request(

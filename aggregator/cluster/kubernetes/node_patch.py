@@ -2,7 +2,7 @@
 
 A merge patch names the version of the read that it was decided on. A node that was not read has no
 version: a JSON patch (RFC 6902) tests the contents instead, and the server applies it whole or
-refuses it with 422. `test` with null stands for "absent", as the server omits empty fields.
+refuses it with 422. `test` with null means "absent", as the server omits empty fields.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ def merge_patch(node: Node, change: NodeChange) -> dict[str, Any]:
 
 
 def checked_patch(node: Node, change: NodeChange, unread: Unread) -> list[JsonOp]:
-    """The operations of a JSON patch that tests all that ``node`` says, and then changes it."""
+    """The operations of a JSON patch that tests all contents of ``node``, and then changes it."""
     taints = [from_taint(taint) for taint in node.taints] or None
     tests = [
         _test("/metadata/uid", node.uid),

@@ -1,4 +1,4 @@
-"""Lists the Nodes whose active test is of interest, and writes the condition that tells its result.
+"""Lists the Nodes whose active test is of interest, and writes the condition with its result.
 
 No part of a Node's metadata has its taints, and no selector chooses by them. So all Nodes are
 listed in full, in pages, and only where the configuration names a startup taint.

@@ -1,6 +1,6 @@
 """Objects of any kind: implements `ObjectStore`.
 
-A kind's path is asked of the API server itself (discovery, which every identity may read), as no
+A kind's path comes from the API server itself (discovery, which every identity may read), as no
 rule leads from a kind to its plural.
 Shapes: https://kubernetes.io/docs/reference/using-api/api-concepts/#api-discovery
 """

@@ -155,7 +155,7 @@ class _Part:
 
 
 def timestamp(at: float) -> str | None:
-    """RFC 3339 with microseconds, in UTC, or None for 0, which stands for "not yet"."""
+    """RFC 3339 with microseconds, in UTC, or None for 0, which means "not yet"."""
     if not at:
         return None
     # A third faster than strftime; there are several for each node that fails.

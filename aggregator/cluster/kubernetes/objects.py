@@ -316,7 +316,7 @@ class Definition(msgspec.Struct, frozen=True):
     spec: DefinitionSpec | None = None
 
     def serves(self, version: str) -> bool:
-        """Whether this version of its objects can be asked for."""
+        """Whether this version of its objects can be requested."""
         versions = self.spec.versions if self.spec else None
         return any(one.name == version and one.served for one in versions or ())
 

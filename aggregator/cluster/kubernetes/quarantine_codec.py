@@ -78,7 +78,7 @@ _STATUS_DECODER = msgspec.json.Decoder(STATUS.struct)
 
 
 def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quarantine:
-    """A Quarantine as the API server sent it; ``problem`` says what is wrong in its spec.
+    """A Quarantine as the API server sent it; ``problem`` states what is wrong in its spec.
 
     ``installation`` is ours: one of another's is ``foreign``. Raises Refused where the body is no
     object at all.

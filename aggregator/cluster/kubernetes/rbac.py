@@ -44,7 +44,7 @@ class Permission:
         return f"{self.verb} {self.resource}{group}{f' {self.name}' if self.name else ''}{where}"
 
     def attributes(self) -> dict[str, str]:
-        """As a SelfSubjectAccessReview asks for it."""
+        """As a SelfSubjectAccessReview has it."""
         resource, _, subresource = self.resource.partition("/")
         return {
             "verb": self.verb,

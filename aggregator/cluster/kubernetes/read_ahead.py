@@ -12,8 +12,8 @@ from typing import Protocol
 from aggregator.cluster.kubernetes.informer import ClusterInformer
 from aggregator.cluster.port import ClusterError, ClusterEvent, NodeMeta, WatchLost, WatchSynced
 
-#: A Lease that stands still is taken within seconds; one that can't be written may stand for hours.
-#: Then all is read anew after so many seconds: neither age nor events grow without an end.
+#: A Lease without renewals is taken within seconds; one that can't be written may stay for hours.
+#: Then all is read anew after this number of seconds: neither age nor events grow without an end.
 RENEW_AFTER = 60.0
 
 

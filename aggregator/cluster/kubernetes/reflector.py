@@ -1,7 +1,7 @@
 """A list, and a watch from the list's version: the API server's state of one kind of object.
 
 A watch that ends in order, or falls silent, reconnects from the last version that was seen, and no
-change is missed. Where that can't be done the view is lost: the error says why, and the caller
+change is missed. Where that can't be done the view is lost: the error states why, and the caller
 lists again.
 """
 
@@ -227,8 +227,8 @@ async def keep_following(
 ) -> None:
     """Begin and follow, for ever. Raises only its cancellation.
 
-    ``report`` gets each other error once, and None once it is over; ``pause`` waits after so many
-    failures in a row.
+    ``report`` gets each other error once, and None once it is over; ``pause`` waits, given the
+    number of failures in a row.
     """
     trouble, failures = "", 0
     while True:

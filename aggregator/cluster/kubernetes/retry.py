@@ -19,7 +19,7 @@ async def retry_idempotent(
 ) -> T:
     """Return the answer of ``request``, which must be read-only; sent at most `TRIES` times.
 
-    No retry where the server itself asked for a pause, nor where a try took longer than ``quick``
+    No retry where the server itself requested a pause, nor where a try took longer than ``quick``
     (seconds) to fail: that is an outage, and not one lost answer. Raises what the last try raises.
     """
     for _ in range(TRIES - 1):

@@ -24,7 +24,7 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 async def check_version(transport: Transport) -> str:
-    """The API server's version; empty where it can't be known, which the log says.
+    """The API server's version; empty where it can't be known, which is logged.
 
     Raises ClusterTooOld, or ClusterError where there was no answer.
     """

@@ -6,7 +6,7 @@ from aggregator.cluster.kubernetes.objects import StopObject, decode, to_stop
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import NotFound, StopText
 
-#: Seconds for an answer. Acts wait for it, and a slower answer would say little about the present.
+#: Seconds for an answer. Acts wait for it, and a slower answer would show little about the present.
 _DEADLINE = 2.0
 
 

@@ -36,7 +36,7 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-#: A server that asks for more than this gets this; the error still says what it asked for.
+#: A server that requests more than this gets this; the error still states what it requested.
 _LONGEST_PAUSE_S = 60.0
 #: Credentials that the server refused are read again at most so often.
 _RELOAD_EVERY_S = 10.0
@@ -47,7 +47,7 @@ _NO_BODY, _NO_KUBELET = b"refused", b"refused; the kubelet of the pod's node may
 #: Watches are opened anew because of a dead connection at most so often.
 _REOPEN_EVERY_S = 30.0
 _DEAD = {errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH}
-#: A read that failed sooner than this (seconds) is asked again.
+#: A read that failed sooner than this (seconds) is repeated.
 _QUICK_S = 2.0
 
 

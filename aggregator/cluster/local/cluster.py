@@ -223,7 +223,7 @@ class LocalCluster:
                     await self._changed.wait()
 
     async def read_changes(self) -> Sequence[ClusterEvent]:
-        """News of the nodes beside the file's; none here."""
+        """Events of nodes other than the file's; none here."""
         return ()
 
     def _differences(self, reported: _Told) -> list[ClusterEvent]:
@@ -320,7 +320,7 @@ class LocalCluster:
         return await self._in_thread(self._open.node, name)
 
     async def wait_for_node(self, name: str) -> None:
-        """Every node is there: this cluster learns of one when it is asked about it."""
+        """Every node is there: this cluster learns of one from a read of it."""
 
     async def patch_node(
         self, node: Node, change: NodeChange, *, guard: Guard | None = None
@@ -354,7 +354,7 @@ class LocalCluster:
         background: bool = False,  # noqa: ARG002
         guard: Guard | None = None,
     ) -> list[Pod]:
-        """The drain command stands in for the pods: one, until it has succeeded."""
+        """One placeholder pod for the drain command, until that has succeeded."""
         if guard is not None:
             await guard()
         quarantine = await self.read_quarantine(node)
@@ -385,7 +385,7 @@ class LocalCluster:
         *,
         background: bool = False,  # noqa: ARG002
     ) -> list[Pod]:
-        return []  # the command in place of the pods has no labels
+        return []  # the command instead of the pods has no labels
 
     async def delete_pod(
         self,
@@ -421,7 +421,7 @@ class LocalCluster:
     async def announce(
         self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
     ) -> None:
-        """Without Kubernetes only the history, the page and the webhooks are told."""
+        """Without Kubernetes only the history, the page and the webhooks report it."""
 
     async def write_event(self, event: NodeEvent) -> None:
         """There is no `kubectl describe` of a local node: the page and the history have it."""

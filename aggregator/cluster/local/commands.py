@@ -2,7 +2,7 @@
 
 The log has the program and the key of the configuration that names it, never its arguments: a site
 may have put a password there. Commands run again after a crash or a failure, so they must be
-idempotent; docs/local.md says so.
+idempotent; docs/local.md states this.
 """
 
 import logging
@@ -57,8 +57,8 @@ async def finish_command(
     secrets: Mapping[str, str] | None = None,
 ) -> Finished:
     """Run it, without a shell. ``{node}``, ``{reason}``, ``{action}`` in arguments are filled in,
-    and stand in the environment as SICKBAY_NODE and so on. ``key`` is where the configuration has
-    it. ``secrets`` stand in the environment alone. Raises `SiteCommandFailed` where it can't be
+    and are in the environment as SICKBAY_NODE and so on. ``key`` is where the configuration has
+    it. ``secrets`` are in the environment alone. Raises `SiteCommandFailed` where it can't be
     run, or does not end within ``limit`` seconds or before ``guard`` is lost, and what ``guard``
     raises, where it was not begun.
     """

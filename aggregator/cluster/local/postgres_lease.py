@@ -97,7 +97,7 @@ class PostgresLease:
             async with asyncio.timeout(self._deadline):
                 return await line.call(work, self._deadline)
         except TimeoutError as error:
-            # The next request goes by a connection of its own: this one may hang for longer.
+            # The next request uses a connection of its own: this one may hang for longer.
             line.abandon()
             self._line = None
             raise LeaseStoreError(f"no answer within {self._deadline:g} s") from error

@@ -78,7 +78,7 @@ class SqliteRows:
         return int(version)
 
     def _expect_file(self) -> None:
-        """Without this check the process would go on with a deleted file: a person's stop would
+        """Without this check the process would continue with a deleted file: a person's stop would
         reach another file, or none.
         """
         try:

@@ -119,7 +119,7 @@ class SlurmPrograms:
         if code != 0 and NO_NODE in output and names is not None:
             return await self._chosen_of_all(names)
         found = nodes_of(_answer(command, code, output))
-        # sinfo of 22.05 prints all nodes, whatever it was told.
+        # sinfo of 22.05 prints all nodes, whatever its options are.
         return found if names is None else [one for one in found if one.name in names]
 
     async def _chosen_of_all(self, names: Collection[str]) -> list[SlurmNode]:

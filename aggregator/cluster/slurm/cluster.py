@@ -1,7 +1,7 @@
 """A Slurm cluster: quarantines and the record in SQLite, the nodes and their jobs in Slurm.
 
 A quarantine's mark is a DRAIN with our reason, which lets jobs end; the node is drained when Slurm
-says that no job runs or ends there. Slurm's own state decides: the row of a node keeps the rest.
+reports that no job runs or ends there. Slurm's own state decides: the row of a node keeps the rest.
 """
 
 import asyncio

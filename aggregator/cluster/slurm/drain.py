@@ -22,7 +22,7 @@ LONGEST = 200
 class OurDrain:
     """A drain that ``user`` has requested for us. ``at`` is 0 until it was seen in force.
 
-    ``before`` are the words that the node's reason had, of a node that was DOWN, say.
+    ``before`` are the words that the node's reason had, for example of a node that was DOWN.
 
     ``slurm_user`` is SlurmUser, the author of the words that slurmctld appends; empty: not known.
     ``reboot`` is the operation of the last reboot that we have ordered from Slurm, and ``booted``

@@ -13,7 +13,7 @@ def conditions_of(
 ) -> Mapping[str, ReportedCondition]:
     """The conditions of these types. ``now``: wall clock seconds; Slurm was read then.
 
-    Our own drain replaces Slurm's words on a node that is DOWN: there those of before count, until
+    Our own drain replaces Slurm's words on a node that is DOWN: there the earlier ones count, until
     Slurm appends others to ours.
     """
     hidden = ours is not None and has_our_words(node, ours)

@@ -99,8 +99,8 @@ class SlurmReboots:
             return False
         self._drains.changing.add(node)
         try:
-            # Slurm 22.05 takes the drain back with the reboot. Until it is there again no look at
-            # the node, of a later process either, may read that as a person's RESUME.
+            # Slurm 22.05 removes the drain with the reboot. Until it is there again no reading of
+            # the node, of a later process either, may take that as a person's RESUME.
             await self._drains.record(node, replace(ours, at=0))
             await self._client.cancel_reboot(node)
             found = await self._drains.now(node)

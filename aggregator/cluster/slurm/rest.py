@@ -49,7 +49,7 @@ log = logging.getLogger("sickbay.slurm")
 KNOWN = range(36, 46)
 #: The first version that can change a node.
 _WRITES = 39
-#: Up to so many nodes are read one by one; more, with all others in one answer.
+#: Up to this number nodes are read one by one; more, with all others in one answer.
 _FEW = 4
 _PATH = re.compile(r"/slurm/v0\.0\.(\d{2,3})/nodes/?")
 _LONGEST_TOKEN = 16_384

@@ -113,7 +113,7 @@ def read_jobs(text: str, mark: str) -> list[SlurmJob]:
     """The jobs that have a node now, of `squeue` with ``mark``, `JOB_FORMAT` and
     SLURM_TIME_FORMAT=%s.
 
-    In JSON, squeue of 22.05 prints the jobs of all nodes, whatever its options say. ``mark`` is
+    In JSON, squeue of 22.05 prints the jobs of all nodes, whatever its options are. ``mark`` is
     unknown to users: a line that lacks it is the rest of a name with a line break, and no job.
     """
     jobs = []

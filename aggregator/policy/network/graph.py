@@ -28,12 +28,12 @@ from aggregator.policy.network.verdict import (
     Edge,
 )
 
-#: So many observers must fail to reach a node before it is suspected, and this share of those that
-#: were assigned to it.
+#: This number of observers must fail to reach a node before it is suspected, and this share of
+#: those that were assigned to it.
 FEWEST_OBSERVERS = 4
 ACCUSING_SHARE = 0.5
-#: So many must reach a node before it counts as healthy, unless fewer were assigned to it: one liar
-#: must not end the evidence against a lost node where the others have no result.
+#: This number must reach a node before it counts as healthy, unless fewer were assigned to it: one
+#: liar must not end the evidence against a lost node where the others have no result.
 FEWEST_REACHING = 2
 #: An observer that reaches at least this share of its other peers may report one as unreachable.
 CREDIBLE = 0.75
@@ -54,8 +54,8 @@ class Observation:
     observations.
 
     ``listed``: the cluster has a node of this name. ``assigned`` are the addresses that its agent
-    was asked to probe; ``peers`` those of them that it reports on, ``gateways`` the node's own
-    gateways; the values tell whether each is reached.
+    was assigned to probe; ``peers`` those of them that it reports on, ``gateways`` the node's own
+    gateways; the values are whether each is reached.
     """
 
     address: str = ""
@@ -142,7 +142,7 @@ class Graph:
             self._touch(node, sight)
 
     def assign(self, observer: str, addresses: tuple[str, ...]) -> frozenset[str]:
-        """The observer is asked to probe these and no others (any more). Returns the new ones.
+        """The observer is assigned to probe these and no others (any more). Returns the new ones.
 
         Its reports on others are dropped; those on the new ones may be set again.
         """
@@ -163,7 +163,7 @@ class Graph:
     def peer(self, observer: str, address: str, *, reached: bool | None) -> None:
         """``reached`` None: the observer has no result for that peer (any more).
 
-        A result for an address that it was not asked to probe is dropped.
+        A result for an address that was not assigned to it is dropped.
         """
         sight = self._sight(observer)
         if sight.peers.get(address) is reached or address not in sight.assigned:

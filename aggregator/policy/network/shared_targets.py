@@ -12,8 +12,8 @@ from aggregator.policy.network.verdict import NAMED, NetworkVerdict
 
 Target = tuple[str, str]  # check, component
 
-#: A target is blamed where more than this share of its observers miss it, and at least so many; it
-#: is healthy again below the second share. (A tenth to a fifth, by the field's practice.)
+#: A target is blamed where more than this share of its observers miss it, and at least this number;
+#: it is healthy again below the second share. (A tenth to a fifth, by the field's practice.)
 BLAMED_ABOVE = 0.15
 WELL_BELOW = 0.05
 FEWEST = 2

@@ -4,8 +4,8 @@ In this order, a suspected node (see `graph`) is not blamed
 - when enough nodes of its rack or switch, as a label names it, were suspected within `WINDOW`: then
   the domain is blamed;
 - when more than `MOST_AT_ONCE` others that no domain explains were suspected within `WINDOW`, or
-  many nodes that are not suspected miss many of theirs: they share a cause that no label names (a
-  network in pieces, say), and no node is blamed for it.
+  many nodes that are not suspected miss many of theirs: they share a cause that no label names (for
+  example a network in pieces), and no node is blamed for it.
 So a rule that waits (``for``) longer than failures take to be detected blames no node for a cause
 that it shares with others.
 """
@@ -27,11 +27,11 @@ from aggregator.policy.network.verdict import (
     NetworkVerdict,
 )
 
-#: Failures that begin within so many seconds of one another are taken to have one cause.
+#: Failures that begin within this number of seconds of one another are taken to have one cause.
 WINDOW = 300.0
-#: So many nodes may fail independently within the window.
+#: This number of nodes may fail independently within the window.
 MOST_AT_ONCE = 3
-#: So many of a domain's nodes, and this share of them, are the domain's failure.
+#: Failures of this number of a domain's nodes, and of this share of them, are the domain's.
 FEWEST_OF_DOMAIN = 2
 SHARE_OF_DOMAIN = 0.05
 
@@ -122,7 +122,7 @@ class Triangulation:
         self._count(node)
 
     def assign(self, observer: str, addresses: tuple[str, ...]) -> frozenset[str]:
-        """The observer is asked to probe these addresses, and no others (any more).
+        """The observer is assigned to probe these addresses, and no others (any more).
 
         Returns the new ones: known results for them must be given to `set_edge`, again if need be.
         """

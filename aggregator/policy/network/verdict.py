@@ -35,7 +35,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How one node stands in the graph. ``since`` is when status and reason became so.
+    """The verdict on one node in the graph. ``since`` is when status and reason became so.
 
     FAILED: blamed. OK: at least half of its observers reach it, and it does not report that it is
     cut off. UNKNOWN: there is too little evidence, or its failure may be shared.

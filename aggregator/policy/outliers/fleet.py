@@ -27,7 +27,7 @@ MOST_KEPT = 256
 MOST_OF_A_NODE = 16
 #: Distributions in all; series that would need more are not evaluated.
 MOST_SPREADS = 8_192
-#: A point of a chart every so many seconds, so many of them (12 hours), for so many charts.
+#: The seconds between two points of a chart, the number of its points (12 hours), and of charts.
 POINT_EVERY = 300.0
 MOST_POINTS = 144
 MOST_CHARTS = 2_000
@@ -374,7 +374,7 @@ class FleetMeasurements:
         self, node: str, series: Collection[tuple[str, str]], now: float
     ) -> list[OutlierChange]:
         """Findings (measure and component) that a quarantine rests on, and this process does not
-        have: they stand until their values are as those of others again.
+        have: they stay open until their values are as those of others again.
         """
         known = self._nodes.get(node)
         if known is None:

@@ -10,13 +10,14 @@ from aggregator.policy.outliers.measures import Measure
 
 #: Robust standard deviations: of a normal distribution one value in a thousand million is beyond.
 FACTOR = 6.0
-#: The standard deviation of a normal distribution is so many times its MAD.
+#: The standard deviation of a normal distribution is this multiple of its MAD.
 _SIGMA = 1.4826
 #: Fewer values, or values of fewer nodes, are no population to compare with.
 LEAST_VALUES = 30
 LEAST_NODES = 10
 #: Where a larger share of all parts deviates, these are a kind of their own, and no outliers. They
-#: are on so many nodes, and the node with most of them counts as the second, so no node makes one.
+#: are on at least this number of nodes, and the node with most of them counts as the second, so no
+#: node makes one.
 MOST_DEVIATING = 0.05
 LEAST_DEVIATING_NODES = 3
 #: Of fewer nodes a kind that has a twentieth of them shows on fewer than those three in more than
@@ -78,7 +79,7 @@ class Spread:
         self.total -= 1
 
     def count_deviating(self, node: str, change: int) -> None:
-        """So many more parts of the node deviate (1), or fewer (-1)."""
+        """Add ``change`` to the number of the node's parts that deviate."""
         count = self.deviating.pop(node, 0) + change
         if count:
             self.deviating[node] = count
@@ -90,7 +91,7 @@ class Spread:
 
     @property
     def is_widespread(self) -> bool:
-        """Whether so many deviate that no single one is an outlier."""
+        """Whether too many deviate for a single one to be an outlier."""
         if len(self.deviating) < LEAST_DEVIATING_NODES:
             return False
         first, second = nlargest(2, self.deviating.values())
@@ -99,7 +100,7 @@ class Spread:
 
     @property
     def shows_kinds(self) -> bool:
-        """Whether it has so many nodes that a kind of its own would show on several of them."""
+        """Whether it has enough nodes for a kind of its own to show on several of them."""
         return not self.measure.setting or self.members >= LEAST_FOR_KINDS
 
     def refresh(self, now: float) -> None:

@@ -18,13 +18,13 @@ from aggregator.policy.precursors.counters import COUNTERS
 #: Minutes without a finding after a counter began anew: a reset or a load of the driver counts
 #: errors of its own. Agents leave out the same time after a boot.
 SETTLES = 20
-#: Nodes whose counters rise within so many minutes share an event, which is no precursor. 214 of
-#: 288 nodes reported links that were down after planned reboots (NVIDIA/NVSentinel#1701).
+#: Nodes whose counters rise within this number of minutes share an event, which is no precursor.
+#: 214 of 288 nodes reported links that were down after planned reboots (NVIDIA/NVSentinel#1701).
 SHARED_NODES = 3
 SHARED_MINUTES = 3
-#: Of a thousand parts so many may be sick at once: those with most occurrences.
+#: Of a thousand parts this number may be sick at once: those with most occurrences.
 SICK_IN_A_THOUSAND = 5
-#: At most so many nodes of a thousand that have a kind have findings, and at least one: as UFM
+#: Of a thousand nodes that have a kind, at most this number have findings, and at least one: as UFM
 #: bounds the ports that it isolates. Where more have rises, they are a kind of their own.
 MOST_IN_A_THOUSAND = 40
 #: Rises of one part that are kept: those of the last minutes.

@@ -22,7 +22,7 @@ DAY = 24 * 60
 #: every 20 minutes, every 6 hours, every day.
 _WINDOWS = ((60, 3.0), (DAY, 4.0), (7 * DAY, 7.0))
 LONGEST = _WINDOWS[-1][0]
-#: A noisy healthy part has so many occurrences a day; so many parts are noisy before any is seen.
+#: The occurrences a day of a noisy healthy part, and the share of noisy parts before any is seen.
 #: Rates of facts published for links: q 1e-5 to 1e-4 a day, 0.1 % of the links at 1e-2.
 _NOISY_RATE = 1e-2
 _NOISY_SHARE = 1e-3
@@ -33,10 +33,10 @@ _SHARE_WEIGHT = 1e3
 _NOISY_WEIGHT = 100.0
 #: A counter that was above zero before its first rise: this share of sick parts.
 _HISTORY_OF_SICK = 0.5
-#: A rise is common where one part of so many has one, and more than a few of a small fleet; parts
-#: of one node share a cause, so they are common only where no other node is compared.
+#: A rise is common where one part of this number has one, and more than a few of a small fleet;
+#: parts of one node share a cause, so they are common only where no other node is compared.
 _COMMON, _FEW = 5, 2
-#: Looks a month at each series: as many as its windows of an hour.
+#: Evaluations of each series a month: as many as its windows of an hour.
 _LOOKS = 30 * 24
 #: Months of a healthy fleet without a false finding of one counter.
 _MONTHS = 50
