@@ -1,6 +1,6 @@
 """Client certificates that TLS has verified: the certificate of a person, and that of a proxy.
 
-TLS accepts each CA that a listener trusts. So the issuer is looked at again, because a proxy's CA
+TLS accepts each CA that a listener trusts. So the issuer is checked again, because a proxy's CA
 must not vouch for people, nor the CA of people for a proxy. The issuer must be in the file itself;
 with an intermediate CA, that certificate.
 """

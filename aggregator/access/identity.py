@@ -12,7 +12,7 @@ class UserIdentity:
     """A proven user. ``how``: token, certificate, front-proxy, static-token or oidc.
 
     ``ambient``: the browser sends the proof by itself, with requests of other sites too, so that an
-    action needs a proof that the page itself asks for it.
+    action needs a proof that the page itself requests it.
     """
 
     user: User
@@ -74,7 +74,7 @@ class Authorizer(Protocol):
 
 
 def unavailable(error: Exception) -> AccessRefused:
-    """The API server can't be asked: the request is neither allowed nor refused for good."""
+    """The API server can't be reached: the request is neither allowed nor refused for good."""
     return AccessRefused(
         503,
         "api_unavailable",

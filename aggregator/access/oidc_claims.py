@@ -19,7 +19,7 @@ _RESERVED = "system:"
 
 
 class ClaimRefused(Exception):
-    """The token proves nothing to us; the text says why, without a secret."""
+    """The token proves nothing to us; the text states why, without a secret."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,12 @@ _MOST_SECRET = 4096
 
 
 class ProviderAway(Exception):
-    """The issuer gives no usable answer now; the text says which one."""
+    """The issuer gives no usable answer now; the text names the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderSettings:
-    """``page``: the base URL by which browsers reach the page. ``scopes`` beside openid."""
+    """``page``: the base URL by which browsers reach the page. ``scopes`` in addition to openid."""
 
     issuer: str
     client_id: str

@@ -1,7 +1,7 @@
 """The command `sickbay`: the page's content in a terminal, and a person's actions.
 
-Reading asks the aggregator's API. Acting goes to the cluster itself, with the person's own rights,
-so that it works while every aggregator is down.
+Reading uses the aggregator's API. Acting writes to the cluster itself, with the person's own
+rights, so that it works while every aggregator is down.
 """
 
 from aggregator.cli.main import main

@@ -68,13 +68,13 @@ def test(options: argparse.Namespace) -> None:
     except BrokenPipeError:
         if options.dry_run or not options.wait:
             raise
-        # Exit code 0, as of other commands whose reader has gone, would say that the node passed.
+        # Exit code 0, as of other commands whose reader has gone, would mean that the node passed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NO_VERDICT)
     except OSError as error:
         if options.dry_run or not options.wait:
             raise
-        # Exit code 1, as of other commands, would say that the node failed.
+        # Exit code 1, as of other commands, would mean that the node failed.
         print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NO_VERDICT)
@@ -286,7 +286,7 @@ def _poll(
     commands: _Commands,
     clock: Callable[[], float],
 ) -> Answer | None:
-    """The answer of the ended test; None without one, and stderr says why."""
+    """The answer of the ended test; None without one, and stderr states why."""
     end, shown = clock() + timeout, ""
     refused_at: float | None = None
     last: _State | None = None
@@ -341,7 +341,7 @@ def _wait(
     commands: _Commands,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
-    """The ended attempt that answers the request; None without one, and stderr says why."""
+    """The ended attempt that answers the request; None without one, and stderr states why."""
     is_known = False
     last: Answer | None = None
 
@@ -452,7 +452,9 @@ def _progress(found: Answer | None, mine: Answer | None, *, is_known: bool) -> s
 
 
 def _from_history(source: Source, node: str, last: Answer | None) -> Answer | None:
-    """The quarantine has ended, of a node that has passed for instance: the history tells."""
+    """The quarantine has ended, for example of a node that has passed: the history has the
+    result.
+    """
     ended = _past_test(source, node, last["operation"]) if last is not None else None
     if last is not None and ended is not None:
         return {**last, "state": ended["outcome"], "message": ended["summary"]}
@@ -487,11 +489,11 @@ def result_lines(answer: Answer, screen: Screen) -> Iterator[str]:
         yield table(["MEASURE", "OF", "VALUE", "UNIT"], rows, screen.width)
 
 
-# -- tests of before ---------------------------------------------------------------------
+# -- earlier tests ----------------------------------------------------------------------
 
 
 def history_of(source: Source, node: str) -> Answer:
-    """The node's tests with their measurements, and beside each measure what its pool has had."""
+    """The node's tests with their measurements, and next to each measure what its pool has had."""
     pool = source.get("nodes", node).get("pool", "")
     mine = list(_tests(source, node=node))
     pools: dict[str, str] = {node: pool}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def send_test(name: str, config: Path) -> str:
-    """Send a test alert, and its end, on the route, once each. The sentence that says so.
+    """Send a test alert, and its end, on the route, once each. Returns the sentence that reports
+    it.
 
     Raises UsageError for a wrong file or an unknown route, CommandFailed for a receiver that does
     not take them.

@@ -104,7 +104,7 @@ class Subcommands:
     ) -> Parser:
         """A command, which ``command`` carries out; None: it has commands of its own.
 
-        ``more`` is said below ``text`` in its own help, and ``examples`` last. ``of_node``: its
+        ``more`` is printed below ``text`` in its own help, and ``examples`` last. ``of_node``: its
         first argument is a node.
         """
         made: Parser = self._subparsers.add_parser(

@@ -1,6 +1,6 @@
 """The file of a search: what it is about, then each test with its outcome, a JSON object a line.
 
-A line is on the disk before its outcome is used, so that an interrupted search goes on without a
+A line is on the disk before its outcome is used, so that an interrupted search resumes without a
 test that has ended.
 """
 

@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 
 #: Transitions of one request, and of the archive.
 _PAGE, _MOST = 1000, 5000
-#: Annotations of other parties may hold anything; ours say what sickbay did.
+#: Annotations of other parties may hold anything; ours state what sickbay did.
 _OURS = "sickbay.dev/"
 _ABOUT = {
     "node.json": "the aggregator's view: state, evidence, faults, checks, quarantine, traits",

@@ -1,5 +1,5 @@
-"""Asks the aggregator's API, with the standard library alone, because a command must start at
-once.
+"""Requests from the aggregator's API, with the standard library alone, because a command must start
+at once.
 """
 
 import http.client
@@ -49,7 +49,7 @@ class Route:
     """A way to the aggregator that is no address of this machine's network.
 
     ``name`` is for people. ``context``: who is believed; None: the system's authorities. ``tokens``
-    are tried, in this order, where the aggregator asks who its reader is.
+    are tried, in this order, where the aggregator requires its reader's identity.
     """
 
     name: str

@@ -28,7 +28,9 @@ _BEFORE = frozenset(
 
 
 def completed(before: Sequence[str]) -> list[str]:
-    """The words that a shell may offer beside the parser's own, after the words before it."""
+    """The words that a shell may offer in addition to the parser's own, after the words before
+    it.
+    """
     match _split(before)[1]:
         case []:
             return ["get", "help"]

@@ -1,8 +1,8 @@
 """`sickbay completion SHELL`: completion of commands, options, values and names of nodes.
 
 The shell's function calls `sickbay __complete WORD...`, which answers as programs made with cobra
-do: a candidate a line, then `:4`, or `:0` where names of files fit. So kubectl can ask too, for
-`kubectl sickbay`: it runs the program kubectl_complete-sickbay on the PATH.
+do: a candidate a line, then `:4`, or `:0` where names of files fit. So kubectl can complete too,
+for `kubectl sickbay`: it runs the program kubectl_complete-sickbay on the PATH.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SHELLS = ("bash", "zsh", "fish")
 _FILES, _NO_FILES = ":0", ":4"
 #: Names of nodes that are offered, and seconds for them.
 _MOST, _TIMEOUT = 200, 3.0
-#: Values that are words of their own, beside `choices`.
+#: Values that are words of their own, in addition to `choices`.
 _FORMS = ("table", "wide", "json", "yaml", "name", "jsonpath=")
 
 _SCRIPTS = {

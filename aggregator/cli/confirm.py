@@ -8,7 +8,7 @@ from aggregator.cli.text_table import printable
 
 
 def require_terminal(what: str, *, dry_run: bool = True, stdin: TextIO | None = None) -> None:
-    """Raise UsageError where there is no person to ask: a script must not wait for one.
+    """Raise UsageError where no person can answer: a script must not wait for one.
 
     ``dry_run``: whether the command has this option.
     """
@@ -20,7 +20,9 @@ def require_terminal(what: str, *, dry_run: bool = True, stdin: TextIO | None = 
 
 
 def confirm(question: str, *, stdin: TextIO | None = None, stderr: TextIO | None = None) -> None:
-    """Ask on stderr; anything except "yes" or "y" is a no. Raises CommandFailed for a no."""
+    """Write the question to stderr; anything except "yes" or "y" is a no. Raises CommandFailed for
+    a no.
+    """
     written = stderr or sys.stderr
     written.write(f'{printable(question)}\nGo on? Type "yes": ')
     written.flush()

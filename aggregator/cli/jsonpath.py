@@ -23,7 +23,7 @@ Step = Callable[[Any], Iterable[Any]]
 
 
 class PathError(Exception):
-    """A template or a path that can't be read: the text says what is expected."""
+    """A template or a path that can't be read: the text states what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def read_path(text: str) -> Sequence[Step]:
 
 
 def _pieces(text: str) -> Iterator[tuple[bool, str]]:
-    """Text outside of braces (False) and what stands inside (True)."""
+    """Text outside of braces (False) and inside (True)."""
     place = 0
     for found in _PIECE.finditer(text):
         if found.start() > place:

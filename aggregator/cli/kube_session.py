@@ -1,7 +1,7 @@
 """The API server as a person's kubeconfig reaches it, for commands without an event loop.
 
-One session reads the credentials once (an exec plugin may ask the person for a second factor), and
-its loop carries port-forwards while the command itself waits for an answer.
+One session reads the credentials once (an exec plugin may require a second factor from the person),
+and its loop carries port-forwards while the command itself waits for an answer.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class KubeSession:
         return self._run(run())
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have ``work`` run beside the command, until it ends or the session closes. Called from
+        """Have ``work`` run next to the command, until it ends or the session closes. Called from
         within the session's loop.
         """
         task = self._loop.create_task(work)

@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line asks for, and exit.
+    """Run the command of the command line, and exit.
 
     ``arguments`` None: those of this process, which is for this command alone.
     """
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader (head, say) has closed the pipe. Python would report that again at exit.
+        # The reader (for example head) has closed the pipe. Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OK)
     except OSError as error:

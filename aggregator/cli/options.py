@@ -49,7 +49,7 @@ def cluster_options() -> argparse.ArgumentParser:
 
 
 def source_options(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The options that say where to read."""
+    """The options that set where to read."""
     common = argparse.ArgumentParser(add_help=False, parents=[cluster_options()])
     url = environ.get("SICKBAY_URL") or ""
     now = url or f"the cluster of your kubeconfig; without one {DEFAULT_URL}"

@@ -71,7 +71,7 @@ def screen_of_stdout(environ: Mapping[str, str] = os.environ, *, wide: bool = Fa
 def print_answer(
     options: argparse.Namespace, answer: Answer, show: Show, *, kind: str = ""
 ) -> None:
-    """Print the answer in the form that was asked for. ``kind``: of the objects that its items
+    """Print the answer in the requested form. ``kind``: of the objects that its items
     are, for -o name; without one the answer has no names.
     """
     chosen: OutputForm = options.output

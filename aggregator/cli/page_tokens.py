@@ -1,4 +1,4 @@
-"""Tokens for a page that asks for one, where a kubeconfig leads to it.
+"""Tokens for a page that requires one, where a kubeconfig leads to it.
 
 The page's server could use a token wherever the API server takes it. So the first one tried is that
 of the account sickbay-viewer, which may read and do nothing else, for ten minutes. The kubeconfig's
@@ -21,7 +21,7 @@ _LIFETIME = 600
 
 
 def tokens(session: KubeSession, namespace: str) -> Iterator[str]:
-    """Each is fetched when it is asked for. An error means that there is none."""
+    """Each is fetched when it is requested. An error means that there is none."""
 
     async def make(api: Transport) -> str:
         body = await api.request(

@@ -1,4 +1,4 @@
-"""The commands that read. Each asks its source and prints the answer."""
+"""The commands that read. Each requests from its source and prints the answer."""
 
 import argparse
 import datetime as dt
@@ -201,7 +201,7 @@ def watch(options: argparse.Namespace) -> None:
 
 
 def _arranged(options: argparse.Namespace, answer: Answer) -> Answer:
-    """The items of the selected nodes, in the order that was asked for."""
+    """The items of the selected nodes, in the requested order."""
     if options.selector:
         names = _selected(options)
         kept = [one for one in answer["items"] if one["node"] in names]

@@ -44,7 +44,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         if cause.get("documentation"):
             yield f"  more: {clean(cause['documentation'])}"
     for reason in fleet["not_ready"]:
-        if reason not in (fleet["view_lost"], fleet.get("lease_lost")):  # said above
+        if reason not in (fleet["view_lost"], fleet.get("lease_lost")):  # printed above
             yield f"NOT READY: {clean(reason)}"
     held = fleet["counts"].get("held", 0)  # the other holds are of drains that have begun
     yield ""
@@ -96,7 +96,7 @@ def _untested(fleet: Answer) -> Iterator[tuple[str, int, str]]:
 
 
 def _said(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:
-    """Of the fields that say why something is not as it should be, each one that is set, with its
+    """Of the fields that state why something is not as it should be, each one that is set, with its
     label.
     """
     for name, label in labels.items():

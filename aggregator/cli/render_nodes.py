@@ -10,7 +10,7 @@ from aggregator.cli.words import phase_of, words_of
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
 
-#: So many names fit in one line.
+#: This number of names fits in one line.
 _FEW = 5
 
 

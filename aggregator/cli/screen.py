@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Screen:
     """The output device, and the time. ``width`` in characters; 0: a pipe, where no line is cut.
 
-    ``wide``: the person asks for every column. ``colour``: escape sequences are understood.
+    ``wide``: the person requests every column. ``colour``: escape sequences are understood.
     """
 
     now: dt.datetime

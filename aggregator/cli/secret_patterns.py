@@ -10,7 +10,7 @@ from typing import Any
 
 MARK = "***"
 
-#: Each pattern, and what stands in its place.
+#: Each pattern, and what replaces it.
 _PATTERNS: Sequence[tuple["re.Pattern[str]", str]] = (
     # PEM keys, whole, and what is left of one that was cut.
     (

@@ -45,13 +45,13 @@ class Source(Protocol):
 
     def quarantine(self, node: str) -> Any:
         """The node's quarantine, as in the API's answer about it; None without one. A cluster is
-        asked itself, as its objects are never older than the aggregator's view.
+        read itself, as its objects are never older than the aggregator's view.
         """
         ...
 
     def cluster(self, error: Unreached) -> "ClusterReader":
-        """The cluster's own knowledge; with an answer, a line on stderr says that, and why.
-        Raises ``error`` where it can't be asked.
+        """The cluster's own knowledge; with an answer, a line on stderr states that, and why.
+        Raises ``error`` where it can't be read.
         """
         ...
 

@@ -13,7 +13,8 @@ from aggregator.runtime.text import truncate
 
 #: Characters of one text, and of a reason.
 LONGEST, _LONGEST_REASON = 4_096, 1_000
-#: Columns with which the last cell of a row stays in its line; else it has so many lines at most.
+#: Columns with which the last cell of a row stays in its line; else it has ``_LINES`` lines at
+#: most.
 _ROOM, _LINES, _INDENT = 40, 3, 4
 #: Marks above and below one letter: with more, they reach into other lines.
 _MARKS = 3
@@ -49,7 +50,7 @@ def clean(value: object, most: int = LONGEST) -> str:
 
 
 def _without_towers(text: str) -> str:
-    """At most so many combining marks in a row."""
+    """The text with a bounded number of combining marks in a row."""
     kept, row = [], 0
     for char in text:
         row = row + 1 if unicodedata.category(char) in _COMBINING else 0

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _SELECTOR = "app.kubernetes.io/name=sickbay,app.kubernetes.io/component=aggregator"
 #: The Service of the page; its name is in the aggregator's certificate.
 _PAGE = "sickbay-page"
-#: The container's port of the page, by name, and its number where a pod does not say.
+#: The container's port of the page, by name, and its number where a pod does not name it.
 _PORT_NAME, _PORT = "web", 8080
 _CHUNK = 65_536
 
@@ -97,7 +97,7 @@ class Tunnel:
         self.trouble = ""
 
     def find(self) -> AggregatorPod:
-        """The pod to ask first. Raises Unreached."""
+        """The pod to connect to first. Raises Unreached."""
         self.pods = self._attempt(self._list)
         if not self.pods:
             raise Unreached(
@@ -122,7 +122,7 @@ class Tunnel:
             return None
 
     def present_certificate(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        """The same context, with the kubeconfig's client certificate for a page that asks for one.
+        """The same context, with the kubeconfig's client certificate for a page that requires one.
 
         TLS proves the key without showing it, so that the page can't use it elsewhere.
         """

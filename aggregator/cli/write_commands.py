@@ -137,7 +137,7 @@ def this_user() -> str:
 
 
 def quarantine(options: argparse.Namespace) -> None:
-    """A drain kills work that runs, so that it asks first."""
+    """A drain kills work that runs, so the command requires a confirmation first."""
     who = _readable(options.requester) or this_user()
     action = Action(options.action)
     spec = manual_quarantine(action, _reason(options), who)

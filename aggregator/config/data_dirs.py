@@ -14,7 +14,7 @@ from aggregator.config.settings import Config
 
 
 class DataDirError(Exception):
-    """A folder can't be made. The text names it, the key that asks for it, and the next step."""
+    """A folder can't be made. The text names it, the key that requires it, and the next step."""
 
 
 def create_data_dirs(config: Config) -> None:

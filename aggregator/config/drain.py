@@ -74,7 +74,7 @@ class DrainConfig(DrainRules):
     (docs/coexistence.md#slinky). ``"0s"``: it does not wait.
     """
     hooks_at_once: Positive = 8
-    """At most so many hooks run at once."""
+    """At most this many hooks run at once."""
 
 
 def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:

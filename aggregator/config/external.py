@@ -1,4 +1,4 @@
-"""A repairer's section ``external``: the object of a site's own kind that asks for a repair."""
+"""A repairer's section ``external``: the object of a site's own kind that requests a repair."""
 
 import difflib
 import re

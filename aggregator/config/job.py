@@ -107,7 +107,8 @@ class JobSection(Section):
     gpus: Annotated[
         Annotated[int, Field(ge=0, le=1024)] | Literal["all"], BeforeValidator(_gpus)
     ] = "all"
-    """So many are requested; ``all``: as many as the Node's capacity has; ``0``: none, with DRA."""
+    """This many are requested; ``all``: as many as the Node's capacity has; ``0``: none, with
+    DRA."""
     gpu_resource: Annotated[LabelKey, Field(min_length=1)] = "nvidia.com/gpu"
     """The resource that is requested."""
     privileged: bool = False

@@ -61,7 +61,7 @@ _TO_WRITE = {
 }
 #: Kinds that the nodes' agents know.
 _BY_AGENT = ("gpu-reset", "reboot", "test")
-#: Providers that can tell a verdict about the node.
+#: Providers that can give a verdict about the node.
 _TESTS = ("agent", "command", "webhook", "job")
 #: Prefixes of taints that others set and remove by the state of the node, or that stay on it.
 _RESERVED = (
@@ -366,7 +366,7 @@ def _new_node_errors(
 
 
 def _idle_node_errors(repair: RepairConfig, rules: IdleNodeRules) -> Iterator[tuple[Key, str]]:
-    """Only a pod that asks for all GPUs begins on none that has work, and gives way to it."""
+    """Only a pod that requests all GPUs begins on no node that has work, and gives way to it."""
     key: Key = ("repair", "idle_nodes")
     jobs = [one.job for one in repair.repairers if one.kind == TEST and one.job is not None]
     if not jobs:

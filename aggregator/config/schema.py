@@ -63,7 +63,7 @@ class _FileSchema(GenerateJsonSchema):
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema of the whole file; each section stands where the file has it."""
+    """The schema of the whole file; each section is where the file has it."""
     found = Config.model_json_schema(schema_generator=_FileSchema)
     whole = _inlined(found, found.get("$defs", {}))
     return {"$schema": DIALECT, "title": "Configuration of the sickbay aggregator", **whole}

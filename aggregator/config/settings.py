@@ -102,9 +102,9 @@ class ClusterConfig(Section):
     that.
     """
     requests_per_second: Positive = 100
-    """At most so many requests to the API server; requests beyond that wait."""
+    """At most this many requests a second to the API server; requests beyond that wait."""
     burst: Positive = 200
-    """So many at once."""
+    """At most this many at once."""
     store: StoreConfig = StoreConfig()
 
     if TYPE_CHECKING:  # the section of each kind that has one
@@ -260,7 +260,7 @@ class HistoryConfig(DatabaseCredentials):
     keep: Annotated[Duration, Field(ge=3600)] = 28 * 86400.0
     """How long history is kept. An hour at least."""
     most_rows: Annotated[int, Field(ge=10_000)] = 10_000_000
-    """At most so many transitions, and so many rows of agents' evidence: rows beyond that are
+    """At most this many transitions, and this many rows of agents' evidence: rows beyond that are
     deleted, oldest first.
     """
 
@@ -465,7 +465,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     ):
         yield _finding(key, text, "cluster", "listen")
     if config.drain.namespaces and not config.cluster.has_api_server:
-        # "*" would match the namespace that stands for the command `drain`, which then never ran.
+        # "*" would match the namespace of the command `drain`, which then never ran.
         text = f'namespaces have pods, and cluster.kind is "{config.cluster.kind}"; expected none'
         yield _finding(("drain", "namespaces"), text, "cluster")
     yield from _left_out(config)

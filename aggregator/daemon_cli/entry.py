@@ -8,7 +8,7 @@ from sickbay.extras import USAGE, explain_missing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line asks for, and exit; 2 where a library is not installed."""
+    """Run the command of the command line, and exit; 2 where a library is not installed."""
     try:
         with imports_without_collections():
             from aggregator.daemon_cli.main import main as run

@@ -1,4 +1,4 @@
-"""``sickbay-aggregator``: run the aggregator, check its configuration, ask its policy.
+"""``sickbay-aggregator``: run the aggregator, check its configuration, evaluate its policy.
 
 Exit codes: 0; 1 for an error that keeps it from starting or makes it fail; 2 for a command line or
 a configuration that is wrong, with the problems on stderr. `policy replay` has diff's.
@@ -34,7 +34,7 @@ DEFAULT_CONFIG = Path("/etc/sickbay/aggregator.yaml")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line asks for, and exit."""
+    """Run the command of the command line, and exit."""
     options = parser().parse_args(arguments)
     try:
         code = options.command(options)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, say) has closed the pipe. Python would report that again at exit.
+        # The reader (for example head) has closed the pipe. Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = OK
     except OSError as error:
@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace) -> int:
         with exclusive_lock(config):
             starts = True
             while asyncio.run(app.run(config, starts=starts)):
-                starts = False  # another replica is the controller: go on as a gateway
+                starts = False  # another replica is the controller: continue as a gateway
     except (
         AccessSetupError,
         ListenError,

@@ -1,4 +1,4 @@
-"""``sickbay-aggregator policy``: check a site's rules, ask which actions would follow and why."""
+"""``sickbay-aggregator policy``: check a site's rules, show which actions would follow and why."""
 
 import argparse
 import json
@@ -347,7 +347,7 @@ def _condition_argument(text: str) -> str:
 
 
 def _count(most: int) -> Callable[[str], int]:
-    """A whole number, at most the number that an agent reports, or that a rule may ask for."""
+    """A whole number, at most the number that an agent reports, or that a rule may require."""
 
     def count(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:

@@ -115,7 +115,7 @@ def effects(
 ) -> list[PoolEffect]:
     """The effect on each pool, in the order of the configuration; empty without pools.
 
-    Nodes whose labels are not known (they are gone, say) are in the pool "unknown".
+    Nodes whose labels are not known (for example because they are gone) are in the pool "unknown".
     """
     names = [*pools.names, *([_UNKNOWN] if pools else [])]
     found = []

@@ -84,9 +84,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The positive sign that a fault is over; an empty ``code`` stands for every code of the
-    component.
-    """
+    """The positive sign that a fault is over; an empty ``code`` means every code of the component."""
 
     code: str
     component: str
@@ -143,7 +141,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSeries:
-    """One measurement of one part of a node. ``model`` tells parts of different kinds apart."""
+    """One measurement of one part of a node. ``model`` distinguishes parts of different kinds."""
 
     measure: str
     component: str

@@ -11,7 +11,7 @@ The components that its agent checks, by (check, component), are kept as small a
 of eight GPUs has some forty. As objects they would be 4 KB, for each of 10,000 nodes, and hardly
 anything in them is the node's own: one GPU's finding equals all others', on most nodes too. So they
 are columns, which share equal values and are 0.8 KB at least; a `Component` is built when a caller
-asks for one. Beyond `FEW` they are a dict, because lookups in it are faster.
+requests one. Beyond `FEW` they are a dict, because lookups in it are faster.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -126,8 +126,8 @@ class Components:
             self._pasts = _with(self._pasts, at)
 
     def memo(self, compute: Callable[["Components"], _T]) -> _T:
-        """The result of ``compute``, which is computed anew after a change. One function at most
-        is to be asked for.
+        """The result of ``compute``, which is computed anew after a change. Callers may use one
+        function at most.
         """
         if self._memo is None:
             self._memo = compute(self)
@@ -324,7 +324,7 @@ class NodeHealth:
         self.faults: Mapping[tuple[str, str], Fault] = EMPTY
         #: The other nodes' findings about this one, which are no part of its agent's state.
         self.inferred: Component | None = None
-        #: (code, component) -> how; an empty code stands for every code of the component.
+        #: (code, component) -> how; an empty code means every code of the component.
         self.cleared: Mapping[tuple[str, str], str] = EMPTY
         self.lost: tuple[Lost, ...] = ()
         self.quiesced_for = 0.0

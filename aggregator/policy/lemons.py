@@ -36,15 +36,15 @@ class LemonThresholds(SectionDataclass):
     """
 
     quarantines: Annotated[int, Field(ge=2)] = 4
-    """From this number on, quarantines in 28 days (docs/policy.md#lemons) are a signal."""
+    """From this many quarantines in 28 days on, they are a signal (docs/policy.md#lemons)."""
     codes: Annotated[int, Field(ge=2)] = 3
-    """The same for different codes and reasons."""
+    """From this many different codes and reasons on, they are a signal."""
     days: Annotated[int, Field(ge=2)] = 4
-    """The same for days with an incident."""
+    """From this many days with an incident on, they are a signal."""
     returns: Positive = 2
-    """The same for quarantines within a week of a release."""
+    """From this many quarantines within a week of a release on, they are a signal."""
     signals: Annotated[int, Field(ge=1, le=4)] = 2
-    """From this number of these four signals on, a node is a lemon."""
+    """From this many of these four signals on, the node is a lemon."""
 
 
 @dataclass(frozen=True, slots=True)

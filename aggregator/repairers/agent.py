@@ -1,9 +1,9 @@
 """A GPU reset, a reboot or a test by the node's agent, where its configuration allows that verb.
 
-The order goes by the agent's authenticated stream to this replica, which owns the node. The agent's
+The order uses the agent's authenticated stream to this replica, which owns the node. The agent's
 journal carries out each operation once, so an order whose answer was lost is sent again. A reset
-has succeeded when the agent says so; a reboot when the Node has another boot id. A test that the
-agent refuses, or whose end it does not know, says nothing about the node: it has no verdict.
+has succeeded when the agent reports so; a reboot when the Node has another boot id. A test that the
+agent refuses, or whose end it does not know, has no verdict about the node.
 """
 
 import json
@@ -25,7 +25,7 @@ from aggregator.repairers.agent_orders import (
 _MOST_GPUS = 64
 #: Seconds in which an agent answers: it reads its record and writes it.
 _ANSWER_WITHIN = 15.0
-#: Seconds in which the act must have begun: the agent collects evidence and lets go of the driver.
+#: Seconds in which the act must have begun: the agent collects evidence and releases the driver.
 _BEGIN_WITHIN = 300.0
 #: Characters of the measurements that an event of the history keeps.
 _MOST_MEASURED = 3800
@@ -138,7 +138,9 @@ class AgentRepairer:
         return known is not None and known.state in ended
 
     def withdraw(self, order: RepairOrder) -> None:
-        """Ask the agent not to begin, where it is connected; its answer is not waited for."""
+        """Request from the agent not to begin, where it is connected; its answer is not waited
+        for.
+        """
         line = self._orders.line_of(order.node)
         if line is not None:
             line.cancel_repair(order.operation, "the node is released")
@@ -184,7 +186,7 @@ def _answer_of(repair: str, result: AgentResult) -> RepairAnswer:
 
 def _refused(repair: str, reason: str = "") -> AnswerState:
     """The answer that a refusal by the agent is. Without a permission, as where the controller has
-    changed meanwhile, the refusal says nothing about this repair.
+    changed meanwhile, the refusal is no result of this repair.
     """
     none = repair == TEST or reason == "not-permitted"
     return AnswerState.INCONCLUSIVE if none else AnswerState.FAILED

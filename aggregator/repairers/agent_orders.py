@@ -1,8 +1,8 @@
-"""Orders to the nodes' agents, and what they tell of them: between a repairer and the streams.
+"""Orders to the nodes' agents, and what they report of them: between a repairer and the streams.
 
-An agent carries out each operation once, by a journal on its disk, and tells a final state again in
-each new stream until it is acknowledged (docs/contract.md#orders). So what is here may be lost with
-the process: the acknowledgement comes after the end of the attempt is durable.
+An agent carries out each operation once, by a journal on its disk, and reports a final state again
+in each new stream until it is acknowledged (docs/contract.md#orders). So what is here may be lost
+with the process: the acknowledgement comes after the end of the attempt is durable.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class OrderLine(Protocol):
     A message on a stream that ends may be lost.
     """
 
-    #: The verbs that the node's own configuration allows, as the agent has told.
+    #: The verbs that the node's own configuration allows, as the agent has reported.
     repair_verbs: tuple[str, ...]
     #: The test profiles of the node.
     test_profiles: tuple[str, ...]
@@ -117,7 +117,7 @@ class OrderLines(Protocol):
 
 
 class AgentOrders:
-    """The latest state of each order that an agent has told of, and who waits for it."""
+    """The latest state of each order that an agent has reported, and who waits for it."""
 
     def __init__(self) -> None:
         self._lines: OrderLines | None = None
@@ -137,7 +137,7 @@ class AgentOrders:
 
     def note_ends(self, note_end: Callable[[str], None]) -> None:
         """Call ``note_end`` with the node when the end of an order that this process has sent, or
-        waits for, is first told.
+        waits for, is first reported.
         """
         self._note_end = note_end
 
@@ -148,7 +148,7 @@ class AgentOrders:
         self._lines = lines
 
     def on_result(self, node: str, result: AgentResult) -> None:
-        """The node's agent tells how far it is with an order."""
+        """The node's agent reports how far it is with an order."""
         log.info(
             "an agent tells of an order",
             extra={
@@ -177,7 +177,9 @@ class AgentOrders:
             self._report_end(node, result.operation)
 
     def _report_end(self, node: str, operation: str) -> None:
-        """Once for each order of ours, however often its agent tells it: a look has its cost."""
+        """Once for each order of ours, however often its agent reports it: an evaluation has its
+        cost.
+        """
         ours = operation in self._ordered.get(node, ())
         if self._note_end is None or not ours or self._ended.get(node) == operation:
             return
@@ -185,7 +187,7 @@ class AgentOrders:
         self._note_end(node)
 
     def on_detach(self, node: str) -> None:
-        """The node's stream has ended. In the next one its agent tells each open state anew."""
+        """The node's stream has ended. In the next one its agent reports each open state anew."""
         kept = self._results.get(node, {})
         for operation in [name for name, one in kept.items() if not one.is_final]:
             del kept[operation]
@@ -206,7 +208,7 @@ class AgentOrders:
     async def answer(
         self, node: str, operation: str, *, within: float, final: bool = False
     ) -> AgentResult | None:
-        """The order's state once its agent has told one (``final``: a final one).
+        """The order's state once its agent has reported one (``final``: a final one).
 
         Returns None after ``within`` seconds, or where the node's present stream has ended.
         """
@@ -253,7 +255,7 @@ class AgentOrders:
         self._ordered[node] = {operation: quarantine}
 
     def settle(self, node: str, operation: str) -> None:
-        """The end of the order's attempt is durable: the agent need not tell it again."""
+        """The end of the order's attempt is durable: the agent need not report it again."""
         self._over.setdefault(node, deque(maxlen=_MOST_KEPT)).append(operation)
         kept = self._results.get(node, {})
         result = kept.pop(operation, None)

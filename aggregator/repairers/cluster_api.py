@@ -37,7 +37,7 @@ _SETTLES = 5.0
 
 
 class _NotTheirsError(Exception):
-    """The Node has no Machine that can be marked; the text says why."""
+    """The Node has no Machine that can be marked; the text states why."""
 
 
 @define(eq=False, slots=False)
@@ -99,7 +99,7 @@ class ClusterApiRepairer:
     async def clean_up(self, order: RepairOrder) -> RepairAnswer:
         """Remove our mark where the Node is still there: it must not be replaced after a release.
 
-        DONE: none of ours is left. NOT_SENT: ask again. FAILED: it stays.
+        DONE: none of ours is left. NOT_SENT: call again. FAILED: it stays.
         """
         try:
             resource = await self._machines.resource(MACHINE)

@@ -1,8 +1,8 @@
 """A repair by a program of the site: an argument list, no shell.
 
 Exit code 0: taken, or done where no node proves it. 75 (EX_TEMPFAIL of sysexits.h): nothing was
-ordered, ask again. Any other: it has failed, and nothing was ordered. A program that does not end
-in its time leaves the outcome unknown.
+ordered, run it again. Any other: it has failed, and nothing was ordered. A program that does not
+end in its time leaves the outcome unknown.
 
 A test has the exit codes of `sickbay-agent test`: 0 passed, 1 failed. Any other, and a program that
 was ended, give no verdict about the node.
@@ -21,7 +21,7 @@ _TEST_FAILED = 1
 
 
 class CommandRepairer(SentOnce):
-    """Implements `Repairer`. ``sends_twice``: the site says that a second call with the same
+    """Implements `Repairer`. ``sends_twice``: the site declares that a second call with the same
     operation is harmless. ``limit``: seconds for one call. ``cancel`` takes the order back.
     """
 

@@ -108,7 +108,7 @@ class ExternalRepairer:
         """Delete the object if it is still the order's, and wait for its controller's finalizers:
         until they are gone it may act on the node.
 
-        DONE: none of ours is left. NOT_SENT: ask again. FAILED: it stays.
+        DONE: none of ours is left. NOT_SENT: call again. FAILED: it stays.
         """
         try:
             resource, found = await self._find(order)
@@ -144,7 +144,7 @@ class ExternalRepairer:
             found = await self._objects.get(resource, self._namespace, name)
         except ClusterError as error:
             return RepairAnswer(AnswerState.UNSURE, str(error))
-        if found is None:  # not about this name (a quota that changed, say), or it has just gone
+        if found is None:  # not about this name (for example a changed quota), or it has just gone
             return RepairAnswer(AnswerState.UNSURE, str(conflict))
         if not is_of_order(found, order):
             before = found.annotations.get(OPERATION)

@@ -1,8 +1,8 @@
 """An active test by a Kubernetes Job on the quarantined node.
 
 The Job's name follows from the operation, and an annotation has the operation: so an order that is
-sent again finds its own Job. No log is read; a program tells its result by its exit code, and by a
-termination message, which the kubelet bounds.
+sent again finds its own Job. No log is read; a program reports its result by its exit code, and by
+a termination message, which the kubelet bounds.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ PODS = ObjectResource("v1", "Pod", "pods", namespaced=True)
 _JOB_NAME = "batch.kubernetes.io/job-name"
 #: A cancellation waits so often for the end of the pods, so long (seconds).
 _LOOKS, _POLL_EVERY = 15, 1.0
-#: The runner asks so once more when the time of an attempt is over.
+#: The runner polls once more with this limit (seconds) when the time of an attempt is over.
 _LAST_POLL = 1.0
 
 
 class NoGpusError(Exception):
-    """The Node has no GPUs to request; the text says which resource."""
+    """The Node has no GPUs to request; the text names the resource."""
 
 
 @define(eq=False, slots=False)

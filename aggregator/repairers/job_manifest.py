@@ -65,7 +65,9 @@ _LABELS = {"app.kubernetes.io/name": "sickbay", "app.kubernetes.io/component": T
 
 
 def _failure_policy() -> dict[str, Any]:
-    """No pod follows a failed one; the reason of the end tells an exit code from a disruption."""
+    """No pod follows a failed one; the reason of the end distinguishes an exit code from a
+    disruption.
+    """
 
     def exits(code: int) -> dict[str, Any]:
         codes = {"containerName": CONTAINER, "operator": "In", "values": [code]}

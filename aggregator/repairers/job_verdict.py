@@ -1,8 +1,8 @@
 """The verdict of a test's Job about its node. Pure.
 
 Only a program's own exit code is a verdict: the Job's record and the one pod's must agree on it.
-All other ends (deleted, evicted, out of memory, no image, no room, a deadline, two pods) say
-nothing about the node, and least of all that it failed.
+All other ends (deleted, evicted, out of memory, no image, no room, a deadline, two pods) are no
+evidence about the node, and least of all that it failed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _ENDED_ITSELF = {PASSED: ("Completed", ""), FAILED: ("Error", "")}
 def verdict(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], node: str
 ) -> RepairAnswer | None:
-    """None while the test goes on."""
+    """None while the test runs."""
     complete, failed = _condition(job, "Complete"), _condition(job, "Failed")
     if complete is None and failed is None:
         return None

@@ -13,7 +13,7 @@ def answer_of(error: ClusterError, *, sent: bool) -> RepairAnswer:
     """``sent``: the request was one that acts, so that without an answer its outcome is open.
 
     A right or a kind that is missing is FAILED, and not NOT_SENT: the order would be repeated until
-    its deadline, and a repairer that works stands further up the ladder.
+    its deadline, and a repairer that works is further up the ladder.
     """
     text = str(error)
     if isinstance(error, GuardRefused | GuardUnreadable):

@@ -59,7 +59,8 @@ class RedfishRepairer(SentOnce):
             url = target.url.replace("{node}", order.node).rstrip("/")
             context = client_context(target.ca_file) if target.ca_file is not None else None
             lasts = min(order.lasts, _ATTEMPT)
-            # A time of its own for the connection: a BMC that takes none was certainly not asked.
+            # A time of its own for the connection: a BMC that accepts none has certainly got no
+            # order.
             timeout = aiohttp.ClientTimeout(total=lasts, connect=lasts / 2)
             async with guarded_post(
                 f"{url}/Actions/ComputerSystem.Reset",

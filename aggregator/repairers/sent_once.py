@@ -1,4 +1,4 @@
-"""The rest of a repairer that sends an order once and is told nothing more of it."""
+"""The rest of a repairer that sends an order once and gets no further report of it."""
 
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 

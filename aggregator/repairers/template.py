@@ -1,4 +1,4 @@
-"""The object of a site's template for one order, and what its state says. Pure.
+"""The object of a site's template for one order, and what its state means. Pure.
 
 Placeholders are filled in value by value, after the template was read as YAML: a value that is
 filled in stays within its own text, whatever is in it, and is not looked through for placeholders.
@@ -28,7 +28,7 @@ _MOST_TEXT = 300
 
 
 class UnusableNameError(Exception):
-    """The filled-in name can't be an object's; the text says which, and what can be."""
+    """The filled-in name can't be an object's; the text states which, and what can be."""
 
 
 def values_of(order: RepairOrder) -> dict[str, str]:

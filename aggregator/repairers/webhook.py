@@ -2,8 +2,8 @@
 
 `X-Sickbay-Delivery` is the operation's id, the same for each attempt to deliver it: the endpoint
 carries each id out once. 200: done (or ordered, where the node proves it). 202: under way, and
-asked again with the same id until it answers otherwise. 408, 425, 429 and 503: nothing was ordered,
-and it is asked again. Any other 4xx: it has failed.
+requested again with the same id until it answers otherwise. 408, 425, 429 and 503: nothing was
+ordered, and it is requested again. Any other 4xx: it has failed.
 
 The 200 of a test has a JSON object with ``verdict``: "passed", "failed" or "none", and ``message``.
 Without one of these, and where the endpoint refuses, the test has no verdict about the node.
@@ -53,7 +53,7 @@ class WebhookRepairer:
         return await self._post(order, "order", guard)
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
-        """The same request once more: its answer tells how far it has come. The endpoint has taken
+        """The same request once more: its answer states how far it has come. The endpoint has taken
         this id before, so nothing new is ordered.
         """
         answer = await self._post(order, "order", UNGUARDED)

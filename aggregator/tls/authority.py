@@ -36,12 +36,14 @@ _COMMON_NAME = re.compile(r"CN=sickbay CA (\d{1,9}) [0-9a-f]{8}")
 
 
 class DamagedPem(Exception):
-    """Text that is no certificate, no key, or not the key of the certificate; says which."""
+    """Text that is no certificate, no key, or not the key of the certificate; the text states
+    which.
+    """
 
 
 @lru_cache(maxsize=32)
 def pem_of(certificate: x509.Certificate) -> bytes:
-    """The certificate in PEM. Each look at what is published compares all of them."""
+    """The certificate in PEM. Each check of what is published compares all of them."""
     return certificate.public_bytes(Encoding.PEM)
 
 
@@ -109,7 +111,7 @@ class ServingPair:
 def create_authority(number: int, *, wall: float, lifetime: float) -> Authority:
     """A new authority, valid for ``lifetime`` seconds from ``wall`` on.
 
-    Its name is random: clients tell authorities apart by name where both are trusted.
+    Its name is random: clients distinguish authorities by name where both are trusted.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"sickbay CA {number} {secrets.token_hex(4)}")

@@ -1,8 +1,8 @@
 """The certificates that the aggregator makes itself, where no files are configured.
 
 All replicas share their authorities through an `AuthorityStore`; each makes a serving certificate
-of its own, whose key never leaves it. Without the store the last known authorities go on signing.
-A problem here never acts on a node: agents that can't connect are silent, no more.
+of its own, whose key never leaves it. Without the store the last known authorities continue to
+sign. A problem here never acts on a node: agents that can't connect are silent, no more.
 
 Each step reads the ConfigMap before the Secret, and writes one of them at most. The ConfigMap is
 made from the Secret alone. So the Secret that was read is never older than the one from which the
@@ -56,7 +56,7 @@ POLL_EVERY = 30.0
 #: Replicas that know a lost Secret restore it within this many of these pauses.
 RESTORED_WITHIN = 3
 _RETRY = Backoff(first=1.0, most=POLL_EVERY)
-#: Writes in a row before a pause: two replicas that undo each other's writes must not go on.
+#: Writes in a row before a pause: two replicas that undo each other's writes must not continue.
 _WRITES_IN_A_ROW = 8
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from aggregator.tls.authority import Authority, ServingPair
 from aggregator.tls.authority_store import StoredAuthorities
 
-#: Authorities that the Secret holds at most. The oldest go by number and not by their end: a clock
-#: that has jumped ahead must not take a trusted authority away.
+#: Authorities that the Secret holds at most. The oldest leave by number and not by their end: a
+#: clock that has jumped ahead must not take a trusted authority away.
 MOST = 4
 #: A certificate is renewed when this share of its lifetime is left.
 RENEW_AT = 1 / 3
@@ -90,7 +90,7 @@ def next_change(
     """The change of the Secret, or None.
 
     ``known``: what it last held, with keys. ``trusted``: authorities without keys that agents were
-    told to trust before this process started. ``earliest``: the earliest time that it may be.
+    configured to trust before this process started. ``earliest``: the earliest time that it may be.
     ``was_published``: the ConfigMap has certificates, so that there was an authority. ``waited``:
     no other replica has restored the Secret for a while.
     """

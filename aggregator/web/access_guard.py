@@ -66,7 +66,7 @@ class AccessGuard:
         if path in _OPEN or path.startswith("/static/"):
             return
         if request.method not in _READING:
-            # Its handler asks for the right of the action; no other route takes such a method.
+            # Its handler checks the right to the action; no other route takes such a method.
             return
         gate = self._access.gate
         if gate is None or gate.anonymous:
@@ -107,7 +107,7 @@ class AccessGuard:
         return True
 
     async def actor(self, request: web.Request) -> UserIdentity:
-        """The person behind an action, who asked for it by this site. Raises AccessRefused."""
+        """The person behind an action, who requested it through this site. Raises AccessRefused."""
         gate = self._access.gate
         if gate is None or not gate.actions:
             raise AccessRefused(

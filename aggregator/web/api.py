@@ -19,7 +19,7 @@ from aggregator.web.query_params import BadQuery, Form, Param, read_query
 from aggregator.web.snapshot_cache import FleetSnapshot
 from aggregator.web.timefmt import wall_time
 
-#: Rows of one answer unless asked otherwise, and at most.
+#: Rows of one answer unless the query sets another number, and at most.
 PAGE, MOST = 100, 1000
 #: From this size on (bytes) an answer is compressed for clients that accept it.
 _WORTH_COMPRESSING = 2048

@@ -39,7 +39,7 @@ STREAMS_SHARE = 0.8
 #: resident for each connection, and requests to the page are short.
 TLS_BUFFER = 16 * 1024
 _SWEEP_EVERY = 1.0
-#: Seconds to wait where a connection can't be accepted (no file is left, say).
+#: Seconds to wait where a connection can't be accepted (for example where no file is left).
 _ACCEPT_AGAIN = 0.5
 
 

@@ -1,7 +1,7 @@
 """Sends transitions, as they happen, to every open event stream.
 
 An `EventSink`: recording never blocks and never raises. A subscriber that reads too slowly loses
-transitions and is told how many; of ticks ("the fleet has changed") it gets only the latest.
+transitions and gets their number; of ticks ("the fleet has changed") it gets only the latest.
 """
 
 import asyncio

@@ -110,7 +110,7 @@ def point_of(found: FleetViewFindings, at: float) -> TrendSample:
 
 @dataclass(slots=True)
 class _NodeState:
-    """A node at one time. ``unexplained``: no transition says why it is not well now."""
+    """A node at one time. ``unexplained``: no transition explains why it is not well now."""
 
     quarantined: bool = False
     drained: bool = False
@@ -195,7 +195,7 @@ def _begun(found: FleetViewFindings, known: Iterable[Transition]) -> list[Transi
 
 def _ended_states(events: Sequence[Transition]) -> Mapping[int, str]:
     """The state that a transition ended, by its number: "drained" or "quarantined" for a release,
-    "held" for the end of a hold. Forwards, because only earlier transitions tell.
+    "held" for the end of a hold. Forwards, because only earlier transitions show it.
     """
     ended: dict[int, str] = {}
     quarantines: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """The headers that a gateway adds to a reader's request, and those that the controller accepts.
 
-A token or a cookie goes on as the reader sent it, so that the controller authenticates each reader
-itself. A gateway ends the reader's TLS: it adds the certificate that the reader has proven to hold,
-and the reader's address. Both count only with a token of the replicas' own account.
+A token or a cookie is forwarded as the reader sent it, so that the controller authenticates each
+reader itself. A gateway ends the reader's TLS: it adds the certificate that the reader has proven
+to hold, and the reader's address. Both count only with a token of the replicas' own account.
 """
 
 import base64
@@ -35,7 +35,7 @@ _CLIENT: web.RequestKey[_Client] = web.RequestKey("sickbay.client", _Client)
 
 
 def added_headers(request: web.Request, token: str) -> Mapping[str, str]:
-    """For the request that goes on to the controller. ``token`` is this replica's own."""
+    """For the request that is forwarded to the controller. ``token`` is this replica's own."""
     headers = {REPLICA: token, _ADDRESS: request.remote or ""}
     certificate = _presented(request)
     if certificate is not None:

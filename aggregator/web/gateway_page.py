@@ -1,7 +1,7 @@
 """Page and API of a gateway: the controller's, passed on, streams and actions included.
 
 The controller authenticates each reader; `forwarded_client` has what a gateway adds for that. Each
-replica has its own probes and metrics. Without a controller the page says so, and why.
+replica has its own probes and metrics. Without a controller the page reports that, and why.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
 class NoController(Exception):
-    """No controller answers; the text says why."""
+    """No controller answers; the text states why."""
 
 
 @dataclass(frozen=True, slots=True)

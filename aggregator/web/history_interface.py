@@ -24,7 +24,7 @@ class HistoryReader(Protocol):
         included), newest first.
 
         An empty ``node`` means all of them, including the fleet's own. Raises `OSError` when the
-        database can't be read now: the page then says so and shows what is in memory.
+        database can't be read now: the page then reports that and shows what is in memory.
         """
         ...
 

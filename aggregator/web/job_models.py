@@ -65,8 +65,8 @@ class DayHours(Shape, frozen=True, kw_only=True):
 
 
 class GroupHours(Shape, frozen=True, kw_only=True):
-    """The GPU hours that one code or team lost. ``others``: it is the sum of so many that are not
-    listed, without a name.
+    """The GPU hours that one code or team lost. ``others``: it is the sum of this number of codes
+    or teams that are not listed, without a name.
     """
 
     name: str
@@ -79,9 +79,9 @@ class JobReport(Shape, frozen=True, kw_only=True):
     the fleet now, ``quarantines``, ``per_node_day`` (quarantines for each node and day).
     ``mtbf`` and ``mttr`` in seconds. ``stops_by_source``: how many stops have a checkpoint age that
     is measured, declared or a default. ``days``, ``codes`` and ``teams`` sum the lost
-    hours of all jobs. ``records``: those of one job, the newest first, where one
-    was asked for. ``cut``: there were more transitions than are read, and the oldest are left out.
-    ``trouble``: why history can't be read; empty: it can.
+    hours of all jobs. ``records``: those of one job, the newest first, where the query names one.
+    ``cut``: there were more transitions than are read, and the oldest are left out. ``trouble``:
+    why history can't be read; empty: it can.
     """
 
     since: Time

@@ -16,11 +16,11 @@ from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.timefmt import bounded_time
 
-#: Seconds of history that are read unless asked otherwise.
+#: Seconds of history that are read unless the query sets another time.
 LATELY = 30 * 86400.0
 #: Seconds that a read of history may take here: the page waits for it, and no other code does.
 _PATIENCE = 30.0
-#: From so many transitions on the oldest may be left out (`aggregator.history`).
+#: From this number of transitions on the oldest may be left out (`aggregator.history`).
 _MOST = 50_000
 _MOST_RECORDS = 1000
 _S = TypeVar("_S", bound=Shape)
@@ -51,7 +51,7 @@ async def job_report(
     past, trouble = await _past(queries, since, until)
     inputs = await _inputs(queries, past)
     job, by = values["job"], values["by"]
-    # Beside the event loop, which admits nodes too: a month has tens of thousands of records.
+    # Outside the event loop, which admits nodes too: a month has tens of thousands of records.
     return await asyncio.to_thread(
         _made, past, inputs, since, until, by, job, values["limit"], trouble
     )

@@ -25,8 +25,8 @@ LONGEST = 3800
 #: Bytes of the form.
 _FORM = 32 * 1024
 
-#: Renders the form: (status, error, hint, the path to return to, whether to ask again at once,
-#: whether the browser has a log-in).
+#: Renders the form: (status, error, hint, the path to return to, whether to load the page again at
+#: once, whether the browser has a log-in).
 Render = Callable[[int, str, str, str, bool, bool], web.Response]
 
 
@@ -49,7 +49,7 @@ class LogIn:
         )
 
     def challenge(self, request: web.Request, refused: AccessRefused) -> web.Response:
-        """The form in place of a page that needs an identity.
+        """The form instead of a page that needs an identity.
 
         A link of another site comes without the cookie (SameSite=Strict). The form's page then
         loads the address once more, which is a request of this site.

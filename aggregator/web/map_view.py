@@ -10,9 +10,9 @@ from aggregator.web import models
 from aggregator.web.fleet_view import LETTERS, FleetViewFindings, natural
 from aggregator.web.page_delta import tag_of
 
-#: The value of the query that asks for one block of all nodes.
+#: The value of the query that requests one block of all nodes.
 ONE_BLOCK = "none"
-#: Stands for the configuration's own pools, next to the labels.
+#: Means the configuration's own pools, next to the labels.
 POOL = "pool"
 #: A label with a block for fewer nodes than this, on average, is not chosen by itself.
 _LEAST_NODES = 2

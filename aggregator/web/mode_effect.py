@@ -30,12 +30,12 @@ class HoldAnswer(Protocol):
     def reason(self) -> str: ...
 
 
-#: Given nodes and actions in the order in which they would be asked for: the holds, by node.
+#: Given nodes and actions in the order in which they would be requested: the holds, by node.
 Preview = Callable[[Iterable[tuple[str, str]]], Mapping[str, HoldAnswer]]
 
 
 class EffectCache:
-    """The effect as of the latest snapshot, computed once for all who ask."""
+    """The effect as of the latest snapshot, computed once for all readers."""
 
     def __init__(self) -> None:
         self._look: FleetSnapshot | None = None

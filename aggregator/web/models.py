@@ -68,7 +68,7 @@ class Evidence(Shape, frozen=True, kw_only=True):
     ``cleared_by`` is the sign that would end it (reboot, gpu_reset, expiry, operator; empty: its
     check is healthy again); ``over`` is the sign that has ended it; ``lost``: the agent no longer
     knows of it although no sign has cleared it, so it stays in force. ``device`` is a GPU's index
-    and PCI address; empty where the component is no GPU, or the agent has not said.
+    and PCI address; empty where the component is no GPU, or the agent has not reported it.
     """
 
     code: str
@@ -112,7 +112,7 @@ class Blocker(Shape, frozen=True, kw_only=True):
 class AttemptedRepair(Shape, frozen=True, kw_only=True):
     """One attempt at a repair of a node, or a test of it. ``state`` is Ordering, Ordered,
     Succeeded, Failed, Unknown, Cancelled, or of a test Inconclusive; ``request`` the id of the
-    person's request that it answers, empty where the ladder asked for it. Its proof must come until
+    person's request that it answers, empty where the ladder requested it. Its proof must come until
     ``deadline_at``. ``profile`` is that of a test.
     """
 
@@ -133,7 +133,7 @@ class Repair(Shape, frozen=True, kw_only=True):
     among ``repairers``, the kinds with a repairer, are ordered. ``attempts``: the oldest first.
     ``waits``: why the next repair does not begin now, empty if it is due. ``exhausted``: why none
     begins by itself any more, since ``exhausted_at``; empty: one may. ``requested``: a person's
-    request that is not answered yet, as far as the asked replica knows; empty without one.
+    request that is not answered yet, as far as the replica that answers knows; empty without one.
     ``verify``: the profile of the test before a release; empty: none.
     """
 
@@ -151,11 +151,11 @@ class Repair(Shape, frozen=True, kw_only=True):
 class NewNode(Shape, frozen=True, kw_only=True):
     """A node with the startup taint ``taint`` (``tainted``), or that was tested in no quarantine.
     ``test``: its last test, null before the first. ``reason``: idle, if that was a periodic one of
-    an idle node; by-hand, if a person asked for it on a node in service. ``waits``: why no test
+    an idle node; by-hand, if a person requested it on a node in service. ``waits``: why no test
     begins now, empty if one is due or under way. ``needs_person``: no test begins by itself any
     more, and the taint stays. ``requested``: the id of a person's request that no test answers yet.
     ``removes_taint``: a pass removes the taint; else another controller does, by the condition
-    SickbayTestPassed, and ``passed`` tells that it has not done so yet.
+    SickbayTestPassed, and ``passed`` means that it has not done so yet.
     """
 
     taint: str
@@ -202,10 +202,10 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     since then, so it counts for no limit. ``uncordoned``: the last uncordon of the node that did
     not release it, and the reaction to it. ``deadline_at`` is when its drain should have ended,
     ``overdue_at`` when it was reported overdue; ``pods_total`` is the most pods that were left in
-    its drain since the asked replica knows of it, null before a drain; ``pre_evict`` is the result
-    of the site's own step before the evictions. ``repair`` is null where repairs are off and none
-    ever was. ``uid`` is the object's. ``cluster`` is the kind of its cluster: kubernetes, slurm or
-    local; the pods of a slurm cluster are its jobs.
+    its drain since the replica that answers knows of it, null before a drain; ``pre_evict`` is the
+    result of the site's own step before the evictions. ``repair`` is null where repairs are off and
+    none ever was. ``uid`` is the object's. ``cluster`` is the kind of its cluster: kubernetes,
+    slurm or local; the pods of a slurm cluster are its jobs.
     """
 
     node: str
@@ -491,8 +491,9 @@ class LimitEffect(Shape, frozen=True, kw_only=True):
 
 
 class ModeEffect(Shape, frozen=True, kw_only=True):
-    """What mode drain would do now with the nodes that the mode holds: so many would be drained or
-    cordoned (``nodes`` names them, the first 100), and so many ``held`` by ``limits``.
+    """What mode drain would do now with the nodes that the mode holds: how many would be
+    ``drained`` or ``cordoned`` (``nodes`` names them, the first 100), and how many ``held`` by
+    ``limits``.
     """
 
     drained: int
@@ -507,13 +508,13 @@ class Fleet(Shape, frozen=True, kw_only=True):
 
     ``stop``, ``view_lost``, ``waiting_for_quorum`` and ``cooling`` (no new action is admitted) are
     empty, or give the reason; ``causes`` are the common causes that are open;
-    ``not_ready`` lists the complaints of /readyz. ``record_entries`` nodes stand in the admission
+    ``not_ready`` lists the complaints of /readyz. ``record_entries`` nodes are in the admission
     record.
 
     ``pools`` are those of the configuration, empty where it has none; ``mode`` is that of the nodes
     in none. ``replicas`` are those of the aggregator, empty where there is only one; ``lease_lost``
-    is empty, or says why the controller may not act now.
-    ``history_trouble`` says why, and since when, this replica can't write its history;
+    is empty, or states why the controller may not act now.
+    ``history_trouble`` states why, and since when, this replica can't write its history;
     ``alert_trouble`` why its alerts are not delivered, by route; ``clock_doubt`` why it does not
     trust its wall clock, so that actions that can't be undone wait. ``with_drain``: the effect of
     mode drain now; null unless the mode is observe, or keeps a node from its quarantine.
@@ -565,7 +566,9 @@ class ReplicaList(Shape, frozen=True, kw_only=True):
 
 
 class NodePage(Shape, frozen=True, kw_only=True):
-    """Nodes in the asked order. ``next`` is the ``after`` of the next page, empty at the end."""
+    """Nodes in the requested order. ``next`` is the ``after`` of the next page, empty at the
+    end.
+    """
 
     items: list[NodeRow]
     total: int
@@ -608,7 +611,7 @@ class TrendPoint(Shape, frozen=True, kw_only=True):
 
 class Trend(Shape, frozen=True, kw_only=True):
     """The last day, oldest first. Points before ``own_since`` are computed from the history; the
-    asked replica has seen the later ones itself. ``trouble``: why the history's are missing.
+    replica that answers has seen the later ones itself. ``trouble``: why the history's are missing.
     """
 
     points: list[TrendPoint]
@@ -668,7 +671,7 @@ class DeadLetter(Shape, frozen=True, kw_only=True):
 
 
 class AlertList(Shape, frozen=True, kw_only=True):
-    """The routes of alerts of the replica that is asked, and its newest dead letters."""
+    """The routes of alerts of the replica that answers, and its newest dead letters."""
 
     items: list[AlertRoute]
     total: int
@@ -676,7 +679,7 @@ class AlertList(Shape, frozen=True, kw_only=True):
 
 
 class LemonList(Shape, frozen=True, kw_only=True):
-    """Every lemon, the worst first. ``trouble`` says why the search for them fails now."""
+    """Every lemon, the worst first. ``trouble`` states why the search for them fails now."""
 
     items: list[Lemon]
     total: int
@@ -742,8 +745,8 @@ class Beat(Shape, frozen=True, kw_only=True):
 
 
 class Missed(Shape, frozen=True, kw_only=True):
-    """Event "missed": you read too slowly, and so many transitions were not sent. Request the data
-    again.
+    """Event "missed": you read too slowly, and this number of transitions was not sent. Request the
+    data again.
     """
 
     transitions: int

@@ -1,7 +1,7 @@
-"""Selects, sorts and groups the rows of the nodes, as a query asks. Pure, except `RowCache`.
+"""Selects, sorts and groups the rows of the nodes by a query. Pure, except `RowCache`.
 
 A row costs some microseconds to make. Without a sort or a filter that needs rows, only those of the
-asked page are made; else all are made once for each snapshot, and serve every order.
+requested page are made; else all are made once for each snapshot, and serve every order.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from aggregator.web.cases import WORST_FIRST
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.snapshot_cache import FleetSnapshot
 
-#: Columns by which the nodes can be sorted, beside the labels.
+#: Columns by which the nodes can be sorted, in addition to the labels.
 COLUMNS = ("node", "standing", "why", "agent")
 AGENTS = ("attached", "silent", "never", "unknown")
 _GROUP_COLUMNS = ("value", "nodes", *(standing.value for standing in QuarantineSummary))
@@ -107,7 +107,7 @@ class _Order:
 async def page_of_nodes(
     source: RowSource, cache: RowCache, look: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodePage:
-    """The asked page. Raises BadQuery for an unknown column or an invalid selector."""
+    """The requested page. Raises BadQuery for an unknown column or an invalid selector."""
     order = _order(values["sort"], COLUMNS, labels=True)
     names = selected(source, look, values)
     rows: Mapping[str, models.NodeRow] = {}

@@ -1,7 +1,7 @@
 """One node as view models for people. Pure: a node's state and a moment go in, models come out.
 
 Inside, evidence is dated by the aggregator's monotonic clock; people read a wall clock.
-`ViewMoment` holds both as they stood at one instant, and turns one into the other.
+`ViewMoment` holds both as they were at one instant, and turns one into the other.
 """
 
 import datetime as dt
@@ -360,7 +360,7 @@ def _device(node_summary: NodeSummary, code: str, component: str) -> str:
 
 
 def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> models.Evidence:
-    """As it stands in the object, which keeps no times, because another process can't use them."""
+    """As the object has it, which keeps no times, because another process can't use them."""
     return models.shape_of(
         models.Evidence,
         item,
@@ -375,7 +375,7 @@ def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> mod
 def hold(
     node_summary: NodeSummary, mode: str, how: str, words: ClusterWords = KUBERNETES
 ) -> models.Hold | None:
-    """Why a node that policy wants in quarantine is not, or why its quarantine does not go on.
+    """Why a node that policy wants in quarantine is not, or why its quarantine does not continue.
 
     Returns None without a hold.
     """

@@ -8,18 +8,18 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-#: Texts are remembered up to so many characters in all; a reader of a forgotten one gets the whole
-#: page.
+#: Texts are remembered up to this number of characters in all; a reader of a forgotten one gets the
+#: whole page.
 MOST_CHARACTERS = 16 * 2**20
-#: Lines that differ, from the first to the last: a comparison of so many takes some milliseconds of
-#: the event loop.
+#: Lines that differ, from the first to the last: a comparison of this number takes some
+#: milliseconds of the event loop.
 _MOST_LINES = 1500
 #: Differences that are remembered: all readers of a page wait for the same one.
 _MOST_DELTAS = 64
 
 #: Old lines that a new line is compared with begin with the same characters: rows of one table.
 _ALIKE = 24
-#: A line is sent as an edit of another where that saves so many characters.
+#: A line is sent as an edit of another where that saves this number of characters.
 _SAVES = 20
 
 #: A range of lines of the known text (from, until); a line made of one (its number, how many of its

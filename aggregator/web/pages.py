@@ -57,15 +57,15 @@ from aggregator.web.snapshot_cache import FleetSnapshot
 if TYPE_CHECKING:
     import jinja2
 
-#: Rows of a table unless asked otherwise.
+#: Rows of a table unless the query sets another number.
 ROWS = 10
-#: Events of *Lately*, those that say the same as one; and how many are read for them.
+#: Events of *Lately*, equal ones as one; and how many are read for them.
 _LATELY, _LATELY_READ = 15, 100
-#: Nodes that a row of equal incidents names, unless more rows are asked for.
+#: Nodes that a row of equal incidents names, unless the query requests more rows.
 _MEMBERS = 50
 #: Rows of groups at most: to render 1,000 blocks the event loop, which admits nodes too, for 0.6 s.
 _GROUPS = 200
-#: Up to so many nodes are named each; more are drawn as a map.
+#: Up to this number nodes are named each; more are drawn as a map.
 FEW = 60
 
 #: Fragments that are kept for the next reader.
@@ -285,7 +285,7 @@ class Pages:
         )
 
     async def quarantine(self, request: web.Request) -> web.Response:
-        """The quarantine of a node; says so where the node has none now."""
+        """The quarantine of a node; states it where the node has none now."""
         values = read_query((_FRAGMENT, _BASE), request.query)
         story = await story_or_none_such(self._queries, request.match_info["node"])
         look = await self._queries.current_snapshot()
@@ -355,8 +355,8 @@ class Pages:
         again: bool,  # noqa: FBT001
         known: bool,  # noqa: FBT001
     ) -> web.Response:
-        """The form to log in; ``path`` is to be returned to. ``again``: ask once more at once.
-        ``known``: the browser has a log-in.
+        """The form to log in; ``path`` is to be returned to. ``again``: load the page once more at
+        once. ``known``: the browser has a log-in.
         """
         text = self._jinja.get_template("login.html").render(
             error=error,
@@ -384,7 +384,7 @@ class Pages:
         **context: Any,
     ) -> web.Response:
         """Render it. The text follows from ``values``, from ``look`` if that is given, and from the
-        transitions: then it serves all who ask for the same.
+        transitions: then it serves all requests for the same.
         """
         moment = self._queries.snapshots.moment()
         now: dt.datetime = moment.when(moment.now)
@@ -483,5 +483,5 @@ def _label_columns(
 
 
 def _key(name: str, values: Mapping[str, Any]) -> tuple[object, ...]:
-    """Which text of a template is asked for."""
+    """Which text of a template is requested."""
     return name, *((key, value) for key, value in values.items() if key != "base")

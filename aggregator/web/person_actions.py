@@ -1,4 +1,4 @@
-"""A person's actions by page and API: what each asks for, and the right that it needs.
+"""A person's actions by page and API: what each requests, and the right that it needs.
 
 Each is the same write that the command `sickbay` would do for the person, and needs the same right.
 The aggregator writes it with its own account, so that its admission policies bound it too.
@@ -26,7 +26,7 @@ from aggregator.cluster.port import Action
 from aggregator.cluster.users import Access
 from aggregator.web import models
 
-#: Opens the cluster for one action; the argument says whether nothing is to be stored.
+#: Opens the cluster for one action; the argument is whether nothing is to be stored.
 OpenActions = Callable[[bool], AbstractContextManager[ClusterActions]]
 
 _QUARANTINES = ("sickbay.dev", "quarantines")
@@ -35,16 +35,16 @@ _REASON = 1000
 
 
 class BadAction(Exception):
-    """The request makes no sense; the text says what is expected."""
+    """The request makes no sense; the text states what is expected."""
 
 
 class OrderOpen(Exception):
-    """A repair's order is open, and the request does not say that the person knows it."""
+    """A repair's order is open, and the request does not state that the person knows it."""
 
 
 class ActionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of an action. ``action`` is a quarantine's (cordon or drain), ``duration`` an
-    exemption's (30m, 8h, 7d). ``cancel_order``: a release goes on although an order is open.
+    exemption's (30m, 8h, 7d). ``cancel_order``: a release continues although an order is open.
     """
 
     reason: str = ""
@@ -55,7 +55,7 @@ class ActionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class ActionAnswer(models.Shape, frozen=True, kw_only=True):
-    """``message`` says what follows. ``done`` is false for a dry run, which stores nothing."""
+    """``message`` states what follows. ``done`` is false for a dry run, which stores nothing."""
 
     done: bool
     dry_run: bool
@@ -65,7 +65,8 @@ class ActionAnswer(models.Shape, frozen=True, kw_only=True):
 
 class PageReader(models.Shape, frozen=True, kw_only=True):
     """The reader of the page. ``may`` are the actions that they have the right to; for the node
-    that was asked for, or else for the fleet. ``user`` is empty where reading needs no identity.
+    that the request names, or else for the fleet. ``user`` is empty where reading needs no
+    identity.
     """
 
     user: str

@@ -33,7 +33,7 @@ TIMELINE = 200
 
 @dataclass(frozen=True, slots=True)
 class PastEvents:
-    """Transitions, newest first. ``trouble`` says why some may be missing."""
+    """Transitions, newest first. ``trouble`` states why some may be missing."""
 
     transitions: list[Transition] = field(default_factory=list)
     trouble: str = ""
@@ -45,7 +45,8 @@ class FleetQueries:
     are none.
 
     ``alert_trouble`` returns why alerts are not delivered; empty: they are. ``alerts`` returns
-    their routes and dead letters. ``preview`` asks admission about nodes that the mode holds.
+    their routes and dead letters. ``preview`` returns admission's decisions on nodes that the mode
+    holds.
     """
 
     fleet: FleetState

@@ -14,7 +14,7 @@ from aggregator.web import models
 from aggregator.web.models import limit_use
 from aggregator.web.timefmt import wall_time
 
-#: How far the test of a new node is: it has not begun, it runs, or a person has to go on.
+#: How far the test of a new node is: it has not begun, it runs, or a person has to continue.
 NEW_NODE_STATES = ("waiting", "testing", "needs_person")
 _UNDER_WAY = tuple(state.value for state in BUSY)
 

@@ -1,6 +1,6 @@
 """Whether a browser sent a request for a page of this site itself.
 
-A browser sends cookies and client certificates with requests of any site. It also says where a
+A browser sends cookies and client certificates with requests of any site. It also sends where a
 request comes from, and no script of another site can change that: Sec-Fetch-Site, and Origin where
 the former is missing (plain HTTP). Clients that are no browsers send neither.
 """

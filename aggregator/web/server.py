@@ -85,9 +85,9 @@ class Web:
     ) -> None:
         """``connections`` may be open at once.
 
-        ``hosts`` are names by which the page may be asked for where it is plain on loopback.
+        ``hosts`` are names by which the page may be requested where it is plain on loopback.
         ``access`` None: all may read. ``actions``: how people act; None: not at all.
-        ``preview`` asks admission what mode drain would do; None: the page does not say it.
+        ``preview`` computes by admission what mode drain would do; None: the page does not show it.
         """
         access = access or PageAccess()
         snapshots = SnapshotCache(fleet, clocks, replicas, lease_lost)
@@ -157,7 +157,8 @@ class Web:
         if ssl is None and not address.startswith("unix:") and is_loopback(address):
             self._allowed = self._names
         bound = await listen(self._runner, self._connections, address, ssl)
-        # Beside the rest: a history that hangs must not keep the aggregator from starting.
+        # Concurrently with the rest: a history that hangs must not keep the aggregator from
+        # starting.
         for work, name in (
             (self._queries.prime(), "web past"),
             (self._change_notifier.run(), "web change notifier"),
@@ -225,7 +226,7 @@ class Web:
 
     @cached_property
     def _document(self) -> bytes:
-        """Made for the first who asks: a start need not wait for it."""
+        """Made for the first request: a start need not wait for it."""
         return msgspec.json.encode(openapi.document(self._version))
 
     async def _openapi(self, _: web.Request) -> web.Response:

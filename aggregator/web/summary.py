@@ -17,7 +17,7 @@ def summarize(
     alert_trouble: str = "",
     alerts_given_up: int = 0,
 ) -> models.Fleet:
-    """The numbers, and the sentence that stands above them."""
+    """The numbers, and the sentence above them."""
     when = moment.when(moment.now)
     return models.Fleet(
         at=when,

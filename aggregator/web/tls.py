@@ -24,7 +24,7 @@ class Certificate:
     """A TLS context on two files. Raises OSError or ssl.SSLError when they can't be loaded.
 
     ``wall`` is seconds since the epoch. ``client_authorities``: files of CAs whose certificates a
-    client may present, and need not; with none no client is asked for one.
+    client may present, and need not; with none no client certificate is requested.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Certificate:
             raise OSError(f"{self._files[0]} is no certificate in PEM: {error}") from None
 
     def _load(self) -> None:
-        # An empty passphrase: OpenSSL would ask the terminal for one, and wait.
+        # An empty passphrase: OpenSSL would read one from the terminal, and wait.
         self.context.load_cert_chain(*self._files, password="")
         for file in self._client_authorities:
             self.context.load_verify_locations(cafile=str(file))

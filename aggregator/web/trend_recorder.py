@@ -1,4 +1,5 @@
-"""Remembers how the fleet stood, every five minutes, and once what history knows of the day before.
+"""Remembers the state of the fleet, every five minutes, and once what history knows of the day
+before.
 
 A snapshot of 10,000 nodes costs some tens of milliseconds, so this costs nothing that is noticed.
 """
@@ -18,7 +19,7 @@ _PART, _PARTS = 1_000, 5
 #: Seconds until the first point: after a start the agents connect one by one, and a node without
 #: its agent is unknown.
 SETTLE = 60.0
-#: Seconds between two looks at a fleet that is not known yet.
+#: Seconds between two readings of a fleet that is not known yet.
 _AGAIN = 5.0
 
 
@@ -81,7 +82,7 @@ class TrendRecorder:
 
     async def _begin(self, since: float, known: Iterable[Transition]) -> float:
         """``since``, or the oldest transition if the history does not go back that far: it does not
-        know how the fleet stood before.
+        know the state of the fleet before.
         """
         earlier = await self._queries.past(since=0.0, limit=1, until=since)
         return since if earlier.transitions else min((one.at for one in known), default=since)

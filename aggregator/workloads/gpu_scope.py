@@ -1,7 +1,7 @@
 """``scope: gpu`` of a rule: a fault of one GPU evicts the pods that use it. Pure.
 
 The others run to their end on the node, which stays cordoned. Once no other pod has a GPU, or
-after ``drain.gpu_scope_for``, the drain goes on with the rest as without this scope. Where it is
+after ``drain.gpu_scope_for``, the drain continues with the rest as without this scope. Where it is
 unknown which GPUs a pod has, the scope is the node: no pod is evicted that otherwise would not be.
 """
 

@@ -1,4 +1,4 @@
-"""``limits.per_workload``: from so many nodes a job's pods are evicted within a window, no more.
+"""``limits.per_workload``: the most nodes from which a job's pods are evicted within a window.
 
 A gang counts as one, and without one a job that loses work with a pod. Each Quarantine has those of
 which pods were evicted from its node, written by compare-and-set before the first request. So the

@@ -147,8 +147,8 @@ class EvictionNotices:
         notices: Mapping[str, EvictionNotice],
     ) -> list[str]:
         """The workloads that get a notice now, those with the most GPUs first: a Quarantine has
-        room for so many. Pods that had one and join another gang get no second one: their owner
-        could take all of the room.
+        room for a limited number. Pods that had one and join another gang get no second one: their
+        owner could take all of the room.
         """
         quarantine = one.quarantine.uid
         new = [
