@@ -84,7 +84,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The positive sign that a fault is over; an empty ``code`` means every code of the component."""
+    """The positive sign that a fault is over. An empty ``code``: every code of the component."""
 
     code: str
     component: str

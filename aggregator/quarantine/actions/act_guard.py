@@ -164,7 +164,7 @@ class ActGuards:
         return FreshRead(read, now=self._clocks.now, began=-math.inf)
 
     def _is_observed(self, node_state: NodeState) -> bool:
-        """Whether its mode forbids acts of our own; a person's quarantine goes on in any mode."""
+        """Whether its mode forbids acts of our own; a person's quarantine continues in any mode."""
         quarantine = node_state.quarantine
         ours = quarantine is None or quarantine.spec.requester == OURS
         return ours and self._pools.mode_of(node_state.node) is Action.OBSERVE

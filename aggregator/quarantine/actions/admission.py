@@ -1,6 +1,6 @@
 """Proposes a node for admission, and begins its quarantine: record, object, marks.
 
-The fence: the node is read in full before the Quarantine is seen to stand (read again, or just
+The fence: the node is read in full before the Quarantine is seen in force (read again, or just
 created), and patched with the version and uid of that read. A quarantine that begins names what it
 expects of the node instead (cordon.py). See docs/fences.md.
 """
@@ -47,7 +47,7 @@ class NodeAdmission:
         if node_state.cluster.node_gone or unplaced:  # first: a record undone would wake us again
             node_state.take_node(await self._acts.cluster.read_node(node_state.node))
             if unplaced and not node_state.cluster.node_gone:
-                return True  # its labels tell what it shares with others: decide again by them
+                return True  # its labels show what it shares with others: decide again by them
         if self._holds.is_nowhere(node_state, wanted) or self._holds.leave_alone(
             node_state, wanted
         ):
@@ -185,7 +185,7 @@ class NodeAdmission:
     async def _create_and_mark(
         self, node_state: NodeState, wanted: DesiredState, node: Node
     ) -> None:
-        if not self._acts.may_act():  # paused since it was admitted: another replica goes on
+        if not self._acts.may_act():  # paused since it was admitted: another replica continues
             raise Conflict("this replica may not be the controller any more")
         spec = replace(
             wanted.spec,
@@ -225,7 +225,7 @@ class NodeAdmission:
         """The node is not as expected: read it, and decide by this read.
 
         A quarantine that would not have begun by it is withdrawn: the object goes before its entry,
-        so that it is counted as long as it stands. No act followed it, so nothing is to be undone.
+        so that it is counted as long as it exists. No act followed it, so nothing is to be undone.
         """
         words = node_state.cluster.overruled
         entry = self._record_writer.record.entries.get(node_state.node)

@@ -2,8 +2,8 @@
 
 An uninstall, or a definition that was made anew, leaves marks without an object. Their annotation
 holds their intent, so the Quarantine is made again from there, and the usual rules release it.
-Marks are undone only where this process saw a person delete their Quarantine, under the definition
-that stands.
+Marks are undone only where this process saw a person delete their Quarantine, under the present
+definition.
 """
 
 import logging
@@ -82,7 +82,7 @@ class MarkAdopter:
             is_left = node is not None and is_marked(node)
             node_state.own_quarantine_view().set_unclaimed(UNCLAIMED if is_left else "")
             return
-        if not self._acts.may_act():  # paused since it was read: another replica goes on
+        if not self._acts.may_act():  # paused since it was read: another replica continues
             raise Conflict("this replica may not be the controller any more")
         await self._record_writer.enter_quarantine(node_state.node, spec)
         spec = replace(spec, installation=self._acts.cluster.installation)
@@ -181,7 +181,7 @@ class MarkAdopter:
         node_state.own_quarantine_view().forget_orphan()
 
     async def _unmark(self, node_state: NodeState, uid: str) -> bool:
-        """Undo the marks of this quarantine, which stands no more. Whether there were any."""
+        """Undo the marks of this quarantine, which is over. Returns whether there were any."""
         node = await self._acts.cluster.read_node(node_state.node)
         if await self._acts.cluster.read_quarantine(node_state.node) is not None:
             raise Conflict("a quarantine stands there again")
@@ -193,8 +193,7 @@ class MarkAdopter:
             return False
         stood = stood_for(node)
         words = node_state.overrule(stood)
-        # A person asked for marks without evidence, and the deletion, which is later, takes that
-        # back.
+        # A person requested marks without evidence, and the deletion, which is later, revokes that.
         more: dict[str, str | None] = {} if stood else {FORCE: None}
         undo = Undo(uid, read_applied(node), words, more=more)
         node_state.take_node(await self._release_actions.undo_node(node_state, node, undo))

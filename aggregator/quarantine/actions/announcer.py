@@ -10,7 +10,7 @@ from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: An announcement trails; after so many tries it is dropped, and the next one corrects it.
+#: An announcement trails; after this number of tries it is dropped, and the next one corrects it.
 _TRIES = 6
 _BACKOFF = Backoff(first=0.5, most=16.0, spread=0.3)
 

@@ -1,7 +1,7 @@
-"""Marks the node of a standing quarantine, once more where it was uncordoned.
+"""Marks the node of a quarantine in force, once more where it was uncordoned.
 
 Each act is idempotent and fenced; see docs/fences.md. The fence: the node is read in full before
-the Quarantine is seen to stand, and patched with the version and uid of that read. An undo always
+the Quarantine is seen in force, and patched with the version and uid of that read. An undo always
 changes the node. So a replica that acts on an older state fails with `Conflict`, reads again, and
 decides again.
 
@@ -64,7 +64,7 @@ from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 log = logging.getLogger("sickbay.quarantine")
 
 #: Annotations by which it is decided whether, and how, a node is marked. A release always writes
-#: `RELEASED`, so a decision of before a release fails here as it does on the version.
+#: `RELEASED`, so a decision from before a release fails here as it does on the version.
 DECIDING = frozenset(
     {
         *(APPLIED, RELEASED, OVERRULED, KEPT, CODES),
@@ -78,7 +78,7 @@ _PASSING = "node.kubernetes.io/"
 class ExpectedNodes:
     """One for all nodes of a replica.
 
-    Nodes of a pool usually have the same taints, so the last one that was read tells those of the
+    Nodes of a pool usually have the same taints, so the last one that was read shows those of the
     next.
     """
 
@@ -90,7 +90,7 @@ class ExpectedNodes:
     def expect(self, node_state: NodeState) -> Node | None:
         """The node as it is expected to be, or None where it has to be read.
 
-        It is read where the list does not tell all that is known of it, and where it has been in
+        It is read where the list does not have all that is known of it, and where it has been in
         quarantine since this process began: then our own writes are newer than the list.
         """
         view = node_state.cluster
@@ -151,7 +151,9 @@ class NodeMarker:
         return await self._acts.mark_writer.mark(node, change, guard=self._acts.guard(node_state))
 
     def report(self, node_state: NodeState, quarantine: Quarantine, patched: Node) -> None:
-        """The marks stand: the announcement and the metrics follow, and the status as next step."""
+        """The marks are set: the announcement and the metrics follow, and the status as next
+        step.
+        """
         # Of marks that were reported before only the status is lacking.
         again = node_state.quarantine_view.reported_marks == quarantine.uid
         if not quarantine.status.cordoned_at and not again:  # else it is marked again
@@ -192,7 +194,7 @@ class CordonActions:
     _uncordon: UncordonRules
 
     async def cordon(self, node_state: NodeState) -> None:
-        """Mark the node of a quarantine that stands: node first, then the object again."""
+        """Mark the node of a quarantine in force: node first, then the object again."""
         node = await self._acts.cluster.read_node(node_state.node)
         quarantine = await self._acts.reread(node_state)
         node_state.take_node(node)
@@ -205,7 +207,7 @@ class CordonActions:
         if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
             return
         if quarantine.unread:
-            return  # the next step says so
+            return  # the next step reports it
         if node is None:
             await self._objects.report_no_node(node_state, quarantine)
             return
@@ -229,14 +231,14 @@ class CordonActions:
             quarantine = await self._acts.cluster.add_finalizer(quarantine)
             node_state.wrote(quarantine)
         if marked_by(node) == quarantine.uid and is_marked(node) and not node.unschedulable:
-            # It was uncordoned before the status told of the marks: the next read decides on that.
+            # It was uncordoned before the status had the marks: the next read decides on that.
             node_state.work.request_read()
             self.marking.report(node_state, quarantine, node)
             return
         await self.marking.mark(node_state, quarantine, node)
 
     async def restart(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        """Begin again on a Node that was created in place of the marked one.
+        """Begin again on a Node that was created instead of the marked one.
 
         This comes before any action there: even if a hold or a failure follows, no phase, time or
         count is of the Node that is gone.
@@ -261,7 +263,7 @@ class CordonActions:
         self._acts.emit_event(node_state, EventKind.MARKS_MISSING, message)
 
     async def recordon(self, node_state: NodeState) -> None:
-        """Cordon the node of a standing quarantine again; after too many times, only report it.
+        """Cordon the node of a quarantine in force again; after too many times, only report it.
 
         The status comes first: should we die before the patch, the next replica knows that
         evictions wait, and counts this one.

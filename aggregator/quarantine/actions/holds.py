@@ -70,7 +70,7 @@ class NodeHolds:
         self.hold_foreign(node_state)
 
     def hold_foreign(self, node_state: NodeState) -> None:
-        """Another installation's quarantine stands; report that where we want one, too."""
+        """Another installation's quarantine is in force; report that where we want one, too."""
         quarantine, wanted = node_state.quarantine, node_state.decision.wanted
         if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
             node_state.set_hold(None)
@@ -79,10 +79,10 @@ class NodeHolds:
         self.hold(node_state, Held("installation", quarantine.foreign, text), wanted)
 
     def hold_stopped(self, node_state: NodeState) -> None:
-        """The stop switch keeps a standing quarantine from going on; report that.
+        """The stop switch keeps a quarantine in force from continuing; report that.
 
-        Nodes that are marked already and only not drained get no event each: people are told of the
-        stop.
+        Nodes that are marked already and only not drained get no event each: the stop itself is
+        reported.
         """
         quarantine, held = node_state.quarantine, stopped(self._switch.reason)
         known = node_state.decision.hold
@@ -108,7 +108,7 @@ class NodeHolds:
         self._report(node_state, held, quarantine.spec.action)
 
     def unhold_resumed(self, node_state: NodeState) -> None:
-        """The stop is over, or the status can be read: neither holds a standing quarantine."""
+        """The stop is over, or the status can be read: neither holds a quarantine in force."""
         quarantine, known = node_state.quarantine, node_state.decision.hold
         if known is None:
             return
@@ -134,7 +134,7 @@ class Proposals:
     _registry: NodeRegistry
 
     def wanted_now(self, node_state: NodeState) -> DesiredState | None:
-        """The node's desired state. A shared cause turns no standing cordon into a drain."""
+        """The node's desired state. A shared cause turns no existing cordon into a drain."""
         wanted, quarantine = node_state.decision.wanted, node_state.quarantine
         if quarantine is None or quarantine.unread or quarantine.spec.requester != OURS:
             return wanted

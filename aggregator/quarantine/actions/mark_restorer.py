@@ -39,7 +39,7 @@ class MarkRestorer:
         marks = replace(before, missing=missing, since=since)
         text = describe_lost(marks, self.rules, quarantine.status.applied) if missing else ""
         status = replace(quarantine.status, marks=None if marks == _NONE else marks)
-        if status.phase is Phase.CORDONED:  # its message says that the node is marked
+        if status.phase is Phase.CORDONED:  # its message states that the node is marked
             status = replace(status, message=text or self._marked(node_state.node))
         await self._acts.write_status(node_state, quarantine, status)
         if set(missing) - set(before.missing):

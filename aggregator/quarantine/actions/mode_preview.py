@@ -1,6 +1,6 @@
 """Admission's answers to the nodes that the mode keeps from being quarantined.
 
-It asks the same function as a real proposal, against the present record, and admits no node.
+It uses the same function as a real proposal, against the present record, and admits no node.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class ModePreview:
 
     def holds(self, wanted: Iterable[tuple[str, str]]) -> Mapping[str, Held]:
         """By node, the hold of each that would be held; ``wanted`` are nodes and actions, in the
-        order in which they would be asked for. The others would be admitted.
+        order in which they would be requested. The others would be admitted.
         """
         return self._record_writer.preview(
             [self._proposal(node, action) for node, action in wanted]

@@ -80,7 +80,7 @@ class MarkWriter:
         self._is_reported = False
 
     async def mark(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
-        """As `Cluster.patch_node`. The refused request changed nothing, so the second one stands
+        """As `Cluster.patch_node`. The refused request changed nothing, so the second one is based
         on the same read of the node.
         """
         plain = without_notices(change)

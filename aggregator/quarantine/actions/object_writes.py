@@ -1,4 +1,4 @@
-"""Writes of intent, and of what people must see, to a standing Quarantine or to the record."""
+"""Writes of intent, and of what people must see, to a Quarantine in force or to the record."""
 
 import logging
 from dataclasses import replace
@@ -160,7 +160,7 @@ class ObjectWrites:
             )
 
     async def void(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        """Take back a Quarantine made without admission, unless the record has an entry by now."""
+        """Withdraw a Quarantine made without admission, unless the record has an entry by now."""
         if await self._record_writer.entry(node_state.node) is not None:
             return
         because = "made late, when its admission was over"

@@ -48,7 +48,7 @@ from aggregator.runtime.interning import EMPTY
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: A release waits for the admission record for so long (seconds), and goes on without it.
+#: A release waits for the admission record for this long (seconds), and continues without it.
 RECORD_WITHIN = 5.0
 _WAITS = "the node is released; its admission record entry goes when the record can be used again"
 #: The objections to a release are checked again after so long (seconds).
@@ -161,7 +161,7 @@ class ReleaseActions:
         if quarantine is None:
             if (
                 not node_state.quarantine_view.vanished
-            ):  # else the watch tells who took it away: handled first
+            ):  # else the watch shows who removed it: handled first
                 await self.forget_entry(entry, trouble)
             return
         if quarantine.status.phase is not Phase.RELEASING:

@@ -94,7 +94,7 @@ class AdmissionRecordWriter:
     """Reads and writes the record. ``switch`` is read once more before an admission is written.
 
     All methods raise `ClusterError` when the record can't be read or written; no request is half
-    done then, for a caller that asks again finds the entry standing or not.
+    done then, for a caller that repeats it finds the entry there or not.
     """
 
     _cluster: SharedObjects
@@ -227,7 +227,7 @@ class AdmissionRecordWriter:
         return {node: held for node, held in answers if held is not None}
 
     def escalation_hold(self, proposal: Proposal) -> Held | None:
-        """The hold that keeps a standing cordon from becoming a drain, by the last record."""
+        """The hold that keeps an existing cordon from becoming a drain, by the last record."""
         return escalation_hold(
             self.record,
             proposal,
@@ -248,8 +248,8 @@ class AdmissionRecordWriter:
         )
 
     async def propose(self, proposal: Proposal) -> Held | None:
-        """Returns None when the node's entry stands now, else the hold: `UNREAD_NODE` where the
-        node has to be read first.
+        """Returns None when the record has the node's entry now, else the hold: `UNREAD_NODE` where
+        the node has to be read first.
         """
         return await self._submit(_Request(propose=proposal))
 
@@ -258,7 +258,7 @@ class AdmissionRecordWriter:
         await self._submit(_Request(enter=entry))
 
     async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
-        """The same, of a Quarantine that stands or is about to be made."""
+        """The same, of a Quarantine that is in force or is about to be made."""
         pools = self._registry.pool_of(node), self._pools.name_of(node)
         await self.enter(entry_of(node, spec, self._wall(), *pools))
 
@@ -361,7 +361,7 @@ class AdmissionRecordWriter:
         """Write until it goes through; the batch is decided anew on each record that is read.
 
         Returns what is held, and why no proposal could be decided: the stop switch can't be read,
-        or we are not the controller. Neither keeps an entry from being taken out: releases go on.
+        or we are not the controller. Neither keeps an entry from being removed: releases continue.
         """
         fresh = False
         unread: ClusterError | None = None
@@ -386,7 +386,7 @@ class AdmissionRecordWriter:
                 sure = any(one.forget or one.withdraw or one.look or one.unreserve for one in batch)
                 if fresh or not (outcome.admitted or sure):
                     return _missing(batch, outcome), unread
-                # After a conflict memory proves neither "it stands already" nor "it has left".
+                # After a conflict memory proves neither "it is there already" nor "it has left".
                 self._stored = None
                 continue
             begun = outcome.record.operations.keys() - after.operations.keys()
@@ -403,7 +403,7 @@ class AdmissionRecordWriter:
                 return _missing(batch, outcome), unread
 
     def _changed(self, before: Record, uid: str, batch: list[_Request]) -> Record:
-        """The record with all that is asked for except what is to be decided on."""
+        """The record with all that is requested except what is to be decided on."""
         after = self._whole(before, uid) if self._lost else before
         if after.operations:
             after = self._without_over(after)
@@ -425,7 +425,7 @@ class AdmissionRecordWriter:
         return after
 
     def _reserve(self, outcome: Outcome, batch: list[_Request]) -> Outcome:
-        """The operations that are asked for, after the admissions, in the order given."""
+        """The requested operations, after the admissions, in the order given."""
         record, held = outcome.record, dict(outcome.held)
         for request in batch:
             if request.reserve is None:
@@ -444,7 +444,7 @@ class AdmissionRecordWriter:
         return Outcome(record, outcome.admitted, held)
 
     def _whole(self, record: Record, uid: str) -> Record:
-        """The rebuild of a lost record from the Quarantines that stand."""
+        """The rebuild of a lost record from the Quarantines in force."""
         if not self.standing.whole:
             raise ClusterError(lost(self._lost).reason)
         standing = [one for one in self.standing.quarantines() if has_begun(one)]
@@ -495,7 +495,7 @@ class AdmissionRecordWriter:
         )
 
     def _unrecorded(self, record: Record) -> dict[str, str]:
-        """The pools, by node, of Quarantines that stand and that the record has no entry of."""
+        """The pools, by node, of Quarantines in force of which the record has no entry."""
         return {
             one.node: self._registry.pool_of(one.node)
             for one in self.standing.quarantines()

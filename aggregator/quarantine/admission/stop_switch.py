@@ -20,9 +20,9 @@ from aggregator.cluster.port import (
     is_older,
 )
 
-#: A read of the switch counts for acts of so many seconds after it was begun.
+#: A read of the switch counts for acts within this number of seconds after it was begun.
 FRESH = 0.5
-#: After so many seconds without a read no request has acted: see `check_meanwhile`.
+#: After this number of seconds without a read no request has acted: see `check_meanwhile`.
 REST = 5.0
 
 NOT_CONTROLLER = "this replica may not be the controller any more"

@@ -62,7 +62,7 @@ def _labels_of(node_state: NodeState | None) -> Mapping[str, str]:
 
 @lru_cache(maxsize=4096)
 def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """One tuple for all nodes of the same groups: those of a rack, say."""
+    """One tuple for all nodes of the same groups, for example of a rack."""
     return groups
 
 
@@ -105,7 +105,7 @@ class CommonCauseTracker:
             self._common.gone(node)
             return
         if not health.has_snapshot:
-            return  # its last report stands
+            return  # its last report holds
         groups = self._groups(node_state)
         fabrics = self._fabric_groups(groups)
         self._note_versions(node, groups)
@@ -132,7 +132,8 @@ class CommonCauseTracker:
         self._versions[node] = versions
 
     def unsettled(self, node_state: NodeState) -> str:
-        """Why it is too soon to tell the node's own fault from its new version's; empty: it isn't.
+        """Why it is too soon to distinguish the node's own fault from its new version's; empty: it
+        isn't.
 
         A version's fault shows on other nodes that got it in the same wave, a moment later.
         """
@@ -231,14 +232,14 @@ class CommonCauseTracker:
         return _alike(tuple(found))
 
     def suspects(self, node_state: NodeState) -> tuple[frozenset[str], ...]:
-        """The causes that may explain each piece of evidence that asks for a quarantine.
+        """The causes that may explain each piece of evidence that calls for a quarantine.
 
         A rack event holds all of its nodes except its explicit origin.
         """
         return self._held_by(node_state, self._evidence_against(node_state))
 
     def drain_suspects(self, node_state: NodeState) -> tuple[frozenset[str], ...]:
-        """The same, only for the evidence that asks for a drain."""
+        """The same, only for the evidence that calls for a drain."""
         evidence = self._evidence_against(node_state)
         return self._held_by(node_state, (item for item in evidence if item.action == Action.DRAIN))
 
@@ -302,7 +303,7 @@ class CommonCauseTracker:
             )
 
     async def count_silence(self) -> None:
-        """Count the silent agents of the fleet; `find_causes` goes by the last count."""
+        """Count the silent agents of the fleet; `find_causes` uses the last count."""
         self._common.silence(*await self._registry.silence())
 
     def go_round(self, record: Record) -> None:

@@ -38,7 +38,7 @@ class DriftWatch:
     async def compare(self) -> list[Drift]:
         """Compare all nodes now, and report what has begun and ended.
 
-        In slices and in a thread: the controller goes on meanwhile.
+        In slices and in a thread: the controller continues meanwhile.
         """
         now = self._clocks.now()
         rows = await self._rows()

@@ -8,7 +8,8 @@ from aggregator.quarantine.state.fleet import FleetState
 
 #: Gives a node evidence in our own name.
 Report = Callable[[str, Component], object]
-#: The signs by which a whole component is over: a person says so, or another part is in its place.
+#: The signs by which a whole component is over: a person reports it, or another part has replaced
+#: it.
 _ENDS_ALL = ("operator", "replaced")
 
 

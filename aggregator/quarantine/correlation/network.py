@@ -31,8 +31,8 @@ GATHER = 1.0
 #: Where evaluation had to wait until enough of the fleet had reported, it waits these seconds more:
 #: by then the first agents, which were assigned each other, have been assigned peers among all.
 ASSIGNED_ANEW_WITHIN = 120.0
-#: A node that no other reaches and whose agent is silent is reported after so many seconds: a
-#: booting node is in this state for some minutes.
+#: A node that no other reaches and whose agent is silent is reported after this number of seconds:
+#: a booting node is in this state for some minutes.
 SILENT_FOR = 300.0
 
 
@@ -40,7 +40,7 @@ SILENT_FOR = 300.0
 class _Word:
     """One node's state: the address that others probe, whether it reports, and what it sees.
 
-    ``assigned`` are the addresses that its agent was asked to probe.
+    ``assigned`` are the addresses that its agent was assigned to probe.
     """
 
     address: str = ""
@@ -87,7 +87,7 @@ class NetworkTracker:
         self._soon()
 
     def assigned(self, node: str, addresses: tuple[str, ...]) -> None:
-        """The node's agent is asked to probe these addresses, and no others (any more)."""
+        """The node's agent is assigned to probe these addresses, and no others (any more)."""
         if not addresses and node not in self._words:
             return
         self._assign(node, addresses)

@@ -34,11 +34,11 @@ from aggregator.quarantine.decide.common_cause import (
 from aggregator.quarantine.decide.symptoms import is_nvlink_code, may_be_of_fabric
 from aggregator.quarantine.state.node import NodeState
 
-#: The origin is named, and the cause reported, when it has stood for so long (seconds): lines of
-#: one event come within a second or two, each agent's on its own stream.
+#: The origin is named, and the cause reported, when it has been open for this long (seconds): lines
+#: of one event come within a second or two, each agent's on its own stream.
 SETTLES = 10.0
-#: A follower's evidence may have begun so long after the cause was over (seconds): checks run each
-#: minute.
+#: A follower's evidence may have begun this long after the cause was over (seconds): checks run
+#: each minute.
 _TRAILS = 90.0
 #: Signs of one node that count: agents choose the components.
 _MOST_SIGNS = 256
@@ -62,7 +62,7 @@ class _Follower:
 
 
 class RackOrigins:
-    """``window``: signs that began within so many seconds of each other are of one event."""
+    """``window``: signs that began within that number of seconds of each other are of one event."""
 
     def __init__(self, policy: Policy, window: float, clocks: Clocks) -> None:
         self._policy = policy
@@ -185,7 +185,7 @@ class RackOrigins:
         )
 
     def hold(self, node_state: NodeState, evidence: Iterable[Evidence]) -> Held | None:
-        """The hold on a follower whose cause is over, while its evidence of that stands."""
+        """The hold on a follower whose cause is over, while its evidence of that is open."""
         known, health = self._followers.get(node_state.node), node_state.agent.health
         if known is None:
             return None

@@ -1,7 +1,7 @@
 """Admission: whether a quarantine may be made now, or what holds it. Pure.
 
 Invariants:
-- `admit` never returns a record with more entries than a limit allows, except those that stood
+- `admit` never returns a record with more entries than a limit allows, except those that it had
   before (a limit that was lowered releases no node) and those made by hand (entered and counted,
   never refused).
 - No node trips a rate before it was read, and none counts before it was read or listed without a
@@ -9,7 +9,7 @@ Invariants:
 - It never admits more within a window than the rate allows, and no node that a common cause
   explains. When either of them holds a node back, a cooldown begins: in the record, so that it
   outlives the process that began it.
-- A Quarantine that stands without an entry (made by hand, or of a record that was lost) is counted
+- A Quarantine in force without an entry (made by hand, or of a record that was lost) is counted
   as well, and after a record was rebuilt no node is admitted until requests that were under way are
   seen.
 """
@@ -61,16 +61,16 @@ class Limits(SectionDataclass):
     ``quorum_percent`` is the share of nodes that must have reported before a node is admitted.
     ``new_per_window`` and its percentage bound the admissions of ``window`` seconds, those by hand
     counted; after too many, or after a common cause, no node is admitted for ``cooldown`` seconds.
-    ``after_upgrade``: how long evidence must have stood on a node whose version has just changed.
-    ``per_workload``: from so many nodes pods of one gang or job are evicted within ``window``.
-    ``absent_node_after``: a quarantine whose Node has been gone for so long ends.
-    ``silent_drain_after``: so long after a start, a drain that was admitted before goes on without
-    news of its node.
+    ``after_upgrade``: how long evidence must have been open on a node whose version has just
+    changed. ``per_workload``: the most nodes from which pods of one gang or job are evicted within
+    ``window``. ``absent_node_after``: a quarantine whose Node has been gone for so long ends.
+    ``silent_drain_after``: this long after a start, a drain that was admitted before continues
+    without news of its node.
     """
 
     concurrent: Positive = 20
-    """At most so many nodes in quarantine at once. Beyond it proposals are held. docs/limits.md has
-    all limits.
+    """At most this many nodes in quarantine at once. Beyond it proposals are held. docs/limits.md
+    has all limits.
     """
     concurrent_percent: Share = 5.0
     """At most this share of all nodes; a fleet of any size can lose one. The smaller of the two
@@ -83,7 +83,7 @@ class Limits(SectionDataclass):
     quorum_percent: Percent = 50.0
     """After a start no quarantine is admitted until this share of the nodes has reported."""
     new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] = 10
-    """At most so many new quarantines within ``limits.window``. At most 5000."""
+    """At most this many new quarantines within ``limits.window``. At most 5000."""
     new_per_window_percent: Share = 20.0
     """At most this share of all nodes within ``limits.window``; one may always be. The smaller of
     the two decides; ``"100%"`` leaves it to the count.
@@ -103,17 +103,17 @@ class Limits(SectionDataclass):
     counts for no limit.
     """
     evictions_at_once: Positive = 50
-    """At most so many evictions under way, in the whole fleet."""
+    """At most this many evictions under way, in the whole fleet."""
     per_workload: Annotated[int, Field(ge=0, le=10_000)] = 2
-    """Pods of one gang, or of one job that loses work with a pod, are evicted from at most so many
-    nodes within ``limits.window``. ``0``: from any number.
+    """Pods of one gang, or of one job that loses work with a pod, are evicted from at most this
+    many nodes within ``limits.window``. ``0``: from any number.
     """
     silent_drain_after: Duration = 300.0
-    """After a start, a drain that was admitted before goes on after so long although its agent is
-    silent.
+    """After a start, a drain that was admitted before continues after this time although its agent
+    is silent.
     """
     small_fleet_floor: Positive = 2
-    """In a fleet of fewer than 40 nodes the two shares of nodes at once allow so many, up to half
+    """In a fleet of fewer than 40 nodes the two shares of nodes at once allow this many, up to half
     of the nodes (docs/limits.md#every-limit). ``1``: no floor.
     """
 
@@ -123,7 +123,7 @@ class FleetSize:
     """How large the fleet is, and how much of it has reported since this process started.
 
     ``listed``: the cluster's nodes could be counted; else ``nodes`` is a guess that is too low.
-    ``absent``: nodes that are gone while their Quarantine stands; these count for no limit.
+    ``absent``: nodes that are gone while their Quarantine is in force; these count for no limit.
     """
 
     nodes: int
@@ -133,12 +133,12 @@ class FleetSize:
     absent: frozenset[str] = frozenset()
 
 
-#: For a decision that goes by no share of the fleet.
+#: For a decision that uses no share of the fleet.
 _NO_SIZE = FleetSize(0, 0)
 
 
 class NodeRead(enum.Enum):
-    """How much of its Node a proposal rests on: the marks of other tools stand there alone."""
+    """How much of its Node a proposal rests on: only the Node has the marks of other tools."""
 
     NONE = enum.auto()
     #: The list of nodes has no mark; the patch checks the rest, and may have it withdrawn.
@@ -150,12 +150,11 @@ class NodeRead(enum.Enum):
 class Proposal:
     """A node that policy wants in quarantine. Idempotent by incident.
 
-    ``suspects``: for each piece of evidence that asks for it, the ids of the common causes that
+    ``suspects``: for each piece of evidence that calls for it, the ids of the common causes that
     would explain it. Where each piece has a cause that would explain it, an open one holds the
-    node. ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
-    ``pool`` is the value of the label
-    `Limits.pool_label`, ``policy_pool`` the pool of the section ``pools``; empty: not known, or
-    there are no pools. ``read``: see `NodeRead`.
+    node. ``unsettled``: why it is too soon to distinguish the node's own fault from its new
+    version's. ``pool`` is the value of the label `Limits.pool_label`, ``policy_pool`` the pool of
+    the section ``pools``; empty: not known, or there are no pools. ``read``: see `NodeRead`.
     """
 
     node: str
@@ -226,8 +225,8 @@ def admit(
     """Decide on all waiting requests, in the order given, against one record.
 
     ``causes`` are the common causes that are open, by id. ``unrecorded`` are the pools, by node, of
-    Quarantines that stand and that the record has no entry of (values of `Limits.pool_label`).
-    ``pools`` are those of the section ``pools``.
+    Quarantines in force of which the record has no entry (values of `Limits.pool_label`). ``pools``
+    are those of the section ``pools``.
     """
     sitting = AdmissionBatch(
         record,
@@ -247,7 +246,7 @@ def admit(
             held[proposal.node] = hold
             continue
         admitted.add(proposal.node)
-        held.pop(proposal.node, None)  # asked for twice, held the first time
+        held.pop(proposal.node, None)  # requested twice, held the first time
     return Outcome(sitting.conclude(policy_hash), frozenset(admitted), held)
 
 
@@ -334,10 +333,10 @@ def escalation_hold(
     now: float,
     causes: Mapping[str, OpenCause],
 ) -> Held | None:
-    """The hold that keeps a standing cordon from becoming a drain, or None.
+    """The hold that keeps an existing cordon from becoming a drain, or None.
 
     The node is counted already, so no limit applies. A cause that many nodes share evicts no pods.
-    ``proposal.suspects`` are those of the evidence that asks for more than the cordon.
+    ``proposal.suspects`` are those of the evidence that calls for more than the cordon.
     """
     found = _Budget(record, limits, _NO_SIZE, now, causes, {}).suspicion(proposal)
     return found.held if found is not None else None
@@ -573,7 +572,7 @@ class _Budget:
     def _trips(self, trip: _Trip) -> tuple[_Trip, ...]:
         return (trip,) if self._limits.cooldown > 0 else ()
 
-    # -- how many stand ----------------------------------------------------------------------
+    # -- how many are in force ---------------------------------------------------------------
 
     def _full(self, pool: str) -> Held | None:
         limits, size, standing = self._limits, self._size, self._standing

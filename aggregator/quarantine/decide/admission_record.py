@@ -1,12 +1,12 @@
 """The admission record of nodes in quarantine. One JSON text, changed by compare-and-set.
 
 The record is the authority, not the replica that writes it: a quarantine acts only while its entry
-stands here, and the entry leaves after its node is undone. Times are wall clock seconds, for they
+is here, and the entry leaves after its node is undone. Times are wall clock seconds, for they
 outlive the process.
 
 Each change has the next generation. So a record of another object, of a lower generation, or of the
 same one with another content, was deleted, rolled back or edited. An admission by it that was not
-begun is void: in the rebuilt record only nodes whose Quarantine stands have an entry.
+begun is void: in the rebuilt record only nodes whose Quarantine is in force have an entry.
 """
 
 import json
@@ -66,7 +66,7 @@ _MOST_TEXT = 300
 
 @dataclass(frozen=True, slots=True)
 class Cooldown:
-    """A limit tripped ``at`` this time; ``because`` says which, for people.
+    """A limit tripped ``at`` this time; ``because`` names it, for people.
 
     ``spare``: where a rate tripped, how many of the admissions that it counted may be withdrawn
     before it would not have tripped; None for any other limit.
@@ -79,9 +79,9 @@ class Cooldown:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The record was made anew from the Quarantines that stood, in the object with this ``uid``.
+    """The record was made anew from the Quarantines in force, in the object with this ``uid``.
 
-    ``at`` is wall clock seconds; ``because`` says how the one before was lost, for people.
+    ``at`` is wall clock seconds; ``because`` states how the one before was lost, for people.
     """
 
     at: float
@@ -169,7 +169,7 @@ class Record:
         return {one.node: one for one in self.operations.values() if one.is_node_test}
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
-        """With these entries; one that stands already keeps its time and is no new admission."""
+        """With these entries; one that is there already keeps its time and is no new admission."""
         standing = dict(self.entries)
         fresh = []
         by_pool = dict(self.pool_admissions)
@@ -235,7 +235,7 @@ class Record:
         )
 
     def _has(self, entry: Entry) -> bool:
-        """Whether it stands, and is no later one: its time says which admission it is."""
+        """Whether it is here, and is no later one: its time identifies the admission."""
         known = self.entries.get(entry.node)
         return known is not None and known.at == entry.at
 
@@ -510,7 +510,7 @@ def discontinuity(
 ) -> str:
     """How the record fails to continue the known one; empty: it continues it.
 
-    ``newest``: the highest generation by which a Quarantine that stands was admitted.
+    ``newest``: the highest generation by which a Quarantine in force was admitted.
     """
     generation = record.generation
     if generation < newest:
@@ -536,10 +536,10 @@ def rebuild(
     newest: int,
     repairs: Iterable[RunningOperation] = (),
 ) -> Record:
-    """The record made anew, with the entries of the Quarantines that stand and no others.
+    """The record made anew, with the entries of the Quarantines in force and no others.
 
     Times of admissions and cooldowns are those of both records, so that no known one is forgotten.
-    ``newest`` as for `discontinuity`. ``repairs``: those under way by Quarantines that stand.
+    ``newest`` as for `discontinuity`. ``repairs``: those under way by Quarantines in force.
     """
     before = known.record if known is not None else Record()
     old = {**before.entries, **record.entries}

@@ -7,7 +7,7 @@ which causes are open, since when, and when they are over.
 A cause is found where more nodes than chance gives show the symptom, and all began within one
 window:
 - the whole fleet: one check, or the faults of one rule;
-- a target: one component of a check that several nodes look at;
+- a target: one component of a check that several nodes check;
 - a place: nodes that share a label (rack, leaf switch, fabric clique) or an NVLink fabric;
 - a version: nodes that share driver, kernel or agent, and that do worse than the others.
 
@@ -38,7 +38,7 @@ from aggregator.rfc3339 import span
 LEAST = 5
 LEAST_IN_PLACE = 3
 LEAST_IN_CLIQUE = 2
-#: A place or version is suspect when its nodes do so many times worse than all others.
+#: A place or version is suspect when its nodes do this many times worse than all others.
 CONTRAST = 4.0
 #: A cause that explains this share of the broadest cause's nodes may win, if it is more exact.
 NEARLY = 0.8
@@ -72,14 +72,15 @@ class CommonLimits(SectionDataclass):
     ``"100%"``: never by share.
     """
     common_cause_nodes: Positive = 50
-    """The same from more than so many nodes, however large the fleet is. Never of fewer than five.
+    """The same from more than this many nodes, however large the fleet is. Never of fewer than
+    five.
     """
     window: Window = 600.0
     """Of the new quarantines and their share, and the time that counts as at once."""
     domain_percent: Share = 20.0
-    """A check that fails on more than this share of a place, or any symptom on so many nodes of one
-    driver, kernel or agent version, and far more rarely elsewhere, is blamed on the place or the
-    version.
+    """A check that fails on more than this share of a place, or any symptom on this share of the
+    nodes of one driver, kernel or agent version, and far more rarely elsewhere, is blamed on the
+    place or the version.
     """
     domain_labels: LabelKeys = ()
     clique_label: LabelKey = "nvidia.com/gpu.clique"
@@ -93,7 +94,7 @@ class CommonLimits(SectionDataclass):
     """
 
 
-#: Counts by component the nodes that look at it, of these components of one check.
+#: Counts by component the nodes that check it, of these components of one check.
 Sees = Callable[[str, Collection[str]], Mapping[str, int]]
 
 #: A property that nodes share: a label, or the name of a version, and its value.
@@ -172,7 +173,7 @@ class _Unexplained:
     nodes: dict[str, float]
     members: Mapping[Group, dict[str, float]]
     targets: Mapping[str, dict[str, float]]
-    #: How many nodes look at each of these targets.
+    #: How many nodes check each of these targets.
     seen_by: Mapping[str, int]
     #: The nodes on which a rule acts on the symptom.
     acting: Container[str]
@@ -203,7 +204,7 @@ class Population:
 class CauseSearch:
     """Looks for the causes of symptoms in a population that the caller keeps up to date.
 
-    ``sees`` counts the nodes that look at components of a check: asked for seldom. ``open_now``
+    ``sees`` counts the nodes that check components of a check: called seldom. ``open_now``
     has the ids of the causes that are open: these need half as many nodes to stay so.
     """
 
@@ -401,7 +402,9 @@ class CauseSearch:
         return len(nodes) > most and _within(nodes.values(), self._limits.window) > most
 
     def silence(self, silent: int, of: int) -> CommonCause | None:
-        """The cause of so many silent agents, of those that have reported, or None if few are."""
+        """The cause of ``silent`` silent agents, of those that have reported, or None if few
+        are.
+        """
         most = self._most(of)
         if silent <= (most // 2 if SILENCE in self._open_now else most):
             return None
@@ -438,7 +441,7 @@ def _domain(group: Group, what: str) -> str:
 SETTLE = 60.0
 #: A symptom of more nodes than these is counted anew as they change, or so often (seconds).
 MANY, AGAIN = 200, 5.0
-#: Possible causes are cached for so many symptoms of a node.
+#: Possible causes are cached for this number of symptoms of a node.
 _REMEMBERED = 32
 
 
@@ -473,9 +476,9 @@ class _Node:
 
 
 class CommonCauses:
-    """Counts reported symptoms, and tells which causes are open.
+    """Counts reported symptoms, and returns which causes are open.
 
-    ``sees`` counts the nodes that look at components of a check: asked for seldom.
+    ``sees`` counts the nodes that check components of a check: called seldom.
     """
 
     def __init__(self, limits: CommonLimits, sees: Sees) -> None:

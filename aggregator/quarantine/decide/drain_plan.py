@@ -35,7 +35,7 @@ _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 #: The same of single volumes, as "NAME,NAME".
 _SAFE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 _MOST_NAMED = 3
-#: Annotations for autoscalers by which a pod says that it must not be moved.
+#: Annotations for autoscalers by which a pod declares that it must not be moved.
 _UNWILLING = {
     _SAFE_TO_EVICT: "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -45,9 +45,9 @@ _UNWILLING = {
 class Leave(enum.StrEnum):
     """How the pods of a namespace leave."""
 
-    EVICT = "evict"  # asked, as their budgets allow
+    EVICT = "evict"  # requested, as their budgets allow
     WAIT = "wait"  # they may complete first, for a while
-    FORCE = "force"  # asked, and after a while deleted past their budgets
+    FORCE = "force"  # requested, and after a while deleted past their budgets
     NEVER = "never"
 
 
@@ -93,14 +93,14 @@ _ASKED = NamespaceRule("*", Leave.EVICT)
 class DrainRules(SectionDataclass):
     """The limits of a drain, a part of the section ``drain``. Durations are seconds.
 
-    A pod that asks autoscalers not to move it is evicted with ``evict_unwilling`` alone; one that
-    has all labels of ``protected_selector``, never. ``stuck_after``: a pod may be in Terminating so
-    long past its grace before the drain no longer waits for it; ``unreachable_wait``: so long since
-    the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``gang_keys`` and
-    ``node_owner_kinds`` are added to the shipped ones. ``gang_request_after``: admission may refuse
-    a gang's dry runs so long before its pods get the real request (0: never).
-    ``gpu_scope_for``: so long pods that do not use the faulty GPU may run to their end, by a rule
-    with ``scope: gpu``. ``off_load_balancers``: a drained node is excluded from them.
+    A pod that autoscalers must not move is evicted with ``evict_unwilling`` alone; one that
+    has all labels of ``protected_selector``, never. ``stuck_after``: a pod may be in Terminating
+    this long past its grace before the drain no longer waits for it; ``unreachable_wait``: this
+    long since the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole.
+    ``gang_keys`` and ``node_owner_kinds`` are added to the shipped ones. ``gang_request_after``:
+    admission may refuse a gang's dry runs this long before its pods get the real request (0:
+    never). ``gpu_scope_for``: this long pods that do not use the faulty GPU may run to their end,
+    by a rule with ``scope: gpu``. ``off_load_balancers``: a drained node is excluded from them.
     ``deadline``: a drain that takes longer is reported.
     """
 
@@ -159,7 +159,7 @@ class DrainRules(SectionDataclass):
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """A kubelet that is not Ready, ``since`` so many wall clock seconds.
+    """A kubelet that is not Ready, ``since`` that wall clock time (seconds).
 
     ``silent``: its status is Unknown, so no kubelet ends the containers of a deleted pod.
     """
@@ -198,8 +198,8 @@ class DrainMoment:
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """``evict`` now; ``force`` now, as the time to ask is over; ``leaving`` already; ``returned``
-    are asked now and then, as they were evicted once and are back.
+    """``evict`` now; ``force`` now, as the time for requests is over; ``leaving`` already;
+    ``returned`` get a request now and then, as they were evicted once and are back.
 
     By pod key, with the reason: ``kept`` until a person acts, ``waiting`` for their time, ``back``
     again on the node, ``lingering`` those of ``leaving`` on a node that is not Ready, ``stuck`` in
@@ -224,7 +224,7 @@ class DrainPlan:
 
     @property
     def named(self) -> dict[str, str]:
-        """Every pod that is not asked to leave now, and why not."""
+        """Every pod that is not evicted now, and why not."""
         return {
             **(self.kept or {}),
             **(self.waiting or {}),
@@ -245,7 +245,7 @@ def plan_drain(
     finalizers it has.
 
     ``came_back``: why they are back, by uid (`decide.returns`). ``waits``: why pods wait that the
-    rules would let go, by uid.
+    rules would evict, by uid.
     """
     evict: list[Pod] = []
     force: list[Pod] = []

@@ -4,7 +4,7 @@ A GPU reset is refused while a process has a GPU open, and the operator's device
 feature discovery do. Each runs where its label is "true"; the operator honours another value
 (NVIDIA/gpu-operator controllers/state_manager.go, addGPUStateLabels), as mig-parted and the driver
 manager use it with values that begin with "paused-for-". Ours names us, so that the node itself
-tells which labels we have changed.
+shows which labels we have changed.
 """
 
 from collections.abc import Iterable

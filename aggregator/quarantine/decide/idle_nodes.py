@@ -1,12 +1,12 @@
 """The test of a node in service that has no work: periodic, or requested by hand. Pure.
 
 Invariants:
-- A node is tested only where nothing speaks against it and no pod is on it that a drain would move.
+- A node is tested only where no reason is against it and no pod is on it that a drain would move.
 - `no_room_for_idle` lets no test begin past `IdleNodeRules.concurrent` and its share of the nodes,
   and never two in one failure domain. The record is changed by compare-and-set, so this holds for
   any interleaving.
-- A test without a verdict changes nothing of what is known of the node: an earlier failure stands,
-  and the node is as long untested as before.
+- A test without a verdict changes nothing of what is known of the node: an earlier failure stays
+  open, and the node is as long untested as before.
 """
 
 import heapq
@@ -42,7 +42,7 @@ from aggregator.runtime.text import some_of
 #: After many tests without a verdict the next one waits no longer than this (seconds).
 _LONGEST_PAUSE = 86400.0
 _MOST_DOUBLED = 10
-#: So many pods of a node with work are named.
+#: This number of pods of a node with work is named.
 _MOST_NAMED = 3
 
 
@@ -77,7 +77,7 @@ class IdleNodeRules(SectionDataclass):
     """The PriorityClass of the test's pod; it must be lower than that of all work."""
 
     def most(self, nodes: int) -> tuple[int, str, str]:
-        """How many may run at once in a fleet of so many nodes, the limit's name, its value."""
+        """How many may run at once in a fleet of ``nodes`` nodes, the limit's name, its value."""
         share = allowance(nodes, self.concurrent_percent)
         return min(
             (self.concurrent, "repair.idle_nodes.concurrent", str(self.concurrent)),
@@ -102,7 +102,7 @@ def choose(
     pause: float,
     now: float,
 ) -> list[IdleCandidate]:
-    """At most so many nodes whose test is due, the longest untested first.
+    """At most ``most`` nodes whose test is due, the longest untested first.
 
     Those that were never tested come first, in the order of a hash: neighbours of one rack would
     hold each other.
@@ -231,7 +231,7 @@ def no_room_for_idle(
     rules: IdleNodeRules,
     nodes: int,
 ) -> Held | None:
-    """Why no further idle node may be tested beside the ``others`` and the ``repairs`` under way;
+    """Why no further idle node may be tested next to the ``others`` and the ``repairs`` under way;
     None: one may. ``nodes``: those of the fleet.
 
     Repairs and tests of new nodes count for no limit of idle tests, except that none begins in the

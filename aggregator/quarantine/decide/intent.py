@@ -1,6 +1,6 @@
 """From a node's open incidents to the intent of its quarantine, and back. Pure.
 
-Intent is what stands in a Quarantine's spec. It is written when it has changed in a way that
+Intent is the content of a Quarantine's spec. It is written when it has changed in a way that
 matters, and read again by the next replica: an aggregator that lost its memory starts from it.
 """
 
@@ -24,9 +24,9 @@ MOST_EVIDENCE = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The action that the open incidents of a node ask for, after the mode's cap and overrides.
+    """The action that the open incidents of a node call for, after the mode's cap and overrides.
 
-    ``in_force`` is the strongest action that evidence asks for which has not ended: an incident
+    ``in_force`` is the strongest action of evidence that has not ended: an incident
     that is recovering keeps a quarantine, but begins none and evicts no pods.
     """
 
@@ -45,15 +45,15 @@ def unsaved(quarantine: Quarantine, wanted: DesiredState | None) -> bool:
 
 
 def changed_intent(spec: QuarantineSpec, wanted: DesiredState) -> QuarantineSpec | None:
-    """The spec to write, or None when the durable one says the same.
+    """The spec to write, or None when the durable one is the same.
 
     Written are a changed action, evidence that has come to it, and a fault's positive sign. Level
     evidence that comes and goes is not, as it can be seen again; the exception is the end of a
     component.
 
     The mode caps what is done, so it keeps an action from being raised. It lowers no action: an
-    earlier decision stands, and is shown as it is; only evidence that asks for less lowers it. An
-    action that a person has set is not changed either: see `is_overridden`.
+    earlier decision stays in force, and is shown as it is; only evidence that calls for less lowers
+    it. An action that a person has set is not changed either: see `is_overridden`.
     """
     if is_overridden(spec):
         action, intent = spec.action, spec.intent_action
@@ -82,16 +82,16 @@ def changed_intent(spec: QuarantineSpec, wanted: DesiredState) -> QuarantineSpec
 def is_overridden(spec: QuarantineSpec) -> bool:
     """Whether a person has set another action than the aggregator decided on.
 
-    Both stand in the spec and are written in one request, so no crash can make the aggregator's own
+    Both are in the spec and are written in one request, so no crash can make the aggregator's own
     write look like a person's. An override holds until the quarantine ends, or until the action is
-    set to the decided one; new evidence does not end it, since evictions can't be taken back.
+    set to the decided one; new evidence does not end it, since evictions can't be undone.
     """
     decided = spec.intent_action if spec.requester in (OURS, FORCED) else None
     return decided is not None and decided is not spec.action
 
 
 def describe_override(spec: QuarantineSpec) -> str:
-    """The action that a person has set in place of the decided one; empty without an override."""
+    """The action that a person has set instead of the decided one; empty without an override."""
     if not is_overridden(spec):
         return ""
     return (
@@ -106,10 +106,10 @@ def wanted_of(
     mode: Action,
     policy_hash: str,
 ) -> DesiredState | None:
-    """The desired state by all open incidents, or None when no incident asks for an action.
+    """The desired state by all open incidents, or None when no incident calls for an action.
 
-    An incident that is recovering still asks: it ends by closing. An incident whose evidence in
-    force a person has overruled asks for no action.
+    An incident that is recovering still calls for its action: it ends by closing. An incident whose
+    evidence in force a person has overruled calls for no action.
     """
     requesting = [
         incident
@@ -160,7 +160,9 @@ def wanted_of(
 def _fitting(
     items: Iterable[EvidenceItem], beside: Iterable[EvidenceItem] = ()
 ) -> tuple[EvidenceItem, ...]:
-    """As many of the items, the first before the others, as an object takes beside those."""
+    """As many of the items, the first before the others, as an object accepts in addition to
+    ``beside``.
+    """
     left = MOST_EVIDENCE - sum(_size(item) for item in beside)
     kept = []
     for item in items:
@@ -177,9 +179,9 @@ def _size(item: EvidenceItem) -> int:
 
 
 def _requests(incident: Incident) -> str:
-    """The strongest action that it asks for. A check's result counts until the incident closes.
+    """The strongest action that it calls for. A check's result counts until the incident closes.
 
-    Else a check that flaps beside weaker evidence would change the intent, which is written, each
+    Else a check that flaps next to weaker evidence would change the intent, which is written, each
     time. The action that is allowed now is `DesiredState.in_force`.
     """
     seen = [item.action for item in incident.evidence if item.over and item.cleared_by is None]
@@ -187,7 +189,7 @@ def _requests(incident: Incident) -> str:
 
 
 def ended_by_birth(spec: QuarantineSpec, boot_id: str) -> bool:
-    """Whether a new Node, in this boot, ends all evidence that the quarantine stands on.
+    """Whether a new Node, in this boot, ends all evidence of the quarantine.
 
     Level evidence is of the machine as it was; its successor's agent reports the present state.
     """
@@ -212,7 +214,7 @@ def _item(incident: Incident, evidence: Evidence) -> EvidenceItem:
 
 
 def _action_of(rule: Rule | None, quarantine: Quarantine) -> str:
-    """The action that restored evidence asks for.
+    """The action that restored evidence calls for.
 
     A rule that is about some nodes has two, and the node's labels may have changed since: it is the
     stronger one, and no more than was decided.

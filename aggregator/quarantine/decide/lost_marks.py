@@ -22,7 +22,7 @@ from aggregator.quarantine.decide.node_marks import (
 )
 from aggregator.rfc3339 import span
 
-#: All that a marked node carries of ours, by the names that stand in the Quarantine's status.
+#: All that a marked node carries of ours, by the names in the Quarantine's status.
 ALL_MARKS = ("taint", "label", "applied", "codes", "condition")
 CONDITION = "condition"
 _NAMES = {
@@ -39,11 +39,11 @@ _FORGOTTEN_AFTER = 86400.0
 @dataclass(frozen=True, slots=True)
 class RestoreRules(MarkRules):
     """The section ``marks``: the reaction where our marks were removed from a node whose quarantine
-    stands.
+    is in force.
 
     ``restore_after``: seconds from when they were found missing until they are set again the first
-    time; each further time it is fourfold. ``restore_times``: after so many times they are only
-    reported, until a day has passed without; 0: from the start.
+    time; each further time it is fourfold. ``restore_times``: after this number of times they are
+    only reported, until a day has passed without; 0: from the start.
     """
 
     restore_after: Annotated[Duration, Field(ge=1)] = 60.0

@@ -50,8 +50,8 @@ class NewNodeRules(SectionDataclass):
     ``taint``: the key of the startup taint with which the site registers its nodes; empty: no node
     is tested so. ``profile``: the test that a node with it has to pass. At most ``attempts`` tests
     in one boot end without a verdict; ``concurrent`` bounds the tests of new nodes in the whole
-    fleet at once. ``remove_taint``: false leaves the taint to another controller, which goes by
-    the condition.
+    fleet at once. ``remove_taint``: false leaves the taint to another controller, which uses the
+    condition.
     """
 
     taint: Annotated[LabelKey, BeforeValidator(_key_alone)] = ""
@@ -143,7 +143,7 @@ def how_to_take(node: str, rules: NewNodeRules) -> str:
 
 
 def needs_a_person(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> bool:
-    """Whether the node keeps its startup taint until a person, or another boot, goes on."""
+    """Whether the node keeps its startup taint until a person acts, or another boot."""
     passed = last is not None and not last.reason and last.state is RepairState.SUCCEEDED
     return not passed and bool(why_over(last, boot_id, rules))
 
@@ -188,7 +188,7 @@ def condition_of(
         if tainted:
             test = None
         elif test.state not in VERDICTS:
-            return None  # it says nothing about the node: the last verdict stays
+            return None  # it is no verdict about the node: the last one stays
     if test is None and not tainted:
         return None
     if test is None:
@@ -204,7 +204,7 @@ def condition_of(
 
 
 def no_room(others: Iterable[RunningOperation], concurrent: int) -> Held | None:
-    """Why no further new node may be tested beside the ``others``; None: one may."""
+    """Why no further new node may be tested next to the ``others``; None: one may."""
     new = sum(one.kind != IDLE_TEST for one in others)
     if new < concurrent:
         return None

@@ -1,7 +1,7 @@
-"""The conditions that a site has chosen for other tools, and what each is to say. Pure.
+"""The conditions that a site has chosen for other tools, and the content of each. Pure.
 
-A tool that reads one may replace or repair the node by it, outside of sickbay's limits. So without
-another word of the site a condition stands on a quarantine, which the limits have let through.
+A tool that reads one may replace or repair the node by it, outside of sickbay's limits. So by
+default a condition is based on a quarantine, which has passed the limits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,8 +62,8 @@ class NodeConditionRule(SectionDataclass):
     """One entry of the section ``conditions``.
 
     ``rules``: names of rules, or patterns; a pattern takes no rule that only observes.
-    ``unhealthy``: the status that stands for unhealthy; the other one stands for healthy.
-    ``basis``: "quarantine": unhealthy while a quarantine stands for evidence of these rules.
+    ``unhealthy``: the status that means unhealthy; the other one means healthy.
+    ``basis``: "quarantine": unhealthy while a quarantine is in force for evidence of these rules.
     "evidence": while an incident with such evidence is open, whatever the mode and the limits are.
     ``reason``: a fixed reason; empty: the code of the evidence.
     """
@@ -89,11 +89,11 @@ class NodeConditionRule(SectionDataclass):
 
     @property
     def healthy(self) -> str:
-        """The status that stands for healthy."""
+        """The status that means healthy."""
         return "False" if self.unhealthy == "True" else "True"
 
     def concerns(self, rule: str, *, acts: bool) -> bool:
-        """Whether evidence of the rule counts; ``acts``: the rule asks for more than observing."""
+        """Whether evidence of the rule counts; ``acts``: the rule's action is more than observe."""
         if rule in self.rules:
             return True
         return acts and any(fnmatchcase(rule, pattern) for pattern in self.rules)

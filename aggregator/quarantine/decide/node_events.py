@@ -1,4 +1,4 @@
-"""Which transitions are told as Kubernetes Events, and the name of each Event. Pure.
+"""Which transitions are reported as Kubernetes Events, and the name of each Event. Pure.
 
 The name follows from durable facts (the quarantine and its drain or repair, or the incident), so
 the API server refuses a second Event of one transition, of whichever replica and however often
@@ -61,9 +61,9 @@ class EventRules(SectionDataclass):
 def event_of(
     transition: Transition, node_uid: str, quarantine: Quarantine | None
 ) -> NodeEvent | None:
-    """The Event that tells of the transition, or None where none does.
+    """The Event that reports the transition, or None where none does.
 
-    ``quarantine`` is the node's, as it stands now. The uid that it recorded with its taint counts
+    ``quarantine`` is the node's, as it is now. The uid that it recorded with its taint counts
     before ``node_uid``: a node that joined after the last list of nodes is in no list yet.
     """
     reason = REASONS.get(transition.kind, "")

@@ -78,7 +78,7 @@ def _effect(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaintRule(SectionDataclass):
-    """The taint. An empty ``value`` stands for the quarantine's kind: gpu, disk, network, ..."""
+    """The taint. An empty ``value`` means the quarantine's kind: gpu, disk, network, ..."""
 
     key: Annotated[LabelKey, Field(min_length=1), AfterValidator(_own_key)] = TAINT
     """The key of the taint. docs/coexistence.md#the-taint has the reasons for the defaults."""
@@ -246,7 +246,7 @@ def cordon_change(
 
 
 def adopt_change(quarantine: Quarantine, applied: AppliedChanges | None) -> NodeChange:
-    """Standing marks belong to the quarantine from now on; the rest of the node does not change."""
+    """Existing marks belong to the quarantine from now on; the rest of the node does not change."""
     return NodeChange(annotations={APPLIED: _annotation(quarantine, applied)})
 
 
@@ -392,7 +392,7 @@ def marked_by(node: Node) -> str:
 def spec_of_marks(node: Node) -> QuarantineSpec | None:
     """The intent of the node's marks, as they remember it, or None where they can't be read.
 
-    One of ours comes back as a cordon: a drain is what its agent's evidence asks for, through the
+    One of ours comes back as a cordon: a drain is what its agent's evidence calls for, through the
     limits. One made by hand comes back as it was.
     """
     data, kind = _applied(node.annotations), _kind(node)

@@ -33,10 +33,10 @@ CHECK = "active-test"
 NEW_NODE = "new-node"
 #: The same of periodic tests.
 IDLE = "idle"
-#: The reason of a test that a person has asked for, in metrics and for people.
+#: The reason of a test that a person has requested, in metrics and for people.
 BY_HAND = "by-hand"
 _BUSY = (RepairState.ORDERING, RepairState.ORDERED)
-#: A test that ended so has said nothing about the node.
+#: A test that ended so has given no verdict about the node.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
 VERDICTS = (RepairState.SUCCEEDED, RepairState.FAILED)
 _MOST_NUMBER = 1_000_000
@@ -63,8 +63,8 @@ class NodeTest:
 
     ``reason`` is `IDLE` for the test of a node in service, periodic or by a person's request. Such
     a test without a verdict leaves what was known: ``verdict_at`` is the end of the last test with
-    a verdict before this one, and ``failed`` tells an earlier failure that still stands, of the
-    boot ``failed_boot``.
+    a verdict before this one, and ``failed`` is an earlier failure that is still open, of the boot
+    ``failed_boot``.
     """
 
     number: int
@@ -101,7 +101,7 @@ class NodeTest:
         return (self.request, self.request_uid) == (request.name, request.uid)
 
     def is_of_boot(self, boot_id: str) -> bool:
-        """Whether it says something about the node in this boot; an unknown boot is the same."""
+        """Whether it is a result about the node in this boot; an unknown boot is the same."""
         return not boot_id or boot_id in (self.boot_id, self.boot_after)
 
 
@@ -112,7 +112,8 @@ class NodeTestUnreadable(Exception):
 def read_test(annotations: Mapping[str, str], node_uid: str) -> NodeTest | None:
     """The node's last test, None without one. Raises NodeTestUnreadable.
 
-    A copied annotation, of another Node say, is unreadable: its operations are not this node's.
+    A copied annotation (for example of another Node) is unreadable: its operations are not this
+    node's.
     """
     text = annotations.get(NODE_TEST)
     if text is None:
@@ -175,7 +176,7 @@ class NodeTestStep(enum.Enum):
     NOTHING = "nothing"
     ORDER = "order"  # begin a test: reserve it, make it durable, send it
     SEND = "send"  # the order may not have been sent
-    PROVE = "prove"  # ask for the verdict of the test under way
+    PROVE = "prove"  # read the verdict of the test under way
     STOP = "stop"  # end it without a verdict
     END = "end"  # its time is over
 
@@ -194,7 +195,7 @@ class NextTest:
 
 @dataclass(frozen=True, slots=True)
 class NodeTestFacts:
-    """All that the next step depends on, beside the node's last test.
+    """All that the next step depends on, in addition to the node's last test.
 
     ``tainted``: the node carries the startup taint. ``against``: why no test may begin on it now.
     ``ends``: why a test under way has to end. ``request``: the oldest of a person that has not
@@ -260,7 +261,7 @@ def verdict_at(test: NodeTest | None) -> float:
 def open_failure(test: NodeTest | None) -> tuple[str, str]:
     """The failed idle test that no later verdict has replaced, in words, and its boot; else empty.
 
-    The failure of a new node's test stands as long as its taint: `has_failed`.
+    The failure of a new node's test lasts as long as its taint: `has_failed`.
     """
     if test is None:
         return "", ""
@@ -308,11 +309,11 @@ def has_failed(
     return boot_id == test.boot_id and not passed_in_quarantine(test, boot_id, repair)
 
 
-# -- what the Node and its evidence tell -----------------------------------------------------
+# -- what the Node and its evidence show -----------------------------------------------------
 
 
 def not_ready(node: Node) -> str:
-    """What the Node says against a test, which would have no verdict then; empty: nothing."""
+    """What in the Node is against a test, which would have no verdict then; empty: nothing."""
     if node.unschedulable:
         return "the node is cordoned"
     if node.ready is not True:

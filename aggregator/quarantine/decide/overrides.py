@@ -54,7 +54,7 @@ def ended_by(word: Override, signs: Iterable[Cleared]) -> bool:
 
 
 def stands(word: Override, health: NodeHealth, on_degraded: Collection[str] = frozenset()) -> bool:
-    """Whether the override's evidence may still stand, by the health that the agent reports.
+    """Whether the override's evidence may still be open, by the health that the agent reports.
 
     ``on_degraded``: the checks on whose degraded results a rule acts.
     """

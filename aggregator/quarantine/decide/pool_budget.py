@@ -1,6 +1,6 @@
 """How many nodes of each pool are in quarantine, and the hold of a pool's own limits. Pure.
 
-A node counts in the pool that it was admitted in for as long as its entry stands, and in the pool
+A node counts in the pool that it was admitted in as long as its entry is there, and in the pool
 that selects it now: a change of labels lifts no limit. A node whose pool is not known counts in
 every pool.
 """
@@ -171,7 +171,7 @@ class PoolBudget:
     def lately(self, pool: str) -> int:
         """How many nodes were admitted in the pool within the window.
 
-        A version that knows no pools keeps no times of theirs; then the entries that stand count.
+        A version that knows no pools keeps no times of theirs; then the present entries count.
         """
         if pool not in self._lately:
             times = self._record.pool_admissions.get(pool, ())

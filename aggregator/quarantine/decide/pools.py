@@ -38,20 +38,20 @@ PoolName = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits(SectionDataclass):
-    """Bounds for the nodes of one pool, beside the fleet's; None: the fleet's alone hold.
+    """Bounds for the nodes of one pool, in addition to the fleet's; None: the fleet's alone hold.
 
     The percentage is of the pool's nodes. ``new_per_window`` counts within the fleet's ``window``;
     where it has held a node, none of the pool is admitted for the fleet's ``cooldown``.
     """
 
     concurrent: Positive | None = None
-    """At most so many of its nodes in quarantine at once, in addition to the fleet's limits, which
-    always hold as well.
+    """At most this many of its nodes in quarantine at once, in addition to the fleet's limits,
+    which always hold as well.
     """
     concurrent_percent: Share | None = None
     """The same as a share of its nodes."""
     new_per_window: Annotated[int, Field(ge=1, le=MOST_POOL_ADMISSIONS)] | None = None
-    """At most so many new ones within ``limits.window``; then the pool waits for
+    """At most this many new ones within ``limits.window``; then the pool waits for
     ``limits.cooldown``. At most 200.
     """
 

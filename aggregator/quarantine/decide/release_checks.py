@@ -18,7 +18,7 @@ from aggregator.quarantine.decide.verdicts import unknown_repair
 
 #: The node's memory of the faults that it was released from, and when.
 RELEASE_HISTORY = "sickbay.dev/release-history"
-#: Of so many faults, the latest; an annotation is not a history.
+#: At most this many faults, the latest; an annotation is not a history.
 _MOST_REMEMBERED = 64
 _MOST_TEXT = 32 * 1024
 #: Two replicas' wall clocks may be so far apart (seconds). A time further in the future was written

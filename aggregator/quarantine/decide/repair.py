@@ -5,7 +5,7 @@ Invariants:
   those before it. One that was not begun is repeated within the bound of attempts: a ladder ends.
 - An attempt whose outcome is not known is followed by none: a person decides.
 - A node that is to prove itself before its release is tested until it passes, a repair has failed
-  it, or a person is asked. Tests that give no verdict are bounded, so this ends too.
+  it, or it is left to a person. Tests that give no verdict are bounded, so this ends too.
 - `RepairLimits` let no repair begin past a limit, and never two in one failure domain. The record
   is changed by compare-and-set, so this holds for any interleaving of replicas.
 """
@@ -63,7 +63,7 @@ class RepairMode(enum.StrEnum):
     """Whether repairs are carried out."""
 
     OFF = "off"
-    OBSERVE = "observe"  # say which one would be
+    OBSERVE = "observe"  # report which one would be
     REPAIR = "repair"
 
 
@@ -78,8 +78,8 @@ class RepairRules(SectionDataclass):
     ``attempts`` on one node within ``window``. ``concurrent`` and its percentage bound those of the
     whole fleet at once, ``pool_concurrent`` those of one pool (``limits.pool_label``). In one
     failure domain (``limits.domain_labels``, ``limits.clique_label``) there is never more than one.
-    ``clear_within``: so long after a repair its evidence may stand before the next rung is due.
-    A repair that its agent was not permitted to begin is tried again after ``test_pause``.
+    ``clear_within``: this long after a repair its evidence may stay open before the next rung is
+    due. A repair that its agent was not permitted to begin is tried again after ``test_pause``.
     ``verify``: the profile of the test before a release by recovery; empty: none. At most
     ``test_attempts`` tests of one quarantine end without a verdict, ``test_pause`` apart; one that
     has waited ``verify_within`` for its beginning is left to a person. ``new_nodes``: the test of
@@ -133,7 +133,7 @@ class Do(enum.Enum):
     PROVE = "prove"  # look for the proof of the attempt under way
     END = "end"  # its time is over
     CANCEL = "cancel"
-    EXHAUST = "exhaust"  # say that a person has to go on
+    EXHAUST = "exhaust"  # report that a person has to act
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class NextRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairFacts:
-    """All that the next repair depends on, beside the Quarantine's status.
+    """All that the next repair depends on, in addition to the Quarantine's status.
 
     ``ladder`` is that of the evidence in force. ``verdict``: the mildest repair that the driver's
     own verdict allows. ``lemon``: its faults come back whatever is done. ``available``: the repairs
@@ -318,7 +318,7 @@ def _after_failure(
 
 
 def _hand_to_person(status: RepairStatus, since: float, why: str) -> NextRepair:
-    """Say once that a person has to go on, for a reason that has stood since then."""
+    """Report once that a person has to act, for a reason that has been open since then."""
     if status.exhausted and status.exhausted_at >= since:
         return NextRepair(Do.NOTHING)
     return NextRepair(Do.EXHAUST, because=why)
@@ -393,7 +393,7 @@ def malformed(status: RepairStatus) -> str:
 
 
 def is_busy(status: RepairStatus | None) -> bool:
-    """Whether an attempt may still act on the node: no release goes by itself meanwhile."""
+    """Whether an attempt may still act on the node: no release happens by itself meanwhile."""
     return status is not None and any(one.state in BUSY for one in status.attempts)
 
 
@@ -413,7 +413,7 @@ def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) 
 def other_party(node: Node) -> str:
     """The other party that repairs or upgrades the node now, in words; empty: no mark shows one.
 
-    Beside the marks of `maintenance.maintained_by`, which hold quarantines too.
+    In addition to the marks of `maintenance.maintained_by`, which hold quarantines too.
     """
     if node.annotations.get(_KURED):
         return f"kured reboots it (annotation {_KURED})"

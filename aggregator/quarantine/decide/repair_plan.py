@@ -49,7 +49,7 @@ class RepairPlan:
     ) -> str:
         """Why the next repair does not begin now, for people; empty: it is due.
 
-        ``now`` is wall clock seconds. ``requested``: a person has asked for one. ``unheard``: the
+        ``now`` is wall clock seconds. ``requested``: a person has requested one. ``unheard``: the
         node's agent has not reported to this process, and is waited for.
         """
         if self.is_off:

@@ -39,8 +39,8 @@ class Symptom(NamedTuple):
     """One thing that is wrong with a node. ``since`` is in monotonic seconds.
 
     ``what``: "check:NAME", "rule:NAME" (of latched faults) or "nvlink". ``component`` is a target
-    that other nodes look at too; empty for a part of the node. ``acting``: a rule that acts is
-    about it.
+    that other nodes check too; empty for a part of the node. ``acting``: a rule that acts is about
+    it.
     """
 
     what: str
@@ -150,7 +150,7 @@ def target_of(item: Evidence) -> str:
 def actionable_evidence(
     incidents: Iterable[Incident], overruled: frozenset[tuple[str, str]]
 ) -> Iterable[Evidence]:
-    """The evidence that asks for a quarantine now."""
+    """The evidence that calls for a quarantine now."""
     for incident in incidents:
         for item in incident.in_force:
             if item.action != "observe" and item.key not in overruled:
@@ -169,7 +169,7 @@ FABRIC_BY_LABEL = "fabric:nvlink-label"
 _UNNAMED = "pci:"
 
 _NVLINK = frozenset({"nvlink", "nvlink-fatal", "nvlink5", "switch-fatal", "switch-non-fatal"})
-#: Classes of lines that NVIDIA says to ignore: no evidence of anything.
+#: Classes of lines that are to be ignored by NVIDIA's catalogue: no evidence of anything.
 _IGNORED = frozenset({"nvlink-ignore", "nvlink5-ignore"})
 _MEMORY = frozenset({"contained", "memory-errors", "memory-fatal"})
 #: A verdict that comes so close to a memory error of its GPU is about that (seconds). The checks
@@ -217,7 +217,7 @@ def is_verdict_on(code: str, component: str, gpus: frozenset[str]) -> bool:
 
 
 def is_ignored(fault: Fault, health: NodeHealth, policy: Policy) -> bool:
-    """Whether NVIDIA says to ignore the line, by its registers."""
+    """Whether the line is to be ignored by NVIDIA's catalogue, by its registers."""
     return policy.catalogue.class_of(fault, health.traits) in _IGNORED
 
 
@@ -226,7 +226,7 @@ def gpus_with_nvlink_evidence(
 ) -> frozenset[str]:
     """The GPUs of the node whose verdicts are about NVLink.
 
-    A reset ends the errors before the next look at the verdict, so errors that are over count as
+    A reset ends the errors before the next reading of the verdict, so errors that are over count as
     long as their incident is open.
     """
     found = set()

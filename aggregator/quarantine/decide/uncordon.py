@@ -2,7 +2,7 @@
 
 The API server does not keep who uncordoned a node: `unschedulable: false` is not stored, so no
 manager owns the field in managedFields (docs/decisions/0012-uncordon.md has the measurement). Two
-things can tell: the annotation `UNCORDONED_BY`, which the optional admission policy of
+things can show it: the annotation `UNCORDONED_BY`, which the optional admission policy of
 deploy/examples/uncordoned-by.yaml writes, and the marks of known tools. Where neither does, the
 author of the uncordon is unknown.
 """
@@ -26,7 +26,8 @@ from aggregator.rfc3339 import write_time
 #: Written by the admission policy: the user whose request uncordoned a node that carries our label.
 UNCORDONED_BY = "sickbay.dev/uncordoned-by"
 
-#: A node is cordoned again so many times within `QUIET`; then the uncordons are only reported.
+#: A node is cordoned again this number of times within `QUIET`; then the uncordons are only
+#: reported.
 MOST_RECORDONS = 5
 CORDONED_BY_OTHERS = "it was opened to new work, and closed again by somebody else"
 #: After so long without an uncordon the count begins anew (seconds).
@@ -69,7 +70,7 @@ class UncordonRules(SectionDataclass):
     ``release``. See uncordon (docs/release.md#uncordon).
     """
     hold_evictions: Annotated[Duration, Field(ge=0)] = 3600.0
-    """With ``ask``: after an uncordon that is no release, evictions of that node wait so long."""
+    """With ``ask``: after an uncordon that is no release, evictions of that node wait this long."""
     trust_uncordoned_by: bool = False
     """``deploy/examples/uncordoned-by.yaml`` is applied, so that ``sickbay.dev/uncordoned-by``
     names who uncordoned a node.
@@ -142,7 +143,7 @@ def describe_left(quarantine: Quarantine, why: str) -> str:
 
 
 def is_left_schedulable(status: QuarantineStatus) -> bool:
-    """Whether the status says that the node is schedulable, and is not cordoned again for now."""
+    """Whether the status states that the node is schedulable, and is not cordoned again for now."""
     return status.uncordoned.startswith(STILL_SCHEDULABLE)
 
 

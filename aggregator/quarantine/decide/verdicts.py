@@ -1,13 +1,13 @@
 """The verdict of a quarantine's active tests about its node now. Pure.
 
 A verdict counts from its boot alone, and only where the test began after evidence was last in
-force: a pass of before says nothing about the fault that came later.
+force: an earlier pass is no evidence about the fault that came later.
 """
 
 from aggregator.cluster.port import RepairAttempt, RepairState, RepairStatus
 from aggregator.policy.repairs import ASKS_A_PERSON, TEST
 
-#: A test that ended so has said nothing about the node, and is harmless to repeat.
+#: A test that ended so has given no verdict about the node, and is harmless to repeat.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
 
 

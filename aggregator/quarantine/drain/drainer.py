@@ -1,12 +1,12 @@
 """Drains one node, as kubectl drain does: within the budgets, never twice for one pod.
 
-Before each eviction the caller is asked whether the drain still stands (`still`): evictions stop
-when the cause clears, a person says so, another party maintains the node, the stop switch is set,
-or the mode no longer allows them. Those in flight at that moment, a few per node, may still land;
-those that wait in a queue are dropped, and no caller waits for them.
+Before each eviction the caller's `still` decides whether the drain is still in force: evictions
+stop when the cause clears, a person stops them, another party maintains the node, the stop switch
+is set, or the mode no longer allows them. Those in flight at that moment, a few per node, may still
+land; those that wait in a queue are dropped, and no caller waits for them.
 
-A drain that is blocked asks ever less often. All of a replica's blocked drains together make a few
-requests a second, however many they are, and these go after all new requests.
+A drain that is blocked sends requests ever less often. All of a replica's blocked drains together
+make a few requests a second, however many they are, and these go after all new requests.
 
 Of many drains that begin together each looks for pods before it writes anything: a node without
 pods to evict is drained by one write, and the drains of nodes with pods do not wait for the begins
@@ -73,17 +73,17 @@ UNCHANGED_EVERY = 300.0
 NODE_EVERY = 10.0
 #: The node is read this often (seconds) while pods are in Terminating: without a kubelet they stay.
 READY_EVERY = 30.0
-#: A node is empty once two reads say so that are so far apart (seconds), because a pod may come
-#: back, and a scheduler that has not seen the taint may still place one. The last read has to begin
-#: so long after the taint in any case. So one read is enough where it begins that late and nothing
-#: can be on its way back; see `Drainer._is_proof`.
+#: A node is empty once two reads find it so that are this far apart (seconds), because a pod may
+#: come back, and a scheduler that has not seen the taint may still place one. The last read has to
+#: begin this long after the taint in any case. So one read is enough where it begins that late and
+#: nothing can be on its way back; see `Drainer._is_proof`.
 EMPTY_FOR = 5.0
-#: With so many begins of drains under way, a further one reads the node's pods first.
+#: With this number of begins of drains under way, a further one reads the node's pods first.
 MANY_BEGIN = 32
 _POLL_FIRST = 0.1
 #: The pods of a drain that is blocked are read so often (seconds) ...
 _POLL_MOST = 30.0
-#: ... unless there are so many such drains that this would be more reads a second than these.
+#: ... unless such drains are too many, so that this would be more reads a second than these.
 POLLS_A_SECOND = 3.0
 _UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
 _PLACED = "it was placed here after the drain"
@@ -130,7 +130,9 @@ class Drainer:
         self._landing: set[asyncio.Task[bool]] = set()
 
     async def run(self, node_state: NodeState, still: Still) -> None:
-        """Drain until no pod remains or ``still`` says no. Raises `ClusterError`; run it again."""
+        """Drain until no pod remains or ``still`` returns false. Raises `ClusterError`; run it
+        again.
+        """
         self._running += 1
         try:
             node_at = await self._begin(node_state, still)
@@ -222,10 +224,10 @@ class Drainer:
 
         The second read of a drain finds two kinds of pods. Those that a scheduler placed before it
         saw the taint are found by the first one as well, where that began `EMPTY_FOR` after the
-        taint. Those that their controller makes again were asked to leave before. No pod was asked
-        where this process began the quarantine and its drain, no hook was asked, and no pod is
-        stuck in Terminating. The time of the taint is by our own monotonic clock, because another
-        replica's wall clock may be ahead or behind, and so it is unknown after a take-over.
+        taint. Those that their controller makes again were evicted before. No pod was evicted where
+        this process began the quarantine and its drain, no hook was called, and no pod is stuck in
+        Terminating. The time of the taint is by our own monotonic clock, because another replica's
+        wall clock may be ahead or behind, and so it is unknown after a take-over.
         """
         view, quarantine = node_state.quarantine_view, node_state.quarantine
         return (
@@ -336,13 +338,14 @@ class Drainer:
         still: Still,
         writable: Still,
     ) -> None:
-        """Write phase Draining in place of Cordoned, for a node whose very next step is its drain.
+        """Write phase Draining instead of Cordoned, for a node whose very next step is its drain.
 
         The patch that marked the node came before this compare-and-set, and the node was then as
         decided on: that is what the read of a drain that begins later shows. Before the first
         eviction the node is read in any case. Of a node that is found empty among many begins phase
-        Drained is written at once, and where ``still`` says no meanwhile, phase Cordoned. Where
-        ``writable`` says no, a write that waits for its turn is given up: a release waits for it.
+        Drained is written at once, and where ``still`` returns false meanwhile, phase Cordoned.
+        Where ``writable`` returns false, a write that waits for its turn is given up: a release
+        waits for it.
         """
         self._begins += 1
         try:
@@ -378,7 +381,7 @@ class Drainer:
     async def _empty_since_marks(self, node_state: NodeState, marks: NewMarks) -> _Read | None:
         """The read that proves the node empty before a drain has begun, or None.
 
-        It is a proof as in `_is_proof`: no pod was asked to leave where no drain ever began.
+        It is a proof as in `_is_proof`: no pod was evicted where no drain ever began.
         """
         if marks.status.drain_started_at or marks.status.pre_evict is not None:
             return None
@@ -406,7 +409,7 @@ class Drainer:
             await asyncio.sleep(EMPTY_FOR - marked_for + _POLL_FIRST)  # past it, by any rounding
 
     async def _finish_with_marks(self, node_state: NodeState, marks: NewMarks, read: _Read) -> bool:
-        """Write phase Drained in place of Cordoned; the begin of the drain is told with its end.
+        """Write phase Drained instead of Cordoned; the begin of the drain is reported with its end.
 
         Returns True once it is written, as `_write_begin` does.
         """
@@ -430,7 +433,7 @@ class Drainer:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
 
         Returns when the node was read (monotonic seconds), or None where it may not be drained. The
-        node is read in full before the Quarantine is seen to stand: the fence of every patch. Where
+        node is read in full before the Quarantine is seen in force: the fence of every patch. Where
         the phase is all that is written, its compare-and-set is that proof, without a read.
         """
         if self._has_begun(node_state):
@@ -465,7 +468,7 @@ class Drainer:
             return False
         age, memory.begun_at = self._acts.clocks.now() - memory.begun_at, float("-inf")
         if age >= NODE_EVERY or self._hook_runner.is_due(quarantine.status):
-            return False  # the hook may end jobs: it is asked after a read, as evictions are
+            return False  # the hook may end jobs: it is called after a read, as evictions are
         return quarantine.status.phase is Phase.DRAINING and quarantine.uid == memory.uid
 
     async def _write_begin(
@@ -581,7 +584,7 @@ class Drainer:
             )
 
     async def explain(self, node_state: NodeState) -> None:
-        """Write why a drain does not go on now, where its object would not show that."""
+        """Write why a drain does not continue now, where its object would not show that."""
         quarantine = node_state.quarantine
         if quarantine is None or not _may_be_explained(node_state, quarantine):
             return

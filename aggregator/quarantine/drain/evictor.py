@@ -1,12 +1,12 @@
-"""One drain's requests: which pods are asked to leave now, and the meaning of the answers.
+"""One drain's requests: which pods are evicted now, and the meaning of the answers.
 
-A gang is asked as one: first, as a dry run, whether each of its pods may go, then all of them. No
-API evicts several pods at once: where the budget has room for one and not for all, the others
+A gang is evicted as one: first a dry run for each of its pods, then the requests for all of them.
+No API evicts several pods at once: where the budget has room for one and not for all, the others
 follow as it opens. Where admission alone refuses dry runs, and that for long, the refused pods get
 their real request, and the others follow once these have gone (`_rejected_for_long`).
 
-A first request goes before all retries. Whether the drain still stands is asked once more when a
-request has its turn; a drain that ends leaves its requests in the queue behind, unsent.
+A first request goes before all retries. Whether the drain is still in force is checked once more
+when a request has its turn. The requests of a drain that ends stay in the queue, unsent.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from aggregator.rfc3339 import span
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: Requests of one node that may be in flight at once: so many may land late.
+#: Requests of one node that may be in flight at once: this number may land late.
 IN_FLIGHT_PER_NODE = 4
 MOST_BLOCKERS = 20
 _WENT = (Evicted.ACCEPTED, Evicted.GONE)
@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 class _Request(Protocol):
-    """Asks for one pod; ``background`` for a retry."""
+    """Requests the eviction of one pod; ``background`` for a retry."""
 
     def __call__(
         self, pod: Pod, guard: Guard, *, background: bool
@@ -74,7 +74,7 @@ class EvictionLanes:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Pods that are asked as one; a pod of no gang is a group of its own."""
+    """Pods that are evicted as one; a pod of no gang is a group of its own."""
 
     gang: Gang | None
     pods: tuple[Pod, ...]
@@ -82,7 +82,8 @@ class _Group:
 
 @dataclass(slots=True)
 class Evictor:
-    """``still``: the drain stands. ``drains`` tells how many drains this replica carries out.
+    """``still``: the drain is in force. ``drains`` returns how many drains this replica carries
+    out.
 
     ``landing`` keeps the requests that were sent when their drain ended: no caller waits for them.
     """
@@ -101,7 +102,9 @@ class Evictor:
     _lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT_PER_NODE))
 
     async def evict(self, plan: DrainPlan) -> bool:
-        """Ask for all pods that are due. Returns whether any pod went; raises the first error."""
+        """Request the eviction of all pods that are due. Returns whether any pod went; raises the
+        first error.
+        """
         now, memory = self.clocks.now(), self.memory
         going = (*plan.evict, *plan.force, *plan.returned)
         memory.keep_only({pod.uid: pod.version for pod in going}, now, self.rng)
@@ -129,7 +132,9 @@ class Evictor:
         return min(times, default=float("inf"))
 
     def blockers(self, plan: DrainPlan) -> tuple[Blocker, ...]:
-        """The pods in the way, the longest first; a blocker in the status keeps its time."""
+        """The pods that block the drain, the longest first; a blocker in the status keeps its
+        time.
+        """
         names = {pod.uid: pod.key for pod in (*plan.evict, *plan.force)}
         found = [
             Blocker(names[uid], one.reason, one.since)
@@ -266,7 +271,8 @@ class Evictor:
     # -- gangs -------------------------------------------------------------------------
 
     async def _first_of_gang(self, group: _Group, others: Sequence[Pod]) -> list[Pod] | None:
-        """Send a dry run for each pod. Where one may not go, none does (None), and each says why.
+        """Send a dry run for each pod. Where one may not go, none does (None), and each has the
+        reason.
 
         Returns the pods that go before the others; mostly none, as all go at once.
         """
@@ -393,7 +399,7 @@ class Evictor:
     async def _pods_on_other_nodes(self, gang: Gang, here: Sequence[Pod]) -> list[Pod]:
         """Its pods on other nodes that go with it; empty unless ``drain.gangs`` is "whole".
 
-        Only those of before the drain: a pod that is made anew on a healthy node is left alone.
+        Only those from before the drain: a pod that is made anew on a healthy node is left alone.
         """
         quarantine = self.node_state.quarantine
         if self.rules.gangs is not Gangs.WHOLE or not gang.label or quarantine is None:
@@ -430,7 +436,7 @@ class Evictor:
     def _block(
         self, pod: Pod, reason: str, refusals: Sequence[EvictionResult], *, own: bool = True
     ) -> None:
-        """``refusals``: the answers; several where a gang is in the way, none where a rule is.
+        """``refusals``: the answers; several where a gang blocks the drain, none where a rule does.
 
         ``own``: the pod's own eviction was refused.
         """
@@ -476,7 +482,7 @@ class Evictor:
         self.memory.told.add(key)
 
     def _since(self, key: str) -> float:
-        """When the pod was first found in the way; survives a restart in the status."""
+        """When the pod was first found blocking the drain; survives a restart in the status."""
         since = {one.pod: one.since for one in self._standing()}
         return since.get(key) or round(self.clocks.wall(), 3)  # as it is stored
 

@@ -1,8 +1,9 @@
 """A site's own step before the first eviction of a node, and after its release.
 
-Evicting a slurmd pod kills its job, so Slurm is told first, say. The hook is asked until it says
-that it is done, for a limited time; its result is in the Quarantine. A process that dies between
-the hook's end and that write asks once more after its restart: the hook must be idempotent.
+For example, evicting a slurmd pod kills its job, so the hook reports it to Slurm first. The hook is
+called until it reports that it is done, for a limited time; its result is in the Quarantine. A
+process that dies between the hook's end and that write calls it once more after its restart: the
+hook must be idempotent.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ class Hook(Protocol):
     """A command or a webhook. It never raises; cancelled, it leaves no process running."""
 
     async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
-        """Ask once, after ``guard``; where that refuses, the answer is LATER. ``values``: hook,
+        """Call it once, after ``guard``; where that refuses, the answer is LATER. ``values``: hook,
         node, reason, action, kind, incident, quarantine (its uid). ``limit`` is in seconds.
         """
         ...
@@ -72,7 +73,7 @@ class HookRules:
 
 
 class HookRunner:
-    """Asks the hooks; at most ``rules.at_once`` of them run at once."""
+    """Calls the hooks; at most ``rules.at_once`` of them run at once."""
 
     def __init__(self, *, acts: NodeActions, rules: HookRules, rng: random.Random) -> None:
         self._acts = acts
@@ -81,13 +82,13 @@ class HookRunner:
         self._lane = asyncio.Semaphore(rules.at_once)
 
     def is_due(self, status: QuarantineStatus) -> bool:
-        """Whether the hook before the evictions has to be asked (again)."""
+        """Whether the hook before the evictions has to be called (again)."""
         known = status.pre_evict
         asking = known is None or known.state is HookState.ASKING
         return self._rules.pre_evict is not None and asking
 
     async def before_evictions(self, node_state: NodeState, still: Still) -> bool:
-        """See the hook through. False where the drain no longer stands."""
+        """Call the hook until it has ended. False where the drain is no longer in force."""
         hook, quarantine = self._rules.pre_evict, node_state.quarantine
         if hook is None or quarantine is None:
             return quarantine is not None
@@ -146,7 +147,7 @@ class HookRunner:
     async def _asked(
         self, node_state: NodeState, hook: Hook, left: float, still: Still
     ) -> HookAnswer | None:
-        """One answer, or None where the drain no longer stands, and the hook was ended."""
+        """One answer, or None where the drain is no longer in force, and the hook was ended."""
         quarantine = node_state.quarantine
         if quarantine is None:
             return None

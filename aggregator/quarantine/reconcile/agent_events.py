@@ -60,7 +60,7 @@ class AgentEventHandler:
         agent.note_attempt(self._clocks.now())
 
     def on_connect(self, hello: Hello, line: AgentLine) -> None:
-        """An authenticated stream said Hello; its snapshot follows.
+        """An authenticated stream has sent Hello; its snapshot follows.
 
         Until that is accepted the node has not reported, however often its agent reconnects.
         """
@@ -142,7 +142,7 @@ class AgentEventHandler:
     ) -> None:
         """Record for history, except while two agents alternate: each swap would write rows.
 
-        The evidence is still evaluated; once there is one agent again recording goes on from a new
+        The evidence is still evaluated; once there is one agent again recording resumes from a new
         base.
         """
         if node_state.agent.conflict:
@@ -174,7 +174,9 @@ class AgentEventHandler:
         self._registry.node_state(node).agent.note_message(at)
 
     def on_order_end(self, node: str) -> None:
-        """Its agent has told the end of an order: the repair need not wait for its next look."""
+        """Its agent has reported the end of an order: the repair need not wait for its next
+        poll.
+        """
         node_state = self._registry.known(node)
         if node_state is not None and node_state.quarantine is not None:
             node_state.hasten_repair()
@@ -258,7 +260,7 @@ class AgentEventHandler:
 
 
 def _may_be_back(node_state: NodeState, node_uid: str) -> bool:
-    """Whether an agent with this Node UID (empty: it proves none) tells of a quarantined node
+    """Whether an agent with this Node UID (empty: it proves none) belongs to a quarantined node
     that was gone, or that is another Node than the one that was marked.
     """
     quarantine = node_state.quarantine

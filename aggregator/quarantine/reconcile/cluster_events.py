@@ -156,7 +156,7 @@ _BETWEEN_READS = 2.0
 
 
 def _is_requested_otherwise(node: Node, node_state: NodeState) -> bool:
-    """Whether a person or another tool asks for something else than by the last read."""
+    """Whether a person or another tool requests something else than by the last read."""
     return read_operator_requests(
         node.annotations
     ) != node_state.cluster.operator_requests or not node_state.cluster.has_others_marks_of(
@@ -165,14 +165,14 @@ def _is_requested_otherwise(node: Node, node_state: NodeState) -> bool:
 
 
 def _may_be_marked(node_state: NodeState, quarantine: Quarantine) -> bool:
-    """Whether the node carries our marks, also where the status does not tell of them yet."""
+    """Whether the node carries our marks, also where the status does not have them yet."""
     phase = quarantine.status.phase
     return phase in MARKED or (phase is Phase.ADMITTED and node_state.cluster.marked)
 
 
 def _shows_known_marks(node: Node, node_state: NodeState, quarantine: Quarantine) -> bool:
     """Whether the node lacks just those marks that are known to be missing."""
-    if quarantine.status.phase not in MARKED:  # its status does not tell of them yet
+    if quarantine.status.phase not in MARKED:  # its status does not have them yet
         status = replace(quarantine.status, node_uid=node.uid)
         return not node_state.lacks(node, replace(quarantine, status=status))
     known = node_state.quarantine_view.missing
@@ -448,7 +448,7 @@ class ClusterEventHandler:
             _log_unreadable(meta, view.meta, self._cluster.words)
         moved = self._pools.is_other_place(view.labels, meta.labels)
         is_older = view.read_at is not None and view.read_at > asked_at
-        # A list of before our marks does not tell of them; what the watch shows since counts.
+        # A list from before our marks does not have them; what the watch shows since counts.
         marked = is_marked(meta) or (view.marked and view.marked_at > asked_at)
         if view.read_at is not None and marked != view.marked:
             # The list may be older than our own last write, and no event would correct that.
@@ -462,7 +462,7 @@ class ClusterEventHandler:
     def _node_listed(
         self, node_state: NodeState, meta: NodeMeta, asked_at: float = math.inf
     ) -> None:
-        """``asked_at``: when the list was asked for (monotonic seconds); later reads are newer."""
+        """``asked_at``: when the list was requested (monotonic seconds); later reads are newer."""
         before = node_state.cluster.meta
         self._take_listed(node_state, meta, asked_at)
         if node_state.cluster.maintained and before is not None and before.labels != meta.labels:
@@ -507,7 +507,7 @@ class ClusterEventHandler:
 
 
 def _log_unreadable(meta: NodeMeta, before: NodeMeta | None, words: ClusterWords) -> None:
-    """Say once of each annotation that it can't be read. ``before``: as the Node was last listed,
+    """Log once of each annotation that it can't be read. ``before``: as the Node was last listed,
     None the first time.
     """
     if before is not None and before.annotations == meta.annotations:

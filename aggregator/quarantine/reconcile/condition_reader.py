@@ -1,8 +1,8 @@
 """Reads the node conditions that rules name, and gives each node its evidence.
 
-The evidence is level evidence in the aggregator's own name, which the agent's own evidence stands
-beside: a node without an agent is not evaluated. What was read ages by its own heartbeat, so that a
-list that fails, or a writer that has died, ends in "unknown" and in no action.
+The evidence is level evidence in the aggregator's own name, next to the agent's own evidence: a
+node without an agent is not evaluated. What was read ages by its own heartbeat, so that a list that
+fails, or a writer that has died, ends in "unknown" and in no action.
 """
 
 import asyncio
@@ -66,12 +66,12 @@ class NodeConditionReader:
             for kind, status in unhealthy_statuses(self._policy.rules).items()
             if self._cluster.has_condition(kind)
         }
-        #: Conditions that are unhealthy, and those that were, until their end was said.
+        #: Conditions that are unhealthy, and those that were, until their end was reported.
         self._open: dict[_Key, _Reading] = {}
         self._trouble = ""
 
     async def run(self) -> None:
-        """For ever; without a rule about a condition nothing is ever asked for."""
+        """For ever; without a rule about a condition no request is ever sent."""
         if not self._unhealthy:
             await asyncio.Event().wait()
         due = float("-inf")
@@ -151,7 +151,7 @@ class NodeConditionReader:
         return (meta is None or meta.uid == uid) and claimed in {"", uid}
 
     def _is_open(self, key: _Key) -> bool:
-        """Whether evidence of the condition stands, perhaps from before this process."""
+        """Whether evidence of the condition is open, perhaps from before this process."""
         node_state = self._registry.known(key.node)
         return node_state is not None and key.type in _standing(node_state)
 

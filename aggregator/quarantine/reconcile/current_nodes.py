@@ -45,8 +45,8 @@ class CurrentNodes:
     async def is_current(self, node: str, node_uid: str) -> bool | None:
         """Whether the cluster's Node of this name has this UID; it is None while unknown.
 
-        Costs a request only where the list of nodes, which may be a little old, says otherwise, and
-        no answer to the same question is kept.
+        Costs a request only where the list of nodes, which may be a little old, has another UID,
+        and no answer to the same question is kept.
         """
         if not self._queue.view:
             return None

@@ -1,4 +1,4 @@
-"""Watches the names of Nodes that are gone while their Quarantine stands, until they are back.
+"""Watches the names of Nodes that are gone while their Quarantine is in force, until they are back.
 
 Nodes are watched only while they are unschedulable, and a Node that is created again is not: no
 watch would report its return, and pods are scheduled there within a fraction of a second. So each
@@ -18,9 +18,9 @@ from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: So many names have a watch of their own. Each is a connection to the API server.
+#: This number of names has a watch of its own. Each is a connection to the API server.
 FOLLOWED = 64
-#: Of the names beyond these, so many are asked for in a second, in turn.
+#: Of the names beyond these, this number is read each second, in turn.
 POLLS_A_SECOND = 5.0
 #: A watch that failed is tried again after 1 to 3 s, however often it failed.
 _BACKOFF = Backoff(first=3.0, most=3.0, spread=2 / 3)
@@ -41,7 +41,7 @@ class MissingNodes:
     _followed: asyncio.Event = field(factory=asyncio.Event, init=False)
 
     def follow(self, node_state: NodeState) -> None:
-        """Follow the node's name if its Node is gone; asked after each read of it."""
+        """Follow the node's name if its Node is gone; called after each read of it."""
         name = node_state.node
         if name in self._watches or not self._is_missing(node_state):
             return

@@ -3,7 +3,7 @@
 An Event is a report for people. It may be lost: where too many wait, where the process ends, or
 where the API server refuses it. The transition itself is in the history and the alerts.
 
-The begin of a drain is told a little later than it was, so that a node without pods to evict costs
+The begin of a drain is reported with a delay, so that a node without pods to evict costs
 the API server one Event, about the node, and not two pairs.
 """
 
@@ -28,10 +28,10 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: Events that wait at most, and begins of drains at most; further ones are dropped.
 MOST_WAITING = 1000
-#: The begin of a drain is told so much later (seconds): two reads 5 s apart end most drains of
-#: nodes without pods.
+#: The begin of a drain is reported this much later (seconds): two reads 5 s apart end most drains
+#: of nodes without pods.
 DRAINING_AFTER = 10.0
-#: Transitions of a drain that is more than two reads: its begin is told at once.
+#: Transitions of a drain that is more than two reads: its begin is reported at once.
 _OF_A_LONGER_DRAIN = frozenset(
     {EventKind.MOVED, EventKind.FORCED, EventKind.BLOCKED, EventKind.OVERDUE}
 )
@@ -83,7 +83,7 @@ class NodeEventPublisher:
         if event.reason == DRAINED:  # the drain is over before its begin is written
             found_empty = self._begins.pop(event.quarantine_uid, None) is not None
             self._waiting.pop((event.quarantine_uid, DRAINING), None)
-            if found_empty:  # the Quarantine's own conditions tell all that its Event would
+            if found_empty:  # the Quarantine's own conditions show all that its Event would
                 event = replace(event, quarantine_uid="")
         if len(self._begins if event.reason == DRAINING else self._waiting) >= MOST_WAITING:
             if not self.dropped:

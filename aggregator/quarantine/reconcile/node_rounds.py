@@ -10,7 +10,7 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 from aggregator.quarantine.state.registry import NodeRegistry
 
-#: So many of those that a common cause holds in one round, in turn, and as many of the others.
+#: The number of nodes held by a common cause in one round, in turn; as many of the others.
 HELD_A_ROUND = 500
 _IN_SUSPENSE = (Phase.ADMITTED, Phase.CORDONED, Phase.DRAINING, Phase.RELEASING)
 

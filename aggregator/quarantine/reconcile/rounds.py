@@ -19,7 +19,7 @@ ROUNDS = 5.0
 _QUORUM_POLLS = 0.5
 #: The list of nodes is read anew so often (seconds).
 REFRESH = 180.0
-#: While the cluster can't be seen its list of nodes is asked for again after so long (seconds).
+#: While the cluster can't be seen its list of nodes is requested again after this long (seconds).
 REFRESH_AGAIN = 60.0
 
 

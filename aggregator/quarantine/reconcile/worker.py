@@ -285,7 +285,7 @@ class NodeWorker:
         self, node_state: NodeState, quarantine: Quarantine | None
     ) -> tuple[Reconciler | None, NextStep]:
         """The first reconciler that has a step, and the step; None: no step is left now."""
-        self._queue.evaluate_due(node_state)  # no step is planned on evidence of before
+        self._queue.evaluate_due(node_state)  # no step is planned on earlier evidence
         for reconciler in self._reconcilers:
             step = reconciler.plan(node_state, quarantine)
             if step is not None:
@@ -312,7 +312,9 @@ class NodeWorker:
         return True
 
     def _settle_waiters(self, node_state: NodeState) -> None:
-        """Acknowledge evidence, unless it could not be made durable yet (a conflict, say)."""
+        """Acknowledge evidence, unless it could not be made durable yet (for example by a
+        conflict).
+        """
         if not node_state.work.waiters:
             return
         self._queue.evaluate_due(node_state)

@@ -172,7 +172,7 @@ class ClusterView:
         self.unread = False
         if node is None:
             self.foreign = self.maintained = self.evictions_forbidden = ""
-            self.operator_requests, self.operator_requests_known = NONE, False  # they stood on it
+            self.operator_requests, self.operator_requests_known = NONE, False  # they were on it
             return
         self.labels = node.labels
         self.maintained, self.evictions_forbidden = others.forbidden(node)

@@ -13,21 +13,23 @@ from aggregator.events import EventKind
 from aggregator.quarantine.decide.drain_plan import NotReady
 from aggregator.runtime.backoff import Backoff
 
-#: A blocked pod is asked again after so long (seconds), twice as long each time, up to the most.
+#: The request for a blocked pod is repeated after this long (seconds), twice as long each time, up
+#: to the most.
 RETRY_FIRST = 1.0
 RETRY_MOST = 60.0
 #: All blocked drains of a replica together retry about so often a second, however many they are.
 RETRIES_A_SECOND = 2.0
-#: A blocked pod that has changed is asked again this soon (seconds): its budget may look elsewhere.
+#: The request for a blocked pod that has changed is repeated this soon (seconds): its budget may no
+#: longer select it.
 _CHANGED = Backoff(first=15.0, most=15.0, spread=0.5)
-#: A pod that came back is evicted again after so long (seconds), twice as long each time.
+#: A pod that came back is evicted again after this long (seconds), twice as long each time.
 _RETURN_BACKOFF = Backoff(first=300.0, most=3600.0, spread=0.3)
 #: A webhook that can't be reached is named as the blocker from this failure on.
 _NAMED_FROM = 3
 
 
 def blocked_backoff(drains: int) -> Backoff:
-    """The pauses between two requests for a blocked pod, beside so many drains."""
+    """The pauses between two requests for a blocked pod, with ``drains`` drains under way."""
     return Backoff(
         first=max(RETRY_FIRST, drains / (4 * RETRIES_A_SECOND)),
         most=max(RETRY_MOST, drains / RETRIES_A_SECOND),
@@ -37,7 +39,7 @@ def blocked_backoff(drains: int) -> Backoff:
 
 @dataclass(slots=True)
 class BlockedPod:
-    """A pod whose eviction is blocked: since when (wall), and when to ask again (monotonic).
+    """A pod whose eviction is blocked: since when (wall), and when to request it again (monotonic).
 
     ``named``: it is reported to people. ``own``: its own eviction was refused, not its gang's.
     ``rejected_since``: admission alone refuses its gang's dry runs since then (monotonic).
@@ -100,7 +102,7 @@ class DrainMemory:
                 one.retry_at = min(one.retry_at, now + _CHANGED.pause(1, rng))
 
     def due_at(self, pods: Iterable[Pod]) -> float:
-        """When these may be asked for together (monotonic seconds); minus infinity at first."""
+        """When these may be requested together (monotonic seconds); minus infinity at first."""
         waits = (self.blocked[pod.uid].retry_at for pod in pods if pod.uid in self.blocked)
         return max(waits, default=float("-inf"))
 
@@ -116,7 +118,7 @@ class DrainMemory:
         hopeless: bool,
         passing: bool,
     ) -> BlockedPod:
-        """Note a refusal and when to ask again. ``drains``: how many go on beside this one.
+        """Note a refusal and when to request again. ``drains``: how many run next to this one.
 
         ``hopeless``: only a person can change it. ``passing``: it may be over at the next try.
         """
@@ -160,7 +162,7 @@ class DrainMemory:
             self.returns[slot] = ReturnRetry(now + _RETURN_BACKOFF.pause(1, rng))
 
     def note_retried(self, slots: Iterable[str], now: float, rng: random.Random) -> None:
-        """Returned pods are asked to leave again: the next time is later by twice the wait."""
+        """Returned pods are evicted again: the next time is later by twice the wait."""
         for slot in slots:
             known = self.returns.get(slot)
             if known is not None and known.retry_at <= now:

@@ -69,7 +69,7 @@ class AgentView:
         return self.attached and self.was_received
 
     def connect(self, hello: Hello, now: float) -> None:
-        """An authenticated stream said Hello; its snapshot follows."""
+        """An authenticated stream has sent Hello; its snapshot follows."""
         if self.health is None:
             self.health = NodeHealth(hello)
         else:
@@ -116,7 +116,7 @@ class AgentView:
         self.misnamed = node_uid is not None and self.claimed not in ("", node_uid)
 
     def compare_boot(self, boot_id: str) -> None:
-        """The boot of the Node in place of the one that was released, against the evidence's."""
+        """The boot of the Node that replaced the released one, against the evidence's."""
         self.misnamed = self.health is not None and self.health.boot_id != boot_id
 
     def discard(self) -> None:
@@ -207,7 +207,7 @@ class Decision:
 
 @dataclass(slots=True)
 class Work:
-    """Changed by the queue, its worker, and those who ask for a read of the node.
+    """Changed by the queue, its worker, and those who request a read of the node.
 
     ``task`` reconciles the node; ``is_queued``: it is to be reconciled once more. ``queued`` is set
     meanwhile, and made when a task first waits for that: a dozen of 10,000 nodes have one, of 800
@@ -336,7 +336,7 @@ MARKED_ALONE = (
 
 
 class QuarantineSummary(enum.StrEnum):
-    """How a node stands, worst last; the page's colours."""
+    """The summary of a node's state, worst last; the page's colours."""
 
     OK = "ok"
     UNKNOWN = "unknown"  # no evidence yet, or only unknowns

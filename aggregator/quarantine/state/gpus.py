@@ -19,7 +19,7 @@ _MOST_GPUS = 1024
 
 
 class GpuCounts(NamedTuple):
-    """GPUs by their worst status. ``unknown``: the agent can't tell, or has not reported."""
+    """GPUs by their worst status. ``unknown``: the agent does not know, or has not reported."""
 
     ok: int = 0
     degraded: int = 0
@@ -32,7 +32,7 @@ _NONE = GpuCounts()
 
 def gpu_counts(summary: NodeSummary) -> GpuCounts:
     """The node's GPUs. One that evidence accuses counts as failed, whatever its checks say: an
-    incident that asks for a cordon or a drain names it.
+    incident that calls for a cordon or a drain names it.
     """
     health, counts = summary.agent.health, _by_checks(summary)
     if health is None or not sum(counts):
@@ -114,8 +114,8 @@ _RANK = {Status.OK: 0, Status.UNKNOWN: 1, Status.DEGRADED: 2, Status.FAILED: 3}
 
 
 def _worse(known: Status, status: Status, *, own: bool) -> Status:
-    """Of a check that can't tell, the inventory alone makes the GPU unknown: each feature that the
-    GPU lacks has a check that can't tell.
+    """Of unknown checks, the inventory alone makes the GPU unknown: each feature that the GPU lacks
+    has an unknown check.
     """
     if status is Status.UNKNOWN and not own:
         return known

@@ -10,7 +10,7 @@ from aggregator.health.model import Lost
 
 #: Seconds in which the same source of one node is reported once.
 EVERY = 60.0
-#: Sources of one node that are told apart in that time; more of them are reported as one.
+#: Sources of one node that are distinguished in that time; more of them are reported as one.
 MOST_SOURCES = 8
 
 

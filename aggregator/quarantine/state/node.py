@@ -45,7 +45,7 @@ class NodeState(NodeSummary):
 
     @property
     def acting(self) -> bool:
-        """Whether an open incident asks for more than observation."""
+        """Whether an open incident calls for more than observation."""
         return any(incident.action != "observe" for incident in self.decision.incidents.values())
 
     def take_read(
@@ -106,7 +106,7 @@ class NodeState(NodeSummary):
         """The object as we have just written it.
 
         Events of later changes may have come before the answer: that it is gone, or that a person
-        has deleted it, which no other event would tell again.
+        has deleted it, which no other event would report again.
         """
         known = self.quarantine
         if known is not None and _is_past(quarantine, known):
@@ -152,7 +152,7 @@ class NodeState(NodeSummary):
         return self.own_quarantine_view().lacks(node, quarantine)
 
     def age_trail(self) -> bool:
-        """Asked in each round: whether a read has to tell if the node has its condition."""
+        """Called in each round: whether a read has to find out if the node has its condition."""
         if self.quarantine_view.trail is None:
             return False
         return self.own_quarantine_view().age_trail()
@@ -247,7 +247,7 @@ class NodeState(NodeSummary):
         return list(evaluation.closed), evaluation.evaluate_again
 
     def overrule(self, remembered: frozenset[Override] = frozenset()) -> frozenset[Override]:
-        """All that the quarantine stands on and that is not over, as overruled by a person.
+        """All evidence of the quarantine that is not over, as overruled by a person.
 
         ``remembered`` is the same by the node's marks. Evidence that has recovered, and waits for
         its release, is not overruled: that would silence the next fault.

@@ -23,7 +23,7 @@ from aggregator.quarantine.decide.uncordon import Uncordoned, whose_uncordon
 MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 #: No other write of the object is to be expected in these.
 _AT_REST = (Phase.CORDONED, Phase.DRAINED)
-#: Between two looks at a repair that recoveries bring (seconds).
+#: Between two polls of a repair that recoveries cause (seconds).
 _BETWEEN_RECOVERIES = 15.0
 #: Between two checks of what holds a release, the second of which is hastened (seconds).
 _SHORTEST_PAUSE = 1.0
@@ -31,7 +31,7 @@ _SHORTEST_PAUSE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class NewMarks:
-    """Marks that were just set, and that the Quarantine does not tell of yet.
+    """Marks that were just set, and that the Quarantine does not have yet.
 
     ``quarantine``: the object as they were set for it. ``status``: phase Cordoned. ``node``: the
     Node with the marks. ``at``: when they were set (monotonic seconds).
@@ -49,34 +49,31 @@ class QuarantineView:
 
     Nodes that never had a quarantine share `NO_QUARANTINE`.
 
-    ``restored``: the uid of the quarantine whose evidence was taken back into memory.
+    ``restored``: the uid of the quarantine whose evidence was restored into memory.
     ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
     ``orphan``: the uid of a quarantine that a person deleted without its undo.
-    ``vanished``: the uid of one that a read no longer found; a watch event tells its fate.
+    ``vanished``: the uid of one that a read no longer found; a watch event shows its fate.
     ``to_adopt``: our marks, or an entry made by hand, may have lost their object: to be adopted.
     ``unclaimed``: our marks are on it without an object, and we make no new one; else empty.
     ``remains``: the intent of one that went with its definition.
     ``uncordoned``: who made the marked node schedulable, if it is.
     ``node_replaced``: the Node is another one than the one that was marked.
-    ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
-    ``missing``: our marks that it lacks although its quarantine stands.
+    ``reborn``: the boot of the Node that replaced the quarantined one; else empty.
+    ``missing``: our marks that it lacks although its quarantine is in force.
     ``release_held``: its cause is over, and this holds its release; ``release_poll``: when to check
     that again, ``release_polled``: when it was checked (monotonic). ``release_pause``: a hastened
-    check comes so long after that at least (seconds).
-    ``most_pods``: the most pods that were left in its drain since this replica knows of it.
-    ``conditions_of``: the version whose conditions were written last for their own sake;
-    ``conditions_current``: whether the conditions of the object that was last looked at are its
-    own.
-    ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
-    ``condition_seen``: the last read of the node since then has it.
-    ``repair_poll``: when to look at its repair again; ``repair_hastened``: when its recovery last
-    brought such a look (monotonic).
-    ``empty_at``: when the read began that found the node empty at the end of its drain (monotonic).
-    ``begun``: the uid of the quarantine that this process created, and when it had marked the node
-    for it (monotonic). It is None where the node lacked a mark since or may have had another owner.
-    ``reported_marks``: the uid of the quarantine whose marks this process has set and reported,
-    unless a read since found the node without.
-    ``new_marks``: to be told of by the next write of the status. A process that loses them before
+    check comes at least this long after that (seconds). ``most_pods``: the most pods that were left
+    in its drain since this replica knows of it. ``conditions_of``: the version whose conditions
+    were written last for their own sake; ``conditions_current``: whether the conditions of the
+    object that was last read are its own. ``trail`` writes the node's condition; ``trail_aged``: it
+    had ended by the last round; ``condition_seen``: the last read of the node since then has it.
+    ``repair_poll``: when to poll its repair again; ``repair_hastened``: when its recovery last
+    caused such a poll (monotonic). ``empty_at``: when the read began that found the node empty at
+    the end of its drain (monotonic). ``begun``: the uid of the quarantine that this process
+    created, and when it had marked the node for it (monotonic). It is None where the node lacked a
+    mark since or may have had another owner. ``reported_marks``: the uid of the quarantine whose
+    marks this process has set and reported, unless a read since found the node without.
+    ``new_marks``: to be written by the next write of the status. A process that loses them before
     sets the marks again.
     """
 
@@ -151,7 +148,7 @@ class QuarantineView:
         self.restored = ""
 
     def miss(self) -> None:
-        """A read found no object: the watch tells whether a person deleted it."""
+        """A read found no object: the watch shows whether a person deleted it."""
         known, self.quarantine = self.quarantine, None
         if known is not None and known.uid != self.ended:
             self.vanished = known.uid
@@ -193,7 +190,7 @@ class QuarantineView:
         self.ended = ""
 
     def drop(self) -> str:
-        """The object was dropped. Returns the boot of a Node that came in place of its own."""
+        """The object was dropped. Returns the boot of a Node that replaced its own."""
         reborn, self.reborn = self.reborn, ""
         self.quarantine = None
         self.unhold_release()
@@ -232,7 +229,7 @@ class QuarantineView:
         if node is None or quarantine is None:
             self.begun, self.reported_marks = None, ""
             return
-        # Until the node is marked, the spec alone tells which Node it was.
+        # Until the node is marked, the spec alone names which Node it was.
         known = quarantine.status.node_uid or quarantine.spec.node_uid
         another = known not in ("", node.uid)
         if another and ended_by_birth(quarantine.spec, node.boot_id):
@@ -263,7 +260,7 @@ class QuarantineView:
         self.missing = marks_reported(quarantine)
 
     def note_restart(self) -> None:
-        """The quarantine begins again on the Node that came in place of the marked one."""
+        """The quarantine begins again on the Node that replaced the marked one."""
         self.node_replaced = False
 
     def note_marks(self, marks: NewMarks) -> None:
@@ -272,7 +269,7 @@ class QuarantineView:
         self.new_marks, self.reported_marks = marks, marks.quarantine.uid
 
     def take_new_marks(self) -> NewMarks | None:
-        """Those that the object does not tell of yet; they are forgotten here."""
+        """Those that the object does not have yet; they are forgotten here."""
         marks, self.new_marks = self.new_marks, None
         return marks
 
@@ -298,7 +295,7 @@ class QuarantineView:
         return found.status.phase in _AT_REST and not self._has_current_conditions(found)
 
     def _has_current_conditions(self, quarantine: Quarantine) -> bool:
-        """Each step asks, and the object nearly always is the one that was asked about before."""
+        """Each step calls this, and the object nearly always is that of the call before."""
         known = self.conditions_current
         if known is None or known[0] is not quarantine:
             known = self.conditions_current = quarantine, are_conditions_current(quarantine)
@@ -308,8 +305,8 @@ class QuarantineView:
         self.trail, self.condition_seen = trail, False
 
     def age_trail(self) -> bool:
-        """Asked in each round: the condition trails until the second after it was written. Returns
-        whether a marked node was not seen with it until then, so that a read has to tell.
+        """Called in each round: the condition trails until the second after it was written. Returns
+        whether a marked node was not seen with it until then, so that a read has to find out.
         """
         if self.trail is None or not self.trail.done():
             self.trail_aged = False
@@ -325,12 +322,12 @@ class QuarantineView:
     # -- its repair ------------------------------------------------------------------------------
 
     def delay_repair(self, until: float) -> None:
-        """Its repair is looked at again then (monotonic seconds)."""
+        """Its repair is polled again then (monotonic seconds)."""
         self.repair_poll = until
 
     def note_recovery(self, now: float) -> None:
-        """All its incidents that act have ended: its repair is looked at now, unless the last such
-        look was just before. An agent may tell of a recovery at each moment.
+        """All its incidents that act have ended: its repair is polled now, unless the last such
+        poll was just before. An agent may report a recovery at each moment.
         """
         if now >= self.repair_hastened + _BETWEEN_RECOVERIES:
             self.repair_hastened = self.repair_poll = now
@@ -340,7 +337,7 @@ class QuarantineView:
         self.empty_at = began
 
     def was_just_empty(self, now: float, within: float) -> bool:
-        """Whether that read began at most so many seconds ago."""
+        """Whether that read began at most ``within`` seconds ago."""
         return self.empty_at is not None and now - self.empty_at <= within
 
     # -- its release ------------------------------------------------------------------------------

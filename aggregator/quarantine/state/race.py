@@ -1,4 +1,4 @@
-"""Awaits a coroutine only as long as its purpose still stands."""
+"""Awaits a coroutine only as long as its purpose is in force."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def while_in_force(
     node_state: NodeState, what: Coroutine[Any, Any, T], still: Still
 ) -> T | None:
-    """Return the coroutine's result; cancel it and return None as soon as ``still`` says no.
+    """Return the coroutine's result; cancel it and return None as soon as ``still`` returns false.
 
     ``still`` is called at each change of the node.
     """

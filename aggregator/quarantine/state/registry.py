@@ -1,4 +1,4 @@
-"""The state and the pool of each node, the fleet's size, and the Quarantines that stand."""
+"""The state and the pool of each node, the fleet's size, and the Quarantines in force."""
 
 import asyncio
 import time
@@ -199,7 +199,7 @@ class NodeRegistry:
         return meta.labels.get(self._pool_label, "") if meta is not None else ""
 
     def observers(self, check: str, components: Collection[str]) -> Mapping[str, int]:
-        """How many nodes look at each of these components, with this check.
+        """How many nodes check each of these components, with this check.
 
         Goes through all nodes, once for all components.
         """
@@ -227,7 +227,7 @@ class NodeRegistry:
         return silent, heard
 
     def _has(self, node: str) -> bool:
-        """Whether the cluster has it, or no list has told yet which nodes it has."""
+        """Whether the cluster has it, or no list has shown yet which nodes it has."""
         return not self._listed or node in self._metas
 
     def count(self, node_state: NodeState) -> None:
@@ -264,7 +264,7 @@ class NodeRegistry:
 
 
 class QuarantineIndex:
-    """Those that stand by watch events, without those of another installation.
+    """Those in force by watch events, without those of another installation.
 
     ``whole``: all of them are known, and none that is gone.
     """

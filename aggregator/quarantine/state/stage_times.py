@@ -64,7 +64,7 @@ class StageTimes:
         self.causes: Counter[tuple[str, str]] = Counter()
         #: GPUs of nodes in quarantine, times seconds.
         self.gpu_seconds = 0.0
-        #: Nodes of a decision that stands; None: this process has tainted the node for it.
+        #: Nodes of a decision in force; None: this process has tainted the node for it.
         self._decided: dict[str, _Decision | None] = {}
 
     def note_faults(self, faults: Iterable[Fault], at: float) -> None:
@@ -79,7 +79,7 @@ class StageTimes:
     def note_decision(
         self, node: str, now: float, *, acts: bool, arrived: float | None = None
     ) -> None:
-        """The result of an evaluation. ``acts``: evidence asks for a quarantine.
+        """The result of an evaluation. ``acts``: evidence calls for a quarantine.
 
         ``arrived``: when the evidence arrived that was evaluated at once; None where a rule had
         waited, whose wait is configuration.
@@ -92,7 +92,7 @@ class StageTimes:
                 self.ingest_to_decision.observe(now - arrived)
 
     def note_hold(self, node: str) -> None:
-        """A limit, or another reason that people are told, keeps the node from its quarantine."""
+        """A limit, or another reported reason, keeps the node from its quarantine."""
         decision = self._decided.get(node)
         if decision is not None:
             decision.held = True
@@ -145,5 +145,5 @@ class StageTimes:
             self.node_return.observe(released_at - status.cordoned_at)
 
     def note_out_of_service(self, gpus: int, seconds: float) -> None:
-        """So many GPUs were on nodes in quarantine for so long."""
+        """Add ``gpus`` GPUs on nodes in quarantine for ``seconds``."""
         self.gpu_seconds += gpus * max(seconds, 0.0)

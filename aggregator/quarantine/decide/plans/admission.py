@@ -9,7 +9,7 @@ from aggregator.quarantine.decide.plans.step import NextStep
 
 
 class AdmissionStep(enum.StrEnum):
-    """A step that makes a Quarantine, or takes back its entry in the record."""
+    """A step that makes a Quarantine, or removes its entry from the record."""
 
     PROPOSE = "propose"  # request admission
     CREATE = "create"  # make the object that the record already allows
@@ -23,7 +23,7 @@ class AdmissionView:
 
     ``fresh``: the agent is attached and has reported since. ``forced`` is the action in a person's
     annotation. ``entered_by_hand``: the entry in the record is of a person's quarantine.
-    ``unclaimed``: our marks stand without an object, and the mode keeps us from making it.
+    ``unclaimed``: our marks are set without an object, and the mode keeps us from making it.
     """
 
     in_record: bool

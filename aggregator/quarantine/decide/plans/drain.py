@@ -18,9 +18,10 @@ class DrainStep(enum.StrEnum):
 class DrainView:
     """The inputs of evictions.
 
-    ``knows``: a snapshot has come since this process started, or the node has been silent for so
-    long that an admitted drain goes on with the recorded evidence. ``fresh``: the agent is attached
-    and has reported since. ``evictions_wait`` until the response to an uncordon is decided.
+    ``knows``: a snapshot has come since this process started, or the node has been silent for long
+    enough that an admitted drain continues with the recorded evidence. ``fresh``: the agent is
+    attached and has reported since. ``evictions_wait`` until the response to an uncordon is
+    decided.
     """
 
     quarantine: Quarantine | None
@@ -36,7 +37,7 @@ class DrainView:
 
 
 def plan_drain_step(now: DrainView) -> NextStep | None:
-    """The drain, where it may go on or begin."""
+    """The drain, where it may continue or begin."""
     quarantine = now.quarantine
     if quarantine is None or not _may_evict(now, quarantine):
         return None
@@ -44,7 +45,7 @@ def plan_drain_step(now: DrainView) -> NextStep | None:
 
 
 def _may_evict(now: DrainView, quarantine: Quarantine) -> bool:
-    """Evictions need intent, the mode's permission, and evidence that is known to stand."""
+    """Evictions need intent, the mode's permission, and evidence that is known to be open."""
     if quarantine.status.phase in UNTOUCHED:
         return False
     if quarantine.spec.action is not Action.DRAIN or quarantine.status.phase is Phase.DRAINED:

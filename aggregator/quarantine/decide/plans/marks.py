@@ -1,4 +1,4 @@
-"""The next act on the node of a standing Quarantine: its marks, and a person's force. Pure."""
+"""The next act on the node of a Quarantine in force: its marks, and a person's force. Pure."""
 
 import enum
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class MarkView:
 
     ``schedulable``: the node is schedulable again; ``recordon``: cordoning it again, if that
     follows, is due. ``restore_due``: it is time to set lost marks again. ``maintained``: another
-    party is at work on the node; a quarantine made by hand goes on meanwhile, ours does not.
+    party is at work on the node; a quarantine made by hand continues meanwhile, ours does not.
     """
 
     quarantine: Quarantine | None
@@ -49,7 +49,7 @@ class MarkView:
 
 
 def plan_marks(now: MarkView) -> NextStep | None:
-    """The next step about the marks of a standing quarantine; None: they are as they should be."""
+    """The next step about the marks of a quarantine in force; None: they are as they should be."""
     quarantine = now.quarantine
     if quarantine is None:
         return None
@@ -64,7 +64,7 @@ def _act(now: MarkView, quarantine: Quarantine) -> enum.StrEnum | None:
     """A step that changes the intent or acts on the node. A stop holds all of them."""
     forced_here = now.forced is not None and quarantine.spec.requester == FORCED
     if forced_here and now.forced is not (quarantine.spec.intent_action or quarantine.spec.action):
-        # An edit of the object's action stands until the annotation changes.
+        # An edit of the object's action holds until the annotation changes.
         return AdmissionStep.FORCE
     ours = quarantine.spec.requester == OURS
     if now.node_gone or (ours and (now.mode is Action.OBSERVE or now.maintained)):

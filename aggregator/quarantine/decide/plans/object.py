@@ -1,4 +1,4 @@
-"""What a standing Quarantine's object, or the record, lacks of what is known. Pure."""
+"""What the object of a Quarantine in force, or the record, lacks of what is known. Pure."""
 
 import enum
 from dataclasses import dataclass

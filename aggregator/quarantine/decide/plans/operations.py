@@ -55,7 +55,7 @@ def plan_open_operation(now: OperationView) -> NextStep | None:
     if is_kept(now, quarantine):
         if now.due:
             return _REPAIR
-        # The Node in place of the replaced one proves the repair, and is not marked before.
+        # The Node that replaced the old one proves the repair, and is not marked before.
         return WAIT if _replaces(quarantine) and (now.reborn or now.node_replaced) else None
     if now.release_waits or not is_to_be_tested(now, quarantine):
         return None

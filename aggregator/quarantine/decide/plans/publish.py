@@ -10,7 +10,7 @@ from aggregator.quarantine.decide.plans.step import NextStep
 class PublishStep(enum.StrEnum):
     """The one step."""
 
-    CONDITIONS = "conditions"  # write the conditions anew: the spec has changed since, say
+    CONDITIONS = "conditions"  # write the conditions anew, for example after a change of the spec
 
 
 @dataclass(slots=True)

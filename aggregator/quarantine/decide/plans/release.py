@@ -33,7 +33,7 @@ class ReleaseView:
     ``uncordoned``: the node that we cordoned was read and is schedulable again, and that releases
     it. ``release_held``: the cause is over and a check holds the release; ``poll_later``: it is not
     yet time to check again. ``absent_too_long``: the Node has been gone for longer than one of our
-    quarantines stands for it.
+    quarantines stays in force for it.
     """
 
     quarantine: Quarantine | None
@@ -53,7 +53,7 @@ class ReleaseView:
 
 
 def plan_release(now: ReleaseView) -> NextStep | None:
-    """The next step out of the quarantine; None: it stands."""
+    """The next step out of the quarantine; None: it stays in force."""
     quarantine = now.quarantine
     if quarantine is None:
         return None
@@ -80,7 +80,7 @@ def plan_release(now: ReleaseView) -> NextStep | None:
 
 
 def _recovery(now: ReleaseView, quarantine: Quarantine) -> str:
-    """Why it ends without a person's override; empty: it stands."""
+    """Why it ends without a person's override; empty: it stays in force."""
     if quarantine.spec.requester == OURS and now.recovered and not is_to_be_tested(now, quarantine):
         return RECOVERED
     return why_over(

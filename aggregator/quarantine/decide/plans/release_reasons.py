@@ -11,12 +11,12 @@ NODE_ABSENT = "its Node has been gone for longer than limits.absent_node_after"
 
 
 class ReleaseFacts(Protocol):
-    """The part of a view that tells whether a quarantine may end.
+    """The part of a view that decides whether a quarantine may end.
 
     ``recovered``: every incident is closed by positive signs. ``unforced``: the annotation of a
     person that forced the quarantine is gone. ``exempt``: people want the node left alone.
     ``untested``: a test comes before a release by recovery. ``reborn``: it is another Node, in
-    another boot, which ends all that the quarantine stands on.
+    another boot, which ends all evidence of the quarantine.
     """
 
     recovered: bool
