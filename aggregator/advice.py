@@ -45,7 +45,7 @@ _POOL_FULL = (
     "This pool has lost as many nodes as its own limit allows. Repair or release some of them, or "
     "look for what they share."
 )
-#: In these texts {how} stands for the options, {nodes} and {record} for words of the cluster.
+#: In these texts {how} is replaced by the options, {nodes} and {record} by words of the cluster.
 _SHARED = "Find the common cause with sickbay status, and mend what the nodes share."
 _RATE = "Many fell ill at once: find out what they share while no new quarantine is admitted."
 

@@ -1,4 +1,4 @@
-"""Puts the aggregator together and runs it until it is told to stop.
+"""Puts the aggregator together and runs it until a signal stops it.
 
 Every replica is a gateway for agents. The holder of the Lease is the controller, where data flows
 one way: ingest, health, policy, quarantine, cluster. Page, alerts and history receive events

@@ -1,9 +1,9 @@
 """Whether the wall clock can be believed: it is held against the monotonic one.
 
-A wall clock may jump: by a time server's wrong answer, in a machine that stood still and goes on.
-This process can't tell which of the two clocks is right then. So a wall clock that has moved
+A wall clock may jump: by a time server's wrong answer, in a machine that was suspended and resumes.
+This process can't know which of the two clocks is right then. So a wall clock that has moved
 against the monotonic one is doubted until it is back, or has run evenly for `EVEN_FOR`; until then
-irreversible acts go by the earlier of the two. A clock that was wrong at the start can't be
+irreversible acts use the earlier of the two. A clock that was wrong at the start can't be
 detected.
 """
 
@@ -89,7 +89,7 @@ async def watch(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """For ever: people are told of each doubt and of its end, the log once."""
+    """For ever: report each doubt and its end to people, and log it once."""
     reported = ""
     while True:
         found = doubt()

@@ -7,7 +7,7 @@ Actions on a node, and events of the fleet, are never limited. Pure.
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.byte_budget import Budgets
 
-#: Of one node: so many at once, and then so many a second.
+#: Of one node: this many at once, and then this many a second.
 BURST = 200.0
 RATE = 1.0
 #: Nodes of which it is remembered that events were left out.

@@ -18,7 +18,7 @@ class EventKind(enum.StrEnum):
     SUPPRESSED = "quarantine.suppressed"  # the mode caps it: the action that it prevented
     ADMITTED = "quarantine.admitted"
     CORDONED = "quarantine.cordoned"
-    MARKS_MISSING = "quarantine.marks_missing"  # the node lacks ours, and the quarantine stands
+    MARKS_MISSING = "quarantine.marks_missing"  # the node lacks ours in a quarantine in force
     MARKS_RESTORED = "quarantine.marks_restored"  # they are all there again
     DRAINING = "quarantine.draining"
     MOVED = "work.moved"  # a pod was evicted, or a drain command has succeeded
@@ -44,8 +44,8 @@ class EventKind(enum.StrEnum):
     REPAIR_SUPPRESSED = "repair.suppressed"  # repair.mode is observe: the repair that it prevented
     REPAIR_ORDERED = "repair.ordered"
     REPAIR_ENDED = "repair.ended"  # with its outcome
-    REPAIR_EXHAUSTED = "repair.exhausted"  # no further repair begins: a person has to go on
-    NEW_NODE_HELD = "node.test_exhausted"  # a new node keeps its startup taint: a person goes on
+    REPAIR_EXHAUSTED = "repair.exhausted"  # no further repair begins: a person has to act
+    NEW_NODE_HELD = "node.test_exhausted"  # a new node keeps its startup taint: a person acts
     REQUESTED = "node.requested"  # operators' requests in a node's annotations, made or taken back
     LEMON = "node.lemon"  # its faults come back again and again
     AGENT_SILENT = "agent.silent"
@@ -53,7 +53,7 @@ class EventKind(enum.StrEnum):
     AGENT_BACK = "agent.back"
     AGENT_CONFLICT = "agent.conflict"
     EVIDENCE_LOST = "evidence.lost"
-    HISTORY_LOST = "history.lost"  # said by the history itself, in its timeline alone
+    HISTORY_LOST = "history.lost"  # added by the history itself, in its timeline alone
     STOPPED = "fleet.stopped"
     RESUMED = "fleet.resumed"
     COMMON_CAUSE = "fleet.common_cause"
@@ -83,7 +83,7 @@ class Transition:
     at: float
     kind: EventKind
     node: str  # "" for the fleet
-    summary: str  # a sentence that says what happened and why
+    summary: str  # a sentence that states what happened and why
     incident: str = ""
     details: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,3 +1,5 @@
-"""The version. A constant: to ask the installed package takes a fifth of a command's start."""
+"""The version. A constant: to read the installed package's metadata takes a fifth of a command's
+start.
+"""
 
 VERSION = "0.1.0"

@@ -17,7 +17,7 @@ class GoodNodes:
         self._doubted: set[str] = set()
 
     def passed(self, test: GroupTest) -> None:
-        """A test of one node alone says nothing of the fabric."""
+        """A test of one node alone is no evidence about the fabric."""
         if len(test.nodes) < 2:
             return
         for node in test.nodes:

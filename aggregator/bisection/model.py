@@ -13,7 +13,7 @@ class GroupOutcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     INCONCLUSIVE = "inconclusive"
-    """The test says nothing about the nodes: a missing tool, a time limit."""
+    """The test is no evidence about the nodes: a missing tool, a time limit."""
 
 
 class SearchVerdict(StrEnum):
@@ -111,7 +111,7 @@ class SearchLimits:
     """
     rounds: int = 100
     silent_rounds: int = 4
-    """So many rounds in a row without a verdict end the search: no node has the tool."""
+    """This number of rounds in a row without a verdict ends the search: no node has the tool."""
     pairings: int = 16
     """Rounds in which nodes are paired anew, where no good node is known."""
     passes: int = 3

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Ask for the test of a group; answered with `Ended`. ``fresh``: an earlier test of the same
+    """Request the test of a group; answered with `Ended`. ``fresh``: an earlier test of the same
     nodes is no answer.
     """
 
@@ -27,7 +27,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class WithPartner:
-    """Ask for the test of a node and a good node that is not in ``avoid``; answered with `Ended`,
+    """Request the test of a node and a good node that is not in ``avoid``; answered with `Ended`,
     with None where there is no such node.
     """
 
@@ -38,7 +38,7 @@ class WithPartner:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Ask several tasks at once; answered with the list of their results."""
+    """Run several tasks at once; answered with the list of their results."""
 
     tasks: Sequence["Task[Any]"]
 
@@ -93,7 +93,7 @@ class Rounds:
 
     def next_round(self) -> tuple[GroupTest, ...]:
         """The tests to run now, at once if possible; empty: the search is over. Those of a round
-        that have no outcome yet are asked for again.
+        that have no outcome yet are requested again.
         """
         if not self._round and not self.over:
             self._plan()
@@ -123,7 +123,9 @@ class Rounds:
     # -- tasks -------------------------------------------------------------------------
 
     def _advance(self, job: _Job, answer: Any) -> None:
-        """Send the answer to the task, and go on until it waits for a test or for other tasks."""
+        """Send the answer to the task, and continue until it waits for a test or for other
+        tasks.
+        """
         while True:
             try:
                 step = job.task.send(answer)

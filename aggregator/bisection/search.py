@@ -1,9 +1,9 @@
 """Finds the nodes that make the test of a group fail. Pure.
 
 A group that fails is halved, and both halves are tested at the same time. A single node is tested
-next to good nodes, because a test of one node alone says nothing of the fabric. It is named as a
-suspect only when it failed next to several good nodes that passed together. Where both halves of a
-group pass and the group fails again, the cause is between them: the parts that fail together are
+next to good nodes, because a test of one node alone is no evidence about the fabric. It is named as
+a suspect only when it failed next to several good nodes that passed together. Where both halves of
+a group pass and the group fails again, the cause is between them: the parts that fail together are
 sought, and no node is named. A test without a verdict is repeated; after that it speaks neither for
 nor against a node, and its group is halved to find the node that has no verdict.
 """
@@ -323,7 +323,7 @@ class Bisection:
             self._declared_failed.setdefault(node, ended)
 
     def _open(self) -> list[Unsettled]:
-        """The unsettled parts. A node with which many failed was asked about as often: it is
+        """The unsettled parts. A node with which many failed was tested as often: it is
         there once, with the first reason.
         """
         found: dict[Unsettled, Unsettled] = {}

@@ -28,7 +28,7 @@ _VERDICTS = {0: GroupOutcome.PASSED, 1: GroupOutcome.FAILED}
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """How one run ended. ``said``: why there is no verdict, or empty. ``output`` is its end."""
+    """How one run ended. ``said``: the reason for no verdict, or empty. ``output`` is its end."""
 
     outcome: GroupOutcome
     code: int | None

@@ -1,4 +1,4 @@
-"""Access control of page, API and metrics, as the configuration asks for it."""
+"""Access control of page, API and metrics, as the configuration sets it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

@@ -239,7 +239,7 @@ class ControllerParts:
         await asyncio.Event().wait()
 
     async def _follow_namespaces(self) -> None:
-        """For ever: who owns a namespace's pods, where a route of alerts asks for it."""
+        """For ever: who owns a namespace's pods, where a route of alerts needs it."""
         follow = self._cluster.capabilities.follow_namespaces
         if self._config.alerts.settings.wants_owners and follow is not None:
             await follow(self._owners)
@@ -265,8 +265,8 @@ class ControllerParts:
             await self._person_operations.go_round()
 
     async def _report_repair_rights(self) -> None:
-        """For ever, as its end would end the process. Beside the others: a management cluster that
-        is out of reach must not delay quarantines.
+        """For ever, as its end would end the process. Concurrently with the others: a management
+        cluster that is out of reach must not delay quarantines.
         """
         await report_missing_rights(self._repair)
         await asyncio.Event().wait()
@@ -321,7 +321,7 @@ def _alerts(
         context=FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels),
         owners=owners.owner_of,
         advise=FleetAdvice(fleet),
-        # A process that has restarted does not go on with the claims of the one before.
+        # A process that has restarted does not continue with the claims of the one before.
         replica=f"{replica} {rng.getrandbits(32):08x}",
     )
 

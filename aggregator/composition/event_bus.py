@@ -15,7 +15,7 @@ log = logging.getLogger("sickbay.app")
 #: _TOLD_WITHIN.
 _TOLD_AFTER = 0.05
 _TOLD_WITHIN = 2.0
-#: In a storm so many at a time, a few milliseconds' work, and then a pause (seconds).
+#: In a storm this many at a time, a few milliseconds' work, and then a pause (seconds).
 _TOLD_AT_ONCE = 16
 _TOLD_EVERY = 0.005
 #: Bytes of waiting events; beyond them events caused by agents are dropped, and sickbay's own kept.

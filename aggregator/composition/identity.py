@@ -68,7 +68,7 @@ def _must_be_covered(config: Config, host: str) -> None:
 def matches_hostname(names: x509.SubjectAlternativeName, host: str) -> bool:
     """Whether a client that verifies names accepts the certificate for the host.
 
-    A wildcard stands for the first label alone (RFC 6125, 6.4.3).
+    A wildcard matches the first label alone (RFC 6125, 6.4.3).
     """
     try:
         return ipaddress.ip_address(host) in names.get_values_for_type(x509.IPAddress)

@@ -1,4 +1,4 @@
-"""The repairers that the configuration asks for, and the rights that they lack in the cluster."""
+"""The repairers that the configuration names, and the rights that they lack in the cluster."""
 
 import logging
 import time

@@ -193,7 +193,7 @@ class Replica:
         ).run()
 
     async def leave(self, within: float) -> None:
-        """Have all agents go elsewhere, some at a time, for so many seconds at most."""
+        """Have all agents go elsewhere, some at a time, for ``within`` seconds at most."""
         reason = "this replica stops; come back with backoff"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):

@@ -17,7 +17,7 @@ _KINDS = {
 
 
 def require_regular_file(path: Path, *, most: int | None = None) -> Path:
-    """``path``, if a regular file is there. Raises OSError that says which kind of file is there,
+    """``path``, if a regular file is there. Raises OSError that states which kind of file is there,
     or that there is no file.
 
     ``most`` is the largest size in bytes. A link counts as what it leads to: Kubernetes mounts

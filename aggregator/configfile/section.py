@@ -1,6 +1,6 @@
 """The bases of every section of the configuration file: a model, or a dataclass.
 
-A section that the code uses as it stands is a dataclass: the code that uses it defines it, and
+A section that the code uses as it is written is a dataclass: the code that uses it defines it, and
 makes it without a file, unchecked, in its tests.
 """
 
@@ -48,7 +48,7 @@ class SectionDataclass:
 
 
 def _without_absent(data: Any, known: Any) -> Any:
-    """A key without a value (its lines commented out, say) is treated as absent."""
+    """A key without a value (for example with its lines commented out) is treated as absent."""
     if not isinstance(data, dict):
         return data
     return {k: v for k, v in data.items() if v is not None or k not in known}

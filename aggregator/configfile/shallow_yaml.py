@@ -1,7 +1,7 @@
 """PyYAML's safe loader, which refuses a depth that no file of settings has.
 
-PyYAML reads such a text until the interpreter's recursion limit, and for each bracket it looks at
-all the open ones: 5,000 brackets took a second.
+PyYAML reads such a text until the interpreter's recursion limit, and for each bracket it reads all
+the open ones: 5,000 brackets took a second.
 """
 
 from typing import Any

@@ -35,7 +35,7 @@ def refuse(what: str, expected: str) -> PydanticCustomError:
 
 
 def show(value: object) -> str:
-    """A value as it stands in the file, or its kind where it is long or may be secret."""
+    """A value as the file has it, or its kind where it is long or may be secret."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, str) and len(value) <= 60 and "://" not in value:
@@ -204,7 +204,7 @@ def shared_database_url(value: object) -> str:
 def _postgresql_url(value: object, expected: str) -> str:
     if not isinstance(value, str):
         raise refuse(show(value), expected)
-    if not value.startswith("postgres"):  # "USER:PASSWORD@HOST", say
+    if not value.startswith("postgres"):  # such as "USER:PASSWORD@HOST"
         raise refuse(kind_of(value) if set(value) & set("@=") else show(value), expected)
     try:
         parts = urlsplit(value)

@@ -1,6 +1,6 @@
 """YAML that remembers its lines, so that a refusal can point at one.
 
-`read` gives plain data and, for each key path, the line that it stands on; `validate` checks it
+`read` gives plain data and, for each key path, its line; `validate` checks it
 against a pydantic model and reports every problem as "FILE:LINE: key: problem; expected ...".
 """
 
@@ -70,7 +70,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file's data, and where each key stands (1 is the first line).
+    """A file's data, and the line of each key (1 is the first line).
 
     ``problems`` are what YAML lets pass and we don't, such as a key given twice.
     """

@@ -39,7 +39,7 @@ def missing() -> str:
 def present(run: Callable[[], None], *, once: bool) -> int:
     """Run a demo until its end or a signal; the exit code.
 
-    0 after the story, or after Ctrl-C while it goes on; 1 when it failed.
+    0 after the story, or after Ctrl-C while it runs; 1 when it failed.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)

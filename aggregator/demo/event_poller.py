@@ -74,13 +74,13 @@ class EventPoller:
         return json.loads(body)
 
     def poll(self) -> None:
-        """Ask once; show the new events."""
+        """Poll once; show the new events."""
         self.check()
         query = urllib.parse.urlencode({"since": f"{self._since:.3f}", "limit": 1000})
         try:
             items = self.get(f"/api/v1/transitions?{query}")["items"]
         except (OSError, http.client.HTTPException):
-            return  # it is busy or has gone; the latter ``check`` says
+            return  # it is busy or has gone; the latter ``check`` reports
         events = [
             SeenEvent(
                 dt.datetime.fromisoformat(one["at"]), one["kind"], one["node"], one["summary"]

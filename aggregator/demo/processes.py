@@ -19,7 +19,7 @@ _LAST_CHILDREN = 3.0
 
 
 class ChildEnded(Exception):
-    """A process of the demo ended without having been told to; the text has its last words."""
+    """A process of the demo ended without an order to stop; the text has its last words."""
 
 
 class ChildProcesses:

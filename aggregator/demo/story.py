@@ -1,4 +1,4 @@
-"""The story that both demos tell. Each step does something and waits until it has been seen."""
+"""The story of both demos. Each step does something and waits until it has been seen."""
 
 import time
 from collections.abc import Callable, Sequence

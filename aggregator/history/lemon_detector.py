@@ -123,8 +123,7 @@ class LemonDetector:
             self.log_verdict(lemon, transitions[lemon.node], now)
 
     def report_lemons(self) -> None:
-        """Give every lemon's node its evidence, and take it back where the node is none any
-        more.
+        """Emit evidence for every lemon's node, and end it where the node is none any more.
         """
         if not self._checked:
             return

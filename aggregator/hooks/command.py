@@ -1,7 +1,7 @@
 """A hook that runs a command of the site: an argument list, no shell.
 
-Exit code 0: done. 75 (EX_TEMPFAIL of sysexits.h): not yet, ask again. Any other: it has failed, and
-is tried again too. The command is ended, with its children, when its time or the drain is over.
+Exit code 0: done. 75 (EX_TEMPFAIL of sysexits.h): not yet, run it again. Any other: it has failed,
+and is tried again too. The command is ended, with its children, when its time or the drain is over.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """A hook that calls an HTTP endpoint of the site, signed like an alert (docs/alerts.md).
 
-200: done. 202: not yet, ask again (Retry-After is honoured). Any other status: it has failed, and
-is tried again too. `X-Sickbay-Delivery` is the same for every attempt about one quarantine.
+200: done. 202: not yet, send it again (Retry-After is honoured). Any other status: it has failed,
+and is tried again too. `X-Sickbay-Delivery` is the same for every attempt about one quarantine.
 """
 
 import json

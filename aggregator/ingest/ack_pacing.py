@@ -8,13 +8,13 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-#: The acknowledgements of so many agents in a second are sent at once; an agent that sends a lot
-#: delays no other's.
+#: The acknowledgements of this number of agents in a second are sent at once; an agent that sends a
+#: lot delays no other's.
 AT_ONCE = 32
-#: The others are sent so much later (seconds): a large storm's nodes are marked by then, and most
+#: The others are sent this much later (seconds): a large storm's nodes are marked by then, and most
 #: acknowledgements have gone with the answer to a heartbeat.
 LATER = 10.0
-#: Then so many at a time, a few milliseconds' work, and then a pause (seconds).
+#: Then this number at a time, a few milliseconds' work, and then a pause (seconds).
 _SOME = 16
 _PAUSE = 0.005
 

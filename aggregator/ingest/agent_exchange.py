@@ -124,7 +124,7 @@ class AgentExchange:
     async def _receive_hello(self) -> tuple[Caller, pb.AgentMessage]:
         """The caller, and its Hello for the node that its credentials prove."""
         caller = self._caller()
-        del self._caller  # asked once; it would be 250 bytes for each call
+        del self._caller  # used once; it would be 250 bytes for each call
         try:
             credentials = await self._authenticate(caller)
             self._await_hello(next(iter(credentials.nodes), ""))
@@ -143,7 +143,7 @@ class AgentExchange:
         """Before the Hello: a caller without credentials costs no message and no wait.
 
         A caller with credentials that are refused is an agent more often than not. Its Hello is
-        under way, and grpc.aio shows INTERNAL in place of our reason where that write fails.
+        under way, and grpc.aio shows INTERNAL instead of our reason where that write fails.
         """
         try:
             return await self._authenticator.authenticate(caller)
@@ -238,7 +238,7 @@ class AgentExchange:
                 self._stopping = False
                 assert self._ending is not None
                 return self._ending
-        # The outermost edge of one call: after any error here the others go on.
+        # The outermost edge of one call: after any error here the others continue.
         log.error(
             "a stream failed",
             extra={"event": "stream.failed", "node": self.node, "peer": self.peer},

@@ -40,7 +40,7 @@ class AgentStreams:
     def __attrs_post_init__(self) -> None:
         #: A gateway answers its agents' heartbeats itself: it is the process that they depend on.
         self._relayed = replace(self._rules, among_others=lambda: "")
-        #: Told by `KubeCluster.follow_agent_pods`.
+        #: Fed by `KubeCluster.follow_agent_pods`.
         self.deleted_pods = self._deleted_pods or DeletedPods(now=self._rules.now)
         self.table = StreamTable(self.intake, self.stats, self._rules, probe_key=self._probe_key)
         self._rules.orders.connect(self.table)

@@ -11,7 +11,7 @@ Code = grpc.StatusCode
 
 
 class CloseReason(enum.StrEnum):
-    """Why a stream ended, beside the refusals of identity. Each reason is counted."""
+    """Why a stream ended, in addition to the refusals of identity. Each reason is counted."""
 
     LEFT = "left"  # the agent closed it, or its connection broke: grpc reports both alike
     MALFORMED = "malformed"
@@ -23,7 +23,7 @@ class CloseReason(enum.StrEnum):
     TOO_MANY = "too_many"  # streams of one node, none of which has begun
     UNSAFE = "unsafe"  # its evidence could not be made durable
     CONTROLLER = "controller"  # of the gateway's call: the controller ended the agent's stream
-    CLOSED = "closed"  # the controller asked for it, or the aggregator stops
+    CLOSED = "closed"  # the controller requested it, or the aggregator stops
     INTERNAL = "internal"
 
 

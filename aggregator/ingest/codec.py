@@ -241,8 +241,8 @@ def measurements(message: pb.Measurements, known: int) -> Measurements:
 
 
 def repair_verbs(message: pb.Hello) -> tuple[str, ...]:
-    """The repairs that the node's own configuration allows; none where it does not tell its clock,
-    in which an order's deadline is written.
+    """The repairs that the node's own configuration allows; none where it does not report its
+    clock, in which an order's deadline is written.
     """
     if not message.boottime_ms:
         return ()
@@ -499,7 +499,7 @@ def _age(field: str, milliseconds: int) -> float:
 
 
 def _name(field: str, text: str, most: int = MAX_NAME) -> str:
-    """Text that tells things apart: present, not too long, printable."""
+    """Text that distinguishes things: present, not too long, printable."""
     if not text:
         raise InvalidMessage(field, "empty")
     if not text.isprintable():
@@ -554,7 +554,7 @@ def welcome(
 
 
 def entries_dropped(seq: int, dropped: Dropped) -> pb.AggregatorMessage:
-    """The entries of message ``seq`` that were not taken; 0 stands for the Hello."""
+    """The entries of message ``seq`` that were not taken; 0 means the Hello."""
     return pb.AggregatorMessage(
         entries_dropped=pb.EntriesDropped(seq=seq, entries=dropped.entries, reason=dropped.reason)
     )

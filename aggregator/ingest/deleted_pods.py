@@ -1,10 +1,10 @@
-"""Which pods' tokens count no more: the cluster says that the pod was deleted.
+"""Which pods' tokens count no more: the cluster reports that the pod was deleted.
 
-A signature does not tell that its pod is gone, so the cluster's word about the agents' pods is kept
-here. Only a deletion that a watch reported, or a complete list without a pod that was there before
-the list was asked for, makes a pod "gone"; a pod of which nothing is known is let in. What the
-cluster says is not believed either where it would end the streams of more than a small share of
-the agents: then nothing changes, and the log says so.
+A signature does not show that its pod is gone, so the cluster's reports about the agents' pods are
+kept here. Only a deletion that a watch reported, or a complete list without a pod that was there
+before the list was requested, makes a pod "gone"; a pod of which nothing is known is let in. The
+cluster's reports do not count either where they would end the streams of more than a small share of
+the agents: then nothing changes, and a log line reports that.
 """
 
 import logging
@@ -16,8 +16,9 @@ from aggregator.cluster.agent_pods import PodEvent, PodGone, PodSeen, PodsListed
 
 log = logging.getLogger(__name__)
 
-#: Streams that may end within `WINDOW` seconds because their pods are gone: so many, or this share
-#: of the attached ones. A pod's object goes after its containers, so there is hardly ever any.
+#: Streams that may end within `WINDOW` seconds because their pods are gone: this many, or this
+#: share of the attached ones. A pod's object goes after its containers, so there is hardly ever
+#: any.
 FEW = 3
 SHARE = 0.02
 WINDOW = 180.0

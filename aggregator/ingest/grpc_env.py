@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 ENVIRONMENT: Mapping[str, str] = {
     # It would write lines of its own to stderr: about a port that is taken, which we report, and
-    # about each agent whose TLS asks for a name that we don't have, which the agent reports.
+    # about each agent whose TLS requests a name that we don't have, which the agent reports.
     "GRPC_VERBOSITY": "NONE",
     # Data on a connection is read by the thread that waits for all connections, and not handed from
     # thread to thread: a third of the cost of a heartbeat (docs/decisions/0010).

@@ -22,7 +22,7 @@ class AgentConnection(Protocol):
 
     @property
     def instance(self) -> str:
-        """Tells two live agents of one node apart."""
+        """Distinguishes two live agents of one node."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class AgentConnection(Protocol):
         ...
 
     def resync(self, reason: str) -> None:
-        """Ask for a snapshot. A request that comes too soon is delayed, never dropped."""
+        """Request a snapshot. A request that comes too soon is delayed, never dropped."""
         ...
 
     def close(self, reason: str) -> None:
@@ -43,11 +43,11 @@ class EvidenceSink(Protocol):
     """The receiver of evidence: the controller."""
 
     def placed(self, node: str, address: str) -> None:
-        """Other nodes are asked to probe the node at ``address``; empty: nowhere (any more)."""
+        """Other nodes are assigned to probe the node at ``address``; empty: nowhere (any more)."""
         ...
 
     def assigned(self, node: str, addresses: tuple[str, ...]) -> None:
-        """The node's agent is asked to probe these addresses, and no others (any more)."""
+        """The node's agent is assigned to probe these addresses, and no others (any more)."""
         ...
 
     def on_refusal(self, node: str, reason: str) -> None:

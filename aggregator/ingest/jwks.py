@@ -23,7 +23,7 @@ from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-#: Asks the API server for (issuer, JWKS as JSON text). Raises `ClusterError`.
+#: Reads (issuer, JWKS as JSON text) from the API server. Raises `ClusterError`.
 Fetch = Callable[[], Awaitable[tuple[str, str]]]
 
 #: The algorithms by which kube-apiserver signs service account tokens. HMAC is not among them: a

@@ -11,7 +11,8 @@ from pathlib import Path
 WEB_CONNECTIONS = 1_024
 #: Connections of agents at most, however many files may be open.
 MOST_CONNECTIONS = 100_000
-#: Descriptors beside the streams: the page's connections, the API server, the database, the rest.
+#: Descriptors in addition to the streams: the page's connections, the API server, the database, the
+#: rest.
 SPARE_DESCRIPTORS = WEB_CONNECTIONS + 512
 
 

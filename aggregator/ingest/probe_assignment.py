@@ -9,7 +9,7 @@ ring.
 A node must not choose the nodes that it observes: nodes that lie could gather around one. So its
 place depends on its proven name and not on its address, of which it may have many; another
 connection, from any address, changes no place. And the order depends on a secret: a node that wants
-a place beside a certain node can't tell which names would have one.
+a place next to a certain node can't know which names would have one.
 """
 
 import hashlib

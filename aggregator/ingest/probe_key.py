@@ -1,8 +1,8 @@
 """The secret by which probes are assigned to nodes, on disk.
 
 It outlives the process, and each gateway has the controller's, so that after a restart or another
-controller's start each agent is asked to probe the nodes that it probed before: an agent tells
-"answers no more" from "never answered" by its own observations.
+controller's start each agent is assigned to probe the nodes that it probed before: an agent
+distinguishes "answers no more" from "never answered" by its own observations.
 """
 
 import logging

@@ -15,7 +15,8 @@ BURST = 200.0
 BYTES_PER_MESSAGE = 65_536
 #: Seconds of work that cost as much as one message: with the rate above a tenth of the time.
 WORK_PER_MESSAGE = 0.005
-#: At most so many seconds count for one message, because it may have waited for others' work.
+#: At most this number of seconds counts for one message, because it may have waited for others'
+#: work.
 MOST_WORK = 0.25
 #: Messages that a new stream of an attached node costs: a handshake and a whole snapshot.
 PER_STREAM = 10.0
@@ -49,7 +50,7 @@ class NodeBudget:
         self._left -= min(seconds, MOST_WORK) / WORK_PER_MESSAGE
 
     def inherit(self, used: float) -> None:
-        """An earlier stream of the node has used so many tokens."""
+        """An earlier stream of the node has used ``used`` tokens."""
         self._left -= used
 
     def used(self, now: float) -> float:

@@ -1,4 +1,5 @@
-"""The times at which one stream is asked for a snapshot: soon, with growing pauses between them.
+"""The times at which a snapshot is requested from one stream: soon, with growing pauses between
+them.
 
 A snapshot after which the digests still differ points to a defect, on one side or on 10,000. So the
 time between two requests doubles until they agree.
@@ -27,7 +28,7 @@ class ResyncBackoff:
 
     @property
     def wanted(self) -> bool:
-        """Whether a snapshot is still to be asked for."""
+        """Whether a snapshot is still to be requested."""
         return bool(self._reason)
 
     def due(self, now: float) -> str:

@@ -152,7 +152,9 @@ class Acks:
             future.add_done_callback(self._advance)
 
     def close(self) -> None:
-        """Send no more acknowledgements. Writes in progress belong to the controller and go on."""
+        """Send no more acknowledgements. Writes in progress belong to the controller and
+        continue.
+        """
         self._pending = ()
         self._stream_handle = None
 

@@ -43,10 +43,10 @@ _NOW = float("-inf")
 class StreamConfig:
     """The settings of every stream of this aggregator. Durations are seconds.
 
-    ``now`` is monotonic, ``wall`` since the epoch. ``cluster_away`` says whether the API server
+    ``now`` is monotonic, ``wall`` since the epoch. ``cluster_away`` returns whether the API server
     can't be reached, so that no agent can renew its token. ``among_others``: this replica's own
     address, if there are others to which an agent could go when this one falls silent; else empty.
-    ``orders`` takes what agents tell of repairs that were ordered.
+    ``orders`` takes what agents report of repairs that were ordered.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Stream(AgentExchange):
         self._partial = False
         self._resyncs = ResyncBackoff()
         self._named: tuple[str, ...] | None = ()  # the peers that its agent knows
-        self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it tells that
+        self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it reports that
         self.repair_verbs: tuple[str, ...] = ()
         self.test_profiles: tuple[str, ...] = ()
         self._answers = ""  # promised, with this address to reach us
@@ -208,7 +208,7 @@ class Stream(AgentExchange):
         )
 
     def name_peers(self) -> None:
-        """Tell the agent which addresses to probe, if they have changed since the last message.
+        """Send the agent the addresses to probe, if they have changed since the last message.
 
         Also that its heartbeats are answered, once there are other replicas.
         """
@@ -297,8 +297,8 @@ class Stream(AgentExchange):
                 await asyncio.sleep(0)
 
     def _log_dropped(self, seq: int, dropped: codec.Dropped) -> None:
-        """Tell the agent and our log, once in a while, because an old agent goes on sending the
-        entry.
+        """Report it to the agent and in our log, once in a while, because an old agent keeps
+        sending the entry.
         """
         if not dropped.entries:
             return
@@ -314,7 +314,7 @@ class Stream(AgentExchange):
             )
 
     def _note_boottime(self, milliseconds: int) -> None:
-        """The agent tells its clock: a message that was held up makes deadlines earlier only."""
+        """The agent reports its clock: a message that was held up makes deadlines earlier only."""
         if milliseconds:
             self._boottime = codec.boottime("boottime_ms", milliseconds) - self._rules.now()
 
@@ -364,7 +364,7 @@ class Stream(AgentExchange):
     # -- the way back -----------------------------------------------------------
 
     def resync(self, reason: str) -> None:
-        """Ask for a snapshot, now or as soon as the next request is allowed."""
+        """Request a snapshot, now or as soon as the next request is allowed."""
         self._resyncs.request(reason)
         self.due_at = _NOW
         self._resync_if_due(self._rules.now())
@@ -392,7 +392,7 @@ class Stream(AgentExchange):
         self._outbox.put(codec.gpu_use_request(request, pods=pods))
 
     def revoke(self, reason: str) -> None:
-        """The cluster says that its credentials count no more."""
+        """The cluster reports that its credentials count no more."""
         self.stop(StreamClosed(Refusal.POD_DELETED, Code.UNAUTHENTICATED, reason))
 
     # -- its end ----------------------------------------------------------------

@@ -25,8 +25,9 @@ GRACE = 600.0
 #: Seconds between two rounds of peer assignment, and how many streams are checked in one second.
 PEERS_EVERY = 60.0
 PEERS_AT_ONCE = 200
-#: For so many seconds after its stream has ended a node is still probed: whether others reach it
-#: tells a dead agent from a dead network, and an agent's restart changes no other's peers.
+#: For this number of seconds after its stream has ended a node is still probed: whether others
+#: reach it distinguishes a dead agent from a dead network, and an agent's restart changes no
+#: other's peers.
 LINGER = 600.0
 
 
@@ -167,7 +168,7 @@ class StreamTable:
         self._intake.assigned(node, ())
 
     def _name_peers(self, now: float) -> None:
-        """Nodes come and go: once in a while each agent is told its peers anew, a few at a time."""
+        """Nodes come and go: once in a while each agent gets its peers anew, a few at a time."""
         if not self._to_name and now >= self._name_again:
             self._to_name = list(self._by_node.values())
             self._name_again = now + PEERS_EVERY

@@ -28,8 +28,8 @@ MAX_TOKEN = 16_384
 class TokenAuthenticator:
     """Bearer tokens of one service account.
 
-    ``service_account`` is "namespace:name"; an empty ``issuer`` stands for the one that the API
-    server publishes with its keys; ``now`` is seconds since the epoch.
+    ``service_account`` is "namespace:name"; an empty ``issuer`` means the one that the API server
+    publishes with its keys; ``now`` is seconds since the epoch.
     """
 
     def __init__(

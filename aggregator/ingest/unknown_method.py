@@ -20,7 +20,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
 class UnknownMethods(grpc.GenericRpcHandler):
-    """Refuses each call that it is asked about. To be added after all services."""
+    """Refuses each call that gRPC passes to it. To be added after all services."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -28,7 +28,7 @@ class UnknownMethods(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[bytes, bytes]":
-        """A handler that says what the caller asked for, and what there is."""
+        """A handler that reports what the caller requested, and what there is."""
         method = truncate(str(handler_call_details.method), _LONGEST)
         text = (
             f"this aggregator (version {self._version}) has no method {method}; agents call "

@@ -4,25 +4,25 @@ Clocks are never compared: ``now`` is each replica's own monotonic clock, and th
 for people. Beyond client-go:
 
 - a renewal counts from when it was sent, so that a late answer prolongs nothing;
-- a Lease that is missing is one that stands still: the others wait `lease_duration` out, and the
-  holder makes it anew at its next renewal;
-- a Lease stands still only in a view without a gap: while the API server is away no replica is
-  taken for dead, and afterwards the holder has the time to renew;
+- a Lease that is missing counts as one without renewals: the others wait `lease_duration` out, and
+  the holder makes it anew at its next renewal;
+- a Lease counts as without renewals only in a view without a gap: while the API server is away no
+  replica is taken for dead, and afterwards the holder has the time to renew;
 - a process that starts takes the Lease over at once from an earlier one of its name: a StatefulSet
   runs one pod of a name, so the earlier process is dead, or fails at its next renewal;
-- a holder that could not renew in time goes on when a renewal *at its own version* succeeds: that
+- a holder that could not renew in time continues when a renewal *at its own version* succeeds: that
   proves that nobody has held the Lease meanwhile.
 
 Why at most one may act. Let X hold the Lease, and Y take it. Y's write was accepted at the version
 of X's last renewal R, so R is the last one that was accepted before it; a renewal of X that
 arrives later is refused. Y first read R after X had sent it, and for `lease_duration` of Y's clock
 since then in reads without a gap. X may act for `renew_deadline` of X's clock since it sent R.
-Both clocks are monotonic and go on while a machine is suspended; they may differ in pace by a
+Both clocks are monotonic and run while a machine is suspended; they may differ in pace by a
 fifth, for 10 / 0.8 is 15 / 1.2. Where Y did not wait, X had released the Lease after its last act,
-or X is an earlier, dead process of Y's name, or there was no Lease when Y first looked.
+or X is an earlier, dead process of Y's name, or there was no Lease at Y's first read.
 
 Left to the fences (docs/replicas.md): that last case where X lives, since a person deleted the
-Lease as Y started; an etcd of before in which the Lease is another's or released; an earlier
+Lease as Y started; a restored, older etcd in which the Lease is another's or released; an earlier
 process of Y's name that lives. Each ends with X's next renewal, or with its deadline.
 
     renew_deadline < lease_duration  a holder that could not renew stops before another takes over
@@ -114,7 +114,7 @@ class Election:
         return self.holds and now - self._renewed < self._times.renew_deadline
 
     def renewed_by_another(self, now: float, *, within: float) -> bool:
-        """Whether another replica was seen to renew the Lease so many seconds ago or later."""
+        """Whether another replica was seen to renew the Lease ``within`` seconds ago or later."""
         return (
             self._changed_at is not None
             and self.holder is not None
@@ -127,14 +127,14 @@ class Election:
         return None if self._changed_at is None else now - self._changed_at
 
     def still_for(self) -> float:
-        """For how long another's Lease stood still until the last read of it, in seconds."""
+        """For how long another's Lease had no renewal until the last read of it, in seconds."""
         lease = self._lease
         if self._held or lease is None or lease.holder is None or self._seen_at is None:
             return 0.0
         return self._seen_at - self._unrenewed_since
 
     def expires_at(self) -> float:
-        """When another's Lease may be taken, if it still stands then."""
+        """When another's Lease may be taken, if it has no renewal until then."""
         return self._unrenewed_since + self._times.lease_duration
 
     # -- what it writes ------------------------------------------------------------
@@ -191,7 +191,7 @@ class Election:
             self._read_as_holder(lease)
             return
         if lease is None:
-            # Known before: it stands still. Never seen: there was no holder.
+            # Known before: it has no renewal. Never seen: there was no holder.
             if gap:
                 self._unrenewed_since = answered
             if self._may_take(answered):

@@ -15,7 +15,7 @@ from aggregator.leader.lease import (
 
 log = logging.getLogger("sickbay.leader")
 
-#: The longest pause in seconds, even if the store asks for more.
+#: The longest pause in seconds, even if the store requests more.
 _LONGEST_PAUSE = 60.0
 #: After a request that failed at once (seconds).
 _FAILURE_PAUSE = 1.0
@@ -23,12 +23,12 @@ _FAILURE_PAUSE = 1.0
 _JUST_AFTER = 0.01
 #: A write that another writer preceded is tried so often in one turn.
 _TRIES = 2
-#: A Lease that can't be read for so long tells nothing about others any more (seconds).
+#: A Lease that can't be read for this long (seconds) shows nothing about others any more.
 UNREADABLE_FOR = 60.0
 
 
 class LeaseHolder:
-    """The guard's question is `may_act`. ``clock`` is monotonic and goes on while the machine is
+    """The guard's question is `may_act`. ``clock`` is monotonic and runs while the machine is
     suspended (CLOCK_BOOTTIME).
 
     `run` takes part in the election until another has taken the Lease from us; `release` gives it
@@ -58,7 +58,7 @@ class LeaseHolder:
         #: The store's last error; empty: it answers.
         self.problem = ""
 
-    # -- what others ask -----------------------------------------------------------
+    # -- what others call ----------------------------------------------------------
 
     def may_act(self) -> bool:
         """Whether this replica is the controller at this moment. The clock is read each time, so
@@ -78,9 +78,9 @@ class LeaseHolder:
         return None if ours else holder
 
     def renewed_within(self, seconds: float) -> bool:
-        """Whether another replica was seen to renew the Lease so many seconds ago or later; also
-        where the Lease can't be read for so long that this replica counts as the one that is cut
-        off.
+        """Whether another replica was seen to renew the Lease ``seconds`` seconds ago or later;
+        also where the Lease can't be read for long enough that this replica counts as the one that
+        is cut off.
         """
         now = self._clock()
         unreadable = now - self._reached >= UNREADABLE_FOR
@@ -91,7 +91,7 @@ class LeaseHolder:
         return self._election.renewal_seen_ago(self._clock())
 
     def still_for(self) -> float:
-        """For how long another's Lease stood still until the last read of it, in seconds."""
+        """For how long another's Lease had no renewal until the last read of it, in seconds."""
         return self._election.still_for()
 
     def on_change(self, call: Callable[[], None]) -> None:

@@ -1,13 +1,13 @@
 """Lets a gateway make the first reads of a controller before it may take the Lease.
 
-A Lease that stands still is taken when `lease_duration` is over. A cluster of 10,000 nodes is
+A Lease without renewals is taken when `lease_duration` is over. A cluster of 10,000 nodes is
 listed in seconds, and no snapshot counts for an act before that. Reads alone are made here.
 """
 
 import asyncio
 from typing import Protocol
 
-#: A Lease that is renewed stands still for up to 4 s; with two lost requests, for 8 s (seconds).
+#: Seconds. Renewals of a live Lease are up to 4 s apart; with two lost requests, 8 s.
 STILL_FOR = 6.0
 POLL_EVERY = 0.5
 

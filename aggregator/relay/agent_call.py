@@ -62,16 +62,16 @@ class CallTable(Calls, Protocol):
     dropped: int
 
     def attach(self, call: "AgentCall") -> None:
-        """The call has said Hello."""
+        """The call has sent Hello."""
         ...
 
     def detach(self, call: "AgentCall") -> bool:
-        """The call is over, or goes on elsewhere. Returns whether it was attached."""
+        """The call is over, or continues elsewhere. Returns whether it was attached."""
         ...
 
 
 class AgentCall(AgentExchange):
-    """``serve`` returns how it ended, or the stream of this process that goes on in its place."""
+    """``serve`` returns how it ended, or the stream of this process that continues it."""
 
     _rules: GatewayRules
     _calls: CallTable
@@ -279,7 +279,7 @@ class AgentCall(AgentExchange):
             self._requested = ""
 
     def move_to(self, streams: AgentStreams) -> None:
-        """Go on as a stream of this process, which is the controller now, with a snapshot."""
+        """Continue as a stream of this process, which is the controller now, with a snapshot."""
         self._moves_to = streams
         if self._welcomed:
             self.begin_anew()

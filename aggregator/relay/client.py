@@ -123,7 +123,7 @@ class RelayClient:
                     self._gateway.relay_ends()
                     call.cancel()
         except grpc.aio.AioRpcError as error:
-            # A write met the end of the stream: grpc does not tell how it ended, the next attempt
+            # A write met the end of the stream: grpc does not report how it ended, the next attempt
             # will. The earlier error is still true.
             if error.details() != _CUT_SHORT or not self.trouble:
                 self._complain(controller, f"{error.code().name}: {error.details()}")
@@ -172,7 +172,7 @@ class RelayClient:
             )
 
     def _complain(self, controller: ControllerAddress, trouble: str) -> None:
-        if _DIGITS.sub("", trouble) != _DIGITS.sub("", self.trouble):  # "expired 61 s ago", say
+        if _DIGITS.sub("", trouble) != _DIGITS.sub("", self.trouble):  # such as "expired 61 s ago"
             log.warning(
                 "no relay to the controller",
                 extra={"event": "relay.ended", "controller": controller.name, "error": trouble},

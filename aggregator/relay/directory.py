@@ -21,7 +21,7 @@ class ControllerDirectory(Protocol):
         ...
 
     def renewed_within(self, seconds: float) -> bool:
-        """Whether that replica was seen to renew the Lease so many seconds ago or later."""
+        """Whether that replica was seen to renew the Lease ``seconds`` seconds ago or later."""
         ...
 
     def on_change(self, call: Callable[[], None]) -> None:

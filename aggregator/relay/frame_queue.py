@@ -34,12 +34,12 @@ class FrameQueue(Generic[F]):
         self.bytes = 0
 
     def has_room(self, stream: int, size: int) -> bool:
-        """Whether so many bytes more may wait for the stream."""
+        """Whether ``size`` bytes more may wait for the stream."""
         of_stream = self._of_stream.get(stream, 0)
         return self.bytes + size <= self._most_bytes and of_stream + size <= self._most_of_one
 
     def put(self, frame: F) -> None:
-        """Within the bounds or not: `has_room` tells."""
+        """Within the bounds or not: `has_room` returns which."""
         size = frame.ByteSize() + FRAME_BYTES
         self.bytes += size
         self._of_stream[frame.stream] = self._of_stream.get(frame.stream, 0) + size
@@ -63,7 +63,7 @@ class FrameQueue(Generic[F]):
         await self._emptied.wait()
 
     def take(self, most: int) -> list[F]:
-        """The next frames, about so many bytes of them, and one at least if any waits."""
+        """The next frames, about ``most`` bytes of them, and one at least if any waits."""
         taken: list[F] = []
         left = most
         while self._frames and left > 0:

@@ -51,7 +51,8 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
         self.sparingly = RateLimitedLog()
         #: The streams of this process, once it is the controller.
         self.streams: AgentStreams | None = None
-        #: Messages with evidence that were not forwarded. Their agents were asked for snapshots.
+        #: Messages with evidence that were not forwarded. Snapshots were requested from their
+        #: agents.
         self.dropped = 0
         #: Agents that are connected to this replica, relayed or not.
         self.connected = 0
@@ -104,7 +105,7 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
     # -- the calls --------------------------------------------------------------
 
     def attach(self, call: AgentCall) -> None:
-        """The call has said Hello: it is its node's now, and an older one is closed."""
+        """The call has sent Hello: it is its node's now, and an older one is closed."""
         older = self._by_node.get(call.node)
         self._by_node[call.node] = self._calls[call.number] = call
         self.stats.attached = len(self._calls)
@@ -115,7 +116,7 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
             older.supersede(call.peer)
 
     def detach(self, call: AgentCall) -> bool:
-        """The call is over, or goes on elsewhere. Returns whether it was attached."""
+        """The call is over, or continues elsewhere. Returns whether it was attached."""
         if self._calls.pop(call.number, None) is None:
             return False
         if self._by_node.get(call.node) is call:
@@ -152,7 +153,7 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
         return self._link is not None
 
     def serve_locally(self, streams: AgentStreams, pacer: ResyncPacer) -> None:
-        """Be the controller from now on. The calls go on as its streams, a few at a time."""
+        """Be the controller from now on. The calls continue as its streams, a few at a time."""
         self.streams = streams
         self.problem = ""
         pacer.join(_MovingCalls(self._calls, streams))

@@ -51,7 +51,9 @@ class GatewayLink:
         self.queue.wake()
 
     def permit(self, count: int) -> None:
-        """So many of those that wait may begin. While much waits to be sent, they go on waiting."""
+        """``count`` of those that wait may begin. While much waits to be sent, they keep
+        waiting.
+        """
         for _ in range(min(count, self.waiting)):
             if self.queue.bytes > RELAY_BYTES // 2:
                 return

@@ -10,30 +10,30 @@ from sickbay.v1 import relay_pb2 as pb
 PROTOCOL = 1
 #: Seconds. Either side sends a batch so often, even if it is empty.
 BATCH_EVERY = 1.0
-#: Seconds between two looks at whether the other side has sent one.
+#: Seconds between two polls for a batch of the other side.
 POLL_EVERY = 0.5
 #: Seconds without one, after which a gateway leaves a controller that is not seen to renew the
 #: Lease. One that does is busy: to cut the relay would cost it a snapshot of each agent.
 SILENT_FOR = 4.0
-#: The last renewal of a controller that is at work was seen so many seconds ago at most.
+#: The last renewal of a controller that is at work was seen at most this number of seconds ago.
 AT_WORK_WITHIN = 10.0
 #: Seconds without one, after which the controller leaves a gateway. Agents leave a gateway that has
-#: stopped a second later at the earliest, and all that time it may wake up and go on.
+#: stopped a second later at the earliest, and all that time it may wake up and continue.
 GATEWAY_SILENT_FOR = 16.0
-#: The first message of the other side must come within so many seconds.
+#: The first message of the other side must come within this number of seconds.
 ANSWERED_WITHIN = 5.0
 
 #: Bytes of one batch: fewer than the listener takes, so that a batch of small frames never delays
 #: a heartbeat for long.
 BATCH_BYTES = 256 * 1024
-#: A larger message of an agent is sent in parts of so many bytes.
+#: A larger message of an agent is sent in parts of this number of bytes.
 PART_BYTES = 128 * 1024
 #: The most that may wait in one direction of one relay, and of it for one agent, in bytes.
 RELAY_BYTES = 32 * 1024 * 1024
 AGENT_BYTES = MAX_MESSAGE + 1024 * 1024
 #: Messages of one agent that may wait for its stream at the controller.
 AGENT_MESSAGES = 256
-#: A frame costs so many bytes beside its content.
+#: A frame costs this number of bytes in addition to its content.
 FRAME_BYTES = 64
 
 

@@ -1,4 +1,4 @@
-"""A stream's context at the controller, fed by a relay in place of a connection."""
+"""A stream's context at the controller, fed by a relay instead of a connection."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -25,7 +25,7 @@ class ControllerLink(Protocol):
 
     def digest(self, node: str) -> int | None: ...
     def waits(self, size: int) -> None:
-        """So many bytes more (less, if negative) wait for a stream to read them."""
+        """``size`` bytes more (less, if negative) wait for a stream to read them."""
         ...
 
 
@@ -66,7 +66,7 @@ class RelayedContext:
     # -- as a context -----------------------------------------------------------
 
     def read(self) -> Awaitable[object]:
-        """The next message; asking for it means that the one before has been handled."""
+        """The next message; a request for it means that the one before has been handled."""
         if self._digest is not None and self.stream is not None:
             if self._link.digest(self.stream.node) == self._digest:
                 self._link.agree(self._number, self._digest)

@@ -14,8 +14,8 @@ from typing import Protocol
 
 #: Snapshots that were permitted and have not come: a fraction of a second's work.
 AHEAD = 200
-#: A permitted snapshot that does not come makes room for another after about so many seconds: its
-#: agent may be gone.
+#: A permitted snapshot that does not come makes room for another after about this number of
+#: seconds: its agent may be gone.
 MISSED_AFTER = 5.0
 #: How often some are permitted (seconds).
 EVERY = 0.05
@@ -31,7 +31,7 @@ class WaitingAgents(Protocol):
     def waiting(self) -> int: ...
 
     def permit(self, count: int) -> None:
-        """So many of them may begin."""
+        """``count`` of them may begin."""
         ...
 
 

@@ -35,8 +35,8 @@ class UnservedGateway:
         """Whether the gateway leaves its agents; None: not now, and an earlier answer stays.
 
         ``busy``: the controller has accepted the present connection, and has not answered.
-        ``renewed_within``: whether that controller was seen to renew the Lease so many seconds ago
-        or later.
+        ``renewed_within``: whether that controller was seen to renew the Lease that number of
+        seconds ago or later.
         """
         if relayed or controller != self._controller or not renewed_within(UNSERVED_FOR):
             self._since, self._controller = now, controller

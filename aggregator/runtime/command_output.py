@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import IO
 
-#: Seconds between two checks of whether it may go on.
+#: Seconds between two checks of whether it may continue.
 _POLL = 0.25
 _MOST_SHOWN = 2000
 
@@ -20,7 +20,7 @@ async def wait_for_end(
     *,
     refused: Callable[[], object] = bool,
 ) -> bool:
-    """Wait until the process has ended. False: it goes on, with more than ``most`` bytes, or
+    """Wait until the process has ended. False: it still runs, with more than ``most`` bytes, or
     ``refused`` has returned true.
     """
     ending = asyncio.ensure_future(process.wait())

@@ -16,7 +16,7 @@ WORTH_IT = 10_000
 #: From here on there is a collection, quiet or not: about 1,500 faults, or 3,000 agents that
 #: attach.
 TOO_MANY = 200_000
-#: A second with at most so many new objects is quiet: ten faults are more.
+#: A second with at most this number of new objects is quiet: ten faults are more.
 QUIET = 1_000
 _POLL_EVERY_S = 1.0
 # Collections of a younger generation until the older one is collected too.

@@ -1,6 +1,6 @@
 """Logs: JSON lines on stdout, for any collector.
 
-A collector that stands still must not delay the event loop: lines that a full pipe doesn't take are
+A collector that hangs must not delay the event loop: lines that a full pipe doesn't take are
 dropped, and the next line that gets through has their number. Secrets are never given to a logger.
 """
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def write_next_to(file: Path, content: bytes) -> Path:
-    """A new file with the content beside ``file``, flushed to the disk. Raises OSError."""
+    """A new file with the content next to ``file``, flushed to the disk. Raises OSError."""
     part = file.with_name(f"{file.name}.new")
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

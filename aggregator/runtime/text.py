@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def truncate(text: str, most: int) -> str:
-    """At most so many of its characters; a cut text ends with how many it had."""
+    """At most ``most`` of its characters; a cut text ends with how many it had."""
     if len(text) <= most:
         return text
     mark = f"… ({len(text):,} characters)"
@@ -25,7 +25,7 @@ def shell_quoted(text: str, most: int = 200) -> str:
 
 
 def visible(text: str, most: int) -> str:
-    """One line of at most so many characters that a terminal and a browser show as they stand.
+    """One line of at most ``most`` characters that a terminal and a browser show as they are.
 
     Characters that are not printable (escape sequences, marks that reverse the direction of text,
     halves of surrogate pairs) become "?", and line breaks become blanks.

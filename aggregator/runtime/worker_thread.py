@@ -43,7 +43,7 @@ class WorkerThread:
             failure: BaseException | None = None
             try:
                 result = function(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop has closed, so no caller waits
                 loop.call_soon_threadsafe(settle, result, failure)

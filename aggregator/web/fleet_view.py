@@ -124,7 +124,7 @@ class FleetViewFindings:
 
     @property
     def counts(self) -> dict[QuarantineSummary, int]:
-        """Nodes by standing, every standing named."""
+        """Nodes by standing, with every standing."""
         found = Counter(self.standings.values())
         return {standing: found[standing] for standing in QuarantineSummary}
 

@@ -63,7 +63,7 @@ class Fleet:
             try:
                 undone = node.do(event.act)
             except ScenarioError as refused:
-                log.error("event refused: %s", refused)  # noqa: TRY400 - the text says it all
+                log.error("event refused: %s", refused)  # noqa: TRY400 - the text states all
                 return
             if undone is not None:
                 undo.append(undone)

@@ -35,7 +35,7 @@ _NETLINK_GENERIC, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 1, 2
 _MODULE_EEPROM_GET, _MODULE_PAGE = 31, 128
 _QSFP = (0x04, ((0, 128, 0x50), (3, 128, 0x50)))
 _CMIS = (0x80, ((0, 128, 0x50), (2, 128, 0x50), (17, 128, 0x50)))
-#: By the first byte of a transceiver's memory (SFF-8024): the bit of byte 2 that says that it has
+#: By the first byte of a transceiver's memory (SFF-8024): the bit of byte 2 that means that it has
 #: no further pages, and these: page, offset, address.
 _MODULE_PAGES = {
     0x03: (0, ((0, 0, 0x51),)),
@@ -234,7 +234,7 @@ def module(interface: bytes) -> str:
 
 
 def files(paths: bytes) -> str:
-    """Small files of sysfs whose drivers may ask their hardware."""
+    """Small files of sysfs whose drivers may query their hardware."""
     return " ".join(["files", *map(_file, paths.split(b"\t"))])
 
 
@@ -275,7 +275,7 @@ def main(arguments: list[str]) -> None:
         _thread.start_new_thread(_job, (number, what, encoded, done))
     for done in pending:
         done.acquire()
-    posix._exit(0)  # noqa: SLF001 - all is said; an orderly shutdown costs 2 ms more
+    posix._exit(0)  # noqa: SLF001 - all is written; an orderly shutdown costs 2 ms more
 
 
 if __name__ == "__main__":

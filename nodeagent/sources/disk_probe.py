@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 _SCRIPT = "disk_child.py"
-#: Seconds in which questions gather for one child: checks of one interval ask in the same beat.
+#: Seconds in which probes gather for one child: checks of one interval request them in the same
+#: beat.
 _GATHERING = 0.02
 
 
@@ -75,7 +76,7 @@ class ProbeRefused:
 class Hung:
     """No answer for ``seconds``, counted from the first probe that got none.
 
-    ``where`` is the probe's state and kernel function ("D in percpu_rwsem_wait"), or says that
+    ``where`` is the probe's state and kernel function ("D in percpu_rwsem_wait"), or states that
     another process's probe holds the file.
     """
 
@@ -85,7 +86,7 @@ class Hung:
 
 @dataclass(frozen=True, slots=True)
 class NotProbed:
-    """The probe itself failed (its child did not start, or crashed): ``message`` says how."""
+    """The probe itself failed (its child did not start, or crashed): ``message`` states how."""
 
     message: str
 
@@ -123,9 +124,9 @@ class _Flight:
 
 
 class DiskProbe:
-    """Runs probes of devices. Safe to ask from several tasks at once.
+    """Runs probes of devices. Safe to call from several tasks at once.
 
-    ``deadline`` is in seconds. A path that another task is asking about is not asked twice.
+    ``deadline`` is in seconds. A path that another task is probing is not probed twice.
     """
 
     def __init__(self, *, machine: HostRoots, deadline: float = 10.0) -> None:
@@ -161,7 +162,7 @@ class DiskProbe:
     async def files(self, groups: Sequence[Sequence[str]]) -> list[Result]:
         """Files, Hung or NotProbed for each group of small files, such as those of one device.
 
-        For files of sysfs whose drivers ask their hardware. A group hangs as one. The first 64
+        For files of sysfs whose drivers query their hardware. A group hangs as one. The first 64
         bytes of each file are read.
         """
         joined = ["\t".join(group) for group in groups]

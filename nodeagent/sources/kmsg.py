@@ -2,8 +2,8 @@ r"""The kernel log, as the kernel gives it: one reader for all checks.
 
 A record of ``/dev/kmsg`` is ``prio,seq,usec,flags[,more];text\n`` with dictionary lines (``
 KEY=value``) after it (Documentation/ABI/testing/dev-kmsg). Bytes below 32, above 126 and the
-backslash stand in the text as ``\xNN``. That is kept: a reader that undoes it, or joins two
-records, lets a user who can make the kernel quote him forge a line of a driver's.
+backslash are in the text as ``\xNN``. That is kept: a reader that undoes it, or joins two records,
+lets a user who can make the kernel quote him forge a line of a driver's.
 
 Records that userspace writes to ``/dev/kmsg`` never have facility 0, so records of another facility
 are passed over.
@@ -28,7 +28,7 @@ _READ_SIZE = 16 * 1024
 #: A line longer than this in a file or FIFO is no record of any kernel.
 _LONGEST_LINE = 64 * 1024
 
-#: Reads in one batch for each result asked for: passing over records must not hold the agent up.
+#: Reads in one batch for each requested result: passing over records must not hold the agent up.
 _READS_PER_RESULT = 8
 
 _DEVICE = os.makedev(1, 11)
@@ -68,7 +68,7 @@ class Cursor:
 
 
 class KernelLogUnavailable(Exception):
-    """The kernel log cannot be opened or read; the text says why and what to do."""
+    """The kernel log cannot be opened or read; the text states why and what to do."""
 
 
 def parse(raw: bytes) -> Record | None:
@@ -100,7 +100,7 @@ def is_packet_log(text: bytes) -> bool:
 
     Such a rule puts a prefix of its author's choosing at the very start of a facility 0 record, and
     where ``net.netfilter.nf_log_all_netns`` is 1 any user with a user namespace can write one. So a
-    check that has matched a driver's line asks here whether the kernel says it was a packet.
+    check that has matched a driver's line uses this to find out whether the line is a packet's.
     """
     return b" OUT=" in text and _PACKET.search(text) is not None
 
@@ -113,10 +113,10 @@ class KmsgReader:
     ``historical``, unless the boot was then younger than ``boot_grace`` seconds: a ring may hold
     weeks of faults long repaired, but the faults of a boot that the agent came up with are news.
 
-    Stamps: the kernel stamps records with its local clock, which starts with CLOCK_BOOTTIME, stands
-    still in suspend, and is not disciplined by NTP, so that it drifts by seconds a month. A record
-    is younger than the moment at which the ring was last seen empty and older than the moment at
-    which it is read; the reader moves its idea of the difference just enough to keep that true.
+    Stamps: the kernel stamps records with its local clock, which starts with CLOCK_BOOTTIME, stops
+    in suspend, and is not disciplined by NTP, so that it drifts by seconds a month. A record is
+    younger than the moment at which the ring was last seen empty and older than the moment at which
+    it is read; the reader moves its idea of the difference just enough to keep that true.
 
     ``path`` may be a regular file or a FIFO that holds records one a line, for tests; ``read`` is
     os.read. Not safe for use from two threads.
@@ -156,7 +156,7 @@ class KmsgReader:
         self._lines: _Lines | None = None
 
     def open(self) -> None:
-        """Open the log. Raises KernelLogUnavailable. ``pollable`` then says whether poll works."""
+        """Open the log. Raises KernelLogUnavailable. ``pollable`` is then whether poll works."""
         try:
             found = self._path.stat()
             mode = found.st_mode
@@ -164,7 +164,8 @@ class KmsgReader:
                 raise KernelLogUnavailable(
                     f"{self._path} is a device, but not the kernel log (c 1:11). {_WITHOUT}"
                 )
-            # A FIFO without a writer is at its end for ever, and poll says so for ever: hold one.
+            # A FIFO without a writer is at its end for ever, and poll reports it for ever: hold
+            # one.
             self._fifo = stat.S_ISFIFO(mode)
             access = os.O_RDWR if self._fifo else os.O_RDONLY
             self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -227,7 +228,7 @@ class KmsgReader:
             return None
         except OSError as error:
             # EPIPE: overwritten before it was read. EINVAL: larger than our buffer, and skipped.
-            # In both the next record's sequence number says how many are gone.
+            # In both the next record's sequence number shows how many are gone.
             if error.errno in (errno.EPIPE, errno.EINVAL):
                 self._overrun = True
                 return b""

@@ -213,7 +213,7 @@ class SlurmCluster(LocalCluster):
         """The node after it.
 
         Raises `Conflict` where the machine is another one than ``node``, and where a person has
-        changed our drain: that ends the quarantine, and only a look at the drains decides so.
+        changed our drain: that ends the quarantine, and only a reading of the drains decides so.
         """
         found = await self.now(node.name)
         if _uid(node.uid.partition("+")[0], found) != node.uid:

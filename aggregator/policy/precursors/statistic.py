@@ -59,7 +59,7 @@ class Background:
 
     @property
     def is_common(self) -> bool:
-        """Whether so many parts have occurrences that one more has no meaning for a part."""
+        """Whether too many parts have occurrences for one more to be evidence about a part."""
         return self.rising > max(_FEW, self.series // _COMMON) and not self.is_one_node
 
     @property

@@ -60,8 +60,8 @@ class PodWaits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
-    """Several features in turn: each receives only the pods that would go by now. Without any, the
-    drain's own rules alone decide.
+    """Several features in turn: each receives only the pods that would be evicted now. Without any,
+    the drain's own rules alone decide.
     """
 
     parts: Sequence[PodWaits] = ()

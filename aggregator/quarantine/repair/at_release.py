@@ -48,7 +48,9 @@ class RepairsAtRelease:
         return self._tests.hold(node_state)
 
     def note(self, node_state: NodeState) -> None:
-        """The node is about to be released by recovery: say so where the rules want a test."""
+        """The node is about to be released by recovery: report it where the rules require a
+        test.
+        """
         quarantine, text = node_state.quarantine, self._tests.untested(node_state)
         if quarantine is not None and text:
             self._suppressed.report(node_state, quarantine, TEST, text)

@@ -50,7 +50,7 @@ class AttemptEnds:
         """Remove what the order left, write the attempt's end; then its reservation goes.
 
         The removal comes first, as no process would remember it after a crash, and ``ends_as``
-        before that, as no object tells the outcome any more.
+        before that, as no object has the outcome any more.
         """
         state, text = outcome
         unknown = attempt.ends_as is None and state is not RepairState.CANCELLED

@@ -6,9 +6,9 @@ from aggregator.cluster.port import BUSY, Quarantine, RepairAttempt, RepairState
 from aggregator.policy.repairs import REBOOT, REPLACE, TEST
 from aggregator.quarantine.decide.admission import Held
 
-#: Texts of `status.repair` have at most so many characters.
+#: Texts of `status.repair` have at most this number of characters.
 MOST_TEXT = 500
-#: A step about an attempt that did not succeed is tried again after so long (seconds).
+#: A step about an attempt that did not succeed is tried again after this long (seconds).
 POLL_SOON = 3.0
 
 _STATE_IN_WORDS: Mapping[RepairState, str] = {
@@ -28,7 +28,7 @@ def busy_attempt(quarantine: Quarantine) -> RepairAttempt:
 
 
 def is_proved_by_node(repair: str) -> bool:
-    """Whether the Node is the proof of it, whatever the repairer says."""
+    """Whether the Node is the proof of it, whatever the repairer reports."""
     return repair in (REBOOT, REPLACE)
 
 

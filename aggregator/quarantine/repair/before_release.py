@@ -13,7 +13,8 @@ from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.repair.status_writer import NO_FIELD, RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 
-#: So long (seconds) a look at the node's pods stands, which shows that no test is due on it.
+#: For this long (seconds) a read of the node's pods is valid, which shows that no test is due on
+#: it.
 _POLL_VALID = 60.0
 
 
@@ -107,8 +108,8 @@ class TestsBeforeRelease:
 
 
 def is_in_force(node_state: NodeState) -> bool:
-    """Whether the node's agent tells of evidence that is in force, and is not only waited for to
-    stay away: after a start that wait begins anew.
+    """Whether the node's agent reports evidence in force. An incident that only waits for its
+    evidence to stay away does not count: after a start that wait begins anew.
     """
     return node_state.agent.is_fresh and any(
         incident.action != "observe" and incident.in_force

@@ -16,7 +16,7 @@ from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_state import POLL_EVERY, NodeTestContext, WatchedNode
 from aggregator.quarantine.state.node import NodeState
 
-#: An idle node whose test did not begin is looked at again so much later (seconds).
+#: An idle node whose test did not begin is checked again this much later (seconds).
 _IDLE_AGAIN = 600.0
 #: The beginning of why a test waits for the limit of the fleet.
 _HELD = "held by repair.idle_nodes."
@@ -28,13 +28,13 @@ class IdleNodeChoice:
 
     _shared: NodeTestContext
     _checks: NodeTestChecks
-    #: Until when an idle node is not looked at again.
+    #: Until when an idle node is not checked again.
     _again: dict[str, float] = field(init=False, factory=dict)
     #: When idle nodes are looked through again; at once unless none was due.
     _choose_at: float = field(init=False, default=float("-inf"))
 
     def forget_old(self) -> None:
-        """Forget the nodes that may be looked at again."""
+        """Forget the nodes that may be checked again."""
         now = self._shared.clocks.now()
         self._again = {name: at for name, at in self._again.items() if now < at}
 
@@ -67,7 +67,7 @@ class IdleNodeChoice:
         async for node_state in self._shared.registry.by_slices():
             name = node_state.node
             test = tests.get(name)
-            if waits_for(test, idle, pause=pause, now=earliest):  # nearly all, so it is asked first
+            if waits_for(test, idle, pause=pause, now=earliest):  # nearly all, so it is first
                 continue
             if now < self._again.get(name, now) or not self._is_free(node_state, watched.get(name)):
                 continue

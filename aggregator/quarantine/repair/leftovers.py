@@ -25,7 +25,7 @@ _MAY_COME = AttemptOutcome(
 
 
 class RepairLeftovers:
-    """Objects, and operands of the GPU operator that were stopped: the kind tells which."""
+    """Objects, and operands of the GPU operator that were stopped: the kind distinguishes them."""
 
     def __init__(
         self,

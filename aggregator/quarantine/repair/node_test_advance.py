@@ -38,7 +38,7 @@ log = logging.getLogger("sickbay.quarantine")
 class Look(enum.Enum):
     """The state of a node after its step."""
 
-    STAYS = "stays"  # it is looked at again
+    STAYS = "stays"  # it is polled again
     DONE = "done"
     GONE = "gone"  # there is no such Node
 
@@ -143,7 +143,7 @@ class NodeTestAdvance:
 
     async def _take_later_pass(self, name: str, watched: WatchedNode) -> None:
         """Write down that the failure of an idle node is over by a test in its quarantine: else it
-        would stand again when the quarantine is gone.
+        would be open again when the quarantine is gone.
         """
         test = watched.test
         if test is None or test.is_busy or not open_failure(test)[0]:

@@ -150,8 +150,8 @@ class NodeTestChecks:
         return Guard(check)
 
     def _check_place(self, node: Node) -> None:
-        """Raise GuardRefused where the node is not ours to act for, or something stands against it
-        by now.
+        """Raise GuardRefused where the node is not ours to act for, or a reason against it has come
+        up.
         """
         self.require_place()
         why = self.against_removal(node)

@@ -39,7 +39,7 @@ class NodeTestDisplay:
     def _view_of(self, watched: WatchedNode) -> NodeTestView:
         test, boot = watched.test, watched.boot_id
         over = watched.tainted and needs_a_person(test, boot, self._shared.rules)
-        # The first look after the test's end has not yet told why a person has to go on.
+        # The first poll after the test's end has not yet recorded why a person has to act.
         why = why_over(test, boot, self._shared.rules) if over else ""
         return NodeTestView(
             test,

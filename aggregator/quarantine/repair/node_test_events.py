@@ -39,7 +39,7 @@ class NodeTestEvents:
         self._observed &= uids
 
     def emit_suppressed(self, name: str, uid: str) -> None:
-        """Mode observe orders no test of this new node: say so once."""
+        """Mode observe orders no test of this new node: report it once."""
         if uid in self._observed:
             return
         self._observed.add(uid)
@@ -51,7 +51,7 @@ class NodeTestEvents:
         self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
 
     def emit_idle_suppressed(self, name: str, profile: str) -> None:
-        """Mode observe orders no test of idle nodes: say so of the first alone."""
+        """Mode observe orders no test of idle nodes: report it of the first alone."""
         if self.idle_reported:
             return
         self.idle_reported = True

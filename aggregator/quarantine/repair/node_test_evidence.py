@@ -13,14 +13,15 @@ from aggregator.quarantine.state.node import NodeState
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeTestEvidence:
-    """Compares a node's last test with the evidence that stands against the node."""
+    """Compares a node's last test with the open evidence against the node."""
 
     _shared: NodeTestContext
     #: Gives a node evidence in our own name.
     _emit: Callable[[str, Component], object]
 
     def give(self, name: str, watched: WatchedNode | None) -> None:
-        """Say that the node has failed its test, or that this is over; rules decide on it.
+        """Emit evidence that the node has failed its test, or that this is over; rules decide on
+        it.
 
         Only while the node's agent reports: of a silent one the boot is not known.
         """
@@ -43,14 +44,16 @@ class NodeTestEvidence:
             self._emit(name, failure_evidence(None, self._shared.clocks.now()))
 
     async def end_all_but(self, names: Container[str]) -> None:
-        """Say of each other node that a failed test is over, perhaps one of an earlier process."""
+        """Emit for each other node that a failed test is over, perhaps one of an earlier
+        process.
+        """
         async for node_state in self._shared.registry.by_slices():
             if node_state.node not in names:
                 self.give(node_state.node, None)
 
 
 def _has_own_evidence(node_state: NodeState) -> bool:
-    """Whether a failed test stands against the node, perhaps from before this process."""
+    """Whether a failed test is open evidence against the node, perhaps from before this process."""
     quarantine = node_state.quarantine
     items = quarantine.spec.evidence if quarantine is not None else ()
     return any(

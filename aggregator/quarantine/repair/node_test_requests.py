@@ -37,7 +37,7 @@ class NodeTestRequests:
         return found
 
     def why_ended(self, test: NodeTest | None) -> str:
-        """Why a person has ended the test, as last seen; empty: it goes on."""
+        """Why a person has ended the test, as last seen; empty: it continues."""
         if test is None or not test.request or not test.is_busy:
             return ""
         return _why_ended(self._open(test))

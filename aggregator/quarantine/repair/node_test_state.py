@@ -21,9 +21,9 @@ from aggregator.runtime.backoff import Backoff
 
 #: The nodes are looked through so often (seconds).
 EVERY = 3.0
-#: Nodes that are looked at together, beside those under test.
+#: Nodes that are polled together, in addition to those under test.
 AT_ONCE = 8
-#: A node that waits is looked at so often (seconds), one under test so often.
+#: Seconds between two polls of a node that waits, and of one under test.
 POLL_EVERY, POLL_BUSY = 15.0, 5.0
 #: The pauses after tries in vain. Without jitter: each node's begin at the end of its own try.
 _BACKOFF = Backoff(first=POLL_EVERY, most=300.0)
@@ -42,7 +42,7 @@ class NodeTestContext:
     registry: NodeRegistry
     fleet: FleetState
     may_act: Callable[[], bool]
-    #: The rules of new nodes, and why no test may go on; empty: one may.
+    #: The rules of new nodes, and why no test may continue; empty: one may.
     rules: NewNodeRules = field(init=False)
     ends: str = field(init=False)
 
@@ -91,7 +91,7 @@ class WatchedNode:
         self.requested = "" if requested is None or answered else requested.name
 
     def try_later(self, now: float, at_least: float = 0.0) -> None:
-        """Look at it again after a pause that grows with each try in vain. ``now``: monotonic."""
+        """Poll it again after a pause that grows with each try in vain. ``now``: monotonic."""
         self.tries += 1
         self.poll_at = now + max(_BACKOFF.longest(self.tries), at_least)
 

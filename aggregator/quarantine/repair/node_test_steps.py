@@ -55,12 +55,12 @@ _TRIES = 5
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeTestSteps:
-    """Carries out what was decided about one node's test, and remembers what no object tells."""
+    """Carries out what was decided about one node's test, and remembers what no object has."""
 
     _shared: NodeTestContext
     _checks: NodeTestChecks
     _events: NodeTestEvents
-    #: How tests end whose leftovers are being removed: afterwards no object tells it.
+    #: How tests end whose leftovers are being removed: afterwards no object has it.
     _ends: dict[str, tuple[RepairState, str]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -331,7 +331,7 @@ class NodeTestSteps:
         return True
 
     async def _stop(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> None:
-        """The test has lost its purpose: it says nothing about the node any more."""
+        """The test has lost its purpose: it is no evidence about the node any more."""
         if test.operation not in self._ends:
             awaited = await self._take_back(name, watched, test)
             if awaited:
@@ -344,13 +344,13 @@ class NodeTestSteps:
     async def _take_back(self, name: str, watched: WatchedNode, test: NodeTest) -> str:
         """Take its order back. Returns what is awaited before it is over; empty: it is.
 
-        A test that its agent has not ended may go on, and keeps its reservation.
+        A test that its agent has not ended may still run, and keeps its reservation.
         """
         order = self._order(name, watched.uid, test)
         if not self._ends_by_agent(watched, test):
             await self._calls.cancel(order)
             return ""
-        if not self._checks.is_fresh(name):  # a new stream of it is asked at once
+        if not self._checks.is_fresh(name):  # a new stream of it gets the order at once
             return "its agent is awaited, which is to end the test"
         if await self._calls.cancel(order):
             return ""

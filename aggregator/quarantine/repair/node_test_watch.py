@@ -50,7 +50,9 @@ class NodeTestWatch:
 
     @property
     def is_list_due(self) -> bool:
-        """Where no test may go on also with each new list of all nodes, which costs no request."""
+        """Where no test may continue also with each new list of all nodes, which costs no
+        request.
+        """
         shared = self._shared
         fresh = bool(shared.ends) and shared.registry.metas is not self._metas
         return fresh or shared.clocks.now() >= self._list_at
@@ -76,7 +78,7 @@ class NodeTestWatch:
         reserved = self._shared.record_writer.record.node_tests.keys()
         for one in found:
             self._take_listed(one, reserved)
-        for name in reserved - self.nodes.keys():  # of a Node that is gone, say
+        for name in reserved - self.nodes.keys():  # for example of a Node that is gone
             self.nodes[name] = WatchedNode("", tainted=False)
         for name in self.nodes.keys() - {one.node for one in found} - reserved:
             self._drop(name)
@@ -88,7 +90,7 @@ class NodeTestWatch:
             await self._end_left(request)
 
     async def _listed(self) -> list[ListedNodeTest]:
-        """Where no test may go on, those that memory has."""
+        """Where no test may continue, those that memory has."""
         shared, metas = self._shared, self._metas
         tested = shared.registry.annotated(NODE_TEST)
         if shared.ends:
@@ -106,7 +108,7 @@ class NodeTestWatch:
         node = await self._shared.cluster.read_node(request.spec.node, background=True)
         test, problem = parse_test(node.annotations, node.uid) if node is not None else (None, "")
         if not (problem or is_test_of(request, test)) and self._shared.may_act():
-            with contextlib.suppress(Conflict, Refused):  # the others go on
+            with contextlib.suppress(Conflict, Refused):  # the others continue
                 await self._requests.end_lost(request)
 
     def _take_listed(self, one: ListedNodeTest, reserved: AbstractSet[str]) -> None:
@@ -126,7 +128,7 @@ class NodeTestWatch:
             known.problem, known.said = problem, one.condition
 
     def _stays(self, one: ListedNodeTest, test: NodeTest | None) -> bool:
-        """Whether it has a test that goes on, or needs one, or shows another end than its own."""
+        """Whether it has a test that runs, or needs one, or shows another end than its own."""
         if test is not None and test.is_busy:
             return True
         if self._shared.ends:
@@ -174,7 +176,7 @@ class NodeTestWatch:
                 continue
             watched = self.nodes.setdefault(name, WatchedNode(meta.uid, tainted=False))
             if watched.test is not None and watched.test.answers(asked):
-                continue  # its order waits: each look at once would be a read of the Node
+                continue  # its order waits: each poll at once would be a read of the Node
             if not (watched.tainted or watched.requested or watched.step is not None):
                 watched.requested, watched.poll_at = asked.name, float("-inf")
 

@@ -1,5 +1,5 @@
 """Tests the nodes that carry a startup taint, and removes that from those that pass; and tests
-idle nodes now and then, and nodes in service where a person asks for that.
+idle nodes now and then, and nodes in service where a person requests that.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ log = logging.getLogger("sickbay.quarantine")
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeTests:
-    """Has each watched node looked at when that is due. Where no test may go on, each that is under
-    way is ended. ``view``: whether the picture of the cluster is whole.
+    """Polls each watched node when that is due. Where no test may continue, each that is under way
+    is ended. ``view``: whether the picture of the cluster is whole.
     """
 
     _shared: NodeTestContext

@@ -1,4 +1,4 @@
-"""Reports on people's Operations why they do not begin, and ends those that a person takes back, or
+"""Reports on people's Operations why they do not begin, and ends those that a person withdraws, or
 a quarantine, before they have begun. It begins none.
 """
 

@@ -1,7 +1,7 @@
 """Ends operations whose quarantine is gone, and requests that can't begin, and removes old ones,
 those that a person has deleted first.
 
-An operation of a quarantine that stands is never removed: the ladder counts it.
+An operation of a quarantine in force is never removed: the ladder counts it.
 """
 
 import logging

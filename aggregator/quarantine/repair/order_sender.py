@@ -88,7 +88,7 @@ class OrderSender:
         return await while_in_force(node_state, ordering, still)
 
     def _is_wanted(self, node_state: NodeState, quarantine_uid: str) -> bool:
-        """Whether the quarantine still stands that the order is for."""
+        """Whether the quarantine that the order is for is still in force."""
         known = node_state.quarantine
         if known is None or known.uid != quarantine_uid or known.deleting:
             return False

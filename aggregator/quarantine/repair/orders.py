@@ -1,4 +1,4 @@
-"""The order of an attempt, as its repairer is asked each time, and its evidence for a person."""
+"""The order of an attempt, as its repairer gets it each time, and its evidence for a person."""
 
 import json
 from collections.abc import Callable, Mapping

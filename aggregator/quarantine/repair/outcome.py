@@ -1,4 +1,4 @@
-"""Reads how an attempt has come out: by the Node, and by what its repairer says."""
+"""Reads how an attempt has come out: by the Node, and by what its repairer reports."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def outcome_of(attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome |
 
 
 class RepairOutcomes:
-    """Reads the Node and asks the repairer; changes nothing."""
+    """Reads the Node and queries the repairer; changes nothing."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class RepairOutcomes:
         return await entry.is_over(self._orders.order_of(quarantine, attempt))
 
     async def answer(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
-        """How far an order has come. One that may not have arrived is not asked about: a repairer
-        that keeps ids would take the question for the order.
+        """How far an order has come. One that may not have arrived is not queried: a repairer that
+        keeps ids would take the query for the order.
         """
         if attempt.state is not RepairState.ORDERED:
             return RepairAnswer(AnswerState.UNSURE)

@@ -69,7 +69,7 @@ class AnswerState(enum.Enum):
     """The answer of a repairer."""
 
     TAKEN = "taken"  # the order is under way: its proof is to come
-    DONE = "done"  # the repairer says that the repair is done
+    DONE = "done"  # the repairer reports that the repair is done
     NOT_SENT = "not sent"  # certainly nothing was ordered: it may be sent again
     FAILED = "failed"  # refused, or done without success: the next rung is due
     INCONCLUSIVE = "inconclusive"  # of a test: no verdict about the node; of a repair: not begun
@@ -112,19 +112,19 @@ class ConfiguredRepairer:
     """``timeout``: seconds from the order until its proof must have come.
 
     ``clean_up`` removes what an order leaves in the cluster, before the end of the attempt is
-    written. It answers DONE (it has left nothing), NOT_SENT (ask again) or FAILED (it stays), and
+    written. It answers DONE (it has left nothing), NOT_SENT (call again) or FAILED (it stays), and
     never raises. ``missing_rights`` lists the rights in the cluster that orders need and this
     process lacks; it raises ClusterError. ``is_over``: whether the controller that carries orders
     out has finished with the node; before that the Node is no proof. It never raises. ``withdraw``
-    takes an order back, as far as that goes without an answer, where a person releases the node.
+    cancels an order, as far as that goes without an answer, where a person releases the node.
     ``pauses_operands``: the GPU operator's pods that hold GPUs are stopped on the node until the
-    attempt has ended.
-    ``note_end`` is called with node and operation once the end of an attempt is durable: no more is
-    asked about it. ``pod_namespace``: that of the pods that its orders have on the node; empty:
-    none. ``profiles``: those that a test can have, or None where they are not known here.
-    ``gives_way``: work preempts its tests, so that a node in service can be tested. ``by_agent``:
-    the node's agent carries its orders out and tells their end, so that an order that is taken back
-    without an answer may go on. Other orders end by ``clean_up``, or tell no end after `cancel`.
+    attempt has ended. ``note_end`` is called with node and operation once the end of an attempt is
+    durable: it is not queried again. ``pod_namespace``: that of the pods that its orders have on
+    the node; empty: none. ``profiles``: those that a test can have, or None where they are not
+    known here. ``gives_way``: work preempts its tests, so that a node in service can be tested.
+    ``by_agent``: the node's agent carries its orders out and reports their end, so that an order
+    that is withdrawn without an answer may still run. Other orders end by ``clean_up``, or report
+    no end after `cancel`.
     """
 
     repairer: Repairer
@@ -178,7 +178,7 @@ class RepairSettings:
 
     @property
     def node_tests_end(self) -> str:
-        """Why no test of a node in no quarantine may go on; empty: one may."""
+        """Why no test of a node in no quarantine may continue; empty: one may."""
         if self.off:
             return "repairs are off (repair.mode: off)"
         wanted = self.rules.new_nodes.taint or self.rules.idle_nodes or self.tests_in_service
@@ -186,7 +186,9 @@ class RepairSettings:
 
     @property
     def new_nodes(self) -> NewNodeRules:
-        """The rules of new nodes; where no test may go on without the taint, which thus stays."""
+        """The rules of new nodes; where no test may continue without the taint, which thus
+        stays.
+        """
         rules = self.rules.new_nodes
         return replace(rules, taint="") if self.node_tests_end else rules
 

@@ -51,7 +51,7 @@ from aggregator.quarantine.state.node import NodeState
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: A node whose repair waits for something is looked at so often (seconds).
+#: Seconds between two polls of a node whose repair waits for something.
 POLL_EVERY = 15.0
 _BY_A_PERSON = "a person ended the repairs"
 
@@ -140,12 +140,12 @@ class RepairRunner:
     # -- read by the reconcilers -----------------------------------------------------------
 
     def is_due(self, node_state: NodeState) -> bool:
-        """Whether it is time to look at the node's repair."""
+        """Whether it is time to poll the node's repair."""
         is_time = self._clocks.now() >= node_state.quarantine_view.repair_poll
         return is_time and self.waits(node_state)
 
     def waits(self, node_state: NodeState) -> bool:
-        """Whether time alone may change what `is_due` says."""
+        """Whether time alone may change the result of `is_due`."""
         quarantine = node_state.quarantine
         if quarantine is None or (self._settings.off and quarantine.status.repair is None):
             return False
@@ -255,7 +255,7 @@ class RepairRunner:
             case AnswerState.TAKEN | AnswerState.DONE:
                 taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
                 await self._status.change(node_state, attempt, taken)
-                if not self.is_due(node_state):  # (its end was told meanwhile)
+                if not self.is_due(node_state):  # (its end was reported meanwhile)
                     node_state.own_quarantine_view().delay_repair(self._clocks.now() + POLL_SOON)
             case AnswerState.UNSURE:
                 log.warning(
@@ -306,7 +306,9 @@ class RepairRunner:
     async def _give_up_test(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
     ) -> None:
-        """It must not go on beside the next one, so that its repairer is asked to end it."""
+        """It must not run next to the next one, so the runner requests its end from its
+        repairer.
+        """
         known = TEST in self._settings.repairers
         if known and not self._unsent.has(node_state, attempt):
             await self._calls.cancel(self._orders.order_of(quarantine, attempt))
@@ -332,12 +334,12 @@ class RepairRunner:
             outcome = AttemptOutcome(RepairState.CANCELLED, step.because)
             await self._ends.end(node_state, attempt, outcome)
         else:
-            # The attempt goes on to its proof, is not sent again, and nothing follows it.
+            # The attempt continues to its proof, is not sent again, and nothing follows it.
             text = f"{attempt.repair} can't be taken back any more; its end is waited for"
             going = replace(attempt, message=text)
             await self._status.change(node_state, attempt, going, exhausted=_BY_A_PERSON)
 
 
 def _not_carried_out(attempt: RepairAttempt) -> RepairState:
-    """A test that was not carried out has not failed: it says nothing about the node."""
+    """A test that was not carried out has not failed: it is no evidence about the node."""
     return RepairState.INCONCLUSIVE if attempt.repair == TEST else RepairState.FAILED

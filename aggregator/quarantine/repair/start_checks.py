@@ -16,12 +16,12 @@ from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.state.node import NodeState
 from aggregator.runtime.text import some_of
 
-#: The drain's last read of the node's pods is not repeated for so long (seconds). The API server
-#: answers a second list of the same moment from its cache, which may wait 100 ms for etcd to say
+#: The drain's last read of the node's pods is not repeated for this long (seconds). The API server
+#: answers a second list of the same moment from its cache, which may wait 100 ms for etcd to report
 #: that nothing has changed.
 _JUST_EMPTY = 1.0
 _MOST_NAMED = 3
-#: How a text begins that is about work in the way.
+#: How a text begins that is about work that blocks the repair.
 _WORK_LEFT = "work is still on the node: "
 
 

@@ -1,7 +1,7 @@
 """Writes the operations of a node, and why none begins or follows into its Quarantine.
 
 An older definition of quarantines drops fields that it does not know, so each write that a later
-step depends on is compared with what the server says.
+step depends on is compared with the server's answer.
 """
 
 import contextlib
@@ -64,9 +64,9 @@ class RepairStatusWriter:
     ) -> Quarantine:
         """Make the attempt's operation, whose order may be sent after that.
 
-        In this order: its creation, which one process alone succeeds in or goes on with; the write
-        of the Quarantine, which fails where a release was written since it was read; and the phase
-        by which it counts as an attempt. A release that reads later finds the operation.
+        In this order: its creation, which one process alone succeeds in or continues with; the
+        write of the Quarantine, which fails where a release was written since it was read; and the
+        phase by which it counts as an attempt. A release that reads later finds the operation.
         """
         before = quarantine.status.repair or RepairStatus()
         number = len(before.attempts) + 1
@@ -133,7 +133,7 @@ class RepairStatusWriter:
         if quarantine is None or repair is None:
             return after
         changed = replace(repair, held="")
-        # Not at its beginning, which may fail. A test says nothing about why no repair begins.
+        # Not at its beginning, which may fail. A test is no evidence about why no repair begins.
         if before.repair != TEST and repair.exhausted_at < before.began_at:
             changed = replace(changed, exhausted="", exhausted_at=0.0)
         if exhausted:
@@ -181,15 +181,15 @@ class RepairStatusWriter:
         return taken
 
     async def exhaust(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:
-        """Say that no further repair begins, so that a person has to go on."""
+        """Report that no further repair begins, so that a person has to act."""
         before = quarantine.status.repair or RepairStatus()
-        # Not before what it is about, of whichever replica's clock: it would be told again.
+        # Not before what it is about, of whichever replica's clock: it would be reported again.
         since = max((one.ended_at for one in before.attempts), default=0.0)
         at = round(max(self._clocks.wall(), since, before.test_waits_since), 3)
         after = replace(before, exhausted=why[:MOST_TEXT], exhausted_at=at, held="")
         written = await self.write(node_state, quarantine, after)
         if written.status.repair is None or not written.status.repair.exhausted:
-            raise ClusterError(NO_FIELD)  # else it would be told anew at each look
+            raise ClusterError(NO_FIELD)  # else it would be reported anew at each poll
         tried = ", ".join(f"{one.repair} {one.state.value}" for one in before.attempts) or "none"
         self._acts.emit_event(
             node_state,
@@ -205,7 +205,7 @@ class RepairStatusWriter:
         why: str,
         step: NextRepair | None = None,
     ) -> None:
-        """Say why the next repair does not begin now; in mode observe no object is written.
+        """Report why the next repair does not begin now; in mode observe no object is written.
 
         ``step``: the one that does not begin. A test before a release does not wait for ever.
         """

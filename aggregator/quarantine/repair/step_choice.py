@@ -32,7 +32,7 @@ class RepairStepChoice:
         self._tests = tests
 
     def may_begin(self, quarantine: Quarantine) -> bool:
-        """Whether an attempt may begin, as far as settings and the Quarantine tell."""
+        """Whether an attempt may begin, as far as settings and the Quarantine show."""
         return not (self._settings.off or quarantine.deleting) and is_emptied(quarantine)
 
     def _time(self, quarantine: Quarantine) -> float:

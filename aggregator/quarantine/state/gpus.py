@@ -31,7 +31,7 @@ _NONE = GpuCounts()
 
 
 def gpu_counts(summary: NodeSummary) -> GpuCounts:
-    """The node's GPUs. One that evidence accuses counts as failed, whatever its checks say: an
+    """The node's GPUs. One that evidence accuses counts as failed, whatever its checks report: an
     incident that calls for a cordon or a drain names it.
     """
     health, counts = summary.agent.health, _by_checks(summary)
