@@ -90,10 +90,10 @@ def _give_back(path: Path, ours: tuple[int, int]) -> None:
 class _Prober:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._asking = 0
+        self._requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._asking += 1
+        self._requests += 1
         try:
             async with asyncio.timeout(PATIENCE):
                 line = await reader.readline()
@@ -103,11 +103,11 @@ class _Prober:
         except (OSError, TimeoutError, ValueError) as error:
             log.warning("a client of the prober's socket was not answered: %s", error)
         finally:
-            self._asking -= 1
+            self._requests -= 1
             writer.close()
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
-        if self._asking > ASKERS:
+        if self._requests > ASKERS:
             return {"error": "too many ask at once"}
         try:
             names, targets = _parse(line)

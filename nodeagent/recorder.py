@@ -131,9 +131,9 @@ class EvidenceRecorder:
         if address in self._gpus.addresses():
             names.add(f"pci:{address}")
         names |= {self._gpus.component(name.removeprefix("pci:")) for name in names}
-        told = {fault.component for fault in self.latch.faults.values()}
-        told |= {entry.component for entry in self.latch.components.values()}
-        return sorted(names | ({gpu} & told))
+        reported = {fault.component for fault in self.latch.faults.values()}
+        reported |= {entry.component for entry in self.latch.components.values()}
+        return sorted(names | ({gpu} & reported))
 
     def persist(self) -> None:
         """Save now. A state that cannot be saved is kept in memory, logged, and still sent."""

@@ -68,7 +68,7 @@ class Batch:
             )
         }
         self._forgotten: set[str] = set()
-        self._said: dict[str, dict[str, Any]] = {}
+        self._reported: dict[str, dict[str, Any]] = {}
         self._lasting: dict[tuple[str, str], dict[str, Any]] = {
             (row.route, row.firing): row._asdict()
             for row in _rows(db, lasting, lasting.c.node, nodes)
@@ -91,12 +91,12 @@ class Batch:
         if item.decision is not None:
             self._decisions[item.decision.node] = item.decision
         alert = item.alert
-        if alert is None or item.topic in self._said:
+        if alert is None or item.topic in self._reported:
             return
         if item.topic in self._known and item.topic not in self._forgotten:
             return
         self.new += 1
-        self._said[item.topic] = {
+        self._reported[item.topic] = {
             "topic": item.topic,
             "kind": alert.kind,
             "node": alert.node,
@@ -130,9 +130,9 @@ class Batch:
         for topic, row in list(self._known.items()):
             if _matches(ends, kinds, row.node, row.kind, row.incident):
                 self._forgotten.add(topic)
-        for topic, said in list(self._said.items()):
-            if _matches(ends, kinds, said["node"], said["kind"], said["incident"]):
-                del self._said[topic]
+        for topic, entry in list(self._reported.items()):
+            if _matches(ends, kinds, entry["node"], entry["kind"], entry["incident"]):
+                del self._reported[topic]
                 self._forgotten.add(topic)
         learn = set()
         for key, row in (*self._lasting.items(), *self._begun.items()):
@@ -155,8 +155,8 @@ class Batch:
         db = self._db
         for some in chunks(sorted(self._forgotten)):
             db.execute(sa.delete(told).where(told.c.topic.in_(some)))
-        if self._said:
-            db.execute(sa.insert(told), list(self._said.values()))
+        if self._reported:
+            db.execute(sa.insert(told), list(self._reported.values()))
         dropped = set(self._dropped)
         queue = [row for row in self._queue if (row["route"], row["firing"]) not in dropped]
         begun = [row for key, row in self._begun.items() if key not in dropped]

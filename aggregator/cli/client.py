@@ -135,7 +135,7 @@ class Client:
                 if error.code == HTTPStatus.UNAUTHORIZED and self._next_token():
                     return self._open(target)
                 kind = UsageError if error.code == HTTPStatus.BAD_REQUEST else CommandFailed
-                raise kind(_said(error)) from error
+                raise kind(_error_text(error)) from error
         except (URLError, OSError, http.client.HTTPException) as error:
             cause = getattr(error, "reason", "") or error
             if isinstance(cause, ssl.SSLCertVerificationError):
@@ -176,7 +176,7 @@ def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> str:
     return f"the aggregator at {url} is not believed: {clean(error.verify_message)}\n  {do}"
 
 
-def _said(error: HTTPError) -> str:
+def _error_text(error: HTTPError) -> str:
     """The API's answer, or that the server is not this API."""
     try:
         problem = json.loads(error.read())

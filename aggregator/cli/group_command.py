@@ -52,14 +52,14 @@ class GroupCommand:
             listed = Path(folder) / "nodes"
             listed.write_text("".join(f"{node}\n" for node in nodes))
             with (Path(folder) / "output").open("w+b") as output:
-                code, said = await self._run(self._filled(nodes, listed), output)
+                code, trouble = await self._run(self._filled(nodes, listed), output)
                 text = last_text(output)
         outcome = GroupOutcome.INCONCLUSIVE
-        if not said and code is not None:
+        if not trouble and code is not None:
             outcome = _VERDICTS.get(code, outcome)
             if outcome is GroupOutcome.INCONCLUSIVE:
-                said = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return GroupRun(outcome, code, time.monotonic() - begun, said, text)
+                trouble = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return GroupRun(outcome, code, time.monotonic() - begun, trouble, text)
 
     def _filled(self, nodes: Sequence[str], listed: Path) -> list[str]:
         names = ",".join(nodes)
@@ -80,17 +80,17 @@ class GroupCommand:
             )
         except OSError as error:
             return None, f"{argv[0]} can't be run: {error.strerror}"
-        said = ""
+        trouble = ""
         try:
             async with asyncio.timeout(self._limit):
                 if not await wait_for_end(process, output, _TOO_MUCH):
-                    said = f"it wrote more than {_TOO_MUCH // 2**20} MiB"
+                    trouble = f"it wrote more than {_TOO_MUCH // 2**20} MiB"
         except TimeoutError:
-            said = f"no end within {self._limit:g} s"
+            trouble = f"no end within {self._limit:g} s"
         finally:
             # It is shielded: a second interruption must not leave the command running.
             await asyncio.shield(_end_group(process, self._grace))
-        return process.returncode, said
+        return process.returncode, trouble
 
 
 async def _end_group(process: asyncio.subprocess.Process, grace: float) -> None:

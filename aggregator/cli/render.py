@@ -19,7 +19,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     for pool in fleet["pools"]:
         if pool["mode"] != fleet["mode"]:
             yield f"mode {pool['mode']} in pool {pool['name']}, {pool['nodes']} nodes"
-    yield from _said(
+    yield from _field_lines(
         fleet,
         {
             "stop": "STOPPED BY A PERSON",
@@ -30,7 +30,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             "lease_lost": _LEASE_LOST,
         },
     )
-    yield from _said(
+    yield from _field_lines(
         fleet,
         {
             "history_trouble": "THE PAST IS NOT KEPT, all else goes on",
@@ -95,7 +95,7 @@ def _untested(fleet: Answer) -> Iterator[tuple[str, int, str]]:
         yield "new, not tested", fleet["untested"], "sickbay nodes --untested"
 
 
-def _said(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:
+def _field_lines(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:
     """Of the fields that state why something is not as it should be, each one that is set, with its
     label.
     """

@@ -104,7 +104,7 @@ def _read(one: Answer, screen: Screen) -> str:
 
 def node(one: Answer, screen: Screen) -> Iterator[str]:
     """One node's details."""
-    heard = (
+    last_heard = (
         f" (last heard {ago(one['last_heard'], screen.now)} ago)"
         if one["agent"] == "silent"
         else ""
@@ -114,7 +114,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("node", one["node"]),
             ("standing", one["standing"]),
             ("why", one["why"]),
-            ("agent", one["agent"] + heard),
+            ("agent", one["agent"] + last_heard),
             ("version", one["agent_version"]),
             ("boot", one["boot_id"]),
             ("pool", one["pool"]),

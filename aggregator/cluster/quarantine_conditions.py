@@ -169,5 +169,5 @@ def _describe_attempt(last: RepairAttempt) -> str:
 
 
 def _condition(kind: str, found: tuple[bool, str, str]) -> ObjectCondition:
-    stands, reason, message = found
-    return ObjectCondition(kind, "True" if stands else "False", reason, message[:_MOST_MESSAGE])
+    is_true, reason, message = found
+    return ObjectCondition(kind, "True" if is_true else "False", reason, message[:_MOST_MESSAGE])

@@ -157,11 +157,11 @@ class _Base:
             limits=settings.limits,
         )
         self.own_evidence = OwnEvidence(registry, queue)
-        say = self.own_evidence.record
+        record = self.own_evidence.record
         measurements = MeasurementTrackers(
             (
-                OutlierTracker(node_registry=registry, fleet=fleet, emit=say),
-                PrecursorTracker(fleet, say),
+                OutlierTracker(node_registry=registry, fleet=fleet, emit=record),
+                PrecursorTracker(fleet, record),
             )
         )
         self.trackers = FleetTrackers(self.causes, self.network, measurements)

@@ -301,8 +301,8 @@ def wrong_places(text: str, names: Sequence[str]) -> Iterator[str]:
         if place[0][1:-1] in names:
             continue
         is_word = _WORD.fullmatch(place[0]) is not None
-        asked = re.sub("[ -]", "_", place[1].lower())
-        near = difflib.get_close_matches(asked, names, 1, 0.6 if is_word else _NEAR)
+        requested = re.sub("[ -]", "_", place[1].lower())
+        near = difflib.get_close_matches(requested, names, 1, 0.6 if is_word else _NEAR)
         if near or is_word:
             guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
             yield f'no value is filled in for "{place[0]}"{guess}'

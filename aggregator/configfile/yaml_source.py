@@ -137,8 +137,8 @@ def parse(text: str, name: str, loader: Any = ShallowLoader) -> Document:
         raise ConfigError(name, [ConfigProblem(0, "", what)])
     if not isinstance(data, dict):
         line = root.start_mark.line + 1
-        told = kind_of(data) if isinstance(data, str) else show(data)
-        what = f"{told}; expected keys with values, such as mode: observe"
+        shown = kind_of(data) if isinstance(data, str) else show(data)
+        what = f"{shown}; expected keys with values, such as mode: observe"
         raise ConfigError(name, [ConfigProblem(line, "", what)])
     return Document(name, data, reader.lines, tuple(reader.problems))
 

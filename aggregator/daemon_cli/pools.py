@@ -95,7 +95,8 @@ class PoolEffect:
 
     def line(self) -> str:
         """One line of text."""
-        return f"  {self.name:<16} {self.mode:<8} {_said(self.before)} becomes {_said(self.after)}"
+        before, after = _describe_total(self.before), _describe_total(self.after)
+        return f"  {self.name:<16} {self.mode:<8} {before} becomes {after}"
 
     def as_json(self) -> Mapping[str, Any]:
         return {
@@ -149,7 +150,7 @@ def _totals(episodes: Iterable["Episode"], now: float) -> "Totals":
     return totals(episodes, now)
 
 
-def _said(total: "Totals") -> str:
+def _describe_total(total: "Totals") -> str:
     kinds = ", ".join(f"{count} {action}" for action, count in sorted(total.by_action.items()))
     return f"{kinds or 'no action'} ({total.node_hours:g} node-hours)"
 

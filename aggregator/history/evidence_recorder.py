@@ -41,7 +41,7 @@ class _Node:
 
     hello: Hello
     mute: bool = True
-    told: bool = False
+    reported: bool = False
     at: float = 0.0
     ill: Mapping[tuple[str, str], tuple[Status, str]] = field(default_factory=lambda: EMPTY)
     faults: Mapping[tuple[str, str], tuple[Fault, float]] = field(default_factory=lambda: EMPTY)
@@ -82,7 +82,7 @@ class EvidenceRecorder:
         body = evidence_codec.of_change(
             components, faults, message.cleared[:_MOST], gone[:_MOST], at
         )
-        kind = CHANGE if known.told else BASE
+        kind = CHANGE if known.reported else BASE
         if body or known.mute:
             self._put(node, kind, body)
         _remember(known, message, components, faults, at)
@@ -108,7 +108,7 @@ class EvidenceRecorder:
 
 
 def _known_ill(gone: Sequence[tuple[str, str]], known: _Node) -> tuple[tuple[str, str], ...]:
-    return tuple(key for key in gone if key in known.ill or not known.told)
+    return tuple(key for key in gone if key in known.ill or not known.reported)
 
 
 def _is_news(one: Component, known: _Node) -> bool:
@@ -117,7 +117,7 @@ def _is_news(one: Component, known: _Node) -> bool:
     """
     before = known.ill.get(one.key) if known.ill else None
     if one.status is Status.OK:
-        moved = len(one.recent) > 1 and (not known.told or one.since >= known.at)
+        moved = len(one.recent) > 1 and (not known.reported or one.since >= known.at)
         return before is not None or moved
     return before != (one.status, one.reason) or one.since >= known.at
 
@@ -145,7 +145,7 @@ def _remember(
     faults: list[Fault],
     at: float,
 ) -> None:
-    known.told, known.at, known.mute = True, at, False
+    known.reported, known.at, known.mute = True, at, False
     gone = message.gone if isinstance(message, Delta) else _known_ill(message.gone, known)
     if components or gone:
         ill = dict(known.ill)

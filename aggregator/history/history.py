@@ -96,7 +96,7 @@ class History:
         self._rng = rng
         self._most = most_waiting
         self._numbers = IdGenerator(rng.getrandbits(22))
-        self._queue, self._told = RowQueue(), RowQueue()
+        self._queue, self._evidence_rows = RowQueue(), RowQueue()
         self._reported_budgets = Budgets(burst=TOLD_BURST, rate=TOLD_RATE)
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
@@ -126,9 +126,9 @@ class History:
                 self._writer.cancel()
                 await asyncio.wait({self._writer})
         self.lost += len(self._queue)
-        self.untold += len(self._told)
+        self.untold += len(self._evidence_rows)
         self._queue.clear()
-        self._told.clear()
+        self._evidence_rows.clear()
         self._log_losses()
         closing = (close(self._write_thread, self._database), self._reader.close())
         if any(await asyncio.gather(*closing, return_exceptions=True)):
@@ -150,15 +150,15 @@ class History:
         spared = size <= _SMALL and not self._reported_budgets.used(node, self._clocks.now())
         if (
             self._closing
-            or len(self._told) >= MOST_TOLD
-            or self._told.bytes + size > MOST_BYTES
+            or len(self._evidence_rows) >= MOST_TOLD
+            or self._evidence_rows.bytes + size > MOST_BYTES
             or not (spared or self._reported_budgets.spend(node, size, self._clocks.now()))
         ):
             self.untold += 1
             return
         at = self._clocks.wall()
         row = evidence_row(self._numbers.next(at), at, node, kind, body, self._replica)
-        self._told.append(row, size)
+        self._evidence_rows.append(row, size)
         self._some.set()
 
     @property
@@ -245,11 +245,11 @@ class History:
     async def _write(self) -> None:
         failures = 0
         retention_due = self._clocks.now()
-        while not (self._closing and not self._queue and not self._told):
+        while not (self._closing and not self._queue and not self._evidence_rows):
             try:
                 if self._queue:
                     await self._linger(await self._write_batch())
-                elif self._told:
+                elif self._evidence_rows:
                     await self._linger(await self._write_reported())
                 elif self._clocks.now() >= retention_due and not self._closing:
                     retention_due = await self._retain()
@@ -278,9 +278,9 @@ class History:
 
     async def _write_reported(self) -> int:
         """A transition that comes meanwhile is written before the next batch."""
-        batch = self._told.oldest(BATCH)
+        batch = self._evidence_rows.oldest(BATCH)
         await self._in_thread(self._database.write, batch, evidence)
-        self._told.drop(len(batch))
+        self._evidence_rows.drop(len(batch))
         self._well()
         return len(batch)
 
@@ -324,7 +324,7 @@ class History:
     async def _wait(self, seconds: float) -> None:
         """Wait for rows to write, and then a moment more, because they seldom come alone."""
         self._some.clear()
-        if self._queue or self._told or self._closing:
+        if self._queue or self._evidence_rows or self._closing:
             return
         try:
             async with asyncio.timeout(max(0.0, seconds)):

@@ -79,7 +79,7 @@ class LemonDetector:
     _bounds: LemonThresholds
     _record_evidence: Callable[[str, Component], bool]
     _since: dict[str, float] = field(factory=dict, init=False)
-    _said: set[str] = field(factory=set, init=False)
+    _reported: set[str] = field(factory=set, init=False)
     _checked: bool = field(default=False, init=False)
     _nodes_with_transitions: frozenset[str] = field(default=frozenset(), init=False)
 
@@ -123,21 +123,20 @@ class LemonDetector:
             self.log_verdict(lemon, transitions[lemon.node], now)
 
     def report_lemons(self) -> None:
-        """Emit evidence for every lemon's node, and end it where the node is none any more.
-        """
+        """Emit evidence for every lemon's node, and end it where the node is none any more."""
         if not self._checked:
             return
         lemons = {lemon.node: lemon for lemon in self._fleet.lemons}
         for node, lemon in lemons.items():
             since = self._since.setdefault(node, self._clocks.now())
             if self._record_evidence(node, evidence(lemon, since)):
-                self._said.add(node)
-        for node in (self._said | set(self._remembered())) - lemons.keys():
+                self._reported.add(node)
+        for node in (self._reported | set(self._remembered())) - lemons.keys():
             if self._is_forgotten(node):
                 continue
             self._since.pop(node, None)
             if self._record_evidence(node, evidence(None, self._clocks.now())):
-                self._said.discard(node)
+                self._reported.discard(node)
 
     def _remembered(self) -> Iterable[str]:
         """Nodes whose quarantine rests on a lemon verdict, perhaps from before this process."""
@@ -145,8 +144,8 @@ class LemonDetector:
             quarantine = node_summary.quarantine
             items = quarantine.spec.evidence if quarantine is not None else ()
             health = node_summary.agent.health
-            told = health is not None and (CHECK, "") in health.components
-            if not told and any(item.code.partition(":")[0] == CHECK for item in items):
+            is_known = health is not None and (CHECK, "") in health.components
+            if not is_known and any(item.code.partition(":")[0] == CHECK for item in items):
                 yield node
 
     def _is_forgotten(self, node: str) -> bool:

@@ -41,11 +41,11 @@ class DuplicateAgentDetector:
             self._nodes[node] = _History(instance, now)
             return False
         other = history.last
-        heard = {**dict(history.earlier), other: history.at}
-        returned = instance != other and instance in heard and now - history.at <= ALIVE
-        heard.pop(instance, None)
+        others = {**dict(history.earlier), other: history.at}
+        returned = instance != other and instance in others and now - history.at <= ALIVE
+        others.pop(instance, None)
         history.last, history.at = instance, now
-        history.earlier = tuple(heard.items())[-(MAX_INSTANCES - 1) :]
+        history.earlier = tuple(others.items())[-(MAX_INSTANCES - 1) :]
         if not returned:
             return False
         recent = (at for at in history.returns if now - at <= CALM)

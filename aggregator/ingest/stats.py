@@ -41,18 +41,18 @@ class RateLimitedLog:
 
     def __init__(self, interval: float = 10.0) -> None:
         self._interval = interval
-        self._said: dict[str, tuple[float, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def __call__(self, what: str, now: float) -> Mapping[str, int] | None:
         """Fields of the log line, with how often it was suppressed since the last, or None if not
         now.
         """
-        at, suppressed = self._said.get(what, (float("-inf"), 0))
+        at, suppressed = self._logged.get(what, (float("-inf"), 0))
         if now - at < self._interval:
-            self._said[what] = (at, suppressed + 1)
+            self._logged[what] = (at, suppressed + 1)
             return None
-        self._said.pop(what, None)
-        while len(self._said) >= MOST_LOGGED:
-            del self._said[next(iter(self._said))]
-        self._said[what] = (now, 0)
+        self._logged.pop(what, None)
+        while len(self._logged) >= MOST_LOGGED:
+            del self._logged[next(iter(self._logged))]
+        self._logged[what] = (now, 0)
         return {"unsaid": suppressed} if suppressed else {}

@@ -52,7 +52,7 @@ class LeaseHolder:
         self._election = Election(me, times, starts=starts)
         self._one_at_a_time = asyncio.Lock()
         self._calls: list[Callable[[], None]] = []
-        self._told: tuple[Candidate | None, bool] = (None, False)
+        self._reported: tuple[Candidate | None, bool] = (None, False)
         self._reached = clock()  # when the store last answered
         self._acquired = asyncio.Event()
         #: The store's last error; empty: it answers.
@@ -189,9 +189,9 @@ class LeaseHolder:
         if self._election.holds:
             self._acquired.set()
         state = (self.other(), self._election.holds)
-        if state == self._told:
+        if state == self._reported:
             return
-        before, self._told = self._told, state
+        before, self._reported = self._reported, state
         if state[1] and not before[1]:
             log.info(
                 "this replica is the controller",

@@ -90,5 +90,5 @@ class GatewayLink:
 
     def take_received(self) -> list[int]:
         """The streams whose heartbeats have ended here since the last call."""
-        heard, self._received = self._received, set()
-        return sorted(heard)
+        received, self._received = self._received, set()
+        return sorted(received)

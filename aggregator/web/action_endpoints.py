@@ -72,13 +72,13 @@ class ActionEndpoints:
         """GET /api/v1/access?node=NAME."""
         identity = await self._guard.identity(request)
         on = self._setup is not None and self._access.actions
-        told = PageReader(
+        answer = PageReader(
             user=identity.name if identity is not None else "",
             how=identity.how if identity is not None else "",
             actions=on,
             may=await self._may(identity, request.query.get("node", "")) if on and identity else [],
         )
-        return respond(told)
+        return respond(answer)
 
     async def _may(self, identity: UserIdentity, node: str) -> list[str]:
         gate, setup = self._access.gate, self._setup

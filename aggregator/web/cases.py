@@ -114,8 +114,8 @@ class Case:
 def deciding_rule(evidence: Collection[models.Evidence], action: str) -> str:
     """The rule of the first evidence in force that requires this action, else of the first."""
     in_force = [item for item in evidence if not item.over] or list(evidence)
-    asking = [item for item in in_force if item.action == action] or in_force
-    return next((item.rule for item in asking if item.rule), "")
+    requesting = [item for item in in_force if item.action == action] or in_force
+    return next((item.rule for item in requesting if item.rule), "")
 
 
 def open_cases(found: FleetViewFindings) -> list[Case]:

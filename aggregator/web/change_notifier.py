@@ -49,8 +49,8 @@ class ChangeNotifier:
             self._revision = look.revision
             self._feed.tick(tick)
         watched = sorted(self._feed.nodes)
-        told = map(self._details.of, watched)
-        nodes = {one.node: node_view.steady(one) for one in told if one is not None}
+        nodes_shown = map(self._details.of, watched)
+        nodes = {one.node: node_view.steady(one) for one in nodes_shown if one is not None}
         for name, one in nodes.items():
             # Heartbeats come all the time, and are no change. A new subscriber is notified at once,
             # because the view may have changed since the page was rendered.

@@ -55,7 +55,7 @@ class Connection:
     address: str
     opened: float
     since: float
-    asked: bool = False
+    requested: bool = False
     answering: int = 0
     streaming: bool = False
     transport: asyncio.BaseTransport | None = None
@@ -78,7 +78,7 @@ class Connection:
     def is_overdue(self, now: float) -> bool:
         if self.busy:
             return not self.streaming and now - self.since >= ANSWER_WITHIN
-        return not self.asked and now - self.opened >= HEADERS_WITHIN
+        return not self.requested and now - self.opened >= HEADERS_WITHIN
 
 
 class ConnectionTable:
@@ -115,7 +115,7 @@ class ConnectionTable:
         """The connection's request is complete and is answered from now on."""
         connection = self._open.get(protocol)
         if connection is not None:
-            connection.asked = True
+            connection.requested = True
             connection.answering += 1
             connection.since = self._now()
 

@@ -181,9 +181,9 @@ class FleetViewBuilder:
             if node_view.agent(node_summary) == "never":
                 self._never += 1
             else:
-                heard = node_summary.agent.last_heard
+                last_heard = node_summary.agent.last_heard
                 row = node_view.node_row(node_summary, moment, standing, self._fleet.words)
-                self._silent.append((moment.now if heard is None else heard, row))
+                self._silent.append((moment.now if last_heard is None else last_heard, row))
         mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
             self._incidents.extend(

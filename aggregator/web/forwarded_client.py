@@ -52,9 +52,9 @@ async def accept(request: web.Request, verify: VerifyReplica | None) -> None:
     if not token or verify is None:
         return
     await verify(token)
-    told = request.headers.get(_CERTIFICATE, "")
+    encoded = request.headers.get(_CERTIFICATE, "")
     try:
-        certificate = base64.b64decode(told, validate=True) if told else None
+        certificate = base64.b64decode(encoded, validate=True) if encoded else None
     except (binascii.Error, ValueError):
         certificate = None
     request[_CLIENT] = _Client(request.headers.get(_ADDRESS, ""), certificate)

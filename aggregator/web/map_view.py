@@ -86,24 +86,24 @@ class MapLayouts:
     def of(
         self,
         names: tuple[str, ...],
-        asked: str,
+        requested: str,
         *,
         value_of: ValueOf,
         keys: Sequence[str],
         now: float,
     ) -> MapLayout:
-        """The layout for the label ``asked``, for `ONE_BLOCK`, or (empty) for that of ``keys`` that
-        suits best. ``now`` is monotonic seconds.
+        """The layout for the label ``requested``, for `ONE_BLOCK`, or (empty) for that of ``keys``
+        that suits best. ``now`` is monotonic seconds.
         """
-        known = self._made.get(asked)
+        known = self._made.get(requested)
         if known is not None and known[1] == names and now < known[0]:
             return known[2]
-        key = asked or suited_key(names, value_of, keys)
+        key = requested or suited_key(names, value_of, keys)
         layout = map_layout(names, value_of, "" if key == ONE_BLOCK else key)
         present = (one for one in keys if any(value_of(name, one) for name in names))
         layout = replace(layout, keys=tuple(present))
-        self._made.pop(asked, None)
-        self._made[asked] = (now + _LASTS, names, layout)
+        self._made.pop(requested, None)
+        self._made[requested] = (now + _LASTS, names, layout)
         while len(self._made) > _MOST_LAYOUTS:
             del self._made[next(iter(self._made))]
         return layout

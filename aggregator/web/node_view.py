@@ -557,6 +557,6 @@ def node(
     )
 
 
-def steady(told: models.Node) -> models.Node:
+def steady(shown: models.Node) -> models.Node:
     """Without the fields that change while the node does not, so that two can be compared."""
-    return msgspec.structs.replace(told, last_heard=None)
+    return msgspec.structs.replace(shown, last_heard=None)

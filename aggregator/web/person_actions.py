@@ -197,7 +197,7 @@ _ALL = (
     PersonAction(
         "stop",
         "No new quarantine and no step of a drain, on any node.",
-        lambda cluster, ask: cluster.stop(ask.reason),
+        lambda cluster, request: cluster.stop(request.reason),
         _switches,
         of_node=False,
     ),

@@ -107,13 +107,13 @@ class FleetQueries:
         pools = [key for key in (pool_label, POOL if self.fleet.pools else "") if key]
         return [*places, *pools]
 
-    def map_layout(self, look: FleetSnapshot, asked: str) -> MapLayout:
+    def map_layout(self, look: FleetSnapshot, requested: str) -> MapLayout:
         """The order and the blocks of the map. Raises BadQuery for what is no label's key."""
-        if asked:
-            check_key(asked)
+        if requested:
+            check_key(requested)
         return self.layouts.of(
             look.found.names,
-            asked,
+            requested,
             value_of=self._map_value,
             keys=self.map_keys(),
             now=self.snapshots.now(),

@@ -41,7 +41,7 @@ class Certificate:
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._seen = self._changed()
         self._load()
-        self._validity = self._says()
+        self._validity = self._read_validity()
 
     async def follow(self) -> None:
         """Until cancelled: new connections get the certificate that is there now."""
@@ -55,16 +55,16 @@ class Certificate:
             now = self._changed()
             if now != self._seen and not self._is_worse():
                 self._load()
-                self._seen, self._validity = now, self._says()
+                self._seen, self._validity = now, self._read_validity()
                 log.info("the page's certificate was read again")
         except OSError as error:  # ssl.SSLError is one; half-written files are tried again
             log.warning("the page's certificate can't be read", extra={"error": str(error)})
 
     def _is_worse(self) -> bool:
-        renewed, wall = self._says(), self._wall()
+        renewed, wall = self._read_validity(), self._wall()
         return bool(renewed.trouble(wall)) and not self._validity.trouble(wall)
 
-    def _says(self) -> Validity:
+    def _read_validity(self) -> Validity:
         try:
             return Validity.of(x509.load_pem_x509_certificates(self._files[0].read_bytes())[0])
         except ValueError as error:

@@ -59,9 +59,9 @@ class DiskMounts:
         root = str(self._machine.root).rstrip("/")
         paths = {mount: root + mount.point for mount in remote}
         answers = await self._probe.space(list(paths.values()), apart=True)
-        asked = [evaluate(mount, answers[path]) for mount, path in paths.items()]
-        told = {observation.component for observation in asked}
-        report = [*asked, *(entry for entry in report if entry.component not in told)]
+        probed = [evaluate(mount, answers[path]) for mount, path in paths.items()]
+        reported = {observation.component for observation in probed}
+        report = [*probed, *(entry for entry in report if entry.component not in reported)]
         return report or Off("no remote filesystem, none expected")
 
     def _missing(self, table: Sequence[Mount]) -> list[Observation]:

@@ -53,14 +53,14 @@ def evaluate(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
     if gpu.clocks is None:
         return gpu_common.unreadable(gpu, "clocks")
-    said = _said(gpu.clocks)
+    described = _describe_reasons(gpu.clocks)
     for bit, reason, text in _REASONS:
         if gpu.clocks & bit:
-            return Status.DEGRADED, reason, f"{text}; {said}"
-    return Status.OK, "", said
+            return Status.DEGRADED, reason, f"{text}; {described}"
+    return Status.OK, "", described
 
 
-def _said(clocks: int) -> str:
+def _describe_reasons(clocks: int) -> str:
     words = ", ".join(text for bit, text in _WORDS if clocks & bit)
     return f"clock event reasons {clocks:#x} ({words or 'none known' if clocks else 'none'})"
 

@@ -191,15 +191,15 @@ class PerGpu:
         gpus = {name: verdict for name, verdict in verdicts.items() if name}
         well = {name: text for name, (status, _, text) in gpus.items() if status is Status.OK}
         self._was_ill = self._was_ill & gpus.keys() | gpus.keys() - well.keys()
-        told = {
+        found = {
             name: verdict
             for name, verdict in verdicts.items()
             if not name or name in self._was_ill or name not in self._shown
         }
         self._shown |= gpus.keys()
         if well and not self._sources.single_run:
-            told.setdefault("", (Status.OK, "", _shared_text(list(well.values()), len(gpus))))
-        return told
+            found.setdefault("", (Status.OK, "", _shared_text(list(well.values()), len(gpus))))
+        return found
 
 
 class GpuCheck:

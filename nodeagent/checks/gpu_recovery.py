@@ -62,8 +62,8 @@ class GpuRecovery(gpu_common.GpuCheck):
     def _was_loaded_anew(self, gpu: Gpu, at: float) -> bool:
         """Whether the driver has been loaded, reports no fault of the GPU since, and it answers."""
         log = self._sources.driver_log
-        told = self._loads_reported.get(gpu.uuid, -math.inf)
-        if at <= log.loaded_at or not log.has_reset(gpu.pci, told) or _is_ill(gpu):
+        reported = self._loads_reported.get(gpu.uuid, -math.inf)
+        if at <= log.loaded_at or not log.has_reset(gpu.pci, reported) or _is_ill(gpu):
             return False
         self._loads_reported[gpu.uuid] = log.loaded_at
         return True

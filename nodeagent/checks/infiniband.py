@@ -250,12 +250,12 @@ class Infiniband:
             if name not in here and place.pci and not self._on_the_bus(place.pci):
                 message = f"its adapter has left the PCI bus ({place.pci})"
                 lost.append(Observation(NAME, name, Status.FAILED, "missing", message))
-        told = {o.component for o in lost} | here
-        devices = {name.partition("/")[0] for name in told}
+        reported = {o.component for o in lost} | here
+        devices = {name.partition("/")[0] for name in reported}
         lost += [
             Observation(NAME, name, Status.FAILED, "missing", "named, and no such device")
             for name in self._devices
-            if name not in told and name not in devices
+            if name not in reported and name not in devices
         ]
         return lost
 

@@ -104,8 +104,8 @@ class Optics:
         carriers: dict[str, int | None] = {}
         with contextlib.suppress(OSError):  # nic-link reports it
             carriers = {link.name: link.times_up for link in ports(machine, (), ()) if link.carrier}
-        asked = [name for name, count in carriers.items() if self._without.get(name, -1) != count]
-        for name, answer in (await self._sources.disk.modules(asked)).items():
+        due = [name for name, count in carriers.items() if self._without.get(name, -1) != count]
+        for name, answer in (await self._sources.disk.modules(due)).items():
             module = parse(answer.data) if isinstance(answer, Page) else None
             if module is not None:
                 report.append(evaluate(name, module))

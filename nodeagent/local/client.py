@@ -34,16 +34,16 @@ def get_json(path: Path, resource: str, timeout: float) -> Any:
 
     Raises NoAgent, or AgentTrouble when it listens and gives no valid answer in time.
     """
-    return _decoded(_asked(path, "GET", resource, b"", timeout), path)
+    return _decoded(_request(path, "GET", resource, b"", timeout), path)
 
 
 def post_json(path: Path, resource: str, order: Mapping[str, object], timeout: float) -> Any:
     """POST ``order``; the agent's answer. Raises as ``get_json`` does, and RequestRefused."""
     body = json.dumps(order).encode()
-    return _decoded(_asked(path, "POST", resource, body, timeout), path)
+    return _decoded(_request(path, "POST", resource, body, timeout), path)
 
 
-def _asked(path: Path, method: str, resource: str, body: bytes, timeout: float) -> bytes:
+def _request(path: Path, method: str, resource: str, body: bytes, timeout: float) -> bytes:
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         _connect(connection, path, timeout)

@@ -34,7 +34,7 @@ class Fleet:
         self._rng = rng
         self._changed = changed
         self._timers: set[asyncio.TimerHandle] = set()
-        self._said: tuple[object, ...] = ()
+        self._reported: tuple[object, ...] = ()
         self._gap_since: float | None = None
 
     async def run(self, events: Sequence[ScenarioEvent], stop: asyncio.Event) -> None:
@@ -118,8 +118,8 @@ class Fleet:
         troubles = Counter(trouble for node in away if (trouble := node.trouble))
         trouble = troubles.most_common(1)[0][0] if troubles else ""
         at = dict(sorted(Counter(node.address for node in here).items()))
-        if self._said != (len(here), trouble, at):
-            self._said = (len(here), trouble, at)
+        if self._reported != (len(here), trouble, at):
+            self._reported = (len(here), trouble, at)
             extra = {"streaming": len(here), "nodes": len(self._nodes), "trouble": trouble}
             log.info("nodes attached", extra={**extra, "at": at})
 

@@ -17,7 +17,7 @@ class DriverLog:
     def __init__(self) -> None:
         self.loaded_at = -math.inf
         self._erred: set[str] = set()
-        self._said: dict[tuple[str, int], float] = {}
+        self._logged: dict[tuple[str, int], float] = {}
 
     def loaded(self, at: float) -> None:
         """The driver was loaded ``at`` (boottime seconds)."""
@@ -31,14 +31,14 @@ class DriverLog:
 
     def xid(self, address: str, code: int, at: float) -> None:
         """The log has an Xid of that GPU, stamped ``at``."""
-        self._said.pop((address, code), None)
-        self._said[address, code] = at
-        if len(self._said) > _MOST:
-            del self._said[next(iter(self._said))]
+        self._logged.pop((address, code), None)
+        self._logged[address, code] = at
+        if len(self._logged) > _MOST:
+            del self._logged[next(iter(self._logged))]
 
     def has_reported(self, address: str, code: int, since: float) -> bool:
         """Whether the log has had that Xid since then."""
-        return self._said.get((address, code), -math.inf) >= since
+        return self._logged.get((address, code), -math.inf) >= since
 
     def has_reset(self, address: str, since: float) -> bool:
         """Whether a load after ``since`` ended the faults of the GPU at ``address``."""

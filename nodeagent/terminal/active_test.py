@@ -109,8 +109,8 @@ def _driver_free(config: Config, profile: Profile, node: Node) -> Iterator[None]
         yield
         return
     try:
-        told = get_json(config.socket, "/v1/results", _PATIENCE)
-        before = float(told["agent"]["quiesced_seconds"])
+        results = get_json(config.socket, "/v1/results", _PATIENCE)
+        before = float(results["agent"]["quiesced_seconds"])
     except NoAgent:
         yield
         return

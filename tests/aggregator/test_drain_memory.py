@@ -168,11 +168,11 @@ def test_nodes_that_lost_nothing_lately_are_not_remembered() -> None:
     reports = LossReports()
     reports.due("n1", [lost("a")], 0.0)
     reports.due("n2", [lost("a")], EVERY - 1)
-    assert set(reports._told) == {"n1", "n2"}
+    assert set(reports._reported) == {"n1", "n2"}
     reports.due("n3", [lost("a")], EVERY + 1)
-    assert set(reports._told) == {"n2", "n3"}
+    assert set(reports._reported) == {"n2", "n3"}
     reports.due("n3", [], 3 * EVERY)
-    assert "n3" not in reports._told
+    assert "n3" not in reports._reported
 
 
 # -- waiting --------------------------------------------------------------------------------------

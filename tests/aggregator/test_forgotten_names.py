@@ -218,7 +218,7 @@ def test_what_is_said_sparingly_is_remembered_of_the_latest_only() -> None:
     sparingly = RateLimitedLog(interval=10.0)
     for number in range(3 * MOST_LOGGED):
         assert sparingly(f"held back: n{number}", float(number) / 1e6) == {}
-    assert len(sparingly._said) == MOST_LOGGED
+    assert len(sparingly._logged) == MOST_LOGGED
     last = f"held back: n{3 * MOST_LOGGED - 1}"
     assert sparingly(last, 1.0) is None
     assert sparingly(last, 20.0) == {"unsaid": 1}

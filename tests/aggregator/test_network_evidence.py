@@ -254,7 +254,7 @@ def test_a_node_that_is_unreachable_and_silent_is_told_after_its_time_and_found_
         assert len(desk.notes.transitions) == 1
         made._take("n1", Finding(Status.OK, "", "", 1.0))
         assert desk.notes.transitions[1].kind.name == "NODE_FOUND"
-        assert (made._lost, made._told) == ({}, set())
+        assert (made._lost, made._reported) == ({}, set())
         made._take("n1", Finding(Status.OK, "", "", 1.0))
         assert len(desk.notes.transitions) == 2
 

@@ -115,8 +115,8 @@ def _send(url: str, title: str, text: str, kind: str) -> WebhookResponse:
     if done:
         return WebhookResponse(Delivery.DELIVERED, "the service took it")
     logged = [entry for result in done.results for entry in result.logs()]
-    said = "; ".join(entry.message for entry in logged if entry.level in _BAD)
+    errors = "; ".join(entry.message for entry in logged if entry.level in _BAD)
     # Many services have their token where others have a host.
     parts = [part for part in _BETWEEN.split(url.partition("://")[2]) if len(part) >= _LEAST_PART]
-    words = visible(without_secrets(said, secrets_of(url, parts)), _MOST_SHOWN)
+    words = visible(without_secrets(errors, secrets_of(url, parts)), _MOST_SHOWN)
     return WebhookResponse(Delivery.RETRY, words or "the service did not take it")

@@ -195,10 +195,10 @@ def _check_authority(authority: _Named) -> None:
 
 def _check_pair(certificate: _Named, key: _Named | None) -> None:
     """OpenSSL reports that a pair can't be used, and not which of the two is wrong."""
-    asked: list[bool] = []
+    prompted: list[bool] = []
 
     def passphrase() -> str:
-        asked.append(True)
+        prompted.append(True)
         return ""  # else OpenSSL would prompt at the terminal
 
     with ExitStack() as ends:
@@ -210,7 +210,7 @@ def _check_pair(certificate: _Named, key: _Named | None) -> None:
             if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
                 text = "is not the key of its certificate; expected the two that belong together"
                 raise (key or certificate).wrong(text) from error
-            if asked:
+            if prompted:
                 text = "is encrypted; expected a private key without a passphrase"
                 raise (key or certificate).wrong(text) from error
             try:

@@ -109,8 +109,10 @@ class KubeconfigSettings:
         )
         out, err = await process.communicate()
         if process.returncode:
-            said = err.decode(errors="replace").strip()
-            text = f"exec: process returned {process.returncode}" + (f". {said}" if said else "")
+            printed = err.decode(errors="replace").strip()
+            text = f"exec: process returned {process.returncode}" + (
+                f". {printed}" if printed else ""
+            )
             raise _wrong(user, text)
         status = _status_of(user, out, version)
         if "token" in status:

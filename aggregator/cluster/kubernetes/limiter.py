@@ -355,7 +355,7 @@ class Limiter:
         return True
 
     async def _let_go(self) -> None:
-        while lines := self._standing():
+        while lines := self._waiting_lines():
             now = self._clock()
             delay = max(self._paused_until - now, self._bucket.wait(now))
             if delay > 0:
@@ -370,7 +370,7 @@ class Limiter:
             self._begin(waiter.lane, is_list=waiter.is_list)
             waiter.go.set_result(None)
 
-    def _standing(self) -> list[_Line]:
+    def _waiting_lines(self) -> list[_Line]:
         """The lines with waiters, in order of priority, without those that gave up at the head."""
         lines = [line for line in self._lines.values() if line.ranked]
         for line in lines:

@@ -21,25 +21,25 @@ class EventView:
     """The events of one informer, which runs until `close`."""
 
     def __init__(self, informer: ClusterInformer) -> None:
-        self._told: asyncio.Queue[ClusterEvent | None] = asyncio.Queue()
+        self._events: asyncio.Queue[ClusterEvent | None] = asyncio.Queue()
         self._following = asyncio.create_task(informer.follow(self._take), name="kube-news")
-        self._following.add_done_callback(lambda _: self._told.put_nowait(None))
+        self._following.add_done_callback(lambda _: self._events.put_nowait(None))
         #: The first lists are complete.
         self.synced = asyncio.Event()
 
     def _take(self, event: ClusterEvent) -> None:
-        self._told.put_nowait(event)
+        self._events.put_nowait(event)
         if isinstance(event, WatchSynced):
             self.synced.set()
 
     async def events(self) -> AsyncIterator[ClusterEvent]:
         """Those that wait, as one state of the cluster, and then each as it comes; for ever."""
         waiting: list[ClusterEvent | None] = []
-        while not self._told.empty():
-            waiting.append(self._told.get_nowait())
+        while not self._events.empty():
+            waiting.append(self._events.get_nowait())
         for news in as_one_state([event for event in waiting if event is not None]):
             yield news
-        while None not in waiting and (event := await self._told.get()) is not None:
+        while None not in waiting and (event := await self._events.get()) is not None:
             yield event
         self._following.result()  # it never ends by itself: this raises its error
 

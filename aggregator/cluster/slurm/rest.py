@@ -231,22 +231,22 @@ class SlurmRest:
             answer = msgspec.json.decode(content)
         except msgspec.DecodeError:
             answer = None
-        said = first_error(answer) if isinstance(answer, dict) else ""
-        if status == 200 and isinstance(answer, dict) and not said:
+        error_text = first_error(answer) if isinstance(answer, dict) else ""
+        if status == 200 and isinstance(answer, dict) and not error_text:
             return answer
-        shown = said or content[:200].decode(errors="replace").strip() or "an empty answer"
+        shown = error_text or content[:200].decode(errors="replace").strip() or "an empty answer"
         text = f"{method} {path}: {status} {shown}"
-        if NO_NODE in said or said.startswith(_UNKNOWN_NODE):
+        if NO_NODE in error_text or error_text.startswith(_UNKNOWN_NODE):
             raise NotFound(text)
         if status in (401, 403) or any(part in shown for part in NO_RIGHT):
             raise Refused(f"{refusal(text, self.user)} ({self._about_token()})")
-        if said.startswith("Unspecified error"):
+        if error_text.startswith("Unspecified error"):
             # Slurm 22.05 has these words for a slurmctld that is away, and for each bad token.
             text += "; slurmctld does not answer slurmrestd, or does not accept the token"
             raise Unreachable(f"{text} ({self._about_token()})")
-        if status == 404 and not said:
+        if status == 404 and not error_text:
             raise _NoSuchPath(text)
-        if status == 429 or "Rate limit" in said:
+        if status == 429 or "Rate limit" in error_text:
             raise Unreachable(text, status=429, retry_after=5.0)
         if status in (400, 405):
             raise Refused(text)

@@ -31,13 +31,13 @@ class Targets:
 
     def __init__(self) -> None:
         self._watched: dict[Target, _Watched] = {}
-        self._said: dict[str, dict[Target, bool]] = {}
+        self._reports: dict[str, dict[Target, bool]] = {}
         self._counted: set[str] = set()
         self._dirty: dict[Target, None] = {}
 
     def set_report(self, observer: str, target: Target, *, reached: bool | None) -> None:
         """``reached`` None: the observer has no result for it (any more)."""
-        reports = self._said.setdefault(observer, {})
+        reports = self._reports.setdefault(observer, {})
         before = reports.get(target)
         if before is reached:
             return
@@ -54,12 +54,12 @@ class Targets:
         if counts == (observer in self._counted):
             return
         (self._counted.add if counts else self._counted.discard)(observer)
-        for target, reached in self._said.get(observer, {}).items():
+        for target, reached in self._reports.get(observer, {}).items():
             self._count(observer, target, +1 if counts else -1, reached=reached)
 
     def forget_node(self, observer: str) -> None:
         self.count(observer, counts=False)
-        self._said.pop(observer, None)
+        self._reports.pop(observer, None)
 
     def settle(self, now: float) -> bool:
         """Evaluate the changes. Returns whether any verdict may differ from before."""

@@ -274,6 +274,6 @@ class NodeAdmission:
         """Whether an operator, or its pool's mode, allows less than we want, by the node as it was
         just read.
         """
-        asked = node_state.cluster.operator_requests.cap(self._acts.clocks.earliest())
-        allowed = min(asked.strength, self._pools.mode_of(node_state.node).strength)
+        cap = node_state.cluster.operator_requests.cap(self._acts.clocks.earliest())
+        allowed = min(cap.strength, self._pools.mode_of(node_state.node).strength)
         return allowed < wanted.spec.action.strength

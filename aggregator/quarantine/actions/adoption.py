@@ -191,10 +191,10 @@ class MarkAdopter:
         if marked_by(node) not in ("", uid):
             node_state.own_quarantine_view().request_adoption()
             return False
-        stood = stood_for(node)
-        words = node_state.overrule(stood)
+        evidence = stood_for(node)
+        words = node_state.overrule(evidence)
         # A person requested marks without evidence, and the deletion, which is later, revokes that.
-        more: dict[str, str | None] = {} if stood else {FORCE: None}
+        more: dict[str, str | None] = {} if evidence else {FORCE: None}
         undo = Undo(uid, read_applied(node), words, more=more)
         node_state.take_node(await self._release_actions.undo_node(node_state, node, undo))
         await self._acts.announcer.write(

@@ -54,26 +54,26 @@ class MarkRestorer:
     async def restore(self, node_state: NodeState) -> None:
         """Set missing marks again: the node is read before the Quarantine is, as always."""
         node = await self._acts.cluster.read_node(node_state.node)
-        standing = await self._acts.reread(node_state)
+        in_force = await self._acts.reread(node_state)
         node_state.take_node(node)
-        if node is None or standing is None or not self._may(node_state, node, standing):
+        if node is None or in_force is None or not self._may(node_state, node, in_force):
             return  # the next step sees it
         missing = node_state.quarantine_view.missing
         if missing != (CONDITION,):
-            change = cordon_change(node, standing, rules=self.rules)
+            change = cordon_change(node, in_force, rules=self.rules)
             guard = self._acts.guard(node_state)
             node = await self._acts.mark_writer.mark(node, change, guard=guard)
         self._acts.announcer.announce(
-            node_state, node.uid, quarantined=True, message=standing.spec.reason
+            node_state, node.uid, quarantined=True, message=in_force.spec.reason
         )
         node_state.take_node(node)
-        marks = counted(standing.status.marks or _NONE, self._acts.clocks.latest())
+        marks = counted(in_force.status.marks or _NONE, self._acts.clocks.latest())
         status = replace(
-            standing.status, marks=marks, applied=read_applied(node) or standing.status.applied
+            in_force.status, marks=marks, applied=read_applied(node) or in_force.status.applied
         )
         if status.phase is Phase.CORDONED:
             status = replace(status, message=self._marked(node_state.node))
-        await self._acts.write_status(node_state, standing, status)
+        await self._acts.write_status(node_state, in_force, status)
         times = self.rules.restore_times
         named = describe_missing(missing, status.applied)
         text = f"set again, {marks.restored} of {times}: {named}"

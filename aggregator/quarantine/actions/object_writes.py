@@ -97,8 +97,8 @@ class ObjectWrites:
         if quarantine.spec.action is not Action.DRAIN and status.phase is Phase.DRAINING:
             changed = replace(changed, phase=Phase.CORDONED, blockers=())
         await self._acts.write_status(node_state, quarantine, changed)
-        told = text or f"spec.action is {quarantine.spec.action} again, as it was decided"
-        self._acts.emit_event(node_state, EventKind.OVERRIDDEN, told)
+        event_text = text or f"spec.action is {quarantine.spec.action} again, as it was decided"
+        self._acts.emit_event(node_state, EventKind.OVERRIDDEN, event_text)
 
     async def show_cordon(self, node_state: NodeState, quarantine: Quarantine, text: str) -> None:
         """Write to the status that the node is left schedulable, or that others cordoned it."""
@@ -118,17 +118,17 @@ class ObjectWrites:
         """Write to the status that its Node is gone, and since when, or that it is back."""
         since = self._acts.clocks.latest() if node_state.cluster.node_gone else 0.0
         ends = quarantine.spec.requester == OURS
-        told = (
+        event_text = (
             f"its Node is gone: it counts for no limit, and "
             f"{'ends by itself if the Node stays away' if ends else 'stays until it is deleted'}"
             if node_state.cluster.node_gone
             else "its Node is back, and is counted again"
         )
-        message = told if quarantine.status.phase is not Phase.INVALID else NO_NODE
+        message = event_text if quarantine.status.phase is not Phase.INVALID else NO_NODE
         status = replace(quarantine.status, node_absent_since=since, message=message)
         await self._acts.write_status(node_state, quarantine, status)
         self._acts.emit_event(
-            node_state, EventKind.NODE_ABSENT if since else EventKind.NODE_BACK, told
+            node_state, EventKind.NODE_ABSENT if since else EventKind.NODE_BACK, event_text
         )
 
     async def _write_spec(

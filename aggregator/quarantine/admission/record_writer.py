@@ -376,10 +376,10 @@ class AdmissionRecordWriter:
                 raise ClusterError(self.problem or "the admission record was not read")
             before = self.record
             after = self._changed(before, stored.uid, batch)
-            asked = [request.propose for request in batch if request.propose is not None]
+            proposed = [request.propose for request in batch if request.propose is not None]
             if unread is not None:
-                asked = []
-            outcome = self._decide(after, asked, self.switch.reason, self._registry.size())
+                proposed = []
+            outcome = self._decide(after, proposed, self.switch.reason, self._registry.size())
             if unread is None:
                 outcome = self._reserve(outcome, batch)
             if not self._lost and _substance(outcome.record) == _substance(before):
@@ -479,11 +479,13 @@ class AdmissionRecordWriter:
         finally:
             self._writing = None
 
-    def _decide(self, record: Record, asked: list[Proposal], stop: str, size: FleetSize) -> Outcome:
+    def _decide(
+        self, record: Record, proposed: list[Proposal], stop: str, size: FleetSize
+    ) -> Outcome:
         unrecorded = self._unrecorded(record)
         return admit(
             record,
-            asked,
+            proposed,
             self._limits,
             size,
             now=self._wall(),

@@ -140,8 +140,10 @@ class CommonCauseTracker:
         changed, now = self._changed.get(node_state.node), self._clocks.now()
         if changed is None or now - changed >= UPGRADED:
             return ""
-        stood = max((now - item.since for item in self._evidence_against(node_state)), default=0.0)
-        if stood >= self._after_upgrade:
+        open_for = max(
+            (now - item.since for item in self._evidence_against(node_state)), default=0.0
+        )
+        if open_for >= self._after_upgrade:
             return ""
         now_runs = ", ".join(
             f"{name} {version}" for name, version in self._versions[node_state.node]

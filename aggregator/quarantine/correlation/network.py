@@ -77,7 +77,7 @@ class NetworkTracker:
         self._places: dict[str, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._lost: dict[str, float] = {}  # unreachable and silent, since when
-        self._told: set[str] = set()  # of these, those that were reported
+        self._reported: set[str] = set()  # of these, those that were reported
 
     def placed(self, node: str, address: str) -> None:
         """Other nodes probe the node at ``address``; empty: at none."""
@@ -95,16 +95,16 @@ class NetworkTracker:
 
     def on_evidence(self, node: str, evidence: Snapshot | Delta) -> None:
         """Take an agent's evidence; the results of its network checks are edges."""
-        told = {one.key: one.status for one in evidence.components if one.check in NETWORK}
+        statuses = {one.key: one.status for one in evidence.components if one.check in NETWORK}
         word = self._word(node)
         gone: Iterable[tuple[str, str]] = ()
         if isinstance(evidence, Snapshot):
-            gone = word.sees.keys() - told.keys()
+            gone = word.sees.keys() - statuses.keys()
             self._speak(node, speaking=True)
             self._soon()
         elif evidence.gone:
             gone = word.sees.keys() & set(evidence.gone)
-        self._see(node, told, gone)
+        self._see(node, statuses, gone)
 
     def silent(self, node: str) -> None:
         """The agent's stream has ended: its results are no evidence until it reports again."""
@@ -142,7 +142,7 @@ class NetworkTracker:
     def _see(
         self,
         node: str,
-        told: Mapping[tuple[str, str], Status],
+        statuses: Mapping[tuple[str, str], Status],
         gone: Iterable[tuple[str, str]],
     ) -> None:
         """Set the node's edges; unchanged ones cost next to nothing."""
@@ -151,7 +151,7 @@ class NetworkTracker:
             changed = True
             del word.sees[key]
             self._network.set_edge(node, *key, None)
-        for key, status in told.items():
+        for key, status in statuses.items():
             changed |= word.sees.get(key) is not status
             word.sees[key] = status
             self._network.set_edge(node, *key, status)
@@ -180,7 +180,7 @@ class NetworkTracker:
         self._words.pop(node, None)
         self._places.pop(node, None)
         self._lost.pop(node, None)
-        self._told.discard(node)
+        self._reported.discard(node)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -197,8 +197,8 @@ class NetworkTracker:
         """Report, once, nodes that have long been unreachable and silent. Cost: only such nodes."""
         now = self._clocks.now()
         for node, since in self._lost.items():
-            if node not in self._told and now - since >= SILENT_FOR:
-                self._told.add(node)
+            if node not in self._reported and now - since >= SILENT_FOR:
+                self._reported.add(node)
                 finding = self._network.finding(node)
                 text = finding.message if finding is not None else ""
                 self._note(EventKind.NODE_LOST, node, f"{node}: {text}", "")
@@ -234,8 +234,8 @@ class NetworkTracker:
             self._lost.setdefault(node, finding.since)
         elif finding.status is not Status.UNKNOWN:
             self._lost.pop(node, None)
-            if node in self._told:
-                self._told.discard(node)
+            if node in self._reported:
+                self._reported.discard(node)
                 self._note(EventKind.NODE_FOUND, node, f"{node} is reached again, or speaks", "")
         self._put(node, finding)
 

@@ -65,10 +65,10 @@ class PrecursorTracker:
 
     def _restore(self, node: str, at: float) -> None:
         """Another process found them, and a quarantine rests on them."""
-        standing = findings_in_quarantine(self._fleet, node, CHECK)
-        if not standing:
+        restored = findings_in_quarantine(self._fleet, node, CHECK)
+        if not restored:
             return
-        self._counters.restore(node, standing, at)
+        self._counters.restore(node, restored, at)
         known = self._findings.setdefault(node, {})
         self._checked_at.setdefault(node, at)
         for found in self._counters.findings(node):

@@ -402,7 +402,7 @@ class _Budget:
         self._entered: list[Entry] = []
         self._unrecorded = {n: p for n, p in unrecorded.items() if n not in size.absent}
         self._absent = size.absent & record.entries.keys()
-        self._standing = len(record.entries) - len(self._absent) + len(self._unrecorded)
+        self._in_force = len(record.entries) - len(self._absent) + len(self._unrecorded)
         self._lately = len(self._record.admissions)
         self._pools: dict[str, int] = {}
         self._policy_pools = PoolBudget(
@@ -448,7 +448,7 @@ class _Budget:
         self._tripped = True
 
     def take(self, proposal: Proposal) -> None:
-        self._standing += 1
+        self._in_force += 1
         self._lately += 1
         if self._limits.pool_label:  # else it is not needed, and it goes through all entries
             self._pools[proposal.pool] = self._in_pool(proposal.pool) + 1
@@ -575,21 +575,21 @@ class _Budget:
     # -- how many are in force ---------------------------------------------------------------
 
     def _full(self, pool: str) -> Held | None:
-        limits, size, standing = self._limits, self._size, self._standing
-        if standing >= limits.concurrent:
+        limits, size, in_force = self._limits, self._size, self._in_force
+        if in_force >= limits.concurrent:
             return Held(
                 "limits.concurrent",
                 str(limits.concurrent),
-                f"{standing} nodes are in quarantine; the limit is {limits.concurrent}",
+                f"{in_force} nodes are in quarantine; the limit is {limits.concurrent}",
             )
         nodes, floor = size.nodes, limits.small_fleet_floor
         share = allowance(nodes, limits.concurrent_percent)
         most = floored(share, floor, of=nodes, fleet=nodes)
-        if standing >= most:
+        if in_force >= most:
             return Held(
                 "limits.concurrent_percent",
                 f"{limits.concurrent_percent:g}%",
-                f"{standing} of {size.nodes} nodes are in quarantine; "
+                f"{in_force} of {size.nodes} nodes are in quarantine; "
                 f"{limits.concurrent_percent:g} % allow {most}{_by_floor(share, most)}",
             )
         if limits.pool_label:

@@ -342,7 +342,7 @@ class CauseSearch:
         limits, size = self._limits, max(self._crowd.sizes[group], len(nodes))
         ident = _domain(group, what)
         subject = f"{label} {value}" if label in VERSIONS else f"{label}={value}"
-        told = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}.get(
+        evidence = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}.get(
             what, what.replace(":", " ")
         )
         if label in (limits.clique_label, FABRIC, FABRIC_BY_LABEL):
@@ -351,7 +351,7 @@ class CauseSearch:
                 if label != limits.clique_label:
                     subject, limit, at, one = f"NVLink fabric {value}", "fabric", value, "fabric"
                 reason = (
-                    f"{subject}: {told} on {len(nodes)} of {size} nodes; two of one {one} "
+                    f"{subject}: {evidence} on {len(nodes)} of {size} nodes; two of one {one} "
                     f"within {span(limits.window)} are the {one}'s"
                 )
                 found = frozenset(nodes)
@@ -364,7 +364,7 @@ class CauseSearch:
             return
         if self._too_many(ident, nodes, most):
             reason = (
-                f"{subject}: {told} on {len(nodes)} of {size} nodes, and on {theirs} of "
+                f"{subject}: {evidence} on {len(nodes)} of {size} nodes, and on {theirs} of "
                 f"{others} others; more than {limits.domain_percent:g}% within "
                 f"{span(limits.window)} are one cause"
             )

@@ -153,9 +153,9 @@ def next_idle_test(
         if rules is None and not last.request:
             lost = "repair.idle_nodes was removed from the configuration"
         return under_way(last, facts, now, lost)
-    asked = facts.unanswered(last)
+    requested = facts.unanswered(last)
     due = rules is not None and not waits_for(last, rules, pause=pause, now=now)
-    if facts.tainted or not (asked or due):
+    if facts.tainted or not (requested or due):
         return NextTest(NodeTestStep.NOTHING)
     if facts.against:
         return NextTest(NodeTestStep.NOTHING, facts.against)
@@ -164,16 +164,16 @@ def next_idle_test(
     goes_on = last is not None and last.reason == IDLE
     return NextTest(
         NodeTestStep.ORDER,
-        "requested by hand" if asked else "an idle node",
+        "requested by hand" if requested else "an idle node",
         NodeTest(
             number=number,
             operation=operation_of(facts.node_uid, facts.boot_id, number),
-            profile=(asked.profile if asked else "") or (rules or IdleNodeRules()).profile,
+            profile=(requested.profile if requested else "") or (rules or IdleNodeRules()).profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
             inconclusive=last.without_verdict if last is not None and goes_on else 0,
-            request=asked.name if asked else "",
-            request_uid=asked.uid if asked else "",
+            request=requested.name if requested else "",
+            request_uid=requested.uid if requested else "",
             reason=IDLE,
             verdict_at=verdict_at(last),
             failed=failed,

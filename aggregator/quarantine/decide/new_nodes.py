@@ -76,12 +76,12 @@ def next_test(
         return under_way(last, facts, now, "" if facts.tainted else "the startup taint was removed")
     if not facts.tainted:
         return NextTest(NodeTestStep.NOTHING)
-    asked = facts.unanswered(last)
-    over = "" if asked else why_over(last, facts.boot_id, rules)
+    requested = facts.unanswered(last)
+    over = "" if requested else why_over(last, facts.boot_id, rules)
     if over:
         return NextTest(NodeTestStep.NOTHING, over)
     earlier = last is not None and not last.reason and last.is_of_boot(facts.boot_id)
-    if not asked and last is not None and earlier:
+    if not requested and last is not None and earlier:
         left = last.ended_at + pause - now
         if 0 < left <= pause:
             return NextTest(
@@ -90,20 +90,20 @@ def next_test(
     if facts.against:
         return NextTest(NodeTestStep.NOTHING, facts.against)
     number = last.number + 1 if last is not None else 1
-    counts = last is not None and earlier and not asked and not last.quarantined
+    counts = last is not None and earlier and not requested and not last.quarantined
     failed, failed_boot = carried_failure(last)
     return NextTest(
         NodeTestStep.ORDER,
-        "requested by hand" if asked else "a new node",
+        "requested by hand" if requested else "a new node",
         NodeTest(
             number=number,
             operation=operation_of(facts.node_uid, facts.boot_id, number),
-            profile=(asked.profile if asked else "") or rules.profile,
+            profile=(requested.profile if requested else "") or rules.profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
             inconclusive=last.without_verdict if last and counts else 0,
-            request=asked.name if asked else "",
-            request_uid=asked.uid if asked else "",
+            request=requested.name if requested else "",
+            request_uid=requested.uid if requested else "",
             verdict_at=verdict_at(last) if failed else 0.0,
             failed=failed,
             failed_boot=failed_boot,
@@ -195,8 +195,8 @@ def condition_of(
         text = f"no test of the node has begun: {rules.profile} is due (taint {rules.taint})"
         return NodeTestCondition("Unknown", "NotTested", text)
     status, reason, words = _REASONS.get(test.state, _NONE)
-    told = f": {test.message}" if test.message and not test.is_busy else ""
-    text = f"test {test.profile} {words} (operation {test.operation}, boot {test.boot_id}){told}"
+    more = f": {test.message}" if test.message and not test.is_busy else ""
+    text = f"test {test.profile} {words} (operation {test.operation}, boot {test.boot_id}){more}"
     return NodeTestCondition(status, reason, text)
 
 

@@ -126,9 +126,9 @@ def condition_of(
     agent is attached, and has sent all its evidence.
     """
     if rule.basis == "quarantine":
-        standing = quarantine is not None and quarantine.status.phase in _STANDING
-        known = settled or (standing and quarantine is not None and not quarantine.foreign)
-        items = _of_quarantine(rule, quarantine) if standing and quarantine is not None else []
+        in_force = quarantine is not None and quarantine.status.phase in _STANDING
+        known = settled or (in_force and quarantine is not None and not quarantine.foreign)
+        items = _of_quarantine(rule, quarantine) if in_force and quarantine is not None else []
     else:
         items, known = _of_incidents(rule, incidents), reported
     if items:

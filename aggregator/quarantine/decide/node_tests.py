@@ -211,8 +211,8 @@ class NodeTestFacts:
 
     def unanswered(self, last: NodeTest | None) -> OperationRequest | None:
         """The request, unless the ``last`` test is its own."""
-        asked = self.request
-        return None if asked is None or (last is not None and last.answers(asked)) else asked
+        pending = self.request
+        return None if pending is None or (last is not None and last.answers(pending)) else pending
 
 
 def under_way(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextTest:

@@ -303,18 +303,20 @@ def _after_failure(
     now: float,
 ) -> NextRepair:
     """The node has failed a test: its evidence counts as in force, and the next rung is due."""
-    told = f"test {failed.profile} failed"
+    failure = f"test {failed.profile} failed"
     if status.exhausted:
-        return _hand_to_person(status, failed.ended_at, f"{told}, and before: {status.exhausted}")
+        return _hand_to_person(
+            status, failed.ended_at, f"{failure}, and before: {status.exhausted}"
+        )
     last = status.attempts[-1]
     ended = _after(last, rules, now) if last.repair != TEST else None
     if ended is not None and ended.do is Do.NOTHING:
         return ended
     step = ended or _next_rung(status, replace(facts, ladder=facts.whole), rules)
     if step.do is Do.ORDER:
-        return replace(step, because=f"{told}; {step.because}".removesuffix("; "))
+        return replace(step, because=f"{failure}; {step.because}".removesuffix("; "))
     why = step.because or "a rule of its evidence has no repair"
-    return NextRepair(Do.EXHAUST, because=f"{told}: {failed.message}; {why}")
+    return NextRepair(Do.EXHAUST, because=f"{failure}: {failed.message}; {why}")
 
 
 def _hand_to_person(status: RepairStatus, since: float, why: str) -> NextRepair:

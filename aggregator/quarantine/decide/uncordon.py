@@ -160,42 +160,42 @@ def after_uncordon(
     quiet = not 0 <= wall - status.uncordoned_at < QUIET
     count = 1 if quiet else min(status.recordons, MOST_RECORDONS) + 1
     automated = rules.trust_uncordoned_by and whose in (Uncordoned.AUTOMATION, Uncordoned.NODE)
-    asks = (
+    waits = (
         rules.on_uncordon is OnUncordon.ASK
         and not (automated or whose is Uncordoned.FOREIGN)
         and count <= MOST_RECORDONS
     )
-    held_until = wall + rules.hold_evictions if asks else status.evictions_held_until
+    held_until = wall + rules.hold_evictions if waits else status.evictions_held_until
     applied = known_applied(node, quarantine)
     if applied is not None and count <= MOST_RECORDONS:
         applied = replace(applied, cordoned=True)  # the next cordon is ours, whoever set the first
-    told = replace(
+    changed = replace(
         status,
         recordons=count,
         uncordoned_at=wall,
         evictions_held_until=held_until,
         applied=applied or status.applied,
     )
-    return replace(told, uncordoned=_describe(quarantine, node, whose, told, rules, words))
+    return replace(changed, uncordoned=_describe(quarantine, node, whose, changed, rules, words))
 
 
 def _describe(
     quarantine: Quarantine,
     node: Node,
     whose: Uncordoned,
-    told: QuarantineStatus,
+    changed: QuarantineStatus,
     rules: UncordonRules,
     words: ClusterWords,
 ) -> str:
     """For people: the author, the response, and the next step."""
-    name, wall = quarantine.node, told.uncordoned_at
+    name, wall = quarantine.node, changed.uncordoned_at
     text = f"{words.taken_out.format(at=write_time(wall))} {_author(node, whose, rules)}"
-    if told.recordons > MOST_RECORDONS:
+    if changed.recordons > MOST_RECORDONS:
         return (
-            f"{text}, {told.recordons} times within a day. It is not {words.recordoned} before "
+            f"{text}, {changed.recordons} times within a day. It is not {words.recordoned} before "
             f"{write_time(wall + QUIET)}; {words.kept_away}. Find the tool or person that does it"
         )
-    text += f", and {words.recordoned} ({told.recordons} of {MOST_RECORDONS} within a day)"
+    text += f", and {words.recordoned} ({changed.recordons} of {MOST_RECORDONS} within a day)"
     if whose is Uncordoned.FOREIGN:
         return f"{text}, by sickbay: it was somebody else's before"
     if quarantine.spec.requester == FORCED:
@@ -203,8 +203,8 @@ def _describe(
             f"{text}: sickbay.dev/force is set on the node. To release it: sickbay release {name}"
         )
     text += f". To release it: {words.release.format(node=name)}"
-    if told.evictions_held_until > wall:
-        text += f". The drain waits until {write_time(told.evictions_held_until)}"
+    if changed.evictions_held_until > wall:
+        text += f". The drain waits until {write_time(changed.evictions_held_until)}"
     return text
 
 

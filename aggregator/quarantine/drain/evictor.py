@@ -109,18 +109,18 @@ class Evictor:
         going = (*plan.evict, *plan.force, *plan.returned)
         memory.keep_only({pod.uid: pod.version for pod in going}, now, self.rng)
         self._report_kept(plan)
-        asking: list[Awaitable[bool]] = []
+        requests: list[Awaitable[bool]] = []
         for due_at, group in self._groups(plan):
             if due_at <= now:
                 memory.note_retried({slot_of(pod) for pod in group.pods}, now, self.rng)
-                asking.append(self._evict_group(group))
+                requests.append(self._evict_group(group))
         for pod in plan.force:
             if pod.uid not in memory.forced:
                 memory.forced.add(pod.uid)
                 memory.blocked.pop(pod.uid, None)  # a blocked eviction must not delay this
             if memory.due_at((pod,)) <= now:
-                asking.append(self._request(pod, self._force))
-        return any(await _all_of(asking))
+                requests.append(self._request(pod, self._force))
+        return any(await _all_of(requests))
 
     def next_due(self, plan: DrainPlan) -> float:
         """When the next request is due (monotonic seconds); infinite without one."""
@@ -483,13 +483,13 @@ class Evictor:
 
     def _since(self, key: str) -> float:
         """When the pod was first found blocking the drain; survives a restart in the status."""
-        since = {one.pod: one.since for one in self._standing()}
+        since = {one.pod: one.since for one in self._known_blockers()}
         return since.get(key) or round(self.clocks.wall(), 3)  # as it is stored
 
     def _reasons(self) -> dict[str, str]:
-        return {one.pod: one.reason for one in self._standing()}
+        return {one.pod: one.reason for one in self._known_blockers()}
 
-    def _standing(self) -> tuple[Blocker, ...]:
+    def _known_blockers(self) -> tuple[Blocker, ...]:
         quarantine = self.node_state.quarantine
         return quarantine.status.blockers if quarantine else ()
 
@@ -504,9 +504,9 @@ def _reason(result: EvictionResult) -> str:
     return result.message
 
 
-async def _all_of(asking: Sequence[Awaitable[_T]]) -> list[_T]:
+async def _all_of(requests: Sequence[Awaitable[_T]]) -> list[_T]:
     """Their results. All end before the first error is raised."""
-    results = await asyncio.gather(*asking, return_exceptions=True)
+    results = await asyncio.gather(*requests, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -84,8 +84,8 @@ class HookRunner:
     def is_due(self, status: QuarantineStatus) -> bool:
         """Whether the hook before the evictions has to be called (again)."""
         known = status.pre_evict
-        asking = known is None or known.state is HookState.ASKING
-        return self._rules.pre_evict is not None and asking
+        unfinished = known is None or known.state is HookState.ASKING
+        return self._rules.pre_evict is not None and unfinished
 
     async def before_evictions(self, node_state: NodeState, still: Still) -> bool:
         """Call the hook until it has ended. False where the drain is no longer in force."""
@@ -109,7 +109,7 @@ class HookRunner:
         limit = self._rules.pre_evict_timeout
         while still():
             left = max(0.0, known.asked_at + limit - self._acts.clocks.earliest())
-            answer = await self._asked(node_state, hook, left, still)
+            answer = await self._call_once(node_state, hook, left, still)
             if answer is None:
                 return False
             if answer.said is HookResult.DONE:
@@ -144,7 +144,7 @@ class HookRunner:
             await while_in_force(node_state, asyncio.sleep(min(pause, max(left, 0.1))), still)
         return False
 
-    async def _asked(
+    async def _call_once(
         self, node_state: NodeState, hook: Hook, left: float, still: Still
     ) -> HookAnswer | None:
         """One answer, or None where the drain is no longer in force, and the hook was ended."""

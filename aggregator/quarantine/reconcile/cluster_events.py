@@ -205,7 +205,7 @@ class ClusterEventHandler:
     _pools: NodePools
 
     def __attrs_post_init__(self) -> None:
-        self._standing = self._registry.standing
+        self._index = self._registry.standing
         #: Quarantined nodes that have changed, to be read when the timer is due.
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -227,10 +227,10 @@ class ClusterEventHandler:
     async def _take_event(self, event: ClusterEvent) -> None:
         match event:
             case QuarantineSeen(seen):
-                self._standing.seen(seen)
+                self._index.seen(seen)
                 self._quarantine_seen(self._registry.node_state(seen.node), seen)
             case QuarantineGone(node, uid, with_definition):
-                self._standing.gone(node, uid)
+                self._index.gone(node, uid)
                 bereft = self._registry.known(node)
                 if bereft is not None:
                     self._quarantine_gone(bereft, uid, with_definition=with_definition)
@@ -249,7 +249,7 @@ class ClusterEventHandler:
                 self.records.stop_seen(stop)
             case WatchLost(reason):
                 self.records.view_lost()
-                self._standing.whole = False
+                self._index.whole = False
                 self._queue.view = False
                 self._listing = True
                 self._registry.fleet.view_lost = reason
@@ -341,7 +341,7 @@ class ClusterEventHandler:
             self._forget(node_state)
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:
-        self._standing.whole = True
+        self._index.whole = True
         await self.records.read()
         await self.refresh_nodes()
         self._queue.view = True
@@ -513,11 +513,11 @@ def _log_unreadable(meta: NodeMeta, before: NodeMeta | None, words: ClusterWords
     if before is not None and before.annotations == meta.annotations:
         return
     found = unreadable_annotations(meta.name, meta.annotations, meta.uid, words)
-    told = (
+    known = (
         unreadable_annotations(meta.name, before.annotations, before.uid, words) if before else ()
     )
     for text in found:
-        if text not in told:
+        if text not in known:
             log.warning(
                 "a note on a node can't be read, and a person has to remove it",
                 extra={

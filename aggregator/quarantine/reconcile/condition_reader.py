@@ -136,8 +136,8 @@ class NodeConditionReader:
                 earliest=earliest,
                 latest=latest,
             )
-            said = self._own_evidence.record(key.node, evidence)
-            is_over = evidence.status is Status.OK and said
+            recorded = self._own_evidence.record(key.node, evidence)
+            is_over = evidence.status is Status.OK and recorded
             is_unknown = evidence.status is not Status.FAILED
             if is_over or (is_unknown and self._registry.known(key.node) is None):
                 del self._open[key]
@@ -153,10 +153,10 @@ class NodeConditionReader:
     def _is_open(self, key: _Key) -> bool:
         """Whether evidence of the condition is open, perhaps from before this process."""
         node_state = self._registry.known(key.node)
-        return node_state is not None and key.type in _standing(node_state)
+        return node_state is not None and key.type in _types_in_force(node_state)
 
 
-def _standing(node_state: NodeState) -> Mapping[str, None]:
+def _types_in_force(node_state: NodeState) -> Mapping[str, None]:
     """The types of conditions on which the node's incidents or its quarantine rest."""
     quarantine = node_state.quarantine
     codes = [

@@ -40,8 +40,8 @@ class NodeEvaluator:
         before = node_state.decision.incidents
         now = self._clocks.now()
         wall = self._clocks.earliest()
-        for said in node_state.show_requests(wall):
-            self._reports.emit_event(node_state, EventKind.REQUESTED, said)
+        for message in node_state.show_requests(wall):
+            self._reports.emit_event(node_state, EventKind.REQUESTED, message)
         mode = min(
             self._pools.mode_of(node_state.node),
             node_state.cluster.operator_requests.cap(wall),
@@ -140,8 +140,8 @@ class NodeEvaluator:
             text = f"{why} keeps us from this: {would}"
             self._reports.emit_event(node_state, EventKind.SUPPRESSED, text)
         node_state.decision.set_prevented(would, spared)
-        standing = node_state.quarantine
-        if standing is not None and standing.unread:
+        present = node_state.quarantine
+        if present is not None and present.unread:
             return  # its hold is about the object, whatever is wanted
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
             node_state.set_hold(None)

@@ -70,8 +70,8 @@ class MissingNodes:
                 task.cancel()
 
     def _is_missing(self, node_state: NodeState) -> bool:
-        stands = node_state.quarantine is not None
-        return node_state.cluster.node_gone and stands and self._queue.holds_lease()
+        in_quarantine = node_state.quarantine is not None
+        return node_state.cluster.node_gone and in_quarantine and self._queue.holds_lease()
 
     def _drop(self) -> None:
         for node_state, task in list(self._watches.values()):

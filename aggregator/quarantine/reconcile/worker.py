@@ -162,7 +162,7 @@ class NodeWorker:
         node_state.work.add_evaluation_cost(self._clocks.now() - started)
 
     async def reconcile(self, node_state: NodeState) -> None:
-        failures, said = 0, ""
+        failures, logged = 0, ""
         while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.take_queued()
             self._queue.evaluate_due(node_state)
@@ -191,11 +191,11 @@ class NodeWorker:
                     )
                 failures = await self._after_failure(node_state, failures + 5, str(error))
             except ClusterError as error:
-                if failures >= _LOGGED_FROM and str(error) != said:
-                    said = str(error)
+                if failures >= _LOGGED_FROM and str(error) != logged:
+                    logged = str(error)
                     log.warning(
                         "step of a node failed",
-                        extra={"event": "step.failed", "node": node_state.node, "error": said},
+                        extra={"event": "step.failed", "node": node_state.node, "error": logged},
                     )
                 failures = await self._after_failure(
                     node_state, failures, str(error), at_least=error.retry_after

@@ -30,7 +30,7 @@ class NodeTestEvidence:
             return
         if self._shared.ends:  # what is known of the node stays
             return
-        standing = _has_own_evidence(node_state)
+        in_force = _has_own_evidence(node_state)
         quarantine = node_state.quarantine
         failed = watched is not None and has_failed(
             watched.test,
@@ -38,9 +38,9 @@ class NodeTestEvidence:
             quarantine.status if quarantine is not None else None,
             tainted=watched.tainted,
         )
-        if failed and watched is not None and not standing:
+        if failed and watched is not None and not in_force:
             self._emit(name, failure_evidence(watched.test, self._shared.clocks.now()))
-        elif standing and not failed:
+        elif in_force and not failed:
             self._emit(name, failure_evidence(None, self._shared.clocks.now()))
 
     async def end_all_but(self, names: Container[str]) -> None:

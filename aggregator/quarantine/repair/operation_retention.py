@@ -88,8 +88,8 @@ class OperationRetention:
     async def _retain(self) -> None:
         found = await self._operations.all()
         quarantines = (one.quarantine for one in self._fleet.node_summaries.values())
-        standing = {one.uid: one.node for one in quarantines if one is not None}
-        left = [one for one in found if self._is_left(one, standing)]
+        in_force = {one.uid: one.node for one in quarantines if one is not None}
+        left = [one for one in found if self._is_left(one, in_force)]
         now = self._clocks.earliest()
         for one in left:
             # A test of a node in no quarantine ends in its own time.
@@ -104,16 +104,16 @@ class OperationRetention:
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
             await self._try(one)
 
-    def _is_left(self, operation: Operation, standing: Mapping[str, str]) -> bool:
-        """Whether no quarantine keeps it. ``standing``: the node of each, by uid."""
+    def _is_left(self, operation: Operation, in_force: Mapping[str, str]) -> bool:
+        """Whether no quarantine keeps it. ``in_force``: the node of each, by uid."""
         spec, status = operation.spec, operation.status
         pending = status.phase is RepairState.PENDING
         if pending and operation.deleting:
             return True
         if pending and not spec.quarantine:
-            return not self._may_test(spec) and spec.node not in standing.values()
+            return not self._may_test(spec) and spec.node not in in_force.values()
         # One that has ended before it began is no attempt.
-        return (spec.quarantine if pending else status.quarantine) not in standing
+        return (spec.quarantine if pending else status.quarantine) not in in_force
 
     def _may_test(self, spec: OperationSpec) -> bool:
         """Whether the request waits for a test of its node in no quarantine, its own or another."""

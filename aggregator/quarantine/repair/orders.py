@@ -24,10 +24,10 @@ class RepairOrders:
 
     def order_of(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairOrder:
         evidence = quarantine.spec.evidence
-        standing = [item for item in evidence if not item.cleared]
+        in_force = [item for item in evidence if not item.cleared]
         # After a test that failed the evidence that is over has to be repaired too.
         now = self._times.time_of(attempt.operation, attempt.began_at)
-        gpus = {item.component for item in standing or evidence}
+        gpus = {item.component for item in in_force or evidence}
         return RepairOrder(
             operation=attempt.operation,
             repair=attempt.repair,

@@ -18,29 +18,31 @@ class LossReports:
     """Remembers the reports of the last minute, and uses no memory for nodes without losses."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[str, float]] = {}
+        self._reported: dict[str, dict[str, float]] = {}
         self._pruned = float("-inf")
 
     def due(self, node: str, losses: Iterable[Lost], now: float) -> list[Lost]:
         """Those of ``losses`` to report now (monotonic seconds), one of each source."""
-        told = {source: at for source, at in self._told.get(node, {}).items() if now - at < EVERY}
+        recent = {
+            source: at for source, at in self._reported.get(node, {}).items() if now - at < EVERY
+        }
         found = []
         for loss in losses:
-            if loss.source not in told and len(told) < MOST_SOURCES:
-                told[loss.source] = now
+            if loss.source not in recent and len(recent) < MOST_SOURCES:
+                recent[loss.source] = now
                 found.append(loss)
-        if told:
-            self._told[node] = told
+        if recent:
+            self._reported[node] = recent
             self._prune(now)
         else:
-            self._told.pop(node, None)
+            self._reported.pop(node, None)
         return found
 
     def _prune(self, now: float) -> None:
         if now - self._pruned >= EVERY:
             self._pruned = now
-            self._told = {
-                node: told
-                for node, told in self._told.items()
-                if any(now - at < EVERY for at in told.values())
+            self._reported = {
+                node: recent
+                for node, recent in self._reported.items()
+                if any(now - at < EVERY for at in recent.values())
             }

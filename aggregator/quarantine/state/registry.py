@@ -216,15 +216,15 @@ class NodeRegistry:
 
         Goes through all nodes, in slices.
         """
-        silent = heard = 0
+        silent = reporting = 0
         async for some in self.slices():
             for node_state in some:
                 agent, node = node_state.agent, node_state.node
                 if agent.health is None or not self._has(node):
                     continue
-                heard += 1
+                reporting += 1
                 silent += agent.silent and not agent.is_fresh
-        return silent, heard
+        return silent, reporting
 
     def _has(self, node: str) -> bool:
         """Whether the cluster has it, or no list has shown yet which nodes it has."""
