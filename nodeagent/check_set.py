@@ -1,6 +1,6 @@
 """Which checks run: built from the configuration, and built again only where it has changed.
 
-A check has a memory (which mounts were writable, which GPUs there were), so a check with unchanged
+A check has a memory (which mounts were writable, which GPUs there were). So a check with unchanged
 settings stays the same object when the configuration is read again.
 """
 

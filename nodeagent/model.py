@@ -1,8 +1,8 @@
 """The agent's data model: the evidence that a check gives, and that the latch holds.
 
 This module knows neither the wire nor the disk nor the clock. Times are seconds of CLOCK_BOOTTIME
-(``clock.boottime``), which counts through suspend and restarts with the kernel, so that a saved
-time stays comparable across restarts of the agent within one boot.
+(``clock.boottime``), which counts through suspend and restarts with the kernel. So a saved time
+stays comparable across restarts of the agent within one boot.
 """
 
 import enum

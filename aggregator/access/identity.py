@@ -11,7 +11,7 @@ from aggregator.cluster.users import Access, User
 class UserIdentity:
     """A proven user. ``how``: token, certificate, front-proxy, static-token or oidc.
 
-    ``ambient``: the browser sends the proof by itself, with requests of other sites too, so that an
+    ``ambient``: the browser sends the proof by itself, with requests of other sites too. So an
     action needs a proof that the page itself requests it.
     """
 

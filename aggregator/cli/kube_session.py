@@ -1,7 +1,7 @@
 """The API server as a person's kubeconfig reaches it, for commands without an event loop.
 
-One session reads the credentials once (an exec plugin may require a second factor from the person),
-and its loop carries port-forwards while the command itself waits for an answer.
+One session reads the credentials once (an exec plugin may require a second factor from the person).
+Its loop carries port-forwards while the command itself waits for an answer.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 A message that can't be evidence is refused with the field that is wrong, never repaired: a guess
 about a failing node has no value. Of a message with a wrong entry (`Dropped`) all others count: one
 text too long must not make a node invisible. Three things are fixed because they carry no
-evaluation: text for people that is too long is cut, of too long a history the latest counts, and a
+evaluation: text for people that is too long is cut; of too long a history the latest counts; a
 fault whose last occurrence claims to be before its first (clocks of two cores differ) counts from
 the earlier age.
 """

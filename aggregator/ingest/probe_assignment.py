@@ -2,9 +2,8 @@
 
 The nodes lie on ``DEGREE`` rings, on each in another random order, and every node probes the next
 on each: a random graph in which each probes and is probed by as many others, from any rack. It
-costs a bisection on each ring (ranking all nodes for each would be 10,000 hashes for each of 10,000
-that come back after a failover), and a node that comes or goes changes one other's peers on each
-ring.
+costs a bisection on each ring; ranking all nodes would be 10,000 hashes for each of 10,000 nodes
+that come back after a failover. A node that comes or goes changes one other's peers on each ring.
 
 A node must not choose the nodes that it observes: nodes that lie could gather around one. So its
 place depends on its proven name and not on its address, of which it may have many; another

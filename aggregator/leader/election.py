@@ -18,8 +18,8 @@ of X's last renewal R, so R is the last one that was accepted before it; a renew
 arrives later is refused. Y first read R after X had sent it, and for `lease_duration` of Y's clock
 since then in reads without a gap. X may act for `renew_deadline` of X's clock since it sent R.
 Both clocks are monotonic and run while a machine is suspended; they may differ in pace by a
-fifth, for 10 / 0.8 is 15 / 1.2. Where Y did not wait, X had released the Lease after its last act,
-or X is an earlier, dead process of Y's name, or there was no Lease at Y's first read.
+fifth, for 10 / 0.8 is 15 / 1.2. Y does not wait in three cases: X had released the Lease after its
+last act, X is an earlier, dead process of Y's name, or there was no Lease at Y's first read.
 
 Left to the fences (docs/replicas.md): that last case where X lives, since a person deleted the
 Lease as Y started; a restored, older etcd in which the Lease is another's or released; an earlier

@@ -1,7 +1,7 @@
 """A replacement by Karpenter: the Node's NodeClaim is deleted, and Karpenter makes another one.
 
 Karpenter's finalizer keeps the NodeClaim until its Nodes and its instance are gone
-(kubernetes-sigs/karpenter pkg/controllers/nodeclaim/lifecycle), so the Node that is gone, or is
+(kubernetes-sigs/karpenter pkg/controllers/nodeclaim/lifecycle). So the Node that is gone, or is
 another one, proves the replacement. A deletion can't be taken back.
 """
 

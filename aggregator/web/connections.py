@@ -1,14 +1,14 @@
 """The page's connections, limited so that no client can use them up for the others.
 
 asyncio's own server accepts without end and gives a TLS handshake a minute. A client that opens
-connections and sends no request would take every file that this process may open, and then no agent
-could connect and the API server could not be reached (1,300 such connections were enough with 1,200
-files). Where the limit is reached, the connection that has been idle for longest gives way to the
-new one; no connection is closed in the middle of an answer.
+connections and sends no request would take every file that this process may open (1,300 such
+connections were enough with 1,200 files). Then no agent could connect, and the API server could not
+be reached. Where the limit is reached, the connection that has been idle for longest gives way to
+the new one; no connection is closed in the middle of an answer.
 
-A TLS connection of asyncio's own costs 300 KiB before the client has sent a byte, and its memory
-stays until the next garbage collection if the handshake fails. So TLS begins with the client's
-first bytes, reads through a small buffer, and leaves no reference cycle behind.
+A TLS connection of asyncio's own costs 300 KiB before the client has sent a byte. Its memory stays
+until the next garbage collection if the handshake fails. So TLS begins with the client's first
+bytes, reads through a small buffer, and leaves no reference cycle behind.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Names by which the page may be requested, where only the browser's machine can reach it.
 
-A page on plain loopback has no log-in and no certificate, so any web site that is open in a browser
+A page on plain loopback has no log-in and no certificate. So any web site that is open in a browser
 on that machine could read it by DNS rebinding: its own name resolves to 127.0.0.1 the second time.
 The browser then still sends that name as Host. A Host that is an address can't be rebound, and no
 site can register ``localhost``.

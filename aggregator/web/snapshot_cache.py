@@ -1,8 +1,8 @@
 """Takes one snapshot of the fleet for all requests, and reports when it has changed.
 
 A snapshot of 10,000 nodes costs tens of milliseconds. So one snapshot serves all requests until it
-is too old, yields to the event loop in between, and is taken so seldom that it stays below a
-twentieth of the processor. Without watchers no snapshot is taken.
+is too old. Taking it yields to the event loop in between, and happens so seldom that it stays below
+a twentieth of the processor. Without watchers no snapshot is taken.
 """
 
 import asyncio

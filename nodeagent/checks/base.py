@@ -2,7 +2,7 @@
 
 A check reads through sources, reports what it saw and evaluates nothing: whether a disk matters is
 the aggregator's policy. The scheduler runs it under its deadline and reports for it when it is late
-(``unknown``, reason ``hung``), so a check needs no time-outs of its own beyond its source's.
+(``unknown``, reason ``hung``). So a check needs no time-outs of its own beyond its source's.
 """
 
 import enum

@@ -1,8 +1,8 @@
 """Checks from other Python packages: the entry point group ``sickbay.checks``.
 
 An entry point names a ``CheckSpec``. It is third-party code in the agent's process, so it is
-imported only where the configuration names it, a failure of it (at import, when built, when it
-looks) is ``unknown`` with the reason, and its reports are its own alone: it can neither report for
+imported only where the configuration names it. A failure of it (at import, when built, when it
+runs) is ``unknown`` with the reason. Its reports are its own alone: it can neither report for
 another check nor give a fault a code that the aggregator's catalogue knows.
 """
 

@@ -1,7 +1,7 @@
 """Whether a site's own pattern of kernel lines is safe: fast, and not of a user's making.
 
-A user can choose the name of a process (15 bytes), with which some lines of the kernel begin, and
-have the kernel quote his text behind words of its own.
+A user can choose the name of a process (15 bytes), with which some lines of the kernel begin. A
+user can also have the kernel quote his text behind words of its own.
 """
 
 import re

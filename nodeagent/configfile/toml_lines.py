@@ -2,7 +2,7 @@
 need them.
 
 The scanner understands just as much TOML as finding keys needs (tables, arrays of tables, dotted
-and quoted keys, every kind of string), and expects a text that ``tomllib`` has already accepted.
+and quoted keys, every kind of string). It expects a text that ``tomllib`` has already accepted.
 """
 
 import re

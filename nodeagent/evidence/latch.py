@@ -1,7 +1,7 @@
 """The latch: all that the agent knows, and which entries have changed since they were last sent.
 
 It is the spool too: no message waits anywhere. A message is built from the changed keys when the
-stream can take it, so a burst of 40,000 lines about four GPUs is four entries with large counts,
+stream can take it. So a burst of 40,000 lines about four GPUs is four entries with large counts,
 and a new stream needs only a snapshot.
 
 Pure: no clock, no disk, no wire. Invariants:

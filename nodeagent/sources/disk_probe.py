@@ -1,7 +1,7 @@
 """Device probes in a child process: a call that hangs with a device hangs there, not in the agent.
 
-Questions of about the same time, statvfs of some paths and writes to others, share one exec'd child
-with a thread for each (starting an interpreter is the main cost). A path that has not answered at
+Probes of about the same time, statvfs of some paths and writes to others, share one exec'd child
+with a thread for each: starting an interpreter is the main cost. A path that has not answered at
 its deadline is *hung*: its child is killed, which in state D has no effect until the device
 answers, and as long as it lives no further probe of that path is begun.
 """

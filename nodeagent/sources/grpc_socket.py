@@ -2,7 +2,7 @@
 
 A connection alone proves little: the kernel makes it for a server that has been stopped. A live
 HTTP/2 server answers the client's preface with its SETTINGS frame before any request (RFC 9113,
-section 3.4), so no request is made, no method is called and no API version matters.
+section 3.4). So no request is made, no method is called and no API version matters.
 """
 
 import asyncio

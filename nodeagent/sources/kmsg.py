@@ -98,8 +98,8 @@ def parse(raw: bytes) -> Record | None:
 def is_packet_log(text: bytes) -> bool:
     """Whether the record is a packet that a netfilter LOG rule has logged.
 
-    Such a rule puts a prefix of its author's choosing at the very start of a facility 0 record, and
-    where ``net.netfilter.nf_log_all_netns`` is 1 any user with a user namespace can write one. So a
+    Such a rule puts a prefix of its author's choosing at the very start of a facility 0 record.
+    Where ``net.netfilter.nf_log_all_netns`` is 1 any user with a user namespace can write one. So a
     check that has matched a driver's line uses this to find out whether the line is a packet's.
     """
     return b" OUT=" in text and _PACKET.search(text) is not None

@@ -1,9 +1,9 @@
 """NVML through a worker process: the agent never calls the driver itself.
 
 No caller waits for a call that hangs, and its answer is taken should it return. Only when it has
-hung for long is the worker killed and replaced, and one that does not even die (it waits in the
-kernel) gets one replacement and no more. The worker keeps NVML initialised from sample to sample,
-and holds the driver open for it: ``quiesce`` releases it.
+hung for long is the worker killed and replaced. One that does not even die (it waits in the kernel)
+gets one replacement and no more. The worker keeps NVML initialised from sample to sample, and holds
+the driver open for it: ``quiesce`` releases it.
 """
 
 import asyncio

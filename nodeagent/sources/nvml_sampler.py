@@ -2,7 +2,7 @@
 
 Identity, counters and values that may change at any moment are read for every sample. Values that
 change seldom or cost many calls (spare rows, retired pages, NVLinks, the fabric) are read again
-when they are ``SLOW_EVERY`` old, and the InfoROM is validated once a day, as NVIDIA requires.
+when they are ``SLOW_EVERY`` old. The InfoROM is validated once a day, as NVIDIA requires.
 ``nvml_worker`` runs this under ``-I -S``: each import here is memory on every node.
 """
 

@@ -1,7 +1,7 @@
 """The PCI bus as sysfs has it: which devices there are, and those behind a port.
 
 ``/sys/bus/pci/devices/ADDRESS`` links to the device's place in the tree, below the ports that it is
-reached through, so the devices behind a port are those that have the port in their path.
+reached through. So the devices behind a port are those that have the port in their path.
 """
 
 import os

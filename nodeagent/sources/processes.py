@@ -4,7 +4,7 @@ To read 10,000 processes takes 0.12 s of CPU. So a look lists all of them, reads
 look continues from there. Those found in state D or dead are read each time, up to the same bound.
 
 *Stuck* is exact and no guess by sampling: a process in uninterruptible sleep (state D) at two looks
-whose count of voluntary context switches has not moved has waited all the time between them, for
+has waited all the time between them if its count of voluntary context switches has not moved, for
 each wait is a switch. A busy disk moves it at every request.
 """
 

@@ -1,7 +1,7 @@
 """The kernel's knowledge of its own clock: adjtimex(2), read and never set.
 
 The daemon that disciplines the clock (chronyd, ntpd, systemd-timesyncd) sets the clock's error in
-the kernel, and the kernel adds 500 parts per million as long as the daemon sets no newer one (RFC
+the kernel. The kernel adds 500 parts per million as long as the daemon sets no newer one (RFC
 5905's dispersion, ``ntp_update`` of the kernel); at 16 s it calls the clock unsynchronised. So no
 request is needed.
 """

@@ -2,9 +2,9 @@
 
 An agent's state file of this boot is read and left as it is: faults that it latched still count,
 and the kernel log is new from where it stopped. Where there is no such file the log is read from
-the start of its ring, and records from before this moment are *historical* (shown, and no failure)
-unless the machine came up within ``kernel_log.boot_grace``: no state shows whether a fault of last
-week was dealt with. The level checks see faults that are still present.
+the start of its ring. Records from before this moment are then *historical* (shown, and no
+failure), because no state shows whether a fault of last week was dealt with; not where the machine
+came up within ``kernel_log.boot_grace``. The level checks see faults that are still present.
 """
 
 import asyncio

@@ -5,16 +5,16 @@ Each attempt resolves it again, and connects to the first of its addresses where
 
 When one of three replicas dies under 10,000 agents, 3,333 streams end. Each agent waits below CAP
 and connects to one of the others, which takes 0.8 ms of a core for a TLS handshake and Hello, about
-1,000 a second. One that is stopped, and not dead, is left when it has not answered a heartbeat for
-12 s and then takes no connection for 5, which is 17 to 27 s later.
+1,000 a second. One that is stopped, and not dead, is left after 17 to 27 s: when it has not
+answered a heartbeat for 12 s and then accepts no connection for 5.
 
 CAP must be less than WELL_AFTER: two agents that claim one node push each other out, and neither
 of them may pass for well.
 
-A replica that is alone has all 10,000 at its door when it is back, within CAP, and takes them one
-after the other, for as long as its CPU needs. An agent that gives up meanwhile has cost it a
-handshake in vain: with one patience for all, and more agents than can be served within it, all
-would be begun and none ended, for ever. So an agent waits for a replica that is late but alive
+A replica that is alone gets all 10,000 connections within CAP when it is back, and accepts them one
+after the other, as fast as its CPU allows. An agent that gives up meanwhile has cost it a handshake
+in vain: with one patience for all, and more agents than can be served within it, all would be begun
+and none ended, for ever. So an agent waits for a replica that is late but alive
 (`ConnectTimeouts.greeting`), and patience grows with each time that it was in vain. Each agent is
 served in the end, for any number of them (tests/agent/test_reconnect_herd.py plays it). Where no
 process lives, so that not even a handshake ends, an agent leaves soon: at first.

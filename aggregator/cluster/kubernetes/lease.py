@@ -1,7 +1,7 @@
 """The Lease that the replicas share, in the record's namespace.
 
-It is put whole, at the version that it was last at, so that a write by another is noticed, and
-read without a resourceVersion, which the API server answers from etcd (never an older state of its
+It is put whole, at its last known version, so that a write by another is noticed. It is read
+without a resourceVersion, which the API server answers from etcd (never an older state of its
 cache). No request is tried again here, and none waits for the limiter: a Lease that waits is a
 Lease that is lost.
 

@@ -6,10 +6,10 @@ limited number of requests is under way at a time: when a hundred nodes fail at 
 go before the first Event about one of them.
 
 An order of the queue is not enough for that. The tasks that send taints are busy: for moments no
-taint is queued, and the trailing requests of the nodes already tainted would take the places, and
-then the time, of the taints still to come. So trailing requests get only a few places while taints
-are under way. To prevent starvation in a storm without an end, now and then the request that has
-waited longest goes.
+taint is queued. The trailing requests of the nodes already tainted would then take the places, and
+the time, of the taints still to come. So trailing requests get only a few places while taints are
+under way. To prevent starvation in a storm without an end, now and then the request that has waited
+longest goes.
 
 What trails about a node that was tainted lately goes in the order of the taints: first the begins
 of drains, because evictions wait for them, then the reports, whatever their kind. Else all nodes'

@@ -1,9 +1,9 @@
 """The Quarantine object: JSON to and from the protocol's spec and status.
 
 The schema in deploy/kubernetes/crd.yaml refuses most invalid objects. An invalid object that gets
-past it (older than the schema) is reported with its `problem`, one whose status a later version
-wrote with the fields that are ``unread``. Neither raises: one broken object must not hide the
-others.
+past it (older than the schema) is reported with its `problem`. One whose status a later version
+wrote is reported with the fields that are ``unread``. Neither raises: one broken object must not
+hide the others.
 """
 
 from collections.abc import Mapping

@@ -356,10 +356,10 @@ class Transport:
     def _reopen(self, wire: HttpSession, request: _Call, began: float) -> None:
         """A request found its connection dead: open the watches anew that were silent meanwhile.
 
-        A load balancer that fails over drops all connections without a word, and a watch alone
-        would learn that from its silence, a minute and a half later. A server that is only slow
-        costs a few watches, and no more often than `_REOPEN_EVERY_S`. Bytes that were read in the
-        first half of the wait prove no life: they may have been on their way before.
+        A load balancer that fails over drops all connections without an error. A watch alone would
+        notice that by its silence, a minute and a half later. A server that is only slow costs a
+        few watches, and no more often than `_REOPEN_EVERY_S`. Bytes that were read in the first
+        half of the wait prove no life: they may have been on their way before.
         """
         now = self._clock()
         if now < self._reopened_at + _REOPEN_EVERY_S:

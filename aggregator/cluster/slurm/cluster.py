@@ -350,8 +350,8 @@ class SlurmCluster(LocalCluster):
         author = whose(one, ours)
         restarted = self._started and ours.started not in ("", self._started)
         if author is Whose.NOBODY and (ours.foreign or restarted):
-            # The end of another's drain, and that of all drains when slurmctld has lost its saved
-            # state, are no words of a person about our quarantine.
+            # The end of another's drain is no request of a person about our quarantine, nor is that
+            # of all drains when slurmctld has lost its saved state.
             if name in self._reported:
                 return []
             self._reported.add(name)

@@ -18,10 +18,10 @@ class Measure:
     median than `spread.FACTOR` robust standard deviations, than ``floor`` (in ``unit``) and than
     ``share`` of the median. ``minutes`` is how long it must deviate to be a finding.
 
-    ``siblings``: the load decides about the value, and a job has the same load on all parts of a
-    node, so each value is compared as its ratio to the median of its node, in thousandths.
-    ``each``: parts of different names are different things (the duration of each check).
-    ``setting``: a node's firmware or settings shift the value of all its parts, and harm none.
+    ``siblings``: the load determines the value, and a job has the same load on all parts of a node.
+    So each value is compared as its ratio to the median of its node, in thousandths. ``each``:
+    parts of different names are different things (the duration of each check). ``setting``: a
+    node's firmware or settings shift the value of all its parts, and harm none.
     """
 
     name: str

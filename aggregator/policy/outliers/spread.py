@@ -20,8 +20,8 @@ LEAST_NODES = 10
 #: node makes one.
 MOST_DEVIATING = 0.05
 LEAST_DEVIATING_NODES = 3
-#: Of fewer nodes a kind that has a twentieth of them shows on fewer than those three in more than
-#: one pool of twenty (binomial), so a node that deviates as a whole may be of such a kind.
+#: A kind that has a twentieth of fewer nodes than this shows on fewer than those three in more than
+#: one pool of twenty (binomial). So a node that deviates as a whole may be of such a kind.
 LEAST_FOR_KINDS = 124
 #: Seconds for which median and MAD serve all comparisons.
 REFRESH = 60.0
@@ -30,9 +30,9 @@ REFRESH = 60.0
 class Spread:
     """The present values of one measurement in one pool and of one model.
 
-    ``refs`` is how many series belong to it, ``parts`` how many of them have had a value,
-    ``members`` how many nodes have such a part, ``deviating`` how many parts deviated when they had
-    a value last, by node, ``nodes`` how many nodes have a value in it now. ``median``, ``mad`` and
+    ``refs``: the series that belong to it; ``parts``: those that have had a value; ``members``: the
+    nodes that have such a part; ``deviating``: by node, the parts that deviated at their last
+    value; ``nodes``: the nodes that have a value in it now (all numbers). ``median``, ``mad`` and
     ``limit`` (the largest deviation of a value that is as it should be) are as of the last
     `refresh`, as is ``base``: how far from the median, to the bad side, those are that are a kind
     of their own; 0 where there are none.

@@ -9,9 +9,8 @@ Invariants:
 - It never admits more within a window than the rate allows, and no node that a common cause
   explains. When either of them holds a node back, a cooldown begins: in the record, so that it
   outlives the process that began it.
-- A Quarantine in force without an entry (made by hand, or of a record that was lost) is counted
-  as well, and after a record was rebuilt no node is admitted until requests that were under way are
-  seen.
+- A Quarantine in force without an entry (made by hand, or of a record that was lost) is counted as
+  well. After a record was rebuilt no node is admitted until requests that were under way are seen.
 """
 
 import copy

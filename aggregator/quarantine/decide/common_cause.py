@@ -78,9 +78,9 @@ class CommonLimits(SectionDataclass):
     window: Window = 600.0
     """Of the new quarantines and their share, and the time that counts as at once."""
     domain_percent: Share = 20.0
-    """A check that fails on more than this share of a place, or any symptom on this share of the
-    nodes of one driver, kernel or agent version, and far more rarely elsewhere, is blamed on the
-    place or the version.
+    """A check that fails on more than this share of a place, and far more rarely elsewhere, is
+    blamed on the place. A symptom on this share of the nodes of one driver, kernel or agent
+    version, and far more rarely on others, is blamed on the version.
     """
     domain_labels: LabelKeys = ()
     clique_label: LabelKey = "nvidia.com/gpu.clique"

@@ -1,8 +1,8 @@
 """Which transitions are reported as Kubernetes Events, and the name of each Event. Pure.
 
-The name follows from durable facts (the quarantine and its drain or repair, or the incident), so
-the API server refuses a second Event of one transition, of whichever replica and however often
-restarted.
+The name follows from durable facts (the quarantine and its drain or repair, or the incident). So
+the API server refuses a second Event of one transition, from any replica and after any number of
+restarts.
 """
 
 import hashlib

@@ -6,9 +6,9 @@ runs: else the first of many nodes would be admitted a moment before the others 
 its agent has lost has no time that could be compared, and does not.
 
 Some evidence of a node may be the NVLink fabric's: its cause is at a link's other end. One switch
-tray that fails makes the driver log an NVLink error on each GPU that it serves and, a millisecond
-later, its verdict on that GPU (Xid 154), on every node of the rack. The verdict names no cause, so
-it belongs to the fabric where the GPU has NVLink evidence.
+tray that fails makes the driver of every node of the rack log an NVLink error on each GPU, and a
+millisecond later its verdict on that GPU (Xid 154). The verdict names no cause, so it belongs to
+the fabric where the GPU has NVLink evidence.
 """
 
 import re

@@ -73,10 +73,10 @@ UNCHANGED_EVERY = 300.0
 NODE_EVERY = 10.0
 #: The node is read this often (seconds) while pods are in Terminating: without a kubelet they stay.
 READY_EVERY = 30.0
-#: A node is empty once two reads find it so that are this far apart (seconds), because a pod may
-#: come back, and a scheduler that has not seen the taint may still place one. The last read has to
-#: begin this long after the taint in any case. So one read is enough where it begins that late and
-#: nothing can be on its way back; see `Drainer._is_proof`.
+#: A node is empty once two reads find it so that are this far apart (seconds). A pod may come back,
+#: and a scheduler that has not seen the taint may still place one. The last read has to begin this
+#: long after the taint in any case. So one read is enough where it begins that late and nothing can
+#: be on its way back; see `Drainer._is_proof`.
 EMPTY_FOR = 5.0
 #: With this number of begins of drains under way, a further one reads the node's pods first.
 MANY_BEGIN = 32
@@ -227,7 +227,7 @@ class Drainer:
         taint. Those that their controller makes again were evicted before. No pod was evicted where
         this process began the quarantine and its drain, no hook was called, and no pod is stuck in
         Terminating. The time of the taint is by our own monotonic clock, because another replica's
-        wall clock may be ahead or behind, and so it is unknown after a take-over.
+        wall clock may be ahead or behind. So it is unknown after a take-over.
         """
         view, quarantine = node_state.quarantine_view, node_state.quarantine
         return (

@@ -3,8 +3,8 @@
 An Event is a report for people. It may be lost: where too many wait, where the process ends, or
 where the API server refuses it. The transition itself is in the history and the alerts.
 
-The begin of a drain is reported with a delay, so that a node without pods to evict costs
-the API server one Event, about the node, and not two pairs.
+The begin of a drain is reported with a delay. So a node without pods to evict costs the API server
+one Event, about the node, and not two pairs.
 """
 
 import asyncio
