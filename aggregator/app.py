@@ -63,7 +63,7 @@ def _cluster(config: Config) -> OpenedCluster:
 
 
 async def _connect(cluster: OpenedCluster, fleet: FleetState, rng: random.Random) -> None:
-    """Try until the cluster lets us in, and report each of its answers meanwhile.
+    """Try until the cluster accepts our credentials, and report each of its answers meanwhile.
 
     Raises ClusterTooOld.
     """

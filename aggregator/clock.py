@@ -1,4 +1,4 @@
-"""Whether the wall clock can be believed: it is held against the monotonic one.
+"""Whether the wall clock can be trusted: it is compared with the monotonic one.
 
 A wall clock may jump: by a time server's wrong answer, in a machine that was suspended and resumes.
 This process can't know which of the two clocks is right then. So a wall clock that has moved
@@ -17,7 +17,7 @@ from aggregator.rfc3339 import span
 #: Seconds that the wall clock may move against the monotonic one within `EVEN_FOR`. A time daemon
 #: that corrects it slowly (chrony: a twelfth of the time at most) stays below.
 BOUND = 60.0
-#: A clock that has moved is believed again when it has run evenly for so long (seconds).
+#: A clock that has moved is trusted again when it has run evenly for this long (seconds).
 EVEN_FOR = 600.0
 _POLL_EVERY = 1.0
 
@@ -25,10 +25,10 @@ log = logging.getLogger("sickbay.clock")
 
 
 class ClockGuard:
-    """Takes both clocks at each check; the first check is believed. Pure."""
+    """Takes both clocks at each check; the first check is trusted. Pure."""
 
     def __init__(self) -> None:
-        #: The wall clock's lead on the monotonic one: as believed, and as seen since it last moved.
+        #: The wall clock's lead on the monotonic one: as trusted, and as seen since it last moved.
         self._believed: float | None = None
         self._seen = self._since = 0.0
 
@@ -44,7 +44,7 @@ class ClockGuard:
         return wall if abs(lead - self._believed) <= BOUND else now + self._believed
 
     def doubt(self, now: float, wall: float) -> str:
-        """Why the wall clock is not believed, in words; empty: it is."""
+        """Why the wall clock is not trusted, in words; empty: it is."""
         trusted = self.trusted_wall(now, wall)
         if trusted == wall:
             return ""
@@ -57,7 +57,7 @@ class Clocks:
     """Monotonic seconds for decisions, wall clock seconds for people and for durable state.
 
     While the wall clock is doubted (`ClockGuard`), an irreversible act is not due before it is by
-    `earliest`, and counts from `latest`. Where it is believed both are the wall clock's time.
+    `earliest`, and counts from `latest`. Where it is trusted both are the wall clock's time.
     """
 
     now: Callable[[], float]
@@ -65,7 +65,7 @@ class Clocks:
     _guard: ClockGuard = field(default_factory=ClockGuard, init=False, repr=False, compare=False)
 
     def trusted_wall(self) -> float:
-        """The wall clock's time, without a jump that is not believed yet."""
+        """The wall clock's time, without a jump that is not trusted yet."""
         return self._guard.trusted_wall(self.now(), self.wall())
 
     def earliest(self) -> float:
@@ -79,7 +79,7 @@ class Clocks:
         return max(wall, self._guard.trusted_wall(self.now(), wall))
 
     def doubt(self) -> str:
-        """Why the wall clock is not believed now; empty: it is."""
+        """Why the wall clock is not trusted now; empty: it is."""
         return self._guard.doubt(self.now(), self.wall())
 
 

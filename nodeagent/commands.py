@@ -194,7 +194,7 @@ class Commands:
         return f"NVML is released for {seconds:g} s"
 
     def name_peers(self, addresses: Sequence[str]) -> None:
-        """The addresses to probe from the next look on."""
+        """The addresses to probe from the next run on."""
         self._peers.named(addresses)
 
     def _gpu_checks(self) -> list[str]:

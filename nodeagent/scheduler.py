@@ -1,10 +1,10 @@
-"""Runs checks at jittered intervals, each under its deadline, at most one look of each at a time.
+"""Runs checks at jittered intervals, each under its deadline, at most one run of each at a time.
 
 Checks of one interval run in the same beat: four GPU checks then share one sample, and an idle
 agent wakes up rarely. A beat also runs those of other intervals that are nearly due, for the same
-reason. For a look that outlives its deadline the scheduler reports ``unknown``,
-``hung`` and leaves the look alone: it may share a worker with others, and a wait in the kernel
-cannot be cancelled. It is not started again until it ends, and its result then still counts.
+reason. For a run that outlives its deadline the scheduler reports ``unknown``, ``hung`` and leaves
+the run alone: it may share a worker with others, and a wait in the kernel cannot be cancelled. It
+is not started again until it ends, and its result then still counts.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ FIRST_RUN = 3.0
 
 @dataclass(slots=True)
 class Scheduled:
-    """A check that runs, and how its looks went. Durations and times are seconds (boottime)."""
+    """A check, and the results of its runs. Durations and times are seconds (boottime)."""
 
     name: str
     check: Check
@@ -47,7 +47,7 @@ class Scheduled:
     last_success: float | None = None
     #: Why the latest look failed; empty when it went well.
     error: str = ""
-    #: Since when a look is under way that has outlived its deadline.
+    #: Since when a run is under way that has outlived its deadline.
     hung_since: float | None = None
     running: "asyncio.Task[None] | None" = field(default=None, repr=False)
     #: The result of the latest look that went well, or None before the first.
@@ -122,7 +122,7 @@ class Scheduler:
         }
 
     async def run(self) -> None:
-        """Run checks until cancelled. Looks under way are then left to the loop's end."""
+        """Run checks until cancelled. Runs under way are then left to the loop's end."""
         loop = asyncio.get_running_loop()
         self._beats.clear()
         self._new = []  # these have their first beat
@@ -165,12 +165,14 @@ class Scheduler:
         return [check.name for check in chosen if check.hung_since is not None]
 
     def cancel(self) -> None:
-        """Abandon the looks that are still under way, because the agent ends."""
+        """Abandon the runs that are still under way, because the agent ends."""
         for task in self._runs:
             task.cancel()
 
     def _run_what_is_due(self, now: float) -> float | None:
-        """Start looks of new checks and of the beats that have come; when the next one comes."""
+        """Start runs of new checks and of the beats that have come; returns when the next one
+        comes.
+        """
         for check in self._new:
             if self.checks.get(check.name) is check:
                 self._start_check(check)
@@ -210,7 +212,7 @@ class Scheduler:
     async def _run_and_wait(self, check: Scheduled) -> None:
         """Returns at the look's end or its deadline; for one that is late, after that time again.
 
-        A look that was under way may be late before.
+        A run that was under way may be late before.
         """
         await asyncio.wait({self._start_check(check)}, timeout=check.deadline)
 

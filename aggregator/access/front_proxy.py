@@ -1,6 +1,6 @@
 """A front proxy that has authenticated the person, by OIDC for example, and names them in headers.
 
-The headers are believed only on a connection whose client certificate is the proxy's. On any other
+The headers count only on a connection whose client certificate is the proxy's. On any other
 connection they are a forgery or a mistake, and the request is refused: an answer as somebody else
 would hide that.
 """

@@ -125,7 +125,7 @@ class Batch:
                     self._held.add((route, alert.id))
 
     def _end(self, ends: Resolution) -> set[str]:
-        """The routes that learn of an end."""
+        """The routes that report an end."""
         kinds = {kind.value for kind in ends.kinds}
         for topic, row in list(self._known.items()):
             if _matches(ends, kinds, row.node, row.kind, row.incident):

@@ -236,7 +236,7 @@ class Router:
         return silenced_until(self._silences, alert, contexts, now)
 
     def exempt_until(self, alert: Alert, now: float) -> float:
-        """Until when its node is exempt; 0: it is not, or people must learn of this alert."""
+        """Until when its node is exempt; 0: it is not, or this alert must be reported."""
         if not alert.node or alert.kind == EventKind.REQUESTED:
             return 0.0
         until = self._context(alert.node).exempt_until

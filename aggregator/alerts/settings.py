@@ -160,11 +160,11 @@ class RouteConfig(Matchers):
     ``[owner]`` with ``owners``.
     """
     group_wait: Duration | None = None
-    """So long an alert waits for others of its group. Default: ``"15s"`` for people, ``"500ms"``
+    """This long an alert waits for others of its group. Default: ``"15s"`` for people, ``"500ms"``
     for machines.
     """
     group_interval: Duration | None = None
-    """At least so long between two messages of one group. Default: ``"1m"`` for people, ``"0s"``
+    """At least this long between two messages of one group. Default: ``"1m"`` for people, ``"0s"``
     for machines.
     """
     resolved: bool | None = None

@@ -79,7 +79,7 @@ told = sa.Table(
     sa.Index("alert_told_at", "at"),
 )
 
-#: Alerts that last, for each route that wants to learn of their end. ``delivery`` announced it;
+#: Alerts that last, for each route that reports their end. ``delivery`` announced it;
 #: ``ended``: its end waits to be sent.
 lasting = sa.Table(
     "alert_lasting",

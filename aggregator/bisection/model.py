@@ -83,7 +83,7 @@ class Unsettled:
 class Findings:
     """The result. ``cleared``: nodes that were in a group that passed, and are not suspected.
 
-    ``rest_passed``: all nodes that nothing speaks against passed one test together, so that no
+    ``rest_passed``: all nodes without evidence against them passed one test together, so that no
     further fault is known of; None where there was no such test.
     """
 

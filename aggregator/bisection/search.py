@@ -4,8 +4,8 @@ A group that fails is halved, and both halves are tested at the same time. A sin
 next to good nodes, because a test of one node alone is no evidence about the fabric. It is named as
 a suspect only when it failed next to several good nodes that passed together. Where both halves of
 a group pass and the group fails again, the cause is between them: the parts that fail together are
-sought, and no node is named. A test without a verdict is repeated; after that it speaks neither for
-nor against a node, and its group is halved to find the node that has no verdict.
+sought, and no node is named. A test without a verdict is repeated; after that it is evidence
+neither for nor against a node, and its group is halved to find the node that has no verdict.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,7 +58,7 @@ class Bisection:
         self._suspects: list[Suspect] = []
         self._interactions: list[Interaction] = []
         self._unsettled: list[Unsettled] = []
-        #: Nodes that are no part of the last test, because something speaks against them.
+        #: Nodes that are no part of the last test, because evidence is against them.
         self._left_out: set[str] = set()
         self._rest_passed: bool | None = None
         known = tuple(dict.fromkeys(known_good))

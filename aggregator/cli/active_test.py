@@ -36,7 +36,7 @@ _KIND = "quarantine.sickbay.dev"
 _EVERY = 1.0
 #: Seconds until a test's end is not waited for any more.
 _WAITS = 7200.0
-#: The startup taint is not shown for so long (seconds): longer than a replica that takes the node
+#: The startup taint is not shown for this long (seconds): longer than a replica that takes the node
 #: over needs for its list of nodes.
 _TAINT_GONE = 200.0
 #: The same for the node itself, and for a request.

@@ -48,7 +48,7 @@ class Dialer(Protocol):
 class Route:
     """A way to the aggregator that is no address of this machine's network.
 
-    ``name`` is for people. ``context``: who is believed; None: the system's authorities. ``tokens``
+    ``name`` is for people. ``context``: the trusted authorities; None: the system's. ``tokens``
     are tried, in this order, where the aggregator requires its reader's identity.
     """
 

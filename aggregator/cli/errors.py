@@ -6,7 +6,7 @@ class CommandFailed(Exception):
 
 
 class Unreached(CommandFailed):
-    """The aggregator does not answer, or its answer is not believed."""
+    """The aggregator does not answer, or its answer is not trusted."""
 
 
 class UsageError(Exception):

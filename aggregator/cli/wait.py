@@ -58,7 +58,7 @@ def wait_for(
     """The quarantine once the goal is reached. Raises CommandFailed: not within ``timeout``
     (seconds), or never.
 
-    A look that fails is repeated, unless it is the first: the connection may be lost for a time.
+    A poll that fails is repeated, unless it is the first: the connection may be lost for a time.
     """
     end, was_there, seen = clock() + timeout, False, False
     last: Quarantine | None = None

@@ -10,7 +10,8 @@ from typing import IO
 from aggregator.cluster.port import Guard
 from aggregator.runtime.command_output import wait_for_end
 
-#: Bytes. The output is kept in memory until the program ends, and no program of ours needs so much.
+#: Bytes. The output is kept in memory until the program ends, and no program of ours needs that
+#: much.
 TOO_MUCH = 256 * 1024 * 1024
 
 

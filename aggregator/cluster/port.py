@@ -928,7 +928,7 @@ class Operations(Protocol):
 class NodesAndPods(Protocol):
     """What intent is carried out on. Errors, waits and guards are those of `Quarantines`."""
 
-    #: Whether it has nodes of its own accord. Else it learns of one from a read of it.
+    #: Whether it lists all its nodes. Else a read of a node adds it.
     lists_all: bool
 
     async def list_nodes(self) -> list[NodeMeta]:

@@ -20,7 +20,7 @@ PAGE_SERVICE = "sickbay-page"
 _CLUSTER_DOMAIN = "cluster.local"
 #: For `kubectl port-forward`.
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
-#: The listeners wait so long (seconds) for the first certificate that agents trust.
+#: The listeners wait this long (seconds) for the first certificate that agents trust.
 _FIRST_WITHIN = 5.0
 
 

@@ -28,11 +28,11 @@ class CertificatesConfig(Section):
     Services and its own.
     """
     lifetime: Annotated[Duration, Field(ge=1)] = 90 * 86400.0
-    """Its certificate is valid for so long, and is renewed when a third is left."""
+    """Its certificate is valid for this long, and is renewed when a third is left."""
     authority_lifetime: Annotated[Duration, Field(ge=1)] = 730 * 86400.0
-    """The CA is valid for so long; the next one is made when a third is left."""
+    """The CA is valid for this long; the next one is made when a third is left."""
     publish_wait: Annotated[Duration, Field(ge=1)] = 900.0
-    """A new CA is published for so long before it signs: by then every agent can have read it."""
+    """A new CA is published for this long before it signs: by then every agent can have read it."""
 
     @property
     def rules(self) -> Rules:

@@ -49,7 +49,7 @@ class PreEvict(HookSection):
     """The step before the first eviction. ``timeout`` counts from its first attempt (seconds)."""
 
     timeout: Annotated[Duration, Field(ge=1)] = 600.0
-    """It has so long to be done, restarts of the aggregator included."""
+    """It has this long to be done, restarts of the aggregator included."""
     on_failure: Literal["wait", "go_on"] = "wait"
     """The behaviour after that: ``wait`` evicts no pod, alerts and keeps trying; ``go_on`` evicts.
     """
@@ -59,7 +59,7 @@ class PostRelease(HookSection):
     """The step after a release; given up after ``timeout`` (seconds)."""
 
     timeout: Annotated[Duration, Field(ge=1)] = 60.0
-    """After so long it is given up, and alerted."""
+    """After this long it is given up, and alerted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class DrainConfig(DrainRules):
     pre_evict: PreEvict = field(default_factory=PreEvict)
     post_release: PostRelease = field(default_factory=PostRelease)
     slurm_jobs_for: Duration = 7 * 86400.0
-    """So long after the drain began, a pod of slurmd waits until Slurm has drained its node
+    """This long after the drain began, a pod of slurmd waits until Slurm has drained its node
     (docs/coexistence.md#slinky). ``"0s"``: it does not wait.
     """
     hooks_at_once: Positive = 8

@@ -103,7 +103,7 @@ class EventPoller:
         return found
 
     def show_for(self, seconds: float) -> None:
-        """Show what comes for so long."""
+        """Show what comes for this long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.poll()

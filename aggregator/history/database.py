@@ -24,7 +24,7 @@ __all__ = ["Cursor", "Database", "HistoryError", "Page"]
 
 #: Rows of evidence that are read at a time.
 _AT_ONCE = 500
-#: The most rows of one incident that are read to learn its present state.
+#: The most rows of one incident that are read to find its present state.
 _OF_ONE = 8
 #: The most rows of one kind among which the busiest nodes are counted, newest first.
 MOST_COUNTED = 200_000

@@ -30,7 +30,7 @@ log = logging.getLogger("sickbay.lemons")
 FIRST_AFTER = 60.0
 POLL_EVERY = 3600.0
 REPORT_EVERY = 60.0
-#: The same lemon is reported again after so long.
+#: The same lemon is reported again after this long.
 TOLD_EVERY = 7 * 86400.0
 #: Nodes that are examined, those with the most quarantines first; and transitions of each.
 MOST_NODES = 500

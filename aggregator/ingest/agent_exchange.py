@@ -69,7 +69,7 @@ class Calls(Protocol):
         ...
 
     def keep_used(self, node: str, used: float) -> None:
-        """The node's call has ended, and had used so much of its token bucket."""
+        """The node's call has ended, and had used this much of its token bucket."""
         ...
 
 

@@ -21,7 +21,7 @@ IsCurrent = Callable[[str, str], Awaitable[bool | None]]
 class CurrentNodeAuthenticator:
     """Another authenticator, with a check of its Node against the cluster.
 
-    A caller that can't be checked now is let in: the controller checks again when it sees the
+    A caller that can't be checked now is accepted: the controller checks again when it sees the
     cluster, and it takes no action on a node that it has not read.
     """
 

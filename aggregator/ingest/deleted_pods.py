@@ -2,7 +2,7 @@
 
 A signature does not show that its pod is gone, so the cluster's reports about the agents' pods are
 kept here. Only a deletion that a watch reported, or a complete list without a pod that was there
-before the list was requested, makes a pod "gone"; a pod of which nothing is known is let in. The
+before the list was requested, makes a pod "gone"; an unknown pod is accepted. The
 cluster's reports do not count either where they would end the streams of more than a small share of
 the agents: then nothing changes, and a log line reports that.
 """
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 FEW = 3
 SHARE = 0.02
 WINDOW = 180.0
-#: A token of a pod that the cluster has not named is checked by a new list after so long (seconds):
-#: a watch may lag behind the pod's first steps.
+#: A token of a pod that the cluster has not named is checked by a new list after this long
+#: (seconds): a watch may lag behind the pod's first steps.
 UNSEEN_FOR = 60.0
-#: A stream may present its token so long (seconds) before it is attached.
+#: A stream may present its token this long (seconds) before it is attached.
 _ATTACHES_WITHIN = 120.0
 #: Deleted pods that are remembered; an older one is checked by a list when its token comes again.
 MOST_KEPT = 10_000
-#: The same is logged at most so often (seconds).
+#: The same is logged at most this often (seconds).
 _LOG_EVERY = 600.0
 
 

@@ -117,7 +117,7 @@ def make_authenticator(
     wall: Callable[[], float],
     is_current: IsCurrent | None = None,
 ) -> Authenticator:
-    """Proves agents' identities as the configuration says. A gateway has no ``is_current``."""
+    """Proves agents' identities as the configuration sets. A gateway has no ``is_current``."""
     identity = config.identity
     if identity.kind == "certificate":
         return CertificateAuthenticator()

@@ -14,7 +14,7 @@ from aggregator.ingest.identity import (
 class LivePodAuthenticator:
     """Another authenticator, without the tokens of pods that are known to be deleted.
 
-    It makes no request: an agent whose pod is not known yet is let in, and checked afterwards.
+    It makes no request: an agent whose pod is not known yet is accepted, and checked afterwards.
     """
 
     def __init__(self, inner: Authenticator, deleted: DeletedPods) -> None:

@@ -16,8 +16,8 @@ from aggregator.ingest.stream import Stream, StreamConfig
 log = logging.getLogger(__name__)
 
 #: Seconds. Two agents displace each other every few seconds, and a second DaemonSet has them on all
-#: nodes: the log reports it at most so often. The sink's `on_conflict` reports when it begins on a
-#: node.
+#: nodes: the log reports it at most this often. The sink's `on_conflict` reports when it begins on
+#: a node.
 CONFLICT_EVERY = 60.0
 #: Seconds after the API server is back in which tokens may stay expired: kubelets renew them at
 #: their next check, which takes minutes.
@@ -112,7 +112,7 @@ class StreamTable:
         return self._used.used(node, self._rules.now())
 
     def keep_used(self, node: str, used: float) -> None:
-        """The node's stream has ended, and had used so much of its token bucket."""
+        """The node's stream has ended, and had used this much of its token bucket."""
         self._used.set_used(node, used, self._rules.now())
 
     def tick(self) -> None:

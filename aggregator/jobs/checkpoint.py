@@ -16,7 +16,7 @@ CHECKPOINT_INTERVAL = "sickbay.dev/checkpoint-interval"  # such as "30m"
 RESTART_TIME = "sickbay.dev/restart-time"
 
 MEASURED, DECLARED, DEFAULT = "measured", "declared", "default"
-#: Seconds. Longer statements count as so much.
+#: Seconds. Longer statements count as this much.
 LONGEST_INTERVAL, LONGEST_RESTART = 7 * 86400.0, 86400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")

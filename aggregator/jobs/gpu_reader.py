@@ -15,7 +15,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Pod
 from aggregator.jobs.gpu_report import GpuReport, GpusOfPod, gpus_by_pod
 
-#: Seconds: a report is requested again, also after a failure; and at most it counts for so long.
+#: Seconds: a report is requested again, also after a failure; and at most it counts for this long.
 FRESH, RETRY, MOST_AGE = 600.0, 60.0, 3600.0
 #: Seconds between two requests for pods that a report does not cover: new pods may be many.
 APART = 2.0

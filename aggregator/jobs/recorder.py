@@ -44,7 +44,7 @@ log = logging.getLogger("sickbay.jobs")
 MOST_NODES, MOST_JOBS = 20_000, 64
 #: Seconds for which a read of a node, and of a job's pods, counts.
 FRESH, FRESH_JOB = 30.0, 60.0
-#: Jobs whose pods are remembered for so long.
+#: Jobs whose pods are remembered for this long.
 _MOST_LISTS = 64
 #: Evictions of one node that wait for its read.
 _MOST_EVICTED = 512

@@ -55,14 +55,14 @@ class NoticeWebhook(Section):
 
 @dataclass(frozen=True, slots=True)
 class AskRules(SectionDataclass):
-    """``within``: a workload gets a notice so long (seconds) before its eviction; 0: no notice.
+    """``within``: a workload gets a notice this long (seconds) before its eviction; 0: no notice.
 
     Only pods of ``namespaces`` with all labels of ``pods`` get one. ``never_for``: codes of faults
     after which nobody gets one, in addition to the shipped ones.
     """
 
     within: Annotated[Duration, Field(ge=0, le=86400)] = 0.0
-    """A workload gets a notice (docs/jobs.md#a-notice-before-the-eviction) so long before its
+    """A workload gets a notice (docs/jobs.md#a-notice-before-the-eviction) this long before its
     eviction, 24 hours at most. ``"0s"``: no notice.
     """
     namespaces: Annotated[tuple[NamespacePattern, ...], Field(strict=False)] = ()

@@ -39,9 +39,9 @@ class LeaseTiming:
     """All in seconds. Every replica must run with the same ones, or two of them may act at once."""
 
     lease_duration: float = 15.0
-    """A Lease that was not renewed for so long in a view without a gap may be taken."""
+    """A Lease that was not renewed for this long in a view without a gap may be taken."""
     renew_deadline: float = 10.0
-    """The holder acts for so long after its last renewal was sent."""
+    """The holder acts for this long after its last renewal was sent."""
     retry_period: float = 2.0
     """The Lease is renewed, or read, at this interval."""
     deadline: float = 3.0

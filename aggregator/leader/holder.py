@@ -19,9 +19,9 @@ log = logging.getLogger("sickbay.leader")
 _LONGEST_PAUSE = 60.0
 #: After a request that failed at once (seconds).
 _FAILURE_PAUSE = 1.0
-#: Another's Lease is read again so long after it has expired: not a rounding error too early.
+#: Another's Lease is read again this long after it has expired: not a rounding error too early.
 _JUST_AFTER = 0.01
-#: A write that another writer preceded is tried so often in one turn.
+#: A write that another writer preceded is tried this often in one turn.
 _TRIES = 2
 #: A Lease that can't be read for this long (seconds) shows nothing about others any more.
 UNREADABLE_FOR = 60.0

@@ -119,9 +119,9 @@ class Evaluation:
 #: Pieces of evidence of one incident. Evidence that is over makes room for evidence in force.
 MOST_EVIDENCE = 1_000
 
-#: A level check flaps that has failed so often ...
+#: A level check flaps that has failed that often ...
 RECURS = 3
-#: ... within so long (seconds): the longest that the rings hold.
+#: ... within this long (seconds): the longest that the rings hold.
 RECURS_WITHIN = LONGEST
 _MOST_DOUBLINGS = 16
 

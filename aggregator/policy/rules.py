@@ -52,7 +52,7 @@ STATUSES = ("failed", "degraded")
 _DEGRADED_OR_FAILED = frozenset({Status.DEGRADED, Status.FAILED})
 #: The same fault again so soon after a release needs a person (seconds).
 REPEAT_WITHIN = 7 * 86400.0
-#: No rule may look back further: a node remembers its releases for so long (seconds).
+#: No rule may look back further: a node remembers its releases for this long (seconds).
 LONGEST_REPEAT = 28 * 86400.0
 #: Without ``healthyFor``, and for evidence whose rule the policy no longer has (seconds).
 HEALTHY_FOR = 600.0

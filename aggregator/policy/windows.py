@@ -196,7 +196,7 @@ def repeated(fault: Fault, *, least: int, within: float) -> float | None:
 
 
 def lasting(fault: Fault, *, least: float) -> float | None:
-    """When the fault had been seen for so long (monotonic) without a pause, or None.
+    """When the fault had been seen for this long (monotonic) without a pause, or None.
 
     A pause is `ONE_OCCURRENCE` without a line.
     """

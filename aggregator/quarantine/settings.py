@@ -31,8 +31,8 @@ class SilenceRules(SectionDataclass):
     """
 
     silent_after: Annotated[Duration, Field(ge=1)] = 60.0
-    """An agent that has sent no message for so long is silent: shown, never quarantined for it. At
-    least two heartbeats.
+    """An agent that has sent no message for this long is silent: shown, never quarantined for it.
+    At least two heartbeats.
     """
     silent_failing: Literal["alert", "cordon"] = "alert"
     """An agent is silent, its kubelet is ready, and its last evidence was failing: ``alert`` sends

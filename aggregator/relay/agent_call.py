@@ -31,8 +31,8 @@ from sickbay.v1.limits import MAX_NAME
 
 log = logging.getLogger(__name__)
 
-#: Seconds. One heartbeat in so long is forwarded although the controller has agreed to its digest:
-#: the controller may have forgotten the node since.
+#: Seconds. One heartbeat in this long is forwarded although the controller has agreed to its
+#: digest: the controller may have forgotten the node since.
 FORWARD_EVERY = 60.0
 _CERTIFICATE = "x509_pem_cert"
 _LONG_AGO = float("-inf")

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds. The longest pause is short, because without a relay no evidence is received.
 _BACKOFF = Backoff(first=0.4, most=2.0)
-#: The token's file is checked so often; the kubelet renews it after 80 % of its life.
+#: The token's file is checked this often; the kubelet renews it after 80 % of its life.
 TOKEN_EVERY = 30.0
 #: grpc.aio's own text where the other side ends a stream while we write into it.
 _CUT_SHORT = "Internal error from Core"

@@ -39,7 +39,7 @@ class FrameQueue(Generic[F]):
         return self.bytes + size <= self._most_bytes and of_stream + size <= self._most_of_one
 
     def put(self, frame: F) -> None:
-        """Within the bounds or not: `has_room` returns which."""
+        """Also beyond the bounds: callers check `has_room` first."""
         size = frame.ByteSize() + FRAME_BYTES
         self.bytes += size
         self._of_stream[frame.stream] = self._of_stream.get(frame.stream, 0) + size
@@ -53,7 +53,7 @@ class FrameQueue(Generic[F]):
         self._filled.set()
 
     async def wait(self, seconds: float) -> None:
-        """Until a frame waits, at most so long."""
+        """Until a frame waits, at most this long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._filled.wait()

@@ -8,7 +8,7 @@ from sickbay.v1 import relay_pb2 as pb
 #: Of the messages in relay.proto, and of what they mean. Replicas with another one do not speak
 #: with each other; a replica of another version with the same one does.
 PROTOCOL = 1
-#: Seconds. Either side sends a batch so often, even if it is empty.
+#: Seconds. Either side sends a batch this often, even if it is empty.
 BATCH_EVERY = 1.0
 #: Seconds between two polls for a batch of the other side.
 POLL_EVERY = 0.5

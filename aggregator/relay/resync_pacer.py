@@ -19,7 +19,7 @@ AHEAD = 200
 MISSED_AFTER = 5.0
 #: How often some are permitted (seconds).
 EVERY = 0.05
-#: The lists delay the snapshots for so long at most (seconds): an API server that does not answer
+#: The lists delay the snapshots for this long at most (seconds): an API server that does not answer
 #: keeps no evidence from the page.
 LISTS_WITHIN = 10.0
 

@@ -1,7 +1,7 @@
 """The controller's end of the gateways' relays: a service on the agents' listener.
 
 Each call of an agent that a gateway opens is a `Stream` of this process, with the agent's own
-credentials verified here once more: a gateway's token alone can speak for no node.
+credentials verified here once more: a gateway's token alone can represent no node.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 #: Streams of agents on one relay: more nodes than a cluster has.
 MOST_STREAMS = 100_000
-#: The streams of a relay that has ended may take so long to end (seconds).
+#: The streams of a relay that has ended may take this long to end (seconds).
 _ENDED_WITHIN = 5.0
 #: Frames that are taken before other tasks have a turn.
 _AT_ONCE = 50

@@ -1,8 +1,9 @@
 """Decides when a gateway without a relay leaves its agents to other replicas. Pure.
 
-A controller that was seen to renew its Lease so long after the relay's end is at work, and another
-gateway may reach it. A dead one is not: its last renewal is read seconds after its death at most.
-Its gateways keep their agents, or 10,000 would connect anew just as the next controller begins.
+A controller that was seen to renew its Lease this long after the relay's end is at work, and
+another gateway may reach it. A dead one is not: its last renewal is read seconds after its death at
+most. Its gateways keep their agents, or 10,000 would connect anew just as the next controller
+begins.
 """
 
 from collections.abc import Callable

@@ -31,7 +31,7 @@ _PASSED_ON = frozenset(
     {"OwnerRemediated", "ExternallyRemediated", "ExternalRemediationRequestAvailable"}
 )
 _TRIES = 5
-#: A MachineHealthCheck that has read the mark may write its condition so long after the mark was
+#: A MachineHealthCheck that has read the mark may write its condition this long after the mark was
 #: removed (seconds).
 _SETTLES = 5.0
 

@@ -27,7 +27,7 @@ JOBS = ObjectResource("batch/v1", "Job", "jobs", namespaced=True)
 PODS = ObjectResource("v1", "Pod", "pods", namespaced=True)
 #: The Job controller sets it on the pods: https://kubernetes.io/docs/reference/labels-annotations-taints/
 _JOB_NAME = "batch.kubernetes.io/job-name"
-#: A cancellation waits so often for the end of the pods, so long (seconds).
+#: A cancellation waits this often for the end of the pods, this long (seconds).
 _LOOKS, _POLL_EVERY = 15, 1.0
 #: The runner polls once more with this limit (seconds) when the time of an attempt is over.
 _LAST_POLL = 1.0

@@ -19,7 +19,7 @@ from aggregator.repairers.order_object import owner_of
 PASSED, FAILED, NO_VERDICT = 0, 1, 3
 #: A Job that no process has evaluated is deleted by the cluster (seconds after its end).
 _KEPT_FOR = 86400
-#: A Job ends so long before its attempt (seconds), so that its end is seen.
+#: A Job ends this long before its attempt (seconds), so that its end is seen.
 _SPARE = 60
 #: From the deadline until the programs are killed (seconds).
 _GRACE = 10

@@ -15,7 +15,7 @@ from aggregator.repairers.object_answers import answer_of
 from aggregator.repairers.sent_once import SentOnce
 
 NODE_CLAIM = ObjectKind("karpenter.sh/v1", "NodeClaim")
-#: Karpenter may write the status in between, but not so often in a row.
+#: Karpenter may write the status in between, but not that often in a row.
 _TRIES = 5
 _MOST_NAMED = 3
 

@@ -28,7 +28,9 @@ class Budgets:
         return max(0.0, used - (now - at) * self._rate)
 
     def spend(self, node: str, amount: float, now: float) -> bool:
-        """Use so much, if the bucket has as much. Returns whether it had. ``now`` is in seconds."""
+        """Use that much, if the bucket has as much. Returns whether it had. ``now`` is in
+        seconds.
+        """
         used = self.used(node, now)
         if used + amount > self._burst:
             return False
@@ -36,7 +38,7 @@ class Budgets:
         return True
 
     def set_used(self, node: str, used: float, now: float) -> None:
-        """The node has used so much of its bucket now."""
+        """The node has used this much of its bucket now."""
         if used > 0:
             self._used[node] = (used, now)
         else:

@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from aggregator.tls.certificate import Validity
 
-#: Seconds. A serving certificate is valid from so long before it was made. Apple's clients refuse
+#: Seconds. A serving certificate is valid from this long before it was made. Apple's clients refuse
 #: one that is valid for more than 825 days in all.
 BACKDATED = 365 * 86400.0
 #: The same for an authority: 1 January 2020, whatever the clock of its maker shows.

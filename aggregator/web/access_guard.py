@@ -1,4 +1,4 @@
-"""Lets a request in only with the identity and the right that its path needs.
+"""Accepts a request only with the identity and the right that its path needs.
 
 Open to all are the probes, the log-in and the page's static files.
 """

@@ -39,7 +39,7 @@ _BEGINS_WITHIN = 30.0
 _PAUSE = 30.0
 #: Bytes of a request's body.
 _LONGEST_BODY = 1024 * 1024
-#: Requests in progress when the server closes have so long (seconds).
+#: Requests in progress when the server closes have this long (seconds).
 _GRACE = 2.0
 #: Headers of one connection, which are not passed on (RFC 9110, 7.6.1).
 _HOP_HEADERS = frozenset(

@@ -18,7 +18,7 @@ POOL = "pool"
 _LEAST_NODES = 2
 #: Letters of the map in a line of a fragment, so that one node's change is one line.
 _CELLS = 64
-#: A layout serves so long (seconds) while no node comes or goes: labels change seldom.
+#: A layout serves this long (seconds) while no node comes or goes: labels change seldom.
 _LASTS = 30.0
 _MOST_LAYOUTS = 8
 

@@ -48,7 +48,7 @@ from aggregator.web.zero_first import ZeroFirst
 log = logging.getLogger("sickbay.web")
 
 _STREAM = "/api/v1/stream"
-#: Requests in progress when the server closes have so long (seconds).
+#: Requests in progress when the server closes have this long (seconds).
 _GRACE = 2.0
 
 

@@ -15,7 +15,7 @@ from aggregator.web import models
 from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings, natural
 from aggregator.web.node_view import ViewMoment
 
-#: Ticks come at most so often, and snapshots too (seconds).
+#: Ticks come at most this often, and snapshots too (seconds).
 TICK = 0.25
 _SHARE = 20.0
 _CHUNK = 250

@@ -15,11 +15,11 @@ from aggregator.web.query_params import read_query
 
 log = logging.getLogger("sickbay.web")
 
-#: An event is sent at least so often (seconds): a page without one for longer reports that.
+#: An event is sent at least this often (seconds): a page without one for longer reports that.
 BEAT = 10.0
-#: A reader that takes no data for so long (seconds) is gone.
+#: A reader that takes no data for this long (seconds) is gone.
 _STUCK = 20.0
-#: A browser reconnects after so long (milliseconds).
+#: A browser reconnects after this long (milliseconds).
 _RETRY = b"retry: 1000\n\n"
 #: Seconds between two checks that a reader is still allowed to read.
 RECHECK = 60.0

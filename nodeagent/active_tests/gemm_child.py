@@ -18,7 +18,7 @@ _MISSING = 77
 
 
 def product(torch: Any, device: str, seconds: float) -> dict[str, Any]:
-    """Multiply for so long; the digest of the result, and whether any repeat had other bits."""
+    """Multiply for this long; the digest of the result, and whether any repeat had other bits."""
     generator = torch.Generator(device="cpu").manual_seed(20260101)
     left, right = (
         torch.randn(_SIZE, _SIZE, generator=generator).to(device=device, dtype=torch.bfloat16)

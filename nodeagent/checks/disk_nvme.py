@@ -5,7 +5,7 @@ that was there, or that ``expected`` counts: failed), ``read-only`` and ``unreli
 reports so: failed), ``stuck`` (resetting or connecting for ``stuck_for``: failed), ``hung`` (it
 does not answer; failed after a minute), ``not-live``, ``media-errors`` (the drive's count rose
 within a day), ``spare-low``, ``hot``, ``backup-failed``, ``worn`` (100 % of its rated life:
-degraded all), ``no-log`` (the drive works and its log can't be had) and ``no-sysfs``: unknown.
+degraded all), ``no-log`` (the drive works and its log can't be read) and ``no-sysfs``: unknown.
 
 The component is the controller ("nvme0"); without one it is this check itself. A drive that is
 missing stays so until it is back, another takes its name, or the agent is started anew. A cloud's

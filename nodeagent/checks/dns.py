@@ -66,7 +66,7 @@ class Dns:
         self._slow = slow
         self._port = port
         self._servers: tuple[str, ...] = ()
-        self._read_in = 0  # looks until resolv.conf is read again
+        self._read_in = 0  # runs until resolv.conf is read again
 
     async def run_check(self) -> Report:
         unreadable = self._read_servers()

@@ -123,7 +123,7 @@ class NicLink:
         )
 
     def _lost(self, link: Link) -> int:
-        """Losses by the kernel's count, so that a loss and return between two looks is seen."""
+        """Losses by the kernel's count, so that a loss and return between two runs is seen."""
         if link.times_down is None:
             return 0
         rise = self._losses.setdefault(link.name, CounterIncrease(_WINDOW))

@@ -25,7 +25,7 @@ from nodeagent.sources.network import DefaultRoute, default_routes
 from nodeagent.sources.tcp_probe import ResolveError, Resolver, connect
 
 NAME = "reach"
-#: Looks for which a gateway that drops echoes is taken to be there once the kernel has found it on
+#: Runs for which a gateway that drops echoes is taken to be there once the kernel has found it on
 #: the link: to query the kernel costs a process.
 _TRUSTED_PROBES = 3
 #: The kernel's entry of a gateway that never answered is read in the first three runs, and then in
@@ -116,7 +116,7 @@ class Reach:
         self._single_run = single_run
         self._probe = GatewayProbe(machine.clock)
         self._answered: dict[str, str] = {}  # component -> the gateway that answered
-        self._unanswered: dict[str, int] = {}  # component -> looks, while it never has
+        self._unanswered: dict[str, int] = {}  # component -> runs, while it never has
         self._trusted: dict[str, int] = {}  # component -> runs without a query of the kernel
 
     async def run_check(self) -> Report:

@@ -64,7 +64,7 @@ class SiblingWatch:
     def lasting(self, parts: Levels, now: float) -> dict[str, float]:
         """Those of `outliers` that have been so for `PATIENCE`, each with its kind's usual level.
 
-        ``now``: seconds since the boot. A part that is worse at the first look, long after the
+        ``now``: seconds since the boot. A part that is worse in the first run, long after the
         boot, has been so before.
         """
         found = outliers(parts)

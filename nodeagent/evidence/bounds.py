@@ -21,7 +21,7 @@ def bounded(item: Evidence | Gone) -> tuple[Evidence | Gone | None, str]:
     An item that cannot be sent at all gives None.
     """
     if isinstance(item, Observation) and _is_fit(item):
-        return item, ""  # nearly always, at each look of each check
+        return item, ""  # nearly always, in each run of each check
     match item:
         case Observation():
             fits: Evidence | Gone = replace(

@@ -47,7 +47,7 @@ class ComponentEntry:
     message: str
     since: float
     recent: list[tuple[Status, float]] = field(default_factory=list)
-    #: Whole looks of its check in a row that did not name it.
+    #: Whole runs of its check in a row that did not name it.
     absent: int = 0
 
     @property

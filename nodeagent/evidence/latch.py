@@ -42,7 +42,7 @@ from nodeagent.model import (
 )
 from sickbay.v1 import limits as contract
 
-#: Whole looks in a row without a component after which it is dropped. One look may have missed it.
+#: Whole runs in a row without a component after which it is dropped. One run may have missed it.
 ABSENT_RUNS = 2
 #: Seconds for which the new words of a component that is not failing may wait for a message that is
 #: sent anyway. "Answers in 0.9 ms" is another text at every look, and no rule depends on it.

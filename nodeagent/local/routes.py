@@ -103,7 +103,7 @@ class LocalRoutes:
         )
 
     async def _stuck(self) -> list[StuckTask]:
-        """Tasks that are in the kernel at two looks: every write waits there for a moment."""
+        """Tasks that are in the kernel in two readings: every write waits there for a moment."""
         first = stuck()
         if not first:
             return []

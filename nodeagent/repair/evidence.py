@@ -1,6 +1,6 @@
 """The evidence about the node before an act that may destroy it: for a ticket, and for a person.
 
-Bounded in bytes and in time. A part that cannot be had is a sentence in its place.
+Bounded in bytes and in time. A part that cannot be read is replaced by a sentence with the reason.
 """
 
 import dataclasses

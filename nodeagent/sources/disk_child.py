@@ -3,7 +3,7 @@
 The kind WHAT is ``space``, ``write``, ``nvme`` (PATH is a controller's device file), ``module``
 (PATH is a network interface) or ``files`` (PATH is several, with a tab between).
 
-Started anew for each look and read line by line, so it imports nothing beyond the interpreter's
+Started anew for each run and read line by line, so it imports nothing beyond the interpreter's
 own built-in modules: 8 ms of CPU in all. Each job has a thread, so that one that hangs holds up
 no other; a process with a hung thread cannot end, and that is its parent's to report.
 
@@ -133,7 +133,7 @@ def _write_and_read(file: int, path: bytes) -> str:
 
 
 def _lock(file: int) -> bool:
-    """Whether it could be had within a second: a healthy probe holds it for milliseconds."""
+    """Whether it could be locked within a second: a healthy probe holds it for milliseconds."""
     for _ in range(20):
         try:
             posix.lockf(file, posix.F_TLOCK, 0)

@@ -63,7 +63,7 @@ class DriverWaiters:
         self._since: dict[_Wait, float] = {}
 
     def forget(self) -> None:
-        """Drop what earlier looks found, so that the next look is a first one."""
+        """Drop what earlier readings found, so that the next reading is a first one."""
         self._since.clear()
 
     async def sample(self, not_these: Collection[int]) -> list[DriverWaiter]:

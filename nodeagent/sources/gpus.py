@@ -85,14 +85,14 @@ class GpuMap:
         return self._switches
 
     def has_gpu(self, address: str) -> bool:
-        """Whether the normalised ``address`` is a GPU of this node; looks again when it is new."""
+        """Whether the normalised ``address`` is a GPU of this node; scans again when it is new."""
         if address in self._seen or address in self._uuids:
             return True
         self._scan(_RESCAN_AFTER)
         return address in self._seen
 
     def has_switch(self, address: str) -> bool:
-        """Whether the normalised ``address`` is an NVSwitch of this node; looks again when new."""
+        """Whether the normalised ``address`` is an NVSwitch of this node; scans again when new."""
         if address in self._switches:
             return True
         self._scan(_RESCAN_AFTER)

@@ -1,11 +1,13 @@
-"""Processes that are dead and not reaped, or stuck in the kernel, at a bounded cost for each look.
+"""Processes that are dead and not reaped, or stuck in the kernel, at a bounded cost for each
+reading.
 
-To read 10,000 processes takes 0.12 s of CPU. So a look lists all of them, reads some, and the next
-look continues from there. Those found in state D or dead are read each time, up to the same bound.
+To read 10,000 processes takes 0.12 s of CPU. So a reading lists all of them, opens some, and the
+next reading continues from there. Those found in state D or dead are read each time, up to the same
+bound.
 
-*Stuck* is exact and no guess by sampling: a process in uninterruptible sleep (state D) at two looks
-has waited all the time between them if its count of voluntary context switches has not moved, for
-each wait is a switch. A busy disk moves it at every request.
+*Stuck* is exact and no guess by sampling: a process in uninterruptible sleep (state D) in two
+readings has waited all the time between them if its count of voluntary context switches has not
+moved, for each wait is a switch. A busy disk moves it at every request.
 """
 
 import os
@@ -20,7 +22,7 @@ from nodeagent.sources.proc_stat import Stat, read_stat
 
 __all__ = ["Found", "Processes", "StuckProcess"]
 
-#: The processes that one look reads, next to as many known ones.
+#: The processes that one reading opens, next to as many known ones.
 MOST = 500
 
 
@@ -56,7 +58,9 @@ class _Remark:
 
 @dataclass(slots=True)
 class Processes:
-    """Reads ``machine.proc``. A look reads at most ``most`` processes, and as many known ones."""
+    """Reads ``machine.proc``. A reading opens at most ``most`` processes, and as many known
+    ones.
+    """
 
     machine: HostRoots
     most: int = MOST

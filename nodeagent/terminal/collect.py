@@ -11,7 +11,8 @@ from nodeagent.local.client import AgentTrouble, NoAgent, get_json
 from nodeagent.local.findings import Findings, Result, from_agent
 from nodeagent.model import Status
 
-#: A healthy agent answers in milliseconds. The time that it doesn't use is left for a look.
+#: A healthy agent answers in milliseconds. The time that it doesn't use is left for a run of the
+#: checks here.
 _PATIENCE = 5.0
 
 

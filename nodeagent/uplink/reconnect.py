@@ -46,7 +46,7 @@ LONGEST = 480.0
 IN_VAIN = 2
 #: A stream that lived this long was well: the next failure starts from BASE again.
 WELL_AFTER = 10.0
-_MANY = 30  # doublings: any wait doubled so often has passed its bound
+_MANY = 30  # doublings: any wait doubled that often has passed its bound
 
 
 class ReconnectPolicy:

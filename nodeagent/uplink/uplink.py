@@ -153,7 +153,7 @@ class Uplink:
                 async with asyncio.timeout(HANDSHAKE_WITHIN):
                     await channel.channel_ready()
             except TimeoutError:
-                # Our own event loop may have stood still, while gRPC's threads did the handshake.
+                # Our own event loop may have been blocked, while gRPC's threads did the handshake.
                 return channel.get_state() is grpc.ChannelConnectivity.READY
         return True
 

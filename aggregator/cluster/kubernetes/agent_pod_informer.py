@@ -22,9 +22,9 @@ from aggregator.runtime.tasks import run_until_first_exit
 
 #: Seconds between two lists, at least: one of 10,000 pods is some 30 MB.
 LIST_EVERY = 180.0
-#: That pause is up to so much longer, so that replicas do not list together.
+#: That pause is up to this much longer, so that replicas do not list together.
 _SPREAD = 1.25
-#: Seconds between two looks whether a list is wanted.
+#: Seconds between two checks whether a list is wanted.
 _POLL_EVERY = 5.0
 
 log = logging.getLogger("sickbay.kubernetes")

@@ -51,8 +51,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
     rights are looked for that it takes for certificates that the aggregator makes itself.
     ``agents``: "namespace:name" of the agents'
     service account where their pods are to be followed; empty: they are not. ``access``: the page
-    requests who its readers are. ``actions``: people act by the page. ``evictions``, ``events``,
-    ``operations``: these are used, and the rights to them needed.
+    identifies its readers by the API server. ``actions``: people act by the page. ``evictions``,
+    ``events``, ``operations``: these are used, and the rights to them needed.
     """
 
     words = KUBERNETES

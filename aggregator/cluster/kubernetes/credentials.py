@@ -22,7 +22,7 @@ from aggregator.cluster.port import Refused, Unreachable
 
 _LOG = logging.getLogger(__name__)
 
-#: A plugin's token is checked so often; it is renewed 5 minutes before it expires.
+#: A plugin's token is checked this often; it is renewed 5 minutes before it expires.
 _RENEWAL_S = 60.0
 _CONTENT = re.compile(r"\{.*\}", re.DOTALL)
 

@@ -149,7 +149,7 @@ class HttpSession:
         return aiohttp.ClientConnectionError(text)
 
     async def close(self, *, after_s: float = 0.0) -> None:
-        """Close every connection, those in use too, after so long."""
+        """Close every connection, those in use too, after this long."""
         try:
             if after_s:
                 await asyncio.sleep(after_s)

@@ -66,7 +66,7 @@ from aggregator.runtime.tasks import run_until_first_exit
 
 #: Short, as few replicas list, with one request each, and new faults wait for the view.
 _BACKOFF = Backoff(first=0.5, most=5.0)
-#: A view that held for so long was no failed try: backoff begins anew.
+#: A view that held for this long was no failed try: backoff begins anew.
 _HELD_S = 10.0
 #: Phases in which the node is unschedulable by our hand.
 _CORDONED = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.DRAINED})

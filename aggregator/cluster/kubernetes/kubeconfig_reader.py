@@ -15,7 +15,7 @@ from typing import Any
 
 from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, KubeconfigItem, choose
 
-#: A token is renewed so long (seconds) before it expires.
+#: A token is renewed this long (seconds) before it expires.
 _EARLY = 300.0
 
 

@@ -61,7 +61,7 @@ class Priority(enum.IntEnum):
 
 #: Those of nodes that are on their way to their taint.
 _TAINTING = (Priority.TAINT, Priority.CREATE)
-#: For so long after a taint (seconds) another is expected: the next ones are on their way to us.
+#: For this long after a taint (seconds) another is expected: the next ones are on their way to us.
 HURRY = 0.05
 #: While taints are under way, one place in this number is for what trails, of lists and of others.
 SHARE = 16

@@ -15,7 +15,7 @@ from aggregator.cluster.port import Conflict, NotFound
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
-#: The watch shows a mark within milliseconds; after so long (seconds) the node is read instead.
+#: The watch shows a mark within milliseconds; after this long (seconds) the node is read instead.
 WATCH_S = 1.0
 
 

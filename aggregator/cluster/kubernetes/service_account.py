@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-#: The kubelet renews the token's file long before its end; it is read again so often (seconds).
+#: The kubelet renews the token's file long before its end; it is read again this often (seconds).
 REREAD = 60.0
 
 

@@ -38,13 +38,13 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 #: A server that requests more than this gets this; the error still states what it requested.
 _LONGEST_PAUSE_S = 60.0
-#: Credentials that the server refused are read again at most so often.
+#: Credentials that the server refused are read again at most this often.
 _RELOAD_EVERY_S = 10.0
 #: Requests on the old credentials may end within this time; watches reconnect after it.
 _RETIRED_AFTER_S = 30.0
 #: For refused websockets, whose answers the library does not read.
 _NO_BODY, _NO_KUBELET = b"refused", b"refused; the kubelet of the pod's node may be out of reach"
-#: Watches are opened anew because of a dead connection at most so often.
+#: Watches are opened anew because of a dead connection at most this often.
 _REOPEN_EVERY_S = 30.0
 _DEAD = {errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH}
 #: A read that failed sooner than this (seconds) is repeated.

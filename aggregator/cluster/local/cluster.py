@@ -320,7 +320,7 @@ class LocalCluster:
         return await self._in_thread(self._open.node, name)
 
     async def wait_for_node(self, name: str) -> None:
-        """Every node is there: this cluster learns of one from a read of it."""
+        """Every node is there: a read of a node adds it to this cluster."""
 
     async def patch_node(
         self, node: Node, change: NodeChange, *, guard: Guard | None = None

@@ -218,7 +218,7 @@ class ClusterStore:
         return [_node(row) for row in self._rows.read(f"SELECT {_NODE} FROM nodes")]  # noqa: S608
 
     def node(self, name: str) -> Node:
-        """The node; the local cluster learns of a node from a read of it."""
+        """The node; a read of a node adds it to the local cluster."""
         found = self.node_now(name)
         if found is not None:
             return found

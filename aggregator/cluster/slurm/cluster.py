@@ -58,7 +58,7 @@ log = logging.getLogger("sickbay.slurm")
 PARTITION = "slurm.schedmd.com/partition"
 #: As `aggregator.jobs.families.slurm` reads a job.
 JOB, ACCOUNT = "SlurmJob", "slurm.schedmd.com/account"
-#: A read is good enough for the decision to act for so long (seconds).
+#: A read is good enough for the decision to act for this long (seconds).
 _KNOWN_FOR = 60.0
 _RECORD = msgspec.json.Decoder(OurDrain)
 

@@ -32,7 +32,7 @@ POINT_EVERY = 300.0
 MOST_POINTS = 144
 MOST_CHARTS = 2_000
 MOST_CHARTS_OF_A_NODE = 16
-#: A score falls so much in a minute, before it is a finding.
+#: A score falls this much in a minute, before it is a finding.
 _FALL = 2
 #: A finding ends by values that are no more than this share of the limit away from the median.
 _CALM = 0.5

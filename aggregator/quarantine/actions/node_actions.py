@@ -65,7 +65,7 @@ class NodeReports:
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: After a refusal nodes are marked without these annotations for so long (seconds): the refused
+#: After a refusal nodes are marked without these annotations for this long (seconds): the refused
 #: request would delay each taint. Then they are tried again.
 WITHOUT_FOR = 600.0
 

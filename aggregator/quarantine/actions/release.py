@@ -51,7 +51,7 @@ log = logging.getLogger("sickbay.quarantine")
 #: A release waits for the admission record for this long (seconds), and continues without it.
 RECORD_WITHIN = 5.0
 _WAITS = "the node is released; its admission record entry goes when the record can be used again"
-#: The objections to a release are checked again after so long (seconds).
+#: The objections to a release are checked again after this long (seconds).
 CHECK_AGAIN = 30.0
 
 

@@ -1,4 +1,6 @@
-"""Looks for causes on our side: hands the evidence to `CommonCauses`, and reports findings."""
+"""Searches for causes on the controller's side: hands the evidence to `CommonCauses`, and reports
+findings.
+"""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -42,7 +44,7 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.rfc3339 import span, time_of_day
 
-#: For so long after its driver, kernel or agent has changed (seconds) a node counts as upgraded.
+#: For this long after its driver, kernel or agent has changed (seconds) a node counts as upgraded.
 UPGRADED = 1800.0
 
 #: The agent's names of its machine's traits, which are also the versions' names here.

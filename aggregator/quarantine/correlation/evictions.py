@@ -21,7 +21,7 @@ from aggregator.quarantine.decide.symptoms import actionable_evidence, may_be_of
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 
-#: Faults come so long after the pod's grace at most (seconds).
+#: Faults come this long after the pod's grace at most (seconds).
 AFTER_GRACE = 60.0
 #: The longest grace that counts (seconds).
 _MOST_GRACE = 3600.0

@@ -4,7 +4,7 @@ A verdict about a node becomes level evidence of that node, which rules may act 
 target or a domain is shown and reported once, and concerns no node. Verdicts are made in batches, a
 moment after a change: a blamed fault has lasted for a minute and more.
 
-An agent is believed only about the addresses that the aggregator assigned to it.
+An agent's reports count only about the addresses that the aggregator assigned to it.
 """
 
 import asyncio

@@ -41,7 +41,7 @@ from aggregator.quarantine.decide.pool_budget import (
 from aggregator.rfc3339 import span, time_of_day
 from aggregator.runtime.text import truncate
 
-#: After the record was rebuilt no node is admitted for so long (seconds): longer than a request
+#: After the record was rebuilt no node is admitted for this long (seconds): longer than a request
 #: that was under way can take, so that a Quarantine that it created is seen, and counted.
 SETTLES = 15.0
 #: Seconds: of the rate, and of the time that counts as at once.
@@ -62,9 +62,9 @@ class Limits(SectionDataclass):
     counted; after too many, or after a common cause, no node is admitted for ``cooldown`` seconds.
     ``after_upgrade``: how long evidence must have been open on a node whose version has just
     changed. ``per_workload``: the most nodes from which pods of one gang or job are evicted within
-    ``window``. ``absent_node_after``: a quarantine whose Node has been gone for so long ends.
+    ``window``. ``absent_node_after``: a quarantine whose Node has been gone for this long ends.
     ``silent_drain_after``: this long after a start, a drain that was admitted before continues
-    without news of its node.
+    without a report of its node.
     """
 
     concurrent: Positive = 20
@@ -89,7 +89,7 @@ class Limits(SectionDataclass):
     """
     window: Window = 600.0
     cooldown: Duration = 900.0
-    """Once the rate or a common cause has held a proposal, no quarantine is admitted for so long.
+    """Once the rate or a common cause has held a proposal, no quarantine is admitted for this long.
     ``"0s"``: no cooldown.
     """
     after_upgrade: Duration = 120.0
@@ -97,7 +97,7 @@ class Limits(SectionDataclass):
     that long: by then others that got the same show whether it is the version.
     """
     absent_node_after: Annotated[Duration, Field(ge=60)] = 86400.0
-    """A Quarantine that sickbay made ends when its Node has been gone for so long (a machine that
+    """A Quarantine that sickbay made ends when its Node has been gone for this long (a machine that
     was replaced under another name). At least a minute. Meanwhile, and if a person made it, it
     counts for no limit.
     """

@@ -90,7 +90,7 @@ class CommonLimits(SectionDataclass):
     """
     fabric_hold: Annotated[Duration, Field(le=600)] = 15.0
     """On a node of an NVLink fabric or clique, NVLink evidence and the driver's verdicts wait for
-    so long for those of other nodes. ``0s``: they do not wait.
+    this long for those of other nodes. ``0s``: they do not wait.
     """
 
 
@@ -437,9 +437,9 @@ def _domain(group: Group, what: str) -> str:
     return f"{group[0]}={group[1]} {what}"
 
 
-#: A cause is over when it has not held for so long (seconds).
+#: A cause is over when it has not held for this long (seconds).
 SETTLE = 60.0
-#: A symptom of more nodes than these is counted anew as they change, or so often (seconds).
+#: A symptom of more nodes than these is counted anew as they change, or this often (seconds).
 MANY, AGAIN = 200, 5.0
 #: Possible causes are cached for this number of symptoms of a node.
 _REMEMBERED = 32

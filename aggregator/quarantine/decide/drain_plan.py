@@ -67,10 +67,11 @@ class NamespaceRule(SectionDataclass):
     policy: Annotated[Leave, Field(strict=False)]
     """``evict``, ``wait``, ``force`` or ``never``. See draining (docs/drain.md#namespaces)."""
     wait: Duration | None = None
-    """With ``wait`` (needed) or ``force``: its pods may complete for so long since the drain began.
+    """With ``wait`` (needed) or ``force``: its pods may complete for this long since the drain
+    began.
     """
     force_after: Duration | None = None
-    """With ``force``: so long since the drain began its pods are deleted, whatever their budgets.
+    """With ``force``: this long since the drain began its pods are deleted, whatever their budgets.
     Default: the deadline.
     """
     pods: Selector = None
@@ -118,7 +119,7 @@ class DrainRules(SectionDataclass):
     """``"KEY=VALUE,..."``: a pod that has all of these labels is never evicted."""
     namespaces: Annotated[tuple[NamespaceRule, ...], Field(strict=False)] = ()
     stuck_after: Annotated[Duration, Field(ge=10)] = 600.0
-    """A pod in Terminating for so long past its grace is named, and no longer waited for."""
+    """A pod in Terminating for this long past its grace is named, and no longer waited for."""
     unreachable_wait: Annotated[Duration, Field(ge=10)] = 300.0
     """A pod in Terminating is waited for no longer than this after the node's Ready became
     ``Unknown``.
@@ -132,7 +133,7 @@ class DrainRules(SectionDataclass):
     gang_keys: LabelKeys = ()
     """Further labels or annotations whose equal value makes a gang (docs/drain.md#gangs)."""
     gang_request_after: Duration = 600.0
-    """Where admission alone refuses a gang's dry runs (docs/drain.md#gangs) for so long, the
+    """Where admission alone refuses a gang's dry runs (docs/drain.md#gangs) for this long, the
     refused pods get the real request. ``"0s"``: none follows, and the drain names the webhook or
     policy.
     """
@@ -142,12 +143,12 @@ class DrainRules(SectionDataclass):
     """
     gpu_scope_for: Duration = 3 * 86400.0
     """By a rule with ``scope: gpu`` (docs/drain.md#one-gpu), pods that do not use the faulty GPU
-    may run to their end for so long.
+    may run to their end for this long.
     """
     off_load_balancers: bool = True
     """Label a node that is drained ``node.kubernetes.io/exclude-from-external-load-balancers``."""
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
-    """After so long a drain reports that it could not, and alerts; it keeps trying. See draining
+    """After this long a drain reports that it could not, and alerts; it keeps trying. See draining
     (docs/drain.md).
     """
 

@@ -87,7 +87,7 @@ class IdleNodeRules(SectionDataclass):
 
 @dataclass(frozen=True, slots=True)
 class IdleCandidate:
-    """A node that nothing in memory speaks against. ``test``: its last one."""
+    """A node that no state in memory is against. ``test``: its last one."""
 
     node: str
     uid: str

@@ -32,7 +32,7 @@ _NAMES = {
     CONDITION: "condition SickbayQuarantined",
 }
 _GROWTH = 4.0
-#: So long after the last restore (seconds) the earlier ones count no more.
+#: This long after the last restore (seconds) the earlier ones count no more.
 _FORGOTTEN_AFTER = 86400.0
 
 
@@ -48,11 +48,11 @@ class RestoreRules(MarkRules):
 
     restore_after: Annotated[Duration, Field(ge=1)] = 60.0
     """Our taint, label, annotations or condition were removed from a node, or changed, and its
-    quarantine exists: they are set again after so long, and after four times as long each further
+    quarantine exists: they are set again after this long, and after four times as long each further
     time. docs/fences.md#marks-that-are-lost.
     """
     restore_times: Annotated[int, Field(ge=0, le=10)] = 3
-    """At most so often; then it is only reported, until a day after the last. ``0``: never set
+    """At most this often; then it is only reported, until a day after the last. ``0``: never set
     again.
     """
 

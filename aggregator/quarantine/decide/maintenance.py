@@ -21,7 +21,7 @@ from aggregator.quarantine.decide.node_marks import DO_NOT_DISRUPT
 from aggregator.rfc3339 import span
 
 _HOUR, _DAY = 3600.0, 86400.0
-#: How the reason begins where a mark is older than it is believed.
+#: How the reason begins where a mark is older than it is valid.
 STALE = "a mark of another tool is stale"
 
 
@@ -47,7 +47,7 @@ class OthersMark(SectionDataclass):
 
     It counts with one of ``values`` (empty: with any), except ``idle_values``. ``believed_for``:
     seconds until it is stale, since this process first saw it, or since the Unix time that is its
-    value (``timed``); 0: it is believed without end. ``reason`` is for people.
+    value (``timed``); 0: it is valid without end. ``reason`` is for people.
     """
 
     kind: Annotated[MarkKind, Field(strict=False)]
@@ -65,7 +65,7 @@ class OthersMark(SectionDataclass):
     the mark is ignored.
     """
     believed_for: Duration = _DAY
-    """After so long the mark is stale. ``"0s"``: it is believed without end."""
+    """After this long the mark is stale. ``"0s"``: it is valid without end."""
     timed: bool = False
     """Its value is the Unix time since when it counts."""
     reason: Annotated[str, Field(max_length=200)] = ""
@@ -82,7 +82,7 @@ class OthersMark(SectionDataclass):
         return f"{reason} ({self.kind} {self.key}{shown})"
 
     def describe_stale(self, value: str) -> str:
-        """The same where it is no longer believed."""
+        """The same where it is no longer valid."""
         return f"{STALE}, older than {span(self.believed_for)}: {self.describe(value)}"
 
 
@@ -177,5 +177,5 @@ def claims_on(node: Node, marks: tuple[OthersMark, ...]) -> Iterator[tuple[Other
 
 
 def is_stale(reason: str) -> bool:
-    """Whether this reason is that of a mark which is no longer believed."""
+    """Whether this reason is that of a mark which is no longer valid."""
     return reason.startswith(STALE)

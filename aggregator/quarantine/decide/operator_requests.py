@@ -45,7 +45,7 @@ class OperatorRequests:
         return wall < self.exempt_until
 
     def cap(self, wall: float) -> Action:
-        """The strongest action that sickbay may take on the node of its own accord."""
+        """The strongest action that sickbay may take on the node by itself."""
         if self.exempt(wall):
             return Action.OBSERVE
         return Action.CORDON if self.exempt_unclear else Action.DRAIN

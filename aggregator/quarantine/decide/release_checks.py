@@ -71,7 +71,7 @@ def remember(
 ) -> str:
     """The memory of this release and of those before, for the node's annotation.
 
-    ``earliest`` and ``latest``: bounds of the present time, as far as the clocks can be believed.
+    ``earliest`` and ``latest``: bounds of the present time, as far as the clocks can be trusted.
     """
     since = earliest - LONGEST_REPEAT
     until = latest + _SKEW

@@ -102,13 +102,13 @@ class RepairRules(SectionDataclass):
     pool_concurrent: Positive = 1
     """Nodes of one pool (``limits.pool_label``) that are repaired at once."""
     clear_within: Annotated[Duration, Field(ge=60)] = 900.0
-    """So long after a repair its evidence may last before the next rung is due."""
+    """This long after a repair its evidence may last before the next rung is due."""
     verify: MaybeProfile = ""
     """The profile of the test before a release (docs/repair.md#the-test-before-a-release); empty:
     none.
     """
     verify_within: Annotated[Duration, Field(ge=60)] = 7200.0
-    """A test that could not begin for so long is left to a person."""
+    """A test that could not begin for this long is left to a person."""
     test_attempts: Annotated[int, Field(ge=1, le=5)] = 3
     """Tests of one quarantine that end without a verdict; then a person decides."""
     test_pause: Annotated[Duration, Field(ge=1)] = 900.0

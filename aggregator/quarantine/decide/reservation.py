@@ -9,8 +9,8 @@ from typing import Protocol
 from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
 from aggregator.quarantine.decide.admission_record import Record, RunningOperation
 
-#: An operation counts for the limits so much longer than its deadline (seconds): until the process
-#: that sees the end of it has written that.
+#: An operation counts for the limits this much longer than its deadline (seconds): until the
+#: process that sees the end of it has written that.
 LINGERS = 300.0
 
 

@@ -30,7 +30,7 @@ UNCORDONED_BY = "sickbay.dev/uncordoned-by"
 #: reported.
 MOST_RECORDONS = 5
 CORDONED_BY_OTHERS = "it was opened to new work, and closed again by somebody else"
-#: After so long without an uncordon the count begins anew (seconds).
+#: After this long without an uncordon the count begins anew (seconds).
 QUIET = 86400.0
 #: The wait before the second of them, and the factor to each further one (seconds).
 _FIRST_WAIT, _FACTOR = 10.0, 4.0

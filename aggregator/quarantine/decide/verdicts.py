@@ -12,7 +12,8 @@ _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
 
 
 def is_verified(status: RepairStatus | None, profile: str, boot_id: str) -> bool:
-    """Whether the node has passed this profile in this boot, and nothing has spoken against it.
+    """Whether the node has passed this profile in this boot, and no later attempt or evidence
+    counts against it.
 
     A repair that began after the test is something new: the test is due again.
     """

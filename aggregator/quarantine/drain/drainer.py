@@ -65,9 +65,9 @@ from aggregator.quarantine.state.race import Still, while_in_force
 from aggregator.rfc3339 import span
 from aggregator.runtime.interning import EMPTY
 
-#: Progress is written at most so often (seconds), except phase changes.
+#: Progress is written at most this often (seconds), except phase changes.
 STATUS_EVERY = 10.0
-#: Unchanged progress is written so often (seconds), with the time of the last read.
+#: Unchanged progress is written this often (seconds), with the time of the last read.
 UNCHANGED_EVERY = 300.0
 #: No evictions begin to be sent after a read of the node that is older than this (seconds).
 NODE_EVERY = 10.0
@@ -81,7 +81,7 @@ EMPTY_FOR = 5.0
 #: With this number of begins of drains under way, a further one reads the node's pods first.
 MANY_BEGIN = 32
 _POLL_FIRST = 0.1
-#: The pods of a drain that is blocked are read so often (seconds) ...
+#: The pods of a drain that is blocked are read this often (seconds) ...
 _POLL_MOST = 30.0
 #: ... unless such drains are too many, so that this would be more reads a second than these.
 POLLS_A_SECOND = 3.0
@@ -598,7 +598,7 @@ class Drainer:
             self._report_stale(node_state, quarantine.status.message, status.message)
 
     def _report_stale(self, node_state: NodeState, before: str, after: str) -> None:
-        """Report once that a mark of another tool, which is no longer believed, keeps the pods."""
+        """Report once that a mark of another tool, which is no longer valid, keeps the pods."""
         if STALE in after and STALE not in before:
             details = {"limit": "stale-mark", "value": "others"}
             self._acts.emit_event(node_state, EventKind.HELD, after, details)

@@ -28,7 +28,7 @@ from aggregator.quarantine.state.race import Still, while_in_force
 from aggregator.runtime.backoff import Backoff
 
 _BACKOFF = Backoff(first=1.0, most=30.0, spread=0.3)
-#: Changed output of a hook is written at most so often (seconds).
+#: Changed output of a hook is written at most this often (seconds).
 _STATUS_EVERY = 10.0
 _MOST_TEXT = 500
 

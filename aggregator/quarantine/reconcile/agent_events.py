@@ -21,7 +21,8 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: The objections to a node's release are checked again so long after its checks changed (seconds).
+#: The objections to a node's release are checked again this long after its checks changed
+#: (seconds).
 RELEASE_SOON = 1.0
 
 

@@ -147,11 +147,11 @@ class RecordEvents:
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: A node that has left the cluster is shown for so long after its agent's last report (seconds).
+#: A node that has left the cluster is shown for this long after its agent's last report (seconds).
 FORGOTTEN_AFTER = 3600.0
 #: Nodes handled before the event loop runs other tasks: some milliseconds.
 _SLICE = 100
-#: A quarantined node is read at most so often (seconds) because of a watch event about its marks.
+#: A quarantined node is read at most this often (seconds) because of a watch event about its marks.
 _BETWEEN_READS = 2.0
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: Seconds between two lists of all nodes. Writers renew a condition every 5 minutes.
 READ_EVERY = 180.0
-#: The last list is passed on again so often (seconds): an agent may attach between two lists.
+#: The last list is passed on again this often (seconds): an agent may attach between two lists.
 LOG_EVERY = 5.0
 #: Nodes handled before the event loop runs other tasks.
 _SLICE = 500

@@ -17,7 +17,7 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: An answer is kept for so long (seconds). A UID that is gone does not come back, so "no" is kept
+#: An answer is kept for this long (seconds). A UID that is gone does not come back, so "no" is kept
 #: for longest; a failed read is soon tried again.
 KEPT = {False: 60.0, True: 10.0, None: 2.0}
 #: Answers kept at most. Each is for a name and a UID that a valid token has proved.

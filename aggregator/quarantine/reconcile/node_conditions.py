@@ -33,11 +33,12 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: The nodes are compared so often (seconds).
+#: The nodes are compared this often (seconds).
 EVERY = 2.0
 #: Without an entry only conditions that an earlier configuration left are looked for.
 EVERY_WITHOUT = 60.0
-#: After a failure, or a condition of another writer, a node is tried again after so long (seconds).
+#: After a failure, or a condition of another writer, a node is tried again after this long
+#: (seconds).
 AGAIN_AFTER = 60.0
 _AT_ONCE = 8
 _SLICE = 500

@@ -37,19 +37,19 @@ from aggregator.runtime.backoff import Backoff
 log = logging.getLogger("sickbay.quarantine")
 
 A_SECOND = 5.0
-#: A node that is being drained, or is left schedulable, is read so often (seconds).
+#: A node that is being drained, or is left schedulable, is read this often (seconds).
 DRAINING_EVERY = 15.0
-#: The kubelet of a silent agent is checked so often (seconds).
+#: The kubelet of a silent agent is checked this often (seconds).
 SILENT_EVERY = 60.0
-#: The pods of a node that was drained are read so often (seconds).
+#: The pods of a node that was drained are read this often (seconds).
 DRAINED_EVERY = 300.0
-#: A node that waits for others, or for its Node, is read after so long (seconds), twice as long
+#: A node that waits for others, or for its Node, is read after this long (seconds), twice as long
 #: after each read without a change, up to the most. The list of nodes may show a change sooner.
 WAITING_FIRST = 15.0
 WAITING_MOST = 60.0
-#: All that wait together are read about so often a second, however many they are.
+#: All that wait together are read about this many times a second, however many they are.
 WAITING_A_SECOND = 1.0
-#: Of each interval so much is jitter: all nodes of a roll-out begin to wait together.
+#: Of each interval this much is jitter: all nodes of a roll-out begin to wait together.
 _JITTER = 0.3
 #: Phases that other parties' work on a node holds up.
 _HELD_UP = (Phase.ADMITTED, Phase.CORDONED, Phase.DRAINING)

@@ -14,10 +14,10 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.gpus import OutOfService
 from aggregator.quarantine.state.registry import NodeRegistry
 
-#: Held proposals, silence and the fleet's size are checked again so often (seconds).
+#: Held proposals, silence and the fleet's size are checked again this often (seconds).
 ROUNDS = 5.0
 _QUORUM_POLLS = 0.5
-#: The list of nodes is read anew so often (seconds).
+#: The list of nodes is read anew this often (seconds).
 REFRESH = 180.0
 #: While the cluster can't be seen its list of nodes is requested again after this long (seconds).
 REFRESH_AGAIN = 60.0

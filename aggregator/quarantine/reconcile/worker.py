@@ -129,7 +129,7 @@ _BACKOFF = Backoff(first=0.2, most=15.0)
 #: No other step's backoff holds up a step that ends a quarantine, and its own is short (seconds):
 #: the server's Retry-After applies to other requests.
 _RELEASE_WAIT = 5.0
-#: A step that has failed so often is logged; most failures pass by themselves.
+#: A step that has failed that often is logged; most failures pass by themselves.
 _LOGGED_FROM = 2
 
 

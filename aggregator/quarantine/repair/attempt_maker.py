@@ -10,7 +10,7 @@ from aggregator.quarantine.state.node import NodeState
 
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
 _MOST_DOMAINS = 32
-#: Times of attempts are in whole parts of so long (seconds).
+#: Times of attempts are in whole parts of this long (seconds).
 _LATER = 0.001
 
 

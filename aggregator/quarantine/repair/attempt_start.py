@@ -15,7 +15,7 @@ from aggregator.quarantine.state.node import NodeState
 
 
 class AttemptStarts:
-    """Holds the step, with the reason on the Quarantine, where something speaks against it."""
+    """Holds the step, with the reason on the Quarantine, where a reason is against it."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class AttemptStarts:
         node, fresh = await self._read_anew(node_state)
         repair = fresh.status.repair if fresh is not None else None
         if fresh is None or node is None or repair is None or attempt not in repair.attempts:
-            return None  # the next look sees it
+            return None  # the next poll sees it
         by_hand = bool(attempt.request)
         why = await self._checks.against(node_state, node, fresh, attempt.repair, by_hand=by_hand)
         if why:

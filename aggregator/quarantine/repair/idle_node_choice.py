@@ -24,7 +24,7 @@ _HELD = "held by repair.idle_nodes."
 
 @define(eq=False, slots=False, kw_only=True)
 class IdleNodeChoice:
-    """Looks through all nodes that memory has, as nearly none of them is due."""
+    """Searches all nodes in memory, as nearly none of them is due."""
 
     _shared: NodeTestContext
     _checks: NodeTestChecks
@@ -58,7 +58,7 @@ class IdleNodeChoice:
         ]
         most, _, _ = idle.most(self._shared.registry.size().nodes)
         room = most - len(runs) - sum(one.chosen for one in watched.values())
-        # A person waits for a place, and looks for one more seldom than this.
+        # A person's request that waits has a place, because it is polled less often than this runs.
         room -= sum(bool(one.requested) and one.held.startswith(_HELD) for one in watched.values())
         if room <= 0:
             return []

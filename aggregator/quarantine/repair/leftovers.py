@@ -15,7 +15,7 @@ from aggregator.quarantine.state.operation_times import OperationTimes
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: So long a release waits for the same (seconds): it must not be held up.
+#: This long a release waits for the same (seconds): it must not be held up.
 _WITHDRAWS = 5.0
 _CANCELLED = AttemptOutcome(RepairState.CANCELLED, "the node is released")
 _MAY_COME = AttemptOutcome(

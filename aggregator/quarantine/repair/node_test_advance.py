@@ -62,7 +62,7 @@ class NodeTestAdvance:
         watched.poll_at = now() + POLL_EVERY
         try:
             look = await self._take(name, watched)
-        except (GuardRefused, Conflict) as error:  # decided anew at the next look
+        except (GuardRefused, Conflict) as error:  # decided anew at the next poll
             watched.poll_at = now() + POLL_BUSY
             log.info(
                 "the test of a node is decided on anew",

@@ -19,13 +19,13 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.backoff import Backoff
 
-#: The nodes are looked through so often (seconds).
+#: The nodes are looked through this often (seconds).
 EVERY = 3.0
 #: Nodes that are polled together, in addition to those under test.
 AT_ONCE = 8
 #: Seconds between two polls of a node that waits, and of one under test.
 POLL_EVERY, POLL_BUSY = 15.0, 5.0
-#: The pauses after tries in vain. Without jitter: each node's begin at the end of its own try.
+#: The pauses after failed tries. Without jitter: each node's begin at the end of its own try.
 _BACKOFF = Backoff(first=POLL_EVERY, most=300.0)
 #: Failure domains of a reservation.
 _MOST_DOMAINS = 8
@@ -57,7 +57,7 @@ class WatchedNode:
     ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
     ``requested``: the name of a person's request that no test answers yet. ``domains``: its failure
-    domains. ``tries``: how often in a row a step was taken in vain.
+    domains. ``tries``: how often in a row a step has failed.
     """
 
     uid: str
@@ -91,13 +91,13 @@ class WatchedNode:
         self.requested = "" if requested is None or answered else requested.name
 
     def try_later(self, now: float, at_least: float = 0.0) -> None:
-        """Poll it again after a pause that grows with each try in vain. ``now``: monotonic."""
+        """Poll it again after a pause that grows with each failed try. ``now``: monotonic."""
         self.tries += 1
         self.poll_at = now + max(_BACKOFF.longest(self.tries), at_least)
 
     def note_failure(self, error: str) -> bool:
         """Keep the cluster's answer. Empty text: it refuses nothing any more. Returns whether it is
-        a new one, since the log has each once, and not at each look.
+        a new one, since the log has each once, and not at each poll.
         """
         known, self.failure = self.failure, error
         return bool(error) and error != known

@@ -48,7 +48,8 @@ from aggregator.quarantine.repair.repairer_calls import (
     end_state,
 )
 
-#: The pod of an idle node's test must have begun so long after the order (seconds): work has come.
+#: The pod of an idle node's test must have begun this long after the order (seconds): work has
+#: come.
 _BEGINS_WITHIN = 600.0
 _TRIES = 5
 
@@ -350,7 +351,7 @@ class NodeTestSteps:
         if not self._ends_by_agent(watched, test):
             await self._calls.cancel(order)
             return ""
-        if not self._checks.is_fresh(name):  # a new stream of it gets the order at once
+        if not self._checks.is_fresh(name):  # its next stream gets the cancellation at once
             return "its agent is awaited, which is to end the test"
         if await self._calls.cancel(order):
             return ""

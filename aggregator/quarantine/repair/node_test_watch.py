@@ -21,7 +21,7 @@ from aggregator.quarantine.repair.node_test_state import (
 )
 from aggregator.quarantine.state.fleet import NodeTestView
 
-#: All Nodes are listed so often (seconds). A node whose agent is new is read at once.
+#: All Nodes are listed this often (seconds). A node whose agent is new is read at once.
 LIST_EVERY = 180.0
 #: Nodes that are done with, and that the page shows from memory until the list of nodes has them.
 _MOST_DONE = 1000

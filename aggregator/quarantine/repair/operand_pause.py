@@ -6,7 +6,7 @@ from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.gpu_operands import operand_pods, pause_change, resume_change
 from aggregator.quarantine.state.node import NodeState
 
-#: The operands' pods have so long to go (seconds). The order is sent then all the same: the agent
+#: The operands' pods have this long to go (seconds). The order is sent then all the same: the agent
 #: refuses it if a process still has a GPU open.
 _GO_WITHIN = 120.0
 _MOST_NAMED = 3

@@ -26,7 +26,7 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: Seconds between two rounds.
 EVERY = 300.0
-#: An open operation without its quarantine is ended so long after its creation (seconds): its
+#: An open operation without its quarantine is ended this long after its creation (seconds): its
 #: quarantine may be newer than what is known of it.
 _SETTLED = 600.0
 _GONE = "its quarantine is gone"

@@ -19,7 +19,7 @@ from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSetti
 from aggregator.quarantine.state.node import NodeState
 from sickbay.v1.limits import PERMISSION_SECONDS
 
-#: Reads that failed are repeated after so long (seconds).
+#: Reads that failed are repeated after this long (seconds).
 _AGAIN = 1.0
 
 

@@ -13,10 +13,10 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
 )
 
-#: An order that its process could not send within so long of writing it is not sent (seconds): the
-#: process was paused, and another one may have gone on.
+#: An order that its process could not send within this long of writing it is not sent (seconds):
+#: the process was paused, and another one may have gone on.
 SEND_WITHIN = 20.0
-#: An operation that has ended waits so long beyond its deadline (seconds) for the removal of what
+#: An operation that has ended waits this long beyond its deadline (seconds) for the removal of what
 #: its order left in the cluster. Then its end is written without that.
 REMOVE_WITHIN = 300.0
 _ENDS: Mapping[AnswerState, RepairState] = {

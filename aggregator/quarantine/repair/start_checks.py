@@ -98,7 +98,7 @@ class RepairStartChecks:
 def is_in_use(quarantine: Quarantine, step: NextRepair, why: str) -> bool:
     """Whether a node that was only cordoned is in use, so that no test is due on it.
 
-    ``why`` is what speaks against the step.
+    ``why`` is the reason against the step.
     """
     cordon = quarantine.spec.action is Action.CORDON
     due = step.repair == TEST and not step.request

@@ -80,7 +80,7 @@ class OthersMarks:
         self._seen.pop(node, None)
 
     def _reason(self, found: Sequence[_Claim], forbids: Forbids) -> str:
-        """A mark that is believed comes before one that is stale."""
+        """A valid mark comes before one that is stale."""
         stale = ""
         for mark, value, since in found:
             if mark.forbids is not forbids:

@@ -17,7 +17,8 @@ from aggregator.runtime.backoff import Backoff
 #: to the most.
 RETRY_FIRST = 1.0
 RETRY_MOST = 60.0
-#: All blocked drains of a replica together retry about so often a second, however many they are.
+#: All blocked drains of a replica together retry about this many times a second, however many they
+#: are.
 RETRIES_A_SECOND = 2.0
 #: The request for a blocked pod that has changed is repeated this soon (seconds): its budget may no
 #: longer select it.

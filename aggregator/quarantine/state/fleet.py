@@ -431,7 +431,7 @@ class FleetState:
     words: ClusterWords = KUBERNETES  # those of the cluster, for people
     documentation_url: str = ""  # where sections of the documentation are; empty: no address
     stop: str = ""  # the stop switch's reason; empty: not stopped
-    clock_doubt: str = ""  # why the wall clock is not believed now; empty: it is
+    clock_doubt: str = ""  # why the wall clock is not trusted now; empty: it is
     view_lost: str = ""  # why the watches are lost; empty: they are not
     record_entries: int = 0
     absent_entries: int = 0  # of these, whose Node is gone: they count for no limit

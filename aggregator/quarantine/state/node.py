@@ -200,7 +200,7 @@ class NodeState(NodeSummary):
         return self.quarantine_view.release_held or quarantine.status.release_held
 
     def hasten_repair(self) -> None:
-        """What its repair waits for has changed: it need not wait for the next look."""
+        """What its repair waits for has changed: it need not wait for the next poll."""
         if self.quarantine is not None:
             self.own_quarantine_view().delay_repair(self.now())
 
@@ -210,7 +210,7 @@ class NodeState(NodeSummary):
             self.own_quarantine_view().note_recovery(self.now())
 
     def hasten_release_check(self, after: float) -> None:
-        """Its checks have changed: what holds its release is checked again after so long
+        """Its checks have changed: what holds its release is checked again after this long
         (seconds) at most.
         """
         if self.release_held:

@@ -4,7 +4,7 @@ from aggregator.clock import Clocks
 
 #: Wall clocks of two replicas may be so far apart (seconds).
 MOST_APART = 86_400.0
-#: An operation is forgotten so long after it was first seen (seconds).
+#: An operation is forgotten this long after it was first seen (seconds).
 _KEPT = 8 * 86_400.0
 _MOST = 10_000
 

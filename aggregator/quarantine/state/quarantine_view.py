@@ -346,7 +346,7 @@ class QuarantineView:
         self.release_held = why
 
     def delay_release_check(self, now: float, after: float) -> None:
-        """The objections to its release are checked now, and again after so long (seconds).
+        """The objections to its release are checked now, and again after this long (seconds).
 
         A check that was hastened doubles the pause before the next one may be: an agent's checks
         may change for ever.
