@@ -1,4 +1,4 @@
-"""The sources as the configuration wants them: the same for the agent and for one look."""
+"""The sources by the configuration: the same for the agent and for a single run."""
 
 from collections.abc import Mapping
 from pathlib import Path

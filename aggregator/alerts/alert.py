@@ -162,9 +162,9 @@ def alert_of(transition: Transition) -> Alert | None:
     """
     kind = transition.kind
     action = transition.details.get("action", "")
-    told = transition.details.get("limit", "") in _TOLD_OTHERWISE
+    elsewhere = transition.details.get("limit", "") in _TOLD_OTHERWISE
     if kind in (EventKind.INCIDENT_OPENED, EventKind.HELD) and (
-        told or "cause" in transition.details
+        elsewhere or "cause" in transition.details
     ):
         return None
     if (
@@ -358,14 +358,14 @@ def group(alerts: Sequence[Alert]) -> list[Alert]:
     for alert in alerts:
         if alert.kind in GROUPED:
             grouped.setdefault((alert.kind, alert.state), []).append(alert)
-    told: list[Alert] = []
+    shown: list[Alert] = []
     for alert in alerts:
         members = grouped.get((alert.kind, alert.state))
         if members is None or len(members) == 1:
-            told.append(alert)
+            shown.append(alert)
         elif alert is members[0]:
-            told.append(_as_one(members))
-    return told
+            shown.append(_as_one(members))
+    return shown
 
 
 def _as_one(members: Sequence[Alert]) -> Alert:

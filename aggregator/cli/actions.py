@@ -99,8 +99,8 @@ def exempted(node: str, until: float, reason: str, *, how: str) -> AnnotationCha
 
 def unexempted(node: str) -> AnnotationChange:
     """Evaluate the node like any other."""
-    said = f"{node}: no longer exempt. {_SOON}"
-    return AnnotationChange({EXEMPT: None}, said, f"{node} was not exempt.")
+    done_text = f"{node}: no longer exempt. {_SOON}"
+    return AnnotationChange({EXEMPT: None}, done_text, f"{node} was not exempt.")
 
 
 def pinned(node: str, reason: str, *, how: str) -> AnnotationChange:
@@ -115,8 +115,8 @@ def pinned(node: str, reason: str, *, how: str) -> AnnotationChange:
 
 def unpinned(node: str) -> AnnotationChange:
     """Release the node when it is healthy."""
-    said = f"{node}: no longer pinned; it is released once nothing else holds its release."
-    return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
+    done_text = f"{node}: no longer pinned; it is released once nothing else holds its release."
+    return AnnotationChange({PIN: None}, done_text, f"{node} was not pinned.")
 
 
 def operation_requested(name: str, spec: OperationSpec, *, how: str) -> str:

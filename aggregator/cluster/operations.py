@@ -118,10 +118,10 @@ def with_attempts(quarantine: Quarantine, operations: Iterable[Operation]) -> Qu
         if one.status.quarantine == quarantine.uid and one.status.phase is not RepairState.PENDING
     )
     attempts = tuple(attempt_of(one) for one in sorted(begun, key=lambda one: one.status.number))
-    asked = (one for one in sorted(found, key=_age) if is_request(one) and not one.deleting)
+    waiting = (one for one in sorted(found, key=_age) if is_request(one) and not one.deleting)
     requests = tuple(
         OperationRequest(one.name, one.spec.kind, one.spec.profile, one.uid)
-        for one in asked
+        for one in waiting
         if _may_begin(one, quarantine)
     )
     status = quarantine.status

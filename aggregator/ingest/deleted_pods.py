@@ -94,7 +94,7 @@ class DeletedPods:
         return now - oldest >= UNSEEN_FOR
 
     def due(self, attached: Callable[[], AbstractSet[str]]) -> Collection[str]:
-        """The attached pods whose streams are to end now; asked once a second."""
+        """The attached pods whose streams are to end now; called once a second."""
         if not self._deleted and not self._absent:
             return ()
         now, here = self._now(), attached()

@@ -1,4 +1,4 @@
-"""Tells two live agents that claim one node from an agent that was restarted.
+"""Distinguishes two live agents that claim one node from an agent that was restarted.
 
 A restarted agent has a new instance and the old one never comes back. Two live ones displace each
 other, so that an instance *returns* while the other was alive. Once may be a rollout that starts

@@ -76,9 +76,9 @@ def controller_streams(
     """The streams of a controller, whose evidence goes to ``intake``.
 
     ``name`` is this aggregator's, as sent to agents. ``keys`` (`open_keys`) verify tokens, and are
-    needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
+    needed for ``identity.kind: token``. ``is_current`` returns whether a Node has the UID that its
     token names; without it the UID is not checked. ``probe_key`` is the secret by which probes are
-    assigned. ``cluster_away`` says whether the API server can't be reached now, ``among_others``
+    assigned. ``cluster_away`` returns whether the API server can't be reached now, ``among_others``
     this replica's own address where there are others (empty: there are none). ``orders`` go to
     agents by its streams. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """

@@ -134,8 +134,8 @@ def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
     """A release at the first healthy report, where the site configures it: a lemon may have
     none.
     """
-    asked = "healthyFor" in document.data["rules"][key[-1]]
-    if asked and not rule.healthy_for and rule.action != "observe" and rule.release == "recovered":
+    is_set = "healthyFor" in document.data["rules"][key[-1]]
+    if is_set and not rule.healthy_for and rule.action != "observe" and rule.release == "recovered":
         text = (
             "the node is released at the first good report, and a check that comes and goes is "
             'well for a moment, too; expected a time such as "10m"'

@@ -49,7 +49,7 @@ def message_frames(stream: int, message: bytes) -> Iterator[pb.AgentFrame]:
 class Liveness:
     """How long the other side has sent nothing.
 
-    Looks are counted and not seconds: while our own event loop stands still, no look is made, and a
+    Polls are counted and not seconds: while our own event loop is blocked, no poll happens, and a
     message that has arrived meanwhile is read before the next one.
     """
 

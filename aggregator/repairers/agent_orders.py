@@ -168,8 +168,8 @@ class AgentOrders:
             return
         kept = self._results.setdefault(node, {})
         before = kept.pop(result.operation, None)
-        stands = before is not None and before.is_final and not result.is_final
-        kept[result.operation] = before if before is not None and stands else result
+        keeps_final = before is not None and before.is_final and not result.is_final
+        kept[result.operation] = before if before is not None and keeps_final else result
         while len(kept) > _MOST_KEPT:
             del kept[next(iter(kept))]
         self._wake(node)

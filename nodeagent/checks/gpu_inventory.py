@@ -68,8 +68,8 @@ class GpuInventory(gpu_common.GpuCheck):
 
     def _gpus(self, sample: GpuSample) -> dict[str, Verdict]:
         gpus = self._sources.gpus
-        heard = {gpu_common.component_of(gpu, self._sources): gpu for gpu in sample.gpus}
-        verdicts = {component: evaluate(gpu) for component, gpu in heard.items() if component}
+        found = {gpu_common.component_of(gpu, self._sources): gpu for gpu in sample.gpus}
+        verdicts = {component: evaluate(gpu) for component, gpu in found.items() if component}
         seen = {gpu.pci for gpu in sample.gpus}
         unheard = {
             gpus.component(address): verdict

@@ -137,14 +137,14 @@ class Reach:
             for component, gateway in self._answered.items()
             if component not in {_component(route) for route in routes}
         ]
-        asked = await asyncio.gather(
+        probed = await asyncio.gather(
             *(
                 self._gateway(name, route, unused=_may_be_unused(name, found))
                 for name, route in found.items()
                 if not self._rests(name, found)
             )
         )
-        return [*(each for each in asked if not _is_unused(each, found)), *lost]
+        return [*(each for each in probed if not _is_unused(each, found)), *lost]
 
     async def _gateway(self, component: str, route: DefaultRoute, *, unused: bool) -> Observation:
         gateway = str(route.gateway)

@@ -80,11 +80,11 @@ class GatewayProbe:
         if self._stuck is not None and not self._stuck.ended.done():
             spot = where(self._stuck.pid)
             return GatewayReply(False, f"no echo; the kernel's neighbour table is stuck: {spot}")
-        heard: list[str] = []
+        lines: list[str] = []
         try:
             index = socket.if_nametoindex(interface)
             command = python_compiled("neighbour_child.py", gateway, str(index), str(patience))
-            child = ChildProcess(command, heard.append)
+            child = ChildProcess(command, lines.append)
         except OSError as error:
             return GatewayReply(False, f"no echo; cannot ask the kernel: {error.strerror}")
         begun = self._clock.boottime()
@@ -104,7 +104,7 @@ class GatewayProbe:
                 return GatewayReply(False, f"no echo; asking the kernel hangs: {spot}")
         if taken is not None:
             return _answers(taken)
-        last = heard[-1] if heard else "gave no answer"
+        last = lines[-1] if lines else "gave no answer"
         if last == "state reachable":
             return GatewayReply(True, "answers on the link, and no echo", silent=True)
         return GatewayReply(False, f"no echo; neighbour {last}{trouble}")

@@ -62,7 +62,7 @@ def _int(number: int, size: int) -> bytes:
 def main(address: str, index: str, seconds: str) -> None:
     end = time.monotonic() + float(seconds)
     netlink = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, _socket.NETLINK_ROUTE)
-    message, said = question(address, int(index)), ""
+    message, last_state = question(address, int(index)), ""
     while True:
         try:
             netlink.send(message)
@@ -70,10 +70,10 @@ def main(address: str, index: str, seconds: str) -> None:
         except OSError as error:
             sys.stdout.write(f"failed {error.args[-1]}\n")
             return
-        if state != said:
+        if state != last_state:
             sys.stdout.write(f"state {state}\n")
             sys.stdout.flush()
-            said = state
+            last_state = state
         if state in _LAST or time.monotonic() >= end:
             return
         time.sleep(_PAUSE)

@@ -215,15 +215,15 @@ class Nvml:
         return self._answered(worker, request)
 
     def _answered(self, worker: NvmlProcess, request: asyncio.Task[WorkerReply]) -> GpuSample:
-        heard = tuple(worker.heard)
+        answered = tuple(worker.heard)
         try:
             answer = request.result()
         except NvmlStartError as error:
             kind = _KIND_BY_CODE.get(error.code, TroubleKind.FAILED)
-            return self._failed(kind, str(error), heard, _AFTER_REFUSAL, error.code)
+            return self._failed(kind, str(error), answered, _AFTER_REFUSAL, error.code)
         except WorkerEndedError as error:
-            text = f"the NVML worker {error} after {len(heard)} GPUs had answered"
-            return self._failed(TroubleKind.CRASHED, text, heard, _AFTER_CRASH)
+            text = f"the NVML worker {error} after {len(answered)} GPUs had answered"
+            return self._failed(TroubleKind.CRASHED, text, answered, _AFTER_CRASH)
         self._failures = 0
         now = self._now()
         since, self._answered_at = self._answered_at, now
@@ -246,12 +246,12 @@ class Nvml:
         )
 
     def _failed(
-        self, kind: TroubleKind, text: str, heard: tuple[Gpu, ...], wait: float, code: int = 0
+        self, kind: TroubleKind, text: str, answered: tuple[Gpu, ...], wait: float, code: int = 0
     ) -> GpuSample:
         self._put_off(wait)
         advice = _ADVICE.get(kind)
         trouble = NvmlTrouble(kind, f"{advice} ({text})" if advice else text, code=code)
-        return GpuSample(self._now(), gpus=heard, trouble=trouble)
+        return GpuSample(self._now(), gpus=answered, trouble=trouble)
 
     async def _late(self, worker: NvmlProcess) -> GpuSample:
         """The sample of a worker that is past its deadline."""

@@ -415,8 +415,8 @@ class Sampler:
         Then their bit error rates, as the driver packs them.
         """
         fields = (*_LINK_FIELDS.values(), _EFFECTIVE_BER)
-        asked = [(field, link) for field in fields for link in links]
-        values = iter(self._nvml.nvmlDeviceGetFieldValues(handle, asked))
+        queries = [(field, link) for field in fields for link in links]
+        values = iter(self._nvml.nvmlDeviceGetFieldValues(handle, queries))
         found: dict[str, list[int | None]] = {}
         for kind in _LINK_FIELDS:
             counts = [self._value(next(values)) for _ in links]
@@ -458,8 +458,8 @@ class Sampler:
         count = self._value(counted)
         if not isinstance(count, int) or not 0 < count <= _MOST_C2C:
             return []
-        asked = [(_C2C_STATUS, link) for link in range(count)]
-        states = map(self._value, self._nvml.nvmlDeviceGetFieldValues(handle, asked))
+        queries = [(_C2C_STATUS, link) for link in range(count)]
+        states = map(self._value, self._nvml.nvmlDeviceGetFieldValues(handle, queries))
         return [int(state == 1) for state in states if isinstance(state, int)]
 
     def _limits(self, handle: Any) -> list[int | None]:

@@ -64,13 +64,15 @@ def _listed(node: _Node, taint: str) -> ListedNodeTest | None:
     if not tainted and text is None:
         return None
     conditions = node.status.conditions if node.status is not None else None
-    told = next((one for one in conditions or () if one.type == TEST_CONDITION), None)
+    current = next((one for one in conditions or () if one.type == TEST_CONDITION), None)
     return ListedNodeTest(
         node.metadata.name,
         node.metadata.uid,
         tainted,
         {NODE_TEST: text} if text is not None else {},
-        NodeTestCondition(told.status, told.reason, told.message) if told is not None else None,
+        NodeTestCondition(current.status, current.reason, current.message)
+        if current is not None
+        else None,
     )
 
 
@@ -90,8 +92,8 @@ async def write_test_condition(
         found = decode(body, NodeObject)
         if found.metadata.uid != node_uid:
             raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
-        told = (condition.status, condition.reason, condition.message)
-        entry = changed_condition(found, TEST_CONDITION, *told, now=timestamp(wall()))
+        values = (condition.status, condition.reason, condition.message)
+        entry = changed_condition(found, TEST_CONDITION, *values, now=timestamp(wall()))
         if entry is None:
             return
         try:

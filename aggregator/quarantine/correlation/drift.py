@@ -57,7 +57,10 @@ class DriftWatch:
         return found
 
     def _compare(self, rows: Mapping[str, tuple[str, list[Component]]], now: float) -> list[Drift]:
-        nodes = {node: ComparedNode(pool, read_facts(told)) for node, (pool, told) in rows.items()}
+        nodes = {
+            node: ComparedNode(pool, read_facts(components))
+            for node, (pool, components) in rows.items()
+        }
         return self._search.search(nodes, now)
 
     async def _rows(self) -> dict[str, tuple[str, list[Component]]]:
@@ -65,8 +68,8 @@ class DriftWatch:
         found: dict[str, tuple[str, list[Component]]] = {}
         for count, (node, summary) in enumerate(list(self._fleet.node_summaries.items())):
             health = summary.agent.health
-            if health is not None and (told := health.components.of(CHECK)):
-                found[node] = self._fleet.pool_of(summary), told
+            if health is not None and (components := health.components.of(CHECK)):
+                found[node] = self._fleet.pool_of(summary), components
             if count % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
         return found

@@ -188,11 +188,11 @@ def next_repair(
         over = bool(status.exhausted) and status.exhausted_at >= last.began_at
         return _under_way(last, facts, now, over=over)
     status = _since_last_repair(status)
-    asked = [_by_hand(status, facts, one, rules) for one in status.requests]
-    begins = next((one for one in asked if one.do is Do.ORDER), None)
+    by_request = [_by_hand(status, facts, one, rules) for one in status.requests]
+    begins = next((one for one in by_request if one.do is Do.ORDER), None)
     step = begins or _by_itself(status, facts, rules, now)
     silent = step.do is Do.NOTHING and not step.because
-    return asked[0] if silent and asked else step
+    return by_request[0] if silent and by_request else step
 
 
 def _by_itself(
@@ -235,26 +235,26 @@ def _under_way(
 
 
 def _by_hand(
-    status: RepairStatus, facts: RepairFacts, asked: OperationRequest, rules: RepairRules
+    status: RepairStatus, facts: RepairFacts, request: OperationRequest, rules: RepairRules
 ) -> NextRepair:
-    why = why_blocked(status, asked, facts.available, rules)
+    why = why_blocked(status, request, facts.available, rules)
     if why:
         return NextRepair(Do.NOTHING, because=why)
-    profile = (asked.profile or rules.verify) if asked.what == TEST else ""
-    return NextRepair(Do.ORDER, asked.what, "requested by hand", asked.name, profile)
+    profile = (request.profile or rules.verify) if request.what == TEST else ""
+    return NextRepair(Do.ORDER, request.what, "requested by hand", request.name, profile)
 
 
 def why_blocked(
-    status: RepairStatus, asked: OperationRequest, kinds: Collection[str], rules: RepairRules
+    status: RepairStatus, request: OperationRequest, kinds: Collection[str], rules: RepairRules
 ) -> str:
     """Why a person's request can't begin as things are configured, so that it holds up no other;
     empty: it can. ``kinds``: those with a repairer.
     """
-    if asked.what not in kinds:
-        return f"{asked.what!r} was requested by hand, and the configuration has no such repairer"
+    if request.what not in kinds:
+        return f"{request.what!r} was requested by hand, and the configuration has no such repairer"
     if len(status.attempts) >= MOST_ATTEMPTS:
         return f"this quarantine has had {MOST_ATTEMPTS} attempts"
-    if asked.what == TEST and not (asked.profile or rules.verify):
+    if request.what == TEST and not (request.profile or rules.verify):
         return "a test was requested by hand without a profile, and repair.verify names none"
     return ""
 

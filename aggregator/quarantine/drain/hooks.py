@@ -124,19 +124,21 @@ class HookRunner:
                 await self._end(
                     node_state, HookState.GIVEN_UP, known, text, self._acts.words.draining
                 )
-                said = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
-                self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
+                message_text = (
+                    f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
+                )
+                self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", message_text)
                 return True
             newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
             if newly or self._acts.clocks.now() - written_at >= _STATUS_EVERY:
                 over = f" was not done in {limit:g} s; the drain waits" if late else ""
-                said = f"drain.pre_evict{over or ' is waited for'}: {text}"
+                message_text = f"drain.pre_evict{over or ' is waited for'}: {text}"
                 ended_at = known.ended_at or (round(self._acts.clocks.wall(), 3) if late else 0.0)
                 known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)
-                await self._write(node_state, known, said)
+                await self._write(node_state, known, message_text)
                 written_at = self._acts.clocks.now()
                 if newly:
-                    self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
+                    self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", message_text)
             calls += 1
             pause = max(_BACKOFF.pause(calls, self._rng), answer.retry_after or 0.0)
             if late or not self._rules.go_on:
@@ -189,8 +191,8 @@ class HookRunner:
                 return
             calls += 1
             if self._acts.clocks.now() + _BACKOFF.longest(calls) >= ends_at:
-                said = f"drain.post_release was not done in {limit:g} s: {answer.text}"
-                self._note(node_state, EventKind.HOOK_FAILED, "post_release", said)
+                text = f"drain.post_release was not done in {limit:g} s: {answer.text}"
+                self._note(node_state, EventKind.HOOK_FAILED, "post_release", text)
                 return
             pause = max(_BACKOFF.pause(calls, self._rng), answer.retry_after or 0.0)
             await asyncio.sleep(min(pause, ends_at - self._acts.clocks.now()))

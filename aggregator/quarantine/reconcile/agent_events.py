@@ -158,8 +158,8 @@ class AgentEventHandler:
         if hello is None or health is None or not health.has_snapshot:
             return  # its next snapshot is the base: an unnamed component was healthy
         self._unrecorded.discard(node_state.node)
-        told = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
-        self._evidence_recording.restart_node(hello, told, at)
+        snapshot = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
+        self._evidence_recording.restart_node(hello, snapshot, at)
 
     def on_measurements(self, node: str, told: Measurements, at: float) -> None:
         """Compare the node's measurements with those of the others."""

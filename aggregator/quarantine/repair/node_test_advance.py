@@ -160,7 +160,9 @@ class NodeTestAdvance:
     def _next(self, node: Node, watched: WatchedNode) -> NextTest:
         test, facts = watched.test, self._checks.facts(node, watched.test)
         pause, now = self._shared.settings.rules.test_pause, self._shared.clocks.earliest()
-        asked = watched.requested and not watched.tainted and self._shared.settings.tests_in_service
+        requested = (
+            watched.requested and not watched.tainted and self._shared.settings.tests_in_service
+        )
         busy = test is not None and test.is_busy
         if test is not None and busy:  # by the clock that began it
             now = self._shared.record_writer.times.time_of(test.operation, test.began_at)
@@ -171,7 +173,7 @@ class NodeTestAdvance:
         )
         if test is not None and busy and test.reason == IDLE and not kept:
             return under_way(test, facts, now, "no repairer runs tests that work preempts any more")
-        if (test.reason == IDLE) if test is not None and busy else (asked or watched.chosen):
+        if (test.reason == IDLE) if test is not None and busy else (requested or watched.chosen):
             idle = self._shared.settings.rules.idle_nodes
             return next_idle_test(test, facts, idle, pause=pause, now=now)
         return next_test(test, facts, self._shared.rules, pause=pause, now=now)
@@ -188,8 +190,8 @@ class NodeTestAdvance:
             return False
         if in_quarantine(self._shared.registry.known(name)) and not test.quarantined:
             return False
-        told = condition_of(test, tainted=False, rules=self._shared.rules)
-        return told is None or told == watched.said
+        condition = condition_of(test, tainted=False, rules=self._shared.rules)
+        return condition is None or condition == watched.said
 
     def _passed_since(self, name: str, test: NodeTest) -> str:
         """The operation of a test in quarantine that the node has passed since; empty: none."""

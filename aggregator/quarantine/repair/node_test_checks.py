@@ -102,8 +102,8 @@ class NodeTestChecks:
         party = other_party(node) or self._shared.registry.others.forbids_all(node)
         if party:
             return f"another party is at work on the node: {party}"
-        told = boot_of(node_state) if node_state is not None else ""
-        if node.boot_id and told and node.boot_id != told:
+        boot = boot_of(node_state) if node_state is not None else ""
+        if node.boot_id and boot and node.boot_id != boot:
             return "the node's kubelet and its agent do not name the same boot"
         return ""
 

@@ -73,9 +73,9 @@ class NodeTestEvents:
         self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
 
     def emit_end(
-        self, name: str, watched: WatchedNode, test: NodeTest, told: Mapping[str, str]
+        self, name: str, watched: WatchedNode, test: NodeTest, details: Mapping[str, str]
     ) -> None:
-        """The end is durable, with the removal of the taint. ``told``: by the repairer."""
+        """The end is durable, with the removal of the taint. ``details``: by the repairer."""
         passed, rules = test.state is RepairState.SUCCEEDED, self._shared.rules
         reason = BY_HAND if test.request else test.reason or NEW_NODE
         self._shared.fleet.stages.note_test(reason, test.state.value)
@@ -87,7 +87,7 @@ class NodeTestEvents:
             name,
             EventKind.REPAIR_ENDED,
             f"test {test.profile} of the {node_kind(test)} {words}{reply}{removed}",
-            {**told, **as_details(test), "outcome": test.state.value},
+            {**details, **as_details(test), "outcome": test.state.value},
         )
         if watched.tainted and not test.reason and needs_a_person(test, watched.boot_id, rules):
             why = why_over(test, watched.boot_id, rules)

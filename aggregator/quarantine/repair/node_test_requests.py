@@ -32,8 +32,8 @@ class NodeTestRequests:
         found: dict[str, OperationRequest] = {}
         for one in self._operations.requests():
             if _is_new(one):
-                asked = OperationRequest(one.name, TEST, one.spec.profile, one.uid)
-                found.setdefault(one.spec.node, asked)
+                request = OperationRequest(one.name, TEST, one.spec.profile, one.uid)
+                found.setdefault(one.spec.node, request)
         return found
 
     def why_ended(self, test: NodeTest | None) -> str:

@@ -136,9 +136,9 @@ class NodeTestWatch:
             # its condition.
             ended = test is not None and not test.reason and is_ended_by(test, self._shared.ends)
             return ended and one.node not in self.done
-        told = condition_of(test, tainted=one.tainted, rules=self._shared.rules)
-        untold = told is not None and told != one.condition
-        return one.tainted or untold or bool(open_failure(test)[0])
+        condition = condition_of(test, tainted=one.tainted, rules=self._shared.rules)
+        differs = condition is not None and condition != one.condition
+        return one.tainted or differs or bool(open_failure(test)[0])
 
     async def read_new(self) -> None:
         """Read the Nodes of agents that have come since the last list, which may be minutes old."""
@@ -166,7 +166,7 @@ class NodeTestWatch:
         """Watch the nodes in service of which a person wants a test."""
         if not self._shared.settings.tests_in_service:
             return
-        for name, asked in self._requests.by_node().items():
+        for name, request in self._requests.by_node().items():
             meta = self._shared.registry.meta(name)
             if (
                 meta is None
@@ -175,10 +175,10 @@ class NodeTestWatch:
             ):
                 continue
             watched = self.nodes.setdefault(name, WatchedNode(meta.uid, tainted=False))
-            if watched.test is not None and watched.test.answers(asked):
+            if watched.test is not None and watched.test.answers(request):
                 continue  # its order waits: each poll at once would be a read of the Node
             if not (watched.tainted or watched.requested or watched.step is not None):
-                watched.requested, watched.poll_at = asked.name, float("-inf")
+                watched.requested, watched.poll_at = request.name, float("-inf")
 
     def _drop(self, name: str) -> None:
         known = self.nodes.get(name)

@@ -139,8 +139,8 @@ def _in_quarantine(request: Operation, quarantine: Quarantine, plan: RepairPlan,
     if plan.is_off:
         return plan.waits(quarantine, now, requested=True)
 
-    def blocked(asked: OperationRequest) -> str:
-        return why_blocked(repair, asked, plan.kinds, plan.rules)
+    def blocked(request_now: OperationRequest) -> str:
+        return why_blocked(repair, request_now, plan.kinds, plan.rules)
 
     why = blocked(OperationRequest(request.name, spec.kind, spec.profile))
     if why:
