@@ -1,7 +1,8 @@
 """Counts sentences whose subject is no noun, per 1,000 words of docs, docstrings, comments and
 messages: the strings of three words or more in MESSAGES.
 
-Of the documents it also counts verbs of speech and posture for machines (_IDIOM), per 1,000 words.
+Of the documents, and of the docstrings and comments of MESSAGES, it also counts verbs of speech and
+posture for machines (_IDIOM), per 1,000 words.
 
 The reader of a clause that begins with one of SUBJECTS ("Whoever gives up has cost it a handshake")
 has to search for its noun; CONTRIBUTING.md gives the rule. Questions are allowed.
@@ -14,7 +15,7 @@ import ast
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 1.2
@@ -162,18 +163,45 @@ def documents() -> list[pathlib.Path]:
     return sorted([*docs, *(ROOT / name for name in FILES if name != "CHANGELOG.md")])
 
 
+def idiom_of_comments(source: str) -> tuple[int, list[tuple[int, str]]]:
+    """As `idiom`, of the docstrings and comments of Python; the line is where the text begins."""
+    words, found = 0, []
+    for line, text in (*_docstrings(ast.parse(source)), *_comments(source)):
+        size, verbs = idiom(text)
+        words += size
+        found += [(line, verb) for _, verb in verbs]
+    return words, found
+
+
 def idiom_rate(*, listed: bool, under: list[pathlib.Path]) -> float:
-    """Prints how many such verbs the documents have in 1,000 words, and returns it."""
+    """Prints how many such verbs documents and comments have in 1,000 words, and returns the higher
+    rate.
+    """
+    code = [path for path in files() if path.relative_to(ROOT).parts[0] in MESSAGES]
+    return max(
+        _rate("documents", documents(), idiom, listed=listed, under=under),
+        _rate("comments", code, idiom_of_comments, listed=listed, under=under),
+    )
+
+
+def _rate(
+    kind: str,
+    paths: Iterable[pathlib.Path],
+    count_in: Callable[[str], tuple[int, list[tuple[int, str]]]],
+    *,
+    listed: bool,
+    under: list[pathlib.Path],
+) -> float:
     words = count = 0
-    for path in documents():
+    for path in paths:
         if under and not any(path.is_relative_to(one) for one in under):
             continue
-        size, found = idiom(path.read_text())
+        size, found = count_in(path.read_text())
         words, count = words + size, count + len(found)
         for line, verb in found if listed else ():
             print(f"{path.relative_to(ROOT)}:{line}: {verb}")
     rate = 1000 * count / max(words, 1)
-    print(f"{count} verbs of speech or posture in {words} words of documents: {rate:.2f} in 1,000")
+    print(f"{count} verbs of speech or posture in {words} words of {kind}: {rate:.2f} in 1,000")
     return rate
 
 
