@@ -2,8 +2,8 @@
 
 The cookie is signed with a key that follows from the client's secret: all replicas have the same
 one and share no state, and another secret ends every session. It holds the user's name and those of
-their groups that the configuration names, so that a group that is removed from the configuration
-counts no more at once. A group that the issuer takes from the person counts until the session ends.
+their groups that the configuration names. So a group that is removed from the configuration counts
+no more at once. A group that the issuer takes from the person counts until the session ends.
 """
 
 import hashlib

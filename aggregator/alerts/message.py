@@ -105,8 +105,8 @@ def headline(message: Message, most: int) -> str:
 def digest(message: Message, *, most: int) -> Sequence[Line]:
     """The alerts in lines of at most ``most`` characters, the worst first, those that ended last.
 
-    More than a few of one kind are a line for each of the causes that most of them share, and one
-    line for all others.
+    More than a few of one kind are one line for each cause that most of them share, and one line
+    for all others.
     """
     kinds: dict[tuple[AlertState, str, str], list[Alert]] = {}
     for alert in group(message.alerts):

@@ -8,8 +8,8 @@ import socket
 def free_port(host: str = "127.0.0.1") -> int:
     """A port to listen on later; ``host`` "0.0.0.0": free on every address of this machine.
 
-    It is below those that Linux gives away by itself (from 32768 on), so that no other program
-    takes it before ours starts, or between two starts of ours. Raises OSError.
+    It is below those that Linux gives away by itself (from 32768 on). So no other program takes it
+    before ours starts, or between two starts of ours. Raises OSError.
     """
     for _ in range(100):
         number = secrets.choice(range(10_240, 32_768))

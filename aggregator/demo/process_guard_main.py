@@ -1,7 +1,7 @@
 """Ends processes when the process that started them is gone, however it went.
 
 Run as a program with a folder (or "") as its argument. Reads process ids from its standard input,
-one a line, and at the end of the input kills each of them and removes the folder if one was named.
+one a line. At the end of the input it kills each of them and removes the folder if one was named.
 The kernel closes the other end of the pipe when the starter dies, by SIGKILL too. (PR_SET_PDEATHSIG
 would not do: it fires when the *thread* that started a server ends.)
 

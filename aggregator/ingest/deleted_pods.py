@@ -1,10 +1,10 @@
 """Which pods' tokens count no more: the cluster reports that the pod was deleted.
 
 A signature does not show that its pod is gone, so the cluster's reports about the agents' pods are
-kept here. Only a deletion that a watch reported, or a complete list without a pod that was there
-before the list was requested, makes a pod "gone"; an unknown pod is accepted. The
-cluster's reports do not count either where they would end the streams of more than a small share of
-the agents: then nothing changes, and a log line reports that.
+kept here. A pod is "gone" only by a deletion that a watch reported, or by a complete list without
+it that was requested later than it was seen. An unknown pod is accepted. The cluster's reports do
+not count either where they would end the streams of more than a small share of the agents: then
+nothing changes, and a log line reports that.
 """
 
 import logging

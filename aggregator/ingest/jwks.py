@@ -1,10 +1,10 @@
 """The cluster's published keys, with which service account tokens are verified offline.
 
 They are fetched when there are none, when a token names a key that we don't have (the cluster
-rotated them), and once an hour (the cluster may have removed one); never more often than
-`MIN_INTERVAL`, regardless of the tokens that clients send, and with backoff while no answer comes.
-The last answer is kept on disk, so that after a restart while the API server is away agents are
-still verified.
+rotated them), and once an hour (the cluster may have removed one). Fetches are never more often
+than `MIN_INTERVAL`, regardless of the tokens that clients send, and with backoff while no answer
+comes. The last answer is kept on disk, so that after a restart while the API server is away agents
+are still verified.
 """
 
 import asyncio

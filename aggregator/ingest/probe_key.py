@@ -1,6 +1,6 @@
 """The secret by which probes are assigned to nodes, on disk.
 
-It outlives the process, and each gateway has the controller's, so that after a restart or another
+It outlives the process, and each gateway has the controller's. So after a restart or another
 controller's start each agent is assigned to probe the nodes that it probed before: an agent
 distinguishes "answers no more" from "never answered" by its own observations.
 """

@@ -1,9 +1,9 @@
 """Records the jobs on a node at a fault and a quarantine, and those that an eviction stops.
 
-It receives the transitions that history receives, reads the node's pods a moment later, after every
-request that acts on a fault, and emits transitions of its own. So its requests grow with faults.
-One task reads for one node at a time: a fault of many nodes is recorded in minutes, and holds up
-nothing.
+It receives the transitions that history receives, and emits transitions of its own. It reads the
+node's pods a moment later, after every request that acts on a fault. So its requests grow with
+faults. One task reads for one node at a time: a fault of many nodes is recorded in minutes, and
+holds up nothing.
 """
 
 import asyncio

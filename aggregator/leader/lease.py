@@ -1,7 +1,7 @@
 """The Lease that all replicas share, and its store.
 
-The store's guarantees: a write is refused unless the Lease is at the version that it names, and a
-read shows every write that had been accepted when it was sent (no cache).
+The store's guarantees: a write is refused unless the Lease is at the version that it names; a read
+shows every write that had been accepted when it was sent (no cache).
 """
 
 from dataclasses import dataclass

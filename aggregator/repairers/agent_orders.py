@@ -1,6 +1,6 @@
 """Orders to the nodes' agents, and what they report of them: between a repairer and the streams.
 
-An agent carries out each operation once, by a journal on its disk, and reports a final state again
+An agent carries out each operation once, by a journal on its disk. It reports a final state again
 in each new stream until it is acknowledged (docs/contract.md#orders). So what is here may be lost
 with the process: the acknowledgement comes after the end of the attempt is durable.
 """

@@ -1,7 +1,7 @@
 """The Job of one test. Pure.
 
-What makes its end readable is not the site's to change: one pod, never restarted, on this node,
-with a deadline of the pod's own, so that it ends also where its Job was deleted without it.
+What makes its end readable is not the site's to change: one pod, never restarted, on this node. It
+has a deadline of its own, so that it ends also where its Job was deleted without it.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 Only a program's own exit code is a verdict: the Job's record and the one pod's must agree on it.
 All other ends (deleted, evicted, out of memory, no image, no room, a deadline, two pods) are no
-evidence about the node, and least of all that it failed.
+evidence about the node.
 """
 
 from collections.abc import Mapping, Sequence

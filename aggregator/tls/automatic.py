@@ -6,7 +6,7 @@ sign. A problem here never acts on a node: agents that can't connect are silent,
 
 Each step reads the ConfigMap before the Secret, and writes one of them at most. The ConfigMap is
 made from the Secret alone. So the Secret that was read is never older than the one from which the
-ConfigMap was made, and a late writer never takes an authority out of it: its write is refused.
+ConfigMap was made. A late writer never takes an authority out of it: its write is refused.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """When a new authority is made, when it may sign, and when a serving certificate is renewed. Pure.
 
 The Secret has a list of authorities, and only its end grows. Agents trust all of them. A replica
-signs with the newest authority that agents have been able to read for `Rules.publish_wait`, and
-each replica measures that by its own monotonic clock. So no replica has to know how far another
-one is, and no wall clock decides whether agents know an authority.
+signs with the newest authority that agents have been able to read for `Rules.publish_wait`. Each
+replica measures that by its own monotonic clock. So no replica has to know how far another one is,
+and no wall clock decides whether agents know an authority.
 """
 
 from collections.abc import Collection, Iterable, Sequence

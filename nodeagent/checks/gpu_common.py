@@ -144,10 +144,10 @@ def _is_silent(gpu: Gpu) -> bool:
 class PerGpu:
     """Turns a sample into one observation per GPU of the node, those without a result included.
 
-    With ``brief`` the healthy GPUs share one observation of the node (component ""), so that
-    a machine that is well costs the fleet a row and not eight. A GPU has a row of its own in its
-    first run, even if an earlier agent has reported it, and always after it was not well. In a
-    single run that is every GPU, so the run leaves out the shared row.
+    With ``brief`` the healthy GPUs share one observation of the node (component ""). So a machine
+    that is well costs the fleet a row and not eight. A GPU has a row of its own in its first run,
+    even if an earlier agent has reported it, and always after it was not well. In a single run that
+    is every GPU, so the run leaves out the shared row.
     """
 
     def __init__(self, check: str, sources: Sources, *, brief: bool = False) -> None:

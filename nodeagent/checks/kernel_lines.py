@@ -1,7 +1,7 @@
 """Kernel log lines that are faults: the table ``kernel_lines.toml``, and its one engine.
 
-A line is a fault when a row matches from the first byte of the raw record, the kernel wrote it
-(no text is unescaped and no two records are joined), and it names a part of this node.
+A line is a fault when a row matches from the first byte of the raw record, the kernel wrote it, and
+it names a part of this node. No text is unescaped and no two records are joined.
 """
 
 import re

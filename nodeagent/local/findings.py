@@ -62,8 +62,8 @@ class Latched:
         """The fault's status for ``check``'s exit code alone; policy is the aggregator's.
 
         A fault that ends by time alone (an application's fault) or that requires no action (a
-        contained error) is degraded, and one that an earlier agent may have dealt with is no fault
-        of today.
+        contained error) is degraded. One that an earlier agent may have dealt with is no fault of
+        today.
         """
         if self.historical:
             return Status.OK

@@ -12,8 +12,8 @@ The order of steps is what makes it safe (docs/decisions/0027-orders-to-the-agen
    waited for the disk and the network;
 8. the act; its end is recorded, then reported.
 
-A kill before 6 leaves an order that was not begun (REFUSED by the next agent), one after 6 an order
-whose end is unknown (UNKNOWN, or SUCCEEDED for a reboot once the boot id has changed).
+A kill before 6 leaves an order that was not begun (REFUSED by the next agent). One after 6 leaves
+an order whose end is unknown (UNKNOWN, or SUCCEEDED for a reboot once the boot id has changed).
 """
 
 import asyncio

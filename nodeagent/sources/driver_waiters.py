@@ -5,7 +5,7 @@ another reason to suspect the driver. *Waits* is exact: a thread in state D at t
 count of voluntary context switches has not moved has waited all the time between them.
 
 /proc/PID/stack would name the module. It is not read, because it takes the lock that an exec holds
-(exec_update_lock), and an exec that unmaps a wedged driver's memory holds it for good.
+(exec_update_lock). An exec that unmaps a wedged driver's memory holds it for good.
 """
 
 import asyncio

@@ -15,8 +15,8 @@ class HostRoots:
     """The machine's filesystems and clock.
 
     ``root`` is the host's root as this process sees it. ``/proc`` and ``/sys`` are the kernel's
-    and not a namespace's where it matters (host PID namespace, host network), so they have roots
-    of their own that default to this process's.
+    and not a namespace's where it matters (host PID namespace, host network). So they have roots of
+    their own that default to this process's.
     """
 
     clock: Clock

@@ -3,7 +3,7 @@ Documentation/ABI/stable/sysfs-class-infiniband).
 
 Listing them touches no device. Their files do: many drivers query their firmware, which may hang,
 so a child reads those (``DiskProbe.files``). A driver that refuses a file refuses it for ever, some
-with a line in the kernel log each time, so such a file is read once.
+with a line in the kernel log each time. So such a file is read once.
 """
 
 import re

@@ -58,7 +58,7 @@ _NO_CARRIER = ("down", "lowerlayerdown", "notpresent")
 class Link:
     """A network interface. ``state`` is the kernel's word for it ("up", "down", "dormant").
 
-    ``times_up`` counts how often the carrier came since the interface exists, so it shows of a dead
+    ``times_up`` counts how often the carrier came since the interface exists. So it shows of a dead
     port whether it was ever in use since the boot; ``times_down`` how often it went. Both are None
     where the kernel does not count them (before 4.16).
     """

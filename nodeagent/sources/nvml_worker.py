@@ -175,7 +175,7 @@ def _serve(wire: _Wire, pynvml: Any, libraries: list[str]) -> None:
 
 
 def main() -> None:
-    # If the agent is killed while we hang in a call, no process is left to end us, and an open NVML
+    # If the agent is killed while we hang in a call, no process is left to end us. An open NVML
     # client prevents a GPU reset.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     pynvml = _import_pynvml(sys.argv[1])

@@ -22,9 +22,9 @@ _LAST_PORT = 65_535
 #: them.
 OPTIONS: Mapping[str, int | str] = {
     # Take the first of a name's addresses that answers, in an order of our own: without the shuffle
-    # all 10,000 agents go to the first. gRPC tries the next one after 250 ms and takes whichever is
-    # there first (Happy Eyeballs), so that a dead address costs no more than that. The name is
-    # resolved again for each attempt, since each has a channel of its own.
+    # all 10,000 agents go to the first. gRPC tries the next one after 250 ms and takes the first
+    # that answers (Happy Eyeballs). So a dead address costs no more than that. The name is resolved
+    # again for each attempt, since each has a channel of its own.
     "grpc.service_config": (
         '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'
     ),

@@ -4,7 +4,7 @@ The configured address may be a name with many replicas behind it, of which each
 Each attempt resolves it again, and connects to the first of its addresses where a process answers.
 
 When one of three replicas dies under 10,000 agents, 3,333 streams end. Each agent waits below CAP
-and connects to one of the others, which takes 0.8 ms of a core for a TLS handshake and Hello, about
+and connects to one of the others. That takes 0.8 ms of a core for a TLS handshake and Hello, about
 1,000 a second. One that is stopped, and not dead, is left after 17 to 27 s: when it has not
 answered a heartbeat for 12 s and then accepts no connection for 5.
 

@@ -1,9 +1,9 @@
 """Events of quarantines, uncordons and the record: a complete view, or one reported lost.
 
-Five watches make one view. When one of them can't be followed without a gap the view is lost, all
-of them are listed again, and objects deleted meanwhile are reported as gone. So the listener never
-has to check whether it missed something. An error of the record or the stop switch alone loses no
-view: releases need neither (`config_maps`).
+Five watches make one view. When one of them can't be followed without a gap the view is lost. All
+of them are then listed again, and objects deleted meanwhile are reported as gone. So the listener
+never has to check whether it missed something. An error of the record or the stop switch alone
+loses no view: releases need neither (`config_maps`).
 
 Nodes that are unschedulable are listed and watched in full, for their taints: no other way shows
 who removed our taint, and a read for each of their changes would cost more.

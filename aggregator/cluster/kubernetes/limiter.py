@@ -16,8 +16,8 @@ of drains, because evictions wait for them, then the reports, whatever their kin
 ends of drains would go before the first node's condition, and of a storm each node would be
 complete only at its end.
 
-Lists have places of their own. The server answers a list when its cache has caught up with etcd,
-up to a tenth of a second later, and does little for it until then. In the places of others, the
+Lists have places of their own. The server answers a list when its cache has caught up with etcd, up
+to a tenth of a second later. It does little for the list until then. In the places of others, the
 lists with which many drains begin would leave the server idle while reports wait.
 """
 
@@ -189,7 +189,7 @@ class Limiter:
     """Lets requests go in order of priority, then of arrival, as the bucket allows.
 
     Requests of the priority `PHASE` about a node whose taint went through here go in the order of
-    the taints, and so do less urgent ones, with the priority `REPORT`.
+    the taints. So do less urgent ones, with the priority `REPORT`.
 
     ``at_once``: how many may be under way, if that is bounded, and as many lists in addition.
     Releases are above it: requests that hang must not hold them up. ``clock`` and ``sleep`` belong

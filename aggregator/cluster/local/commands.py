@@ -18,8 +18,8 @@ from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.local")
 
-#: Characters of a value: of one that is too long for Linux no command could ever be begun, and a
-#: node whose reason is a pasted log could not be released.
+#: Characters of a value: of one that is too long for Linux no command could ever be begun. A node
+#: whose reason is a pasted log could then not be released.
 _LONGEST = 4000
 #: Bytes. The output is kept in memory until the command ends, and no command needs that much.
 _TOO_MUCH = 16 * 1024 * 1024

@@ -1,8 +1,8 @@
 """Which drain is ours, and what may be done about it. Pure.
 
 Slurm has no compare-and-set: `scontrol update` replaces the reason, the user and the time of an
-earlier drain without a question. So the state is read before each write and after it, and only a
-drain with the words, the user and the time that were recorded is ours.
+earlier drain without a question. So the state is read before each write and after it. Only a drain
+with the words, the user and the time that were recorded is ours.
 """
 
 import enum
@@ -96,8 +96,8 @@ def has_our_words(node: SlurmNode, ours: OurDrain) -> bool:
 def words_to_leave(node: SlurmNode, ours: OurDrain) -> str:
     """The reason that a node gets which stays DOWN after our drain; empty: what it has.
 
-    Slurm sets a node DOWN under the words of its drain when slurmd does not answer, and returns it
-    by itself (ReturnToService) where the reason is "Not responding" and nothing else.
+    Slurm sets a node DOWN under the words of its drain when slurmd does not answer. It returns the
+    node by itself (ReturnToService) where the reason is "Not responding" and nothing else.
     """
     if node.has_drain or not node.is_down or not has_our_words(node, ours):
         return ""

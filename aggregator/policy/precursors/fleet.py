@@ -40,9 +40,9 @@ _FIT_EVERY = 5
 
 @dataclass(frozen=True, slots=True)
 class Precursor:
-    """A finding. ``since`` is monotonic seconds of the first rise that counts, ``value`` the
-    counter's value now, ``rises`` its increase since then, ``others`` how many parts of the kind
-    are compared, ``others_rate`` the occurrences a day of one of them.
+    """A finding. ``since``: monotonic seconds of the first rise that counts; ``value``: the
+    counter's value now; ``rises``: its increase since then; ``others``: how many parts of the kind
+    are compared; ``others_rate``: the occurrences a day of one of them.
     """
 
     series: MeasuredSeries

@@ -7,8 +7,8 @@ their likelihood if it is healthy.
 An occurrence is a slot of five minutes with a rise; the size of the rise does not count, because
 one event may count once or a thousand times. Healthy parts are of two kinds, both fitted to the
 fleet: nearly all have a rise in `QUIET_RATE` days or less, and a few are noisy. A finding needs a
-likelihood ratio of `series x months' windows`, so that a healthy fleet has less than one false
-finding a month, however large it is.
+likelihood ratio of `series x months' windows`. So a healthy fleet has less than one false finding a
+month, however large it is.
 """
 
 import math

@@ -202,8 +202,8 @@ class DrainPlan:
     """``evict`` now; ``force`` now, as the time for requests is over; ``leaving`` already;
     ``returned`` get a request now and then, as they were evicted once and are back.
 
-    By pod key, with the reason: ``kept`` until a person acts, ``waiting`` for their time, ``back``
-    again on the node, ``lingering`` those of ``leaving`` on a node that is not Ready, ``stuck`` in
+    By pod key, with the reason: ``kept`` until a person acts; ``waiting`` for their time; ``back``
+    again on the node; ``lingering``: those of ``leaving`` on a node that is not Ready; ``stuck`` in
     Terminating, which the drain no longer waits for.
     """
 

@@ -2,7 +2,7 @@
 
 Marks that are missing from a node that is still cordoned are no release: a person's ways to release
 it are the Quarantine and the cordon. They are set again a few times, with a grace that grows, and
-then only reported, so that sickbay and another writer do not fight over them.
+then only reported. So sickbay and another writer do not fight over them.
 """
 
 from dataclasses import dataclass

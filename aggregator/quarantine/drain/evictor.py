@@ -3,7 +3,7 @@
 A gang is evicted as one: first a dry run for each of its pods, then the requests for all of them.
 No API evicts several pods at once: where the budget has room for one and not for all, the others
 follow as it opens. Where admission alone refuses dry runs, and that for long, the refused pods get
-their real request, and the others follow once these have gone (`_rejected_for_long`).
+their real request. The others follow once these have gone (`_rejected_for_long`).
 
 A first request goes before all retries. Whether the drain is still in force is checked once more
 when a request has its turn. The requests of a drain that ends stay in the queue, unsent.

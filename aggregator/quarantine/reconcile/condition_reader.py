@@ -1,7 +1,7 @@
 """Reads the node conditions that rules name, and gives each node its evidence.
 
 The evidence is level evidence in the aggregator's own name, next to the agent's own evidence: a
-node without an agent is not evaluated. What was read ages by its own heartbeat, so that a list that
+node without an agent is not evaluated. What was read ages by its own heartbeat. So a list that
 fails, or a writer that has died, ends in "unknown" and in no action.
 """
 

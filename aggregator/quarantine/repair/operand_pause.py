@@ -13,8 +13,8 @@ _MOST_NAMED = 3
 
 
 class OperandPause:
-    """The attempt on the Quarantine is durable before the first label changes, so that the process
-    which finds the attempt resumes the operands at its end.
+    """The attempt on the Quarantine is durable before the first label changes. So the process which
+    finds the attempt resumes the operands at its end.
     """
 
     def __init__(self, cluster: Cluster, acts: NodeActions, clocks: Clocks) -> None:

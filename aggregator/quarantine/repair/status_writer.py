@@ -1,6 +1,6 @@
 """Writes the operations of a node, and why none begins or follows into its Quarantine.
 
-An older definition of quarantines drops fields that it does not know, so each write that a later
+An older definition of quarantines drops fields that it does not know. So each write that a later
 step depends on is compared with the server's answer.
 """
 

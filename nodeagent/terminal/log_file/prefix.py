@@ -65,7 +65,7 @@ _TALOS = re.compile(
     rb"(?:[^\s\[\]]{1,255}: )?([a-z0-9]{2,9}): +" + _LEVELS + rb": \[" + _ISO + _ZONE + rb"\]: ?"
 )
 
-# journalctl -o short-delta marks a delta that it cannot know well with "*", and leaves the place of
+# journalctl -o short-delta marks a delta that it cannot know well with "*". It leaves the place of
 # the first one, and of the first of a boot, empty.
 _DELTA = rb"(?: ?<[ +.\d*-]{1,24}>| {8,24})?"
 _STAMP = re.compile(
