@@ -296,9 +296,6 @@ def _command_simulate(options: "argparse.Namespace", environ: Mapping[str, str])
     # Set before the import of gRPC, which reads it then: gRPC's C core would repeat on stderr, for
     # each node, what the simulation logs as JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # One thread waits for all connections and reads them, instead of handing each to another one: a
-    # tenth of the cost of a heartbeat.
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
     from nodeagent.simulate import command
 
     return command.run(options)
