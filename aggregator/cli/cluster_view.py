@@ -158,7 +158,7 @@ def node_answer(
         "would": "",
         "exempt": requests.exempt(wall),
         "requests": list(describe(requests, wall)),
-        "unreadable": list(unreadable_annotations(name, annotations, meta.get("uid", ""))),
+        "unreadable": list(unreadable_annotations(name, annotations)),
         "overruled": [],
         "components": [],
         "faults": [],

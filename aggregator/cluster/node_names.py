@@ -17,8 +17,6 @@ RELEASED = "sickbay.dev/released"
 CONDITION = "SickbayQuarantined"
 #: The type of the one that shows the result of the node's last active test.
 TEST_CONDITION = "SickbayTestPassed"
-#: The annotation with that test.
-NODE_TEST = "sickbay.dev/node-test"
 
 
 def is_marked(node: Node | NodeMeta) -> bool:

@@ -23,7 +23,9 @@ from aggregator.cluster.port import (
 from aggregator.policy.repairs import TEST
 
 #: The requester of our own.
-_OURS = "sickbay"
+OURS = "sickbay"
+#: The beginning of the message of one whose status can't be read.
+_UNREAD = "its status can't be read: "
 
 
 class KnownOperations:
@@ -38,9 +40,15 @@ class KnownOperations:
         """People's own that have not ended, the oldest first."""
         return sorted(self._requests.values(), key=_age)
 
+    def node_tests(self, node: str = "") -> list[Operation]:
+        """The tests of nodes in no quarantine that have begun: all, or the node's."""
+        there = [self._by_node.get(node, {})] if node else self._by_node.values()
+        return [one for found in there for one in found.values() if is_node_test(one)]
+
     def has(self, node: str) -> bool:
-        """Whether the node has any."""
-        return node in self._by_node
+        """Whether the node has any that may be of a quarantine."""
+        there = self._by_node.get(node)
+        return there is not None and not all(is_node_test(one) for one in there.values())
 
     def take(self, operation: Operation) -> bool:
         """Take one that was seen or written. Returns whether it is new, or changed."""
@@ -98,7 +106,41 @@ def is_request(operation: Operation) -> bool:
     """Whether a person, or another tool, has made it: its name is none of ours, or we do not hold
     it, as each of our own from its creation on.
     """
-    return not (operation.held and _number_in(operation.name, operation.spec))
+    spec = operation.spec
+    own_test = spec.kind == TEST and not spec.quarantine and spec.requester == OURS
+    return not (operation.held and (own_test or _number_in(operation.name, spec)))
+
+
+def is_node_test(operation: Operation) -> bool:
+    """Whether it is, or may be, a begun test of a node in no quarantine."""
+    spec, status = operation.spec, operation.status
+    may_be = spec.kind == TEST and not (spec.quarantine or status.quarantine)
+    return status.node_test is not None or (may_be and is_unread(operation))
+
+
+def is_unread(operation: Operation) -> bool:
+    """Whether part of its status can't be read."""
+    return operation.status.message.startswith(_UNREAD)
+
+
+def first_tests(requests: Iterable[Operation]) -> dict[str, Operation]:
+    """The first request of each node for a test in no quarantine that has not begun."""
+    found: dict[str, Operation] = {}
+    for one in requests:
+        is_open = one.status.phase is RepairState.PENDING and not one.deleting
+        if is_open and one.spec.kind == TEST and not one.spec.quarantine:
+            found.setdefault(one.spec.node, one)
+    return found
+
+
+def newest_tests(operations: Iterable[Operation]) -> list[Operation]:
+    """The newest test of each node, which tells what is known of it."""
+    found: dict[str, Operation] = {}
+    for one in operations:
+        before = found.get(one.spec.node)
+        if is_node_test(one) and (before is None or before.status.began_at <= one.status.began_at):
+            found[one.spec.node] = one
+    return [*found.values()]
 
 
 def _number_in(name: str, spec: OperationSpec) -> int:
@@ -183,7 +225,7 @@ def spec_of(quarantine: Quarantine, attempt: RepairAttempt, reason: str = "") ->
         kind=attempt.repair,
         quarantine=quarantine.uid,
         profile=attempt.profile,
-        requester=_OURS,
+        requester=OURS,
         reason=reason,
     )
 
@@ -230,7 +272,7 @@ def unknown_outcome(
     return replace(
         readable,
         phase=RepairState.UNKNOWN,
-        message=f"its status can't be read: {why}",
+        message=f"{_UNREAD}{why}",
         quarantine=readable.quarantine or spec.quarantine,
         number=readable.number or _number_in(name, spec),
     )

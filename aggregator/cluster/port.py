@@ -352,6 +352,31 @@ class ObjectCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTestStatus:
+    """The part of a test of a node in no quarantine: what is known of the node by it, and by those
+    before it.
+
+    ``reason`` is "idle" for a node in service, and empty for a new one. ``boot_after``: the boot in
+    which the node was at the end, where that is another one than the test's. ``inconclusive``: the
+    tests without a verdict before this one, in its boot and since a person's last request.
+    ``quarantined``: the node was in quarantine after it. ``verdict_at``: the end of the last test
+    with a verdict before it; ``failed`` and ``failed_boot``: an earlier failure that still stands,
+    in words, and its boot. ``passed``: the test in a quarantine since that the node has passed at
+    ``passed_at``, in words. Times are wall clock seconds.
+    """
+
+    reason: str = ""
+    boot_after: str = ""
+    inconclusive: int = 0
+    quarantined: bool = False
+    verdict_at: float = 0.0
+    failed: str = ""
+    failed_boot: str = ""
+    passed: str = ""
+    passed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class OperationStatus:
     """Progress. Times are wall clock seconds (0: not yet).
 
@@ -360,7 +385,8 @@ class OperationStatus:
     attempt it is. ``boot_id`` and ``node_uid`` are the node's when it began, and ``domains`` its
     failure domains then, as "LABEL=VALUE". ``profile``: of a test whose request names none.
     ``ends_as``: the phase in which it ends once what its order left in the cluster is removed,
-    after which no object reports it.
+    after which no object reports it; and of a new node's test once the taint is. ``node_test``: of
+    a test of a node in no quarantine, whose ``number`` counts those of the Node.
     """
 
     phase: RepairState = RepairState.PENDING
@@ -376,6 +402,7 @@ class OperationStatus:
     deadline_at: float = 0.0
     ended_at: float = 0.0
     ends_as: RepairState | None = None
+    node_test: NodeTestStatus | None = None
     conditions: tuple[ObjectCondition, ...] = ()
 
 
@@ -598,15 +625,13 @@ class NodeTestCondition:
 
 @dataclass(frozen=True, slots=True)
 class ListedNodeTest:
-    """A Node that carries a startup taint, or that was tested. ``annotations``: ours alone.
-
-    ``condition``: the result of its last test, or None without a test.
+    """A Node that carries a startup taint, or that was tested. ``condition``: the result of its
+    last test as it shows it, or None without one.
     """
 
     node: str
     uid: str
     tainted: bool
-    annotations: Mapping[str, str] = field(default_factory=dict)
     condition: NodeTestCondition | None = None
 
 
@@ -902,6 +927,12 @@ class Operations(Protocol):
         """People's own that have not ended, as last seen: no request is made."""
         ...
 
+    def node_tests(self, node: str = "") -> list[Operation]:
+        """The tests of nodes in no quarantine that have begun, all or of one node, as last seen: no
+        request is made.
+        """
+        ...
+
     async def read(self, name: str) -> Operation | None:
         """Never from a cache."""
         ...
@@ -943,8 +974,10 @@ class NodesAndPods(Protocol):
         """Every node's conditions of these types that others wrote. Costs all nodes in full."""
         ...
 
-    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
-        """The Nodes with a taint of this key, and those that were tested. Costs all nodes in full.
+    async def list_node_tests(
+        self, taint: str, tested: Collection[str] = ()
+    ) -> list[ListedNodeTest]:
+        """The Nodes with a taint of this key, and the ``tested``. Costs all nodes in full.
 
         From a cache: a read decides.
         """

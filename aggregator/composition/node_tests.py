@@ -39,7 +39,7 @@ def build_node_tests(
     display = NodeTestDisplay(shared=shared)
     watch = NodeTestWatch(
         shared=shared,
-        requests=checks.requests,
+        store=checks.store,
         idle_choice=IdleNodeChoice(shared=shared, checks=checks),
     )
     tests = NodeTests(

@@ -34,5 +34,5 @@ class NodeDetails:
             outliers=found,
             pool=fleet.pool_of(node_summary),
             repairs=fleet.repairs,
-            test=fleet.node_tests.get(node_summary.node),
+            test=fleet.test_of(node_summary.node),
         )

@@ -544,14 +544,12 @@ def node(
         faults=faults(health.faults.values(), moment, health) if health else [],
         checks=[models.shape_of(models.Check, one) for one in (health.checks if health else ())],
         lost=[models.shape_of(models.Lost, one) for one in reversed(health.lost if health else [])],
-        new_node=repair_view.new_node(test, meta, repairs),
+        new_node=repair_view.new_node(test, repairs),
         tests=repair_view.tests(repairs),
         timeline=[event(transition) for transition in timeline],
         timeline_trouble=timeline_trouble,
         outliers=list(outliers),
-        unreadable=list(
-            unreadable_annotations(node_summary.node, meta.annotations, meta.uid, words)
-        )
+        unreadable=list(unreadable_annotations(node_summary.node, meta.annotations, words))
         if meta
         else [],
     )

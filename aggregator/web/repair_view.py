@@ -1,12 +1,11 @@
 """The repairs of a node in quarantine, and those under way in the fleet, as view models. Pure."""
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from aggregator.cluster.port import BUSY, NodeMeta, Quarantine, RepairStatus
+from aggregator.cluster.port import BUSY, Quarantine, RepairStatus
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.node_tests import BY_HAND, NodeTestUnreadable, read_test
+from aggregator.quarantine.decide.node_tests import BY_HAND
 from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.fleet import NodeTestView
@@ -46,16 +45,8 @@ def repair(
     )
 
 
-def new_node(
-    view: NodeTestView | None, meta: NodeMeta | None, plan: RepairPlan
-) -> models.NewNode | None:
-    """The last test of a new or an idle node: as its replica knows it, else as its annotation
-    has it.
-    """
-    if view is None and meta is not None:
-        with contextlib.suppress(NodeTestUnreadable):
-            found = read_test(meta.annotations, meta.uid)
-            view = NodeTestView(found, tainted=False) if found is not None else None
+def new_node(view: NodeTestView | None, plan: RepairPlan) -> models.NewNode | None:
+    """The last test of a new or an idle node."""
     if view is None:
         return None
     test = view.test

@@ -1,17 +1,22 @@
 """Periodic tests of idle nodes by the whole controller, in virtual time, and every interruption."""
 
 import asyncio
-import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Guard, Phase, RepairState, Unreachable
+from aggregator.cluster.port import (
+    Guard,
+    Operation,
+    OperationSpec,
+    Phase,
+    RepairState,
+    Unreachable,
+)
 from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
+from aggregator.quarantine.decide.node_tests import NodeTest, begun_status, operation_of
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -208,7 +213,9 @@ async def test_the_longest_untested_node_comes_first() -> None:
         operation = operation_of(f"uid-{name}", "boot-1", 1)
         at = begins - ago * HOUR
         test = NodeTest(1, operation, "quick", RepairState.SUCCEEDED, "boot-1", ended_at=at)
-        site.world.person_annotates(name, NODE_TEST, write_test(test))
+        spec = OperationSpec(name, "test", profile="quick", requester="sickbay")
+        status = begun_status(test, f"uid-{name}", ())
+        site.world.operations.store(Operation(operation, f"o-{name}", "0", spec, status))
     site.start()
     await site.settles(lambda: len(site.program.operations) == 3, within=HOUR)
     site.check()
@@ -397,7 +404,7 @@ async def test_what_speaks_against_the_test_of_an_idle_node(against: str) -> Non
         site.report("n1", fault("xid:79"))
     await later(HOUR)
     assert site.program.orders == []
-    assert NODE_TEST not in site.world.nodes["n1"].annotations
+    assert site.world.operations.by_name == {}
     await site.replica.stop()
 
 
@@ -494,7 +501,7 @@ def test_a_request_that_fails_anywhere_changes_nothing_of_the_end() -> None:
         await later(TIMEOUT)
         site.check()
         assert len(site.program.operations) == 1
-        assert json.loads(site.world.nodes["n1"].annotations[NODE_TEST])["state"] == "Succeeded"
+        assert site.last_test()["state"] == "Succeeded"
         assert parse_record(site.world.record.text).node_tests == {}
         await site.replica.stop()
 

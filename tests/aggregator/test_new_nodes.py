@@ -5,12 +5,14 @@ from functools import partial
 
 import pytest
 
-from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import (
     Action,
     AdmissionRefused,
+    Operation,
+    OperationSpec,
     Phase,
     QuarantineSpec,
+    RepairState,
     Taint,
     Toleration,
     Unreachable,
@@ -413,6 +415,98 @@ async def test_the_stop_switch_holds_the_beginning_and_not_the_removal() -> None
 
 
 @in_virtual_time
+async def test_a_person_deletes_the_operation_of_our_own_test_under_way() -> None:
+    site = NewNodes(verdicts=(GOING, PASSED))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.world.operations.person_cancels("n1")
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=60.0)
+    assert site.last_test()["message"] == "a person deleted its operation"
+    assert site.program.cancelled == site.program.operations
+    await site.settles(site.is_open)  # it is tested again after the pause
+    assert site.last_test()["number"] == 2
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_deletes_the_operation_of_our_own_test_before_it_begins() -> None:
+    """A process made it, and died before it began."""
+    site, name = NewNodes(), "uid-n1-boot-1-1-test"
+    spec = OperationSpec("n1", "test", profile="quick", requester="sickbay")
+    site.world.operations.store(Operation(name, "o", "0", spec, deleting=True))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=60.0)
+    assert (site.last_test()["number"], site.program.orders) == (1, [])
+    await site.settles(site.is_open)  # it is tested after the pause
+    assert site.last_test()["number"] == 2
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_pass_whose_taint_could_not_be_removed_is_finished_by_the_next_process() -> None:
+    site = NewNodes()
+    refused = Unreachable("no route")
+    cluster = MemoryCluster(site.world)
+    cluster._fails = lambda name: refused if name == "patch_node" else None
+    site.start(cluster)
+    await site.settles(lambda: site.last_test().get("ends_as") == "Succeeded")
+    assert (site.last_test()["state"], site.is_open()) == ("Ordered", False)
+    await site.replica.stop()
+    site.program.verdicts = [FAILED]  # nothing is asked again
+    site.world.check = lambda _before, _after: None
+    site.start()
+    await site.settles(site.is_open)
+    await site.settles(lambda: site.last_test()["state"] == "Succeeded")
+    assert len(site.program.orders) == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_pass_whose_taint_is_gone_ends_so_whatever_has_come_since() -> None:
+    """The process died between the removal and the end of the Operation."""
+    site = NewNodes()
+    cluster = MemoryCluster(site.world)
+    refused = Unreachable("no route")
+    cluster._fails = lambda name: refused if name == "write_operation" and site.is_open() else None
+    site.start(cluster)
+    await site.settles(site.is_open)
+    await later(30.0)
+    assert site.last_test()["state"] == "Ordered"
+    await site.replica.stop()
+    site.start()
+    site.report("n1", fault("xid:79"))
+    await site.settles(lambda: site.last_test()["state"] == "Succeeded")
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_does_not_begin_on_a_node_that_changed_after_it_was_decided_on() -> None:
+    """Its object was made; it waits, and begins with the next look that finds nothing."""
+    site, times = NewNodes(), 0
+
+    async def cordoned(name: str) -> None:
+        nonlocal times
+        if name == "write_record" and not times:
+            times += 1
+            site.world.person_cordons("n1")
+
+    site.start(MemoryCluster(site.world, in_queue=cordoned))
+    await later(TIMEOUT)
+    assert (site.program.orders, site.last_test()) == ([], {})
+    [held] = site.world.operations.by_name.values()
+    assert held.status.phase is RepairState.PENDING
+    assert parse_record(site.world.record.text).node_tests == {}
+    site.world.set_node(replace(site.world.nodes["n1"], unschedulable=False))
+    await site.settles(site.is_open)
+    assert site.last_test()["operation"] == held.name
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_test_that_is_ended_counts_until_its_agent_has_confirmed_that() -> None:
     site = NewNodes(verdicts=(GOING,))
     site.start()
@@ -519,15 +613,15 @@ async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
 
 
 @in_virtual_time
-async def test_an_annotation_that_cannot_be_read_begins_no_test() -> None:
+async def test_beside_a_test_that_cannot_be_read_none_begins() -> None:
     site = NewNodes()
-    site.world.person_annotates("n1", NODE_TEST, '{"number": "1"}')
+    unread = site.break_test()
     site.start()
     await later(5 * TIMEOUT)
     assert site.program.orders == []
     assert not site.is_open()
     assert "can't be read" in site.replica.fleet.node_tests["n1"].held
-    site.world.person_annotates("n1", NODE_TEST, None)
+    site.world.operations.remove(unread)
     await site.settles(site.is_open)
     await site.replica.stop()
 
@@ -570,6 +664,10 @@ async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
         lambda: parse_record(site.world.record.text).node_tests.keys() == site.world.nodes.keys(),
         within=TIMEOUT / 2,
     )
+    there = site.world.operations.by_name.values()
+    gone = [one.status for one in there if one.spec.node not in site.world.nodes]
+    assert {one.message for one in gone} == {"its Node is gone"}
+    assert {one.phase for one in gone} == {RepairState.INCONCLUSIVE}
     site.check()
     await site.replica.stop()
 

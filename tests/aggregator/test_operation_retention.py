@@ -10,6 +10,7 @@ from aggregator.cluster.operations import with_attempts
 from aggregator.cluster.port import (
     Action,
     Conflict,
+    NodeTestStatus,
     Operation,
     OperationRequest,
     OperationSpec,
@@ -118,6 +119,44 @@ async def test_those_that_a_person_has_deleted_and_old_ones_are_removed() -> Non
     assert {name for name in left if name.startswith("old")} == {
         f"old-{number:02}" for number in range(3, PER_NODE + 2)
     }
+
+
+def put_test(world: World, name: str, node: str, at: float, **status: object) -> Operation:
+    """A test of a node in no quarantine."""
+    spec = OperationSpec(node, "test", profile="quick", requester="sickbay")
+    found = OperationStatus(
+        RepairState.SUCCEEDED, number=1, began_at=at, ended_at=at, node_test=NodeTestStatus()
+    )
+    found = replace(found, **status)  # type: ignore[arg-type]  # a test's words
+    return world.operations.store(Operation(name, f"uid-{name}", "0", spec, found, created_at=at))
+
+
+async def test_the_newest_test_of_each_node_is_kept_and_goes_with_the_node() -> None:
+    world = World()
+    for number in range(PER_NODE + 2):
+        put_test(world, f"n1-{number:02}", "n1", at=float(number))
+        put(world, f"repair-{number:02}", "gone", RepairState.FAILED, at=100.0 + number)
+    for number in range(PER_NODE + 2):
+        put_test(world, f"n2-{number:02}", "n2", at=float(number))
+    left = await go_round(world)
+    assert [name for name in left if name.startswith("n1-")] == [f"n1-{PER_NODE + 1:02}"]
+    assert f"n2-{PER_NODE + 1:02}" in left
+    world.operations.by_name.clear()
+    put_test(world, "of a node that is there", "n1", at=0.0)
+    for number in range(PER_NODE + 1):
+        put_test(world, f"n2-{number:02}", "n2", at=1.0)
+    found = await go_round(world)
+    assert "of a node that is there" in found
+    assert len(found) == PER_NODE + 1
+
+
+async def test_our_own_test_that_was_held_before_it_began_is_removed() -> None:
+    """Its name is that of the next one: an ended object of it would let none begin."""
+    world = World()
+    pending = {"phase": RepairState.PENDING, "node_test": None, "ended_at": 0.0, "began_at": 0.0}
+    put_test(world, "old", "n1", at=NOW - 3600, **pending)
+    put_test(world, "young", "n1", at=NOW - 60, **pending)
+    assert await go_round(world) == {"young": RepairState.PENDING}
 
 
 async def test_one_that_can_not_be_removed_keeps_none_of_the_others() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, NODE_TEST
+from aggregator.cluster.node_names import APPLIED
 from aggregator.cluster.port import Phase, RepairState, StopText, Unreachable
 from aggregator.ingest.codec import InvalidMessage, permission_request
 from aggregator.quarantine.decide.repair import RepairMode
@@ -281,7 +281,7 @@ _NEW: list[tuple[str, Callable[[NewNodes], object], str]] = [
     ),
     ("work", lambda site: site.world.add_pod("n1", "early"), "pods that do not tolerate"),
     ("another node", lambda site: site.world.renew_node("n1", "boot-2"), "the cluster's Node is"),
-    ("no test", lambda site: site.world.person_annotates("n1", NODE_TEST, None), NO_ORDER),
+    ("no test", lambda site: site.world.operations.by_name.clear(), NO_ORDER),
     ("stopped", lambda site: site.world.person_stops_unseen("no more"), "the stop switch is set"),
 ]
 

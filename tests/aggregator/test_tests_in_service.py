@@ -7,21 +7,13 @@ from functools import partial
 
 import pytest
 
-from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import (
     Action,
-    Conflict,
-    ListedNodeTest,
-    Node,
-    OperationStatus,
     Phase,
-    RepairState,
     Unreachable,
 )
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.repair.node_test_requests import NodeTestRequests
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.idle_node_tests import HOUR, IdleNodes, dying_before_the_order, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
@@ -126,7 +118,7 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
     assert site.kinds() == ["repair.ended"]
     assert site.condition() == ("", "")
     assert parse_record(site.world.record.text).node_tests == {}
-    assert site.world.writes == ["patch n1", "operation n1 Cancelled"]
+    assert site.world.writes == ["operation n1 Cancelled"]
     assert site.world.operations.by_name["r1"].status.message == last["message"]
     ask(site, ident="r2")
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
@@ -285,7 +277,7 @@ async def test_a_startup_taint_ends_the_test_and_a_quarantine_does() -> None:
         else:
             site.report("n1", fault("xid:79"))
         await site.settles(lambda: bool(site.program.cancelled))  # noqa: B023
-        assert site.program.cancelled == ["uid-n1-boot-1-1-test"]
+        assert site.program.cancelled == site.program.operations
         await site.replica.stop()
 
 
@@ -378,7 +370,7 @@ async def test_what_speaks_against_the_test_of_an_idle_node_holds_one_by_hand(ag
         site.report("n1", fault("xid:79"))
     await later(HOUR)
     assert site.program.orders == []
-    assert NODE_TEST not in site.world.nodes["n1"].annotations
+    assert list(site.world.operations.by_name) == ["r1"]
     await site.replica.stop()
 
 
@@ -470,8 +462,7 @@ async def test_a_refused_test_leaves_no_reservation_behind() -> None:
     ask(site)
 
     async def comes(name: str) -> None:
-        if name == "patch_node" and not site.world.pods:
-            site.world.set_node(site.world.nodes["n1"])  # the kubelet writes its node too
+        if name == "write_record" and not site.world.pods:
             site.world.add_pod("n1", "work")
 
     site.start(MemoryCluster(site.world, in_queue=comes))
@@ -532,85 +523,6 @@ async def test_a_test_whose_operation_can_not_be_written_is_not_tried_every_roun
     assert site.program.orders == []
     assert cluster.asked["read_node"] - before <= 300 / 15 + 1
     await site.replica.stop()
-
-
-@in_virtual_time
-async def test_a_replica_that_loses_its_place_during_its_last_read_ends_no_request() -> None:
-    site = in_service()
-    ask(site)
-    there = site.world.operations.by_name["r1"]
-    begun = OperationStatus(RepairState.ORDERED, operation="uid-n1-boot-1-1-test")
-    site.world.operations.store(replace(there, status=begun, held=True))
-    cluster = MemoryCluster(site.world)
-    read, acts = cluster.read_node, True
-
-    async def lost(name: str, **more: bool) -> Node | None:
-        nonlocal acts
-        node = await read(name, **more)
-        acts = False
-        return node
-
-    cluster.read_node = lost  # type: ignore[method-assign]
-    site.start(cluster)
-    site.replica.controller.parts.node_tests._watch._shared.may_act = lambda: acts
-    await site.settles(lambda: not acts)
-    await later(60)
-    assert ended_as(site) == "Ordered"
-    await site.replica.stop()
-
-
-@in_virtual_time
-async def test_a_replica_whose_first_list_is_old_ends_no_request_of_a_running_test() -> None:
-    site = in_service(verdicts=(GOING,))
-    ask(site)
-    first = site.start()
-    await site.settles(lambda: site.last_test().get("state") == "Ordered")
-    await first.stop()
-    cluster = MemoryCluster(site.world)
-    listed = cluster.list_node_tests
-    asked = 0
-
-    async def is_old(taint: str) -> list[ListedNodeTest]:
-        nonlocal asked
-        asked += 1
-        return [] if asked == 1 else await listed(taint)
-
-    cluster.list_node_tests = is_old  # type: ignore[method-assign]
-    site.start(cluster)
-    await later(60)
-    assert (asked > 0, ended_as(site)) == (True, "Ordered")
-    site.program.verdicts = [PASSED]
-    await site.settles(lambda: ended_as(site) == "Succeeded")
-    site.check()
-    await site.replica.stop()
-
-
-@in_virtual_time
-async def test_the_attempt_of_a_quarantine_is_never_taken_for_the_request_of_a_test() -> None:
-    """A quarantine has begun the request, or one that a person made under its name."""
-    site = in_service()
-    ask(site)
-    world = site.world
-    there = world.operations.by_name["r1"]
-    begun = OperationStatus(RepairState.ORDERED, quarantine="q", number=1, operation="q-1-test")
-    taken = world.operations.store(replace(there, status=begun, held=True))
-    requests = NodeTestRequests(MemoryCluster(world).operations)
-    test = NodeTest(1, "o", "quick", RepairState.ORDERING, "b", request="r1", request_uid=there.uid)
-    again = replace(test, request_uid="of-before")
-    for one in (test, again):
-        with pytest.raises(Conflict):
-            await requests.begin(one, "uid")
-        await requests.settle(replace(one, state=RepairState.FAILED))
-        assert requests.why_ended(one) == "a person deleted its operation"
-    assert requests.left({}) == []
-    assert world.operations.by_name["r1"] == taken
-    new = world.operations.store(replace(taken, status=OperationStatus()))
-    with pytest.raises(Conflict):
-        await requests.begin(again, "uid")
-    await requests.settle(replace(again, state=RepairState.FAILED))
-    assert world.operations.by_name["r1"] == new
-    await requests.begin(test, "uid")
-    assert world.operations.by_name["r1"].status.operation == "o"
 
 
 @in_virtual_time

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.repair import RepairMode
@@ -105,7 +104,9 @@ async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: s
     assert site.taints() == taints
     assert site.kinds()[-1] == "repair.ended"
     assert site.replica.notes.transitions[-1].summary.endswith(f"was ended: {OFF}")
-    assert site.replica.fleet.node_tests["n1"].test is not None
+    shown = site.replica.fleet.test_of("n1")
+    assert shown is not None
+    assert shown.test is not None
     writes = len(site.world.writes)
     await later(10 * HOUR)
     assert len(site.world.writes) == writes
@@ -367,26 +368,26 @@ async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written
 
 
 @in_virtual_time
-async def test_an_annotation_that_can_not_be_read_is_left_to_a_person() -> None:
+async def test_a_test_that_can_not_be_read_is_left_to_a_person() -> None:
     site = site_with_a_test("idle")
-    site.world.person_annotates("n1", NODE_TEST, "{")
+    unread = site.break_test()
     site.mode = RepairMode.OFF
     site.start()
     await later(HOUR)
-    assert site.world.nodes["n1"].annotations[NODE_TEST] == "{"
+    assert site.world.operations.by_name == {unread.name: unread}
     assert site.program.cancelled == []
     await site.replica.stop()
 
 
 @in_virtual_time
-async def test_a_test_whose_annotation_can_not_be_read_keeps_its_reservation(
+async def test_a_test_that_can_not_be_read_keeps_its_reservation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site = site_with_a_test("idle")
     site.start()
     await site.settles(lambda: site.last_test().get("state") == "Ordered")
     await site.replica.stop()
-    site.world.person_annotates("n1", NODE_TEST, "{")
+    unread = site.break_test()
     cluster = MemoryCluster(site.world)
     await turned_off(site, cluster)
     await later(HOUR)
@@ -394,7 +395,7 @@ async def test_a_test_whose_annotation_can_not_be_read_keeps_its_reservation(
     assert cluster.asked["read_node"] <= 25
     told = [one for one in caplog.records if getattr(one, "event", "") == "node.test_unfinished"]
     assert len(told) == 1
-    site.world.person_annotates("n1", NODE_TEST, None)
+    site.world.operations.remove(unread)
     await later(400.0)
     assert parse_record(site.world.record.text).node_tests == {}
     await site.replica.stop()

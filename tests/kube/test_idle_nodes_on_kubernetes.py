@@ -52,7 +52,13 @@ async def running(
     mode: RepairMode = RepairMode.REPAIR,
 ) -> AsyncIterator[Notes]:
     repairer, notes = JobRepairer(cluster.objects(), job_section(space.namespace)), Notes()
-    entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
+    entry = ConfiguredRepairer(
+        repairer,
+        600.0,
+        repairer.clean_up,
+        repairer.missing_rights,
+        pod_namespace=space.namespace,
+    )
     rules = RepairRules(mode, test_pause=pause, idle_nodes=IdleNodeRules())
     controller = build_controller(
         cluster=cluster,

@@ -3,7 +3,6 @@ the scheduler places; kwok plays the kubelet, and a test ends the pods.
 """
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +15,7 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.node_names import NODE_TEST, TEST_CONDITION
+from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import Conflict, NodeChange
 from aggregator.composition.core import build_controller
 from aggregator.health.model import Hello
@@ -88,9 +87,21 @@ def status(space: Space, node: str) -> str:
 
 
 def last_test(space: Space, node: str) -> dict[str, Any]:
-    notes = space.plane.node(node)["metadata"].get("annotations", {})
-    found: dict[str, Any] = json.loads(notes.get(NODE_TEST, "{}"))
-    return found
+    """The newest Operation of a test of this Node in no quarantine; empty: there is none."""
+    uid = space.plane.node(node)["metadata"]["uid"]
+    listed = space.plane.call("GET", "/apis/sickbay.dev/v1alpha1/operations")["items"]
+    tests = [one for one in listed if "nodeTest" in one.get("status", {})]
+    mine = [one for one in tests if one["status"].get("nodeUID") == uid]
+    newest = max(mine, key=lambda one: one["status"]["number"], default=None)
+    if newest is None:
+        return {}
+    status, name = newest["status"], newest["metadata"]["name"]
+    return {
+        "number": status["number"],
+        "state": status["phase"],
+        "message": status.get("message", ""),
+        "operation": status.get("operation", name),
+    }
 
 
 class Site:

@@ -1,10 +1,9 @@
 """Nodes without work and the program that tests them, both of which outlive the processes."""
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aggregator.cluster.node_names import NODE_TEST, is_marked
+from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Unreachable
 from aggregator.quarantine.decide.admission_record import (
     IDLE_TEST,
@@ -30,6 +29,7 @@ from tests.support.new_node_tests import (
     NewNodes,
     ProgramRepairer,
     TestProgram,
+    last_test_of,
 )
 
 RACK = "example.com/rack"
@@ -50,7 +50,7 @@ class IdleProgram(TestProgram):
 
     def _mistakes(self, order: RepairOrder, twice: bool) -> list[str]:  # noqa: FBT001
         node, name = self.world.nodes[order.node], order.operation
-        told = json.loads(node.annotations.get(NODE_TEST, "{}"))
+        told = last_test_of(self.world, order.node)
         found = parse_record(self.world.record.text).node_tests
         idle = {key: one for key, one in found.items() if one.kind == IDLE_TEST}
         mine: RunningOperation | None = idle.pop(order.node, None)

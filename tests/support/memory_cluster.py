@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from aggregator.cluster.node_names import NODE_TEST, is_marked
+from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     ClusterError,
     ClusterEvent,
@@ -543,18 +543,19 @@ class MemoryCluster:
 
         return await self._call("list_conditions", effect)
 
-    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
+    async def list_node_tests(
+        self, taint: str, tested: Collection[str] = ()
+    ) -> list[ListedNodeTest]:
         def effect() -> list[ListedNodeTest]:
             return [
                 ListedNodeTest(
                     node.name,
                     node.uid,
                     any(one.key == taint for one in node.taints),
-                    node.annotations,
                     self.world.test_conditions.get(node.name),
                 )
                 for node in self.world.nodes.values()
-                if NODE_TEST in node.annotations or any(one.key == taint for one in node.taints)
+                if node.name in tested or any(one.key == taint for one in node.taints)
             ]
 
         return await self._call("list_node_tests", effect)

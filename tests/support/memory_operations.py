@@ -9,6 +9,7 @@ from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import (
     attempt_of,
     begun_status,
+    is_node_test,
     is_request,
     spec_of,
     with_attempts,
@@ -135,6 +136,10 @@ class MemoryOperations:
     def requests(self) -> list[Operation]:
         found = [one for one in self._shelf.by_name.values() if one.is_open and is_request(one)]
         return sorted(found, key=lambda one: (one.created_at, one.name))
+
+    def node_tests(self, node: str = "") -> list[Operation]:
+        there = self._shelf.by_name.values()
+        return [one for one in there if is_node_test(one) and node in ("", one.spec.node)]
 
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.call("read_operation", lambda: self._shelf.by_name.get(name))

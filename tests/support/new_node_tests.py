@@ -1,15 +1,26 @@
 """New nodes and the program that tests them, both of which outlive the aggregator's processes."""
 
 import asyncio
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from aggregator.cluster.node_names import NODE_TEST, is_marked
-from aggregator.cluster.port import Guard, GuardRefused, GuardUnreadable, Node, Taint
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.operations import is_node_test, unknown_outcome
+from aggregator.cluster.port import (
+    Guard,
+    GuardRefused,
+    GuardUnreadable,
+    Node,
+    Operation,
+    OperationSpec,
+    OperationStatus,
+    RepairState,
+    Taint,
+)
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
+from aggregator.quarantine.decide.node_tests import NodeTest, last_test
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -57,6 +68,8 @@ class TestProgram:
     wrong: list[str] = field(default_factory=list)
     #: Called when a process asks for a verdict, before it has its answer.
     on_verdict: Callable[[], None] = lambda: None
+    #: Whether it is a person who changes taints at this moment.
+    by_person: bool = False
 
     @property
     def operations(self) -> list[str]:
@@ -65,7 +78,7 @@ class TestProgram:
 
     def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
         node, name = self.world.nodes[order.node], order.operation
-        told = json.loads(node.annotations.get(NODE_TEST, "{}"))
+        told = last_test_of(self.world, order.node)
         running = parse_record(self.world.record.text).node_tests
         checks = {
             "is not durable": (told.get("operation"), told.get("state")) != (name, "Ordering"),
@@ -86,12 +99,12 @@ class TestProgram:
         return self.verdicts[min(number, len(self.verdicts) - 1)]
 
     def check_removal(self, before: Node, after: Node) -> None:
-        """A taint that goes with a test in the annotation goes by a pass alone."""
+        """A taint goes by a pass alone, unless a person removes it."""
         removed = UNTESTED in before.taints and UNTESTED not in after.taints
-        if not removed or after.annotations == before.annotations:
-            return  # a person has removed it
-        told = json.loads(after.annotations[NODE_TEST])
-        if told["state"] != "Succeeded" or self.verdict(told["operation"]) is not PASSED:
+        if not removed or self.by_person:
+            return
+        told = last_test_of(self.world, after.name)
+        if told["ends_as"] != "Succeeded" or self.verdict(told["operation"]) is not PASSED:
             self.wrong.append(f"{after.name}: the taint was removed by {told}")
         if before.boot_id != told["boot_id"]:
             self.wrong.append(f"{after.name}: it was removed in another boot")
@@ -99,6 +112,23 @@ class TestProgram:
             self.wrong.append(f"{after.name}: it was removed in a quarantine")
         if set(before.taints) - set(after.taints) != {UNTESTED}:
             self.wrong.append(f"{after.name}: {before.taints} became {after.taints}")
+
+
+def last_test_of(world: World, name: str) -> dict[str, Any]:
+    """The last test of the Node, with the fields that are not at their default; empty: none."""
+    tests = [one for one in world.operations.by_name.values() if is_node_test(one)]
+    mine = [one for one in tests if one.spec.node == name]
+    test, _ = last_test(mine, world.nodes[name].uid)
+    if test is None:
+        return {}
+    told = {one.name: getattr(test, one.name) for one in fields(NodeTest)}
+    return {
+        one.name: told[one.name].value
+        if isinstance(told[one.name], RepairState)
+        else told[one.name]
+        for one in fields(NodeTest)
+        if told[one.name] != one.default
+    }
 
 
 class WatchedWorld(World):
@@ -212,7 +242,9 @@ class NewNodes:
         return self.world.nodes[name].taints
 
     def set_taints(self, *taints: Taint, name: str = "n1") -> None:
+        self.program.by_person = True
         self.world.set_node(replace(self.world.nodes[name], taints=taints))
+        self.program.by_person = False
 
     def set_label(self, key: str, value: str, name: str = "n1") -> None:
         node = self.world.nodes[name]
@@ -222,8 +254,16 @@ class NewNodes:
         return UNTESTED not in self.taints(name)
 
     def last_test(self, name: str = "n1") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.world.nodes[name].annotations.get(NODE_TEST, "{}"))
-        return found
+        return last_test_of(self.world, name)
+
+    def break_test(self, name: str = "n1") -> Operation:
+        """A later version has written the node's first test: its status can't be read."""
+        shelf, ident = self.world.operations, f"uid-{name}-boot-1-1-test"
+        spec = OperationSpec(name, "test", requester="sickbay")
+        there = shelf.by_name.get(ident) or Operation(ident, f"o-{name}", "0", spec)
+        readable = OperationStatus(node_uid=f"uid-{name}")
+        status = unknown_outcome(ident, spec, readable, ValueError("phase"))
+        return shelf.store(replace(there, status=status))
 
     def is_at(self, number: int) -> bool:
         """Whether the node's last test is the one of this number."""

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import OperationRequest, Pod, RepairState
+from aggregator.cluster.port import Operation, OperationRequest, OperationSpec, Pod, RepairState
 from aggregator.quarantine.decide import reservation
 from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
@@ -40,15 +39,15 @@ from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,
     NodeTestStep,
+    begun_status,
     carried_failure,
     ended,
     has_failed,
+    last_test,
     open_failure,
     operation_of,
-    read_test,
     running_of,
     verdict_at,
-    write_test,
 )
 from aggregator.quarantine.decide.reservation import OperationProposal
 
@@ -84,13 +83,14 @@ tests = st.builds(
     failed_boot=st.sampled_from(["b1", "b2"]),
     reason=st.sampled_from(["", IDLE]),
     request=st.sampled_from(["", "r1"]),
-    request_uid=st.sampled_from(["u1", "u2"]),
 )
 
 
 @given(tests)
-def test_the_annotation_of_an_idle_test_reads_as_it_was_written(test: NodeTest) -> None:
-    assert read_test({NODE_TEST: write_test(test)}, "uid") == test
+def test_the_operation_of_an_idle_test_reads_as_it_was_written(test: NodeTest) -> None:
+    spec = OperationSpec("n1", "test", profile=test.profile)
+    made = Operation(test.name, "o-1", "1", spec, begun_status(test, "uid", ()))
+    assert last_test([made], "uid") == (test, "")
 
 
 @pytest.mark.slow
@@ -156,15 +156,13 @@ def test_a_test_begins_only_where_it_is_due_or_asked_for_and_nothing_speaks_agai
     facts = replace(FACTS, tainted=tainted, against=against, request=request)
     rules = RULES if configured else None
     what = next_idle_test(last, facts, rules, pause=PAUSE, now=now)
-    same = last is not None and request == ask(last.request, last.request_uid)
-    asked = None if same else request
     free = not (tainted or against or (last is not None and last.is_busy))
     due = configured and not waits_for(last, RULES, pause=PAUSE, now=now)
-    assert (what.do is NodeTestStep.ORDER) == (free and bool(asked or due))
+    assert (what.do is NodeTestStep.ORDER) == (free and bool(request or due))
     if what.do is not NodeTestStep.ORDER:
         return
     assert what.test is not None
-    assert ask(what.test.request, what.test.request_uid) == (asked or ask("", ""))
+    assert what.test.request == (request.name if request is not None else "")
     assert what.test.reason == IDLE
     assert verdict_at(what.test) == verdict_at(last)
     assert open_failure(what.test) == carried_failure(last)
@@ -282,7 +280,10 @@ def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
     assert verdict_at(end) == verdict_at(last)
     assert open_failure(end) == carried_failure(last)
     assert end.without_verdict == step.test.inconclusive
-    assert next_idle_test(end, facts, None, pause=PAUSE, now=now).do is NodeTestStep.NOTHING
+    assert (
+        next_idle_test(end, replace(facts, request=None), None, pause=PAUSE, now=now).do
+        is NodeTestStep.NOTHING
+    )
 
 
 # -- the limits -------------------------------------------------------------------------------

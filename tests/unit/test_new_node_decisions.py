@@ -1,6 +1,5 @@
-"""The test of a new node: what is done next, whatever the node and its annotation say."""
+"""The test of a new node: what is done next, whatever the node and its Operations say."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Node, OperationRequest, RepairState, Taint
+from aggregator.cluster.operations import unknown_outcome
+from aggregator.cluster.port import (
+    Node,
+    Operation,
+    OperationRequest,
+    OperationSpec,
+    OperationStatus,
+    RepairState,
+    Taint,
+)
 from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
     NEW_NODE_TEST,
@@ -30,13 +37,14 @@ from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,
     NodeTestStep,
-    NodeTestUnreadable,
+    begun_status,
     ended,
+    last_test,
+    node_test_of,
     not_ready,
     operation_of,
-    read_test,
     running_of,
-    write_test,
+    status_of,
 )
 from aggregator.quarantine.decide.reservation import OperationProposal, reserve
 
@@ -61,8 +69,6 @@ def step(last: NodeTest | None, now: float = 50.0, **more: Any) -> NodeTestStep:
 
 
 R1 = OperationRequest("r1", "test", uid="u1")
-AGAIN = replace(R1, uid="u2")
-OF_R1: dict[str, Any] = {"request": "r1", "request_uid": "u1"}
 tests = st.builds(
     a_test,
     number=st.integers(1, 50),
@@ -71,7 +77,6 @@ tests = st.builds(
     boot_after=st.sampled_from(["", "b2", "b3"]),
     inconclusive=st.integers(0, 5),
     request=st.sampled_from(["", "r1"]),
-    request_uid=st.sampled_from(["u1", "u2"]),
     ended_at=st.floats(0, 1000),
     message=st.text(max_size=30),
 )
@@ -92,35 +97,53 @@ any_facts = st.builds(
 )
 
 
+def operation(test: NodeTest, uid: str = "uid") -> Operation:
+    """The object that the test is; a person's where that requested it."""
+    requester = "ann" if test.request else "sickbay"
+    spec = OperationSpec("n1", "test", profile=test.profile, requester=requester)
+    status = begun_status(test, uid, ())
+    return Operation(test.name, "o-1", "1", spec, status, deleting=test.deleted)
+
+
 @pytest.mark.slow
 @given(tests)
-def test_the_annotation_reads_as_it_was_written(test: NodeTest) -> None:
-    assert read_test({NODE_TEST: write_test(test)}, "uid") == test
+def test_the_operation_reads_as_it_was_written(test: NodeTest) -> None:
+    if test.is_busy and not test.deadline_at:
+        test = replace(test, deadline_at=1.0)
+    assert last_test([operation(test)], "uid") == (test, "")
+    passed = replace(test, state=S.SUCCEEDED, message="since", passed="since", ended_at=9.0)
+    written = status_of(passed, operation(test).status)
+    assert written.phase is test.state
+    assert node_test_of(replace(operation(test), status=written)) == passed
 
 
-@pytest.mark.slow
-@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
-def test_any_other_text_is_unreadable_and_never_a_verdict(text: str) -> None:
-    with pytest.raises(NodeTestUnreadable):
-        read_test({NODE_TEST: text}, "uid")
-
-
-@pytest.mark.slow
-@given(tests, st.sampled_from(["number", "state", "operation", "boot_id", "began_at", "message"]))
-def test_an_edited_annotation_is_unreadable_or_means_the_same_operation(
-    test: NodeTest, key: str
-) -> None:
-    data = json.loads(write_test(test))
-    data[key] = [data.get(key)]
-    with pytest.raises(NodeTestUnreadable):
-        read_test({NODE_TEST: json.dumps(data)}, "uid")
+def test_beside_one_that_can_not_be_read_the_node_has_no_last_test_until_that_is_deleted() -> None:
+    known = operation(a_test(state=S.SUCCEEDED))
+    broken = unknown_outcome("o", known.spec, OperationStatus(), ValueError("phase"))
+    unread = replace(known, name="o", status=broken)
+    test, problem = last_test([known, unread], "uid")
+    assert test is None
+    assert problem == "operation o: its status can't be read: phase; delete it to go on"
+    assert last_test([known, replace(unread, deleting=True)], "uid") == (
+        a_test(state=S.SUCCEEDED),
+        "",
+    )
+    endless = operation(replace(a_test(), deadline_at=0.0))
+    assert "under way without a deadline" in last_test([endless], "uid")[1]
 
 
 @pytest.mark.slow
 @given(tests)
 def test_the_test_of_another_node_of_the_name_does_not_count(test: NodeTest) -> None:
-    with pytest.raises(NodeTestUnreadable, match="none of this Node"):
-        read_test({NODE_TEST: write_test(test)}, "another uid")
+    assert last_test([operation(test)], "another uid") == (None, "")
+
+
+@given(st.lists(st.integers(1, 9), unique=True, min_size=1))
+def test_the_last_test_is_the_one_of_the_highest_number(numbers: list[int]) -> None:
+    found = [operation(a_test(state=S.FAILED, number=one)) for one in numbers]
+    last, _ = last_test(found, "uid")
+    assert last is not None
+    assert last.number == max(numbers)
 
 
 @pytest.mark.slow
@@ -135,7 +158,8 @@ def test_a_test_begins_only_on_a_tainted_node_that_nothing_speaks_against(
     assert not found.against
     assert what.test is not None
     assert what.test.number == (last.number + 1 if last is not None else 1)
-    assert what.test.operation == operation_of("uid", found.boot_id, what.test.number)
+    asked = found.request.uid if found.request is not None else ""
+    assert what.test.operation == operation_of("uid", found.boot_id, what.test.number, asked)
     assert last is None or not last.is_busy
     if not what.test.request and last is not None and last.is_of_boot(found.boot_id):
         assert last.state is not S.FAILED
@@ -175,9 +199,8 @@ def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> No
         (a_test(state=S.FAILED), {}, NodeTestStep.NOTHING),
         (a_test(state=S.FAILED), {"boot_id": "b2"}, NodeTestStep.ORDER),
         (a_test(state=S.FAILED), {"request": R1}, NodeTestStep.ORDER),
-        (a_test(state=S.FAILED, **OF_R1), {"request": R1}, NodeTestStep.NOTHING),
-        # It was deleted, and another made under its name.
-        (a_test(state=S.FAILED, **OF_R1), {"request": AGAIN}, NodeTestStep.ORDER),
+        # Its end is known, and the taint may be gone by it.
+        (a_test(state=S.ORDERED, ends_as=S.SUCCEEDED), {"tainted": False}, NodeTestStep.PROVE),
         (a_test(state=S.INCONCLUSIVE, ended_at=45.0), {}, NodeTestStep.NOTHING),
         (a_test(state=S.INCONCLUSIVE, ended_at=40.0), {}, NodeTestStep.ORDER),
         (a_test(state=S.INCONCLUSIVE, inconclusive=2), {}, NodeTestStep.NOTHING),

@@ -15,16 +15,20 @@ from aggregator.cluster.operations import (
     attempt_of,
     begun_status,
     cancelled,
+    is_node_test,
     is_request,
     name_of,
+    newest_tests,
     outdated,
     pending_of,
     spec_of,
     status_of,
+    unknown_outcome,
     with_attempts,
 )
 from aggregator.cluster.port import (
     Action,
+    NodeTestStatus,
     Operation,
     OperationRequest,
     OperationSpec,
@@ -64,6 +68,46 @@ def test_an_operation_is_the_attempt_from_which_it_was_written(attempt: RepairAt
     assert attempt_of(made) == attempt
     assert (spec.node, spec.quarantine, status.number) == ("n1", "q", 3)
     assert status_of(attempt, status) == status
+
+
+def node_test(name: str, node: str = "n1", at: float = 1.0, **status: Any) -> Operation:
+    spec = OperationSpec(node, "test", profile="quick", requester="sickbay")
+    begun = {"phase": RepairState.SUCCEEDED, "number": 1, "node_test": NodeTestStatus()}
+    found = OperationStatus(**{**begun, "began_at": at, **status})
+    return Operation(name, name, "1", spec, found)
+
+
+def test_a_test_of_a_node_in_no_quarantine_is_neither_a_request_nor_an_attempt() -> None:
+    pending = node_test("u-b-1-test", phase=RepairState.PENDING, node_test=None)
+    begun, asked = node_test("u-b-2-test"), request("r1", kind="test")
+    followed = replace(asked, status=begun.status, held=True)
+    kinds = [(is_request(one), is_node_test(one)) for one in (pending, begun, asked, followed)]
+    assert kinds == [(False, False), (False, True), (True, False), (True, True)]
+    assert with_attempts(QUARANTINE, [pending, begun]) == QUARANTINE
+
+
+def test_one_whose_status_can_not_be_read_may_be_a_test_unless_it_is_of_a_quarantine() -> None:
+    spec = OperationSpec("n1", "test")
+    unread = unknown_outcome("o", spec, OperationStatus(), ValueError("phase"))
+    assert is_node_test(Operation("o", "o", "1", spec, unread))
+    bound = replace(spec, quarantine="q")
+    unread = unknown_outcome("o", bound, OperationStatus(), ValueError("phase"))
+    assert not is_node_test(Operation("o", "o", "1", bound, unread))
+
+
+def test_the_known_tests_are_those_of_a_node_and_need_no_read_for_a_quarantine() -> None:
+    known = KnownOperations()
+    first, second = node_test("a", at=1.0), node_test("b", at=2.0)
+    other = node_test("c", "n2")
+    for one in (first, second, other):
+        known.take(one)
+    assert known.node_tests("n1") == [first, second]
+    assert len(known.node_tests()) == 3
+    assert known.node_tests("n3") == []
+    assert newest_tests(known.node_tests()) == [second, other]
+    assert not known.has("n1")
+    known.take(request("r1"))
+    assert known.has("n1")
 
 
 def test_an_object_of_another_name_is_a_persons_request_of_its_node() -> None:

@@ -6,29 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.node_names import NODE_TEST, OVERRULED
-from aggregator.cluster.port import RepairState
+from aggregator.cluster.node_names import OVERRULED
 from aggregator.quarantine.decide.node_marks import write_overruled
-from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 
-TEST = NodeTest(1, operation_of("u", "b", 1), "quick", RepairState.SUCCEEDED, "b")
-KEYS = (OVERRULED, NODE_TEST, RELEASE_HISTORY)
+KEYS = (OVERRULED, RELEASE_HISTORY)
 
 
 def test_what_sickbay_and_people_write_is_readable() -> None:
     written = {
         OVERRULED: write_overruled(frozenset({Override("xid:79", "GPU-1", "b", "reboot")})),
-        NODE_TEST: write_test(TEST),
         RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", 1.0]]),
         "example.com/other": "{",
     }
-    assert unreadable_annotations("n1", written, "u") == ()
-    assert unreadable_annotations("n1", {}, "u") == ()
-    assert unreadable_annotations("n1", {OVERRULED: write_overruled(frozenset())}, "u") == ()
-    assert unreadable_annotations("n1", {OVERRULED: ""}, "u") == ()
+    assert unreadable_annotations("n1", written) == ()
+    assert unreadable_annotations("n1", {}) == ()
+    assert unreadable_annotations("n1", {OVERRULED: write_overruled(frozenset())}) == ()
+    assert unreadable_annotations("n1", {OVERRULED: ""}) == ()
 
 
 @pytest.mark.parametrize(
@@ -36,17 +32,15 @@ def test_what_sickbay_and_people_write_is_readable() -> None:
     [
         (OVERRULED, "{", "evidence that a person has overruled counts again"),
         (OVERRULED, '{"evidence": [["xid:79"]]}', "evidence that a person has overruled counts"),
-        (NODE_TEST, "{}", "no test of the node outside of a quarantine begins"),
-        (NODE_TEST, write_test(TEST).replace("u-b-1", "v-b-1"), "no test of the node outside"),
         (RELEASE_HISTORY, "[[]]", "earlier releases of the node count no more"),
     ],
 )
 def test_each_other_one_names_its_effect_and_the_command(key: str, text: str, effect: str) -> None:
-    [told] = unreadable_annotations("n1", {key: text}, "u")
+    [told] = unreadable_annotations("n1", {key: text})
     assert told.startswith(f"note {key} can't be read: {effect}")
     assert f"To go on: kubectl annotate node n1 {key}-" in told
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.text() | st.from_regex(r"[\[\]{}\",0-9]{0,20}")))
 def test_no_text_raises(annotations: dict[str, str]) -> None:
-    assert len(unreadable_annotations("n1", annotations, "u")) <= len(annotations)
+    assert len(unreadable_annotations("n1", annotations)) <= len(annotations)

@@ -13,7 +13,7 @@ from aggregator.alerts.next_step import FleetAdvice
 from aggregator.alerts.plain_text import plain_text
 from aggregator.cli import explain, render_nodes, wait
 from aggregator.cli.screen import Screen
-from aggregator.cluster.node_names import NODE_TEST, OVERRULED
+from aggregator.cluster.node_names import OVERRULED
 from aggregator.cluster.port import Action, Blocker, Node, Phase, Quarantine
 from aggregator.cluster.words import LOCAL, SLURM, ClusterWords
 from aggregator.events import EventKind, Transition
@@ -44,7 +44,7 @@ def site(words: ClusterWords) -> FleetState:
     record_common_cause(fleet, HANDS.now)
     cause = next(iter(fleet.causes.values()))
     fleet.causes = {scope: replace(cause, id=scope, scope=scope) for scope in advice._CAUSES}
-    unread = dict.fromkeys((OVERRULED, NODE_TEST, RELEASE_HISTORY), "{")
+    unread = dict.fromkeys((OVERRULED, RELEASE_HISTORY), "{")
     for number, phase in enumerate(Phase):
         summary = well(fleet, f"n{number}", HANDS.now)
         incident_of(summary, HANDS.now)

@@ -3,17 +3,15 @@
 from dataclasses import replace
 
 from aggregator.cli.render_nodes import new_node
-from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import NodeMeta, OperationRequest, RepairAttempt, RepairState
+from aggregator.cluster.port import OperationRequest, RepairAttempt, RepairState
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
-from aggregator.quarantine.decide.node_tests import NodeTest, write_test
+from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.repair_view import NEW_NODE_STATES
 from tests.support.fleet_views import view_fleet
-from tests.support.node_states import set_fields
 from tests.web.support import (
     REPAIRS,
     Hands,
@@ -272,18 +270,14 @@ async def test_the_page_the_api_and_the_command_tell_of_the_periodic_test_of_an_
     assert sum(metrics["sickbay_new_nodes", labels(state=one)] for one in NEW_NODE_STATES) == 0
 
 
-def test_a_node_that_was_tested_long_ago_is_shown_by_its_annotation() -> None:
+async def test_a_node_that_was_tested_long_ago_is_shown_by_its_last_test() -> None:
     fleet = fleet_with_new_nodes()
-    summary = fleet.node_summaries["node-7"]
-    told = replace(TESTED, operation="uid-7-b-2-test")
-    meta = NodeMeta("node-7", "uid-7", {}, {NODE_TEST: write_test(told)})
-    set_fields(summary, meta=meta)
-    shown = node_view.node(summary, NOW, "drain", how="", repairs=NEW).new_node
-    assert shown is not None
-    assert (shown.tainted, shown.test and shown.test.state) == (False, "Failed")
-    copied = replace(meta, annotations={NODE_TEST: write_test(TESTED)})
-    set_fields(summary, meta=copied)
-    assert node_view.node(summary, NOW, "drain", how="", repairs=NEW).new_node is None
+    fleet.last_tests = {"node-7": replace(TESTED, operation="uid-7-b-2-test")}
+    async with serving(fleet, HANDS.clocks()) as served:
+        shown = (await served.json("/api/v1/nodes/node-7"))["new_node"]
+        other = (await served.json("/api/v1/nodes/node-8"))["new_node"]
+    assert (shown["tainted"], shown["test"]["state"]) == (False, "Failed")
+    assert other is None
 
 
 async def test_metrics_count_new_nodes_by_state_and_tests_by_reason() -> None:

@@ -94,8 +94,10 @@ class KubeNodes:
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
         return await list_conditions(self._transport, types)
 
-    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
-        return await node_tests.list_node_tests(self._transport, taint)
+    async def list_node_tests(
+        self, taint: str, tested: Collection[str] = ()
+    ) -> list[ListedNodeTest]:
+        return await node_tests.list_node_tests(self._transport, taint, tested)
 
     async def read_node(
         self, name: str, *, cached: bool = False, background: bool = False

@@ -1,10 +1,11 @@
 """Lists the Nodes whose active test is of interest, and writes the condition with its result.
 
 No part of a Node's metadata has its taints, and no selector chooses by them. So all Nodes are
-listed in full, in pages, and only where the configuration names a startup taint.
+listed in full, in pages, and only where the configuration names a startup taint, or a node has a
+test.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -15,7 +16,7 @@ from aggregator.cluster.kubernetes.node_pages import list_nodes
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import Condition, NodeObject, decode
 from aggregator.cluster.kubernetes.transport import Transport
-from aggregator.cluster.node_names import NODE_TEST, TEST_CONDITION
+from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import Conflict, ListedNodeTest, NodeTestCondition
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
@@ -34,16 +35,9 @@ class _Status(msgspec.Struct, frozen=True):
     conditions: list[Condition] | None = None
 
 
-class _Annotations(msgspec.Struct, frozen=True):
-    """Only the test's: the others are skipped unread."""
-
-    test: str | None = msgspec.field(default=None, name=NODE_TEST)
-
-
 class _Metadata(msgspec.Struct, frozen=True):
     name: str
     uid: str = ""
-    annotations: _Annotations | None = None
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -52,16 +46,17 @@ class _Node(msgspec.Struct, frozen=True):
     status: _Status | None = None
 
 
-async def list_node_tests(transport: Transport, taint: str) -> list[ListedNodeTest]:
+async def list_node_tests(
+    transport: Transport, taint: str, tested: Collection[str]
+) -> list[ListedNodeTest]:
     """See the protocol. Raises ClusterError."""
-    return await list_nodes(transport, lambda raw: _listed(decode(raw, _Node), taint))
+    return await list_nodes(transport, lambda raw: _listed(decode(raw, _Node), taint, tested))
 
 
-def _listed(node: _Node, taint: str) -> ListedNodeTest | None:
-    notes, taints = node.metadata.annotations, node.spec.taints if node.spec else None
-    text = notes.test if notes is not None else None
+def _listed(node: _Node, taint: str, tested: Collection[str]) -> ListedNodeTest | None:
+    taints = node.spec.taints if node.spec else None
     tainted = any(one.key == taint for one in taints or ())
-    if not tainted and text is None:
+    if not tainted and node.metadata.name not in tested:
         return None
     conditions = node.status.conditions if node.status is not None else None
     current = next((one for one in conditions or () if one.type == TEST_CONDITION), None)
@@ -69,7 +64,6 @@ def _listed(node: _Node, taint: str) -> ListedNodeTest | None:
         node.metadata.name,
         node.metadata.uid,
         tainted,
-        {NODE_TEST: text} if text is not None else {},
         NodeTestCondition(current.status, current.reason, current.message)
         if current is not None
         else None,

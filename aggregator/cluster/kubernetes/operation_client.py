@@ -26,6 +26,7 @@ from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import KnownOperations, unknown_outcome, with_attempts
 from aggregator.cluster.port import (
     Conflict,
+    NodeTestStatus,
     NotFound,
     ObjectCondition,
     Operation,
@@ -44,6 +45,8 @@ RESOURCE = Resource(paths.OPERATIONS)
 _FORMS: Mapping[type, ObjectForm] = {
     OperationSpec: ObjectForm(required=frozenset({"node", "kind"})),
     OperationStatus: ObjectForm(always={"phase": RepairState.PENDING, "number": 0}),
+    # Without a field that is never null no object would be left of the first test of a new node.
+    NodeTestStatus: ObjectForm(always={"inconclusive": 0}),
     ObjectCondition: CONDITION,
 }
 SPEC, STATUS = ObjectCodec(OperationSpec, _FORMS), ObjectCodec(OperationStatus, _FORMS)
@@ -91,6 +94,9 @@ class KubeOperations:
 
     def requests(self) -> list[Operation]:
         return self.known.requests
+
+    def node_tests(self, node: str = "") -> list[Operation]:
+        return self.known.node_tests(node)
 
     async def read(self, name: str) -> Operation | None:
         try:

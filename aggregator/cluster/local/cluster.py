@@ -86,7 +86,9 @@ class LocalOperations:
         self.known = KnownOperations()
 
     async def create(self, name: str, spec: OperationSpec) -> Operation:
-        return await self._cluster.write_store(lambda store: store.operations.create(name, spec))
+        made = await self._cluster.write_store(lambda store: store.operations.create(name, spec))
+        self.known.take(made)
+        return made
 
     async def adopt(self, operation: Operation) -> Operation:
         """Nothing but its deletion ends a row."""
@@ -94,6 +96,9 @@ class LocalOperations:
 
     def requests(self) -> list[Operation]:
         return self.known.requests
+
+    def node_tests(self, node: str = "") -> list[Operation]:
+        return self.known.node_tests(node)
 
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.read_store(lambda store: store.operations.read(name))
@@ -105,12 +110,15 @@ class LocalOperations:
         return await self._cluster.read_store(lambda store: store.operations.all())
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
-        return await self._cluster.write_store(
+        written = await self._cluster.write_store(
             lambda store: store.operations.write_status(operation, status)
         )
+        self.known.take(written)
+        return written
 
     async def drop(self, operation: Operation) -> None:
         await self._cluster.write_store(lambda store: store.operations.drop(operation))
+        self.known.drop(operation)
 
 
 class LocalCluster:
@@ -307,7 +315,11 @@ class LocalCluster:
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:  # noqa: ARG002
         return []  # without Kubernetes there are none
 
-    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:  # noqa: ARG002
+    async def list_node_tests(
+        self,
+        taint: str,  # noqa: ARG002
+        tested: Collection[str] = (),  # noqa: ARG002
+    ) -> list[ListedNodeTest]:
         return []  # nor startup taints
 
     async def read_node(

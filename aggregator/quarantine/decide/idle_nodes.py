@@ -153,7 +153,7 @@ def next_idle_test(
         if rules is None and not last.request:
             lost = "repair.idle_nodes was removed from the configuration"
         return under_way(last, facts, now, lost)
-    requested = facts.unanswered(last)
+    requested = facts.request
     due = rules is not None and not waits_for(last, rules, pause=pause, now=now)
     if facts.tainted or not (requested or due):
         return NextTest(NodeTestStep.NOTHING)
@@ -167,13 +167,14 @@ def next_idle_test(
         "requested by hand" if requested else "an idle node",
         NodeTest(
             number=number,
-            operation=operation_of(facts.node_uid, facts.boot_id, number),
+            operation=operation_of(
+                facts.node_uid, facts.boot_id, number, requested.uid if requested else ""
+            ),
             profile=(requested.profile if requested else "") or (rules or IdleNodeRules()).profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
             inconclusive=last.without_verdict if last is not None and goes_on else 0,
             request=requested.name if requested else "",
-            request_uid=requested.uid if requested else "",
             reason=IDLE,
             verdict_at=verdict_at(last),
             failed=failed,

@@ -1,8 +1,8 @@
 """The test of a new node, which carries a startup taint until it has passed. Pure.
 
 Invariants:
-- The taint is removed by a pass alone, of a test in the node's present boot, and in one write with
-  that pass: no silence, no missing tool and no time limit removes it.
+- The taint is removed by a pass alone, of a test in the node's present boot, and after that pass is
+  durable: no silence, no missing tool and no time limit removes it.
 - Without a person's request at most `NewNodeRules.attempts` tests end without a verdict in one
   boot, and a failed test is the last one of its boot: so the tests of a node end. A quarantine
   that has begun since, and is over, begins the count anew: the node was repaired or tested there.
@@ -76,7 +76,7 @@ def next_test(
         return under_way(last, facts, now, "" if facts.tainted else "the startup taint was removed")
     if not facts.tainted:
         return NextTest(NodeTestStep.NOTHING)
-    requested = facts.unanswered(last)
+    requested = facts.request
     over = "" if requested else why_over(last, facts.boot_id, rules)
     if over:
         return NextTest(NodeTestStep.NOTHING, over)
@@ -97,13 +97,14 @@ def next_test(
         "requested by hand" if requested else "a new node",
         NodeTest(
             number=number,
-            operation=operation_of(facts.node_uid, facts.boot_id, number),
+            operation=operation_of(
+                facts.node_uid, facts.boot_id, number, requested.uid if requested else ""
+            ),
             profile=(requested.profile if requested else "") or rules.profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
             inconclusive=last.without_verdict if last and counts else 0,
             request=requested.name if requested else "",
-            request_uid=requested.uid if requested else "",
             verdict_at=verdict_at(last) if failed else 0.0,
             failed=failed,
             failed_boot=failed_boot,

@@ -1,18 +1,20 @@
-"""The last test of a node, new or idle, as its annotation has it; and what follows from it. Pure.
+"""The last test of a node, new or in service, as its Operation has it; and what follows. Pure.
 
 Invariant: the id of a test follows from the Node's uid, its boot and the number of the test. Each
 process that decides on a test computes the same.
 """
 
 import enum
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.operations import is_unread
 from aggregator.cluster.port import (
     Node,
+    NodeTestStatus,
+    Operation,
     OperationRequest,
+    OperationStatus,
     QuarantineStatus,
     RepairState,
     RepairStatus,
@@ -39,7 +41,6 @@ _BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 #: A test that ended so has given no verdict about the node.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
 VERDICTS = (RepairState.SUCCEEDED, RepairState.FAILED)
-_MOST_NUMBER = 1_000_000
 _MOST_MESSAGE = 500
 #: Taints of the kubelet and of cloud controllers: the node is not ready for any pod yet.
 _NOT_READY = (
@@ -53,18 +54,20 @@ _AGENT_NOT_READY = "/agent-not-ready"
 
 @dataclass(frozen=True, slots=True)
 class NodeTest:
-    """The last test of a node, as its annotation has it. ``number`` counts the tests of the Node.
+    """The last test of a node: the newest Operation of such a test of the Node. ``number`` counts
+    the tests of the Node.
 
     ``inconclusive``: the tests without a verdict before this one, in its boot and since a person's
     last request. ``boot_after``: the boot in which the node was when the test ended, where that is
-    another one than the test's. ``request`` and ``request_uid``: the name and UID of a person's
-    Operation, empty without one. ``quarantined``: the node was in quarantine after its last test.
+    another one than the test's. ``request``: the name of a person's Operation, empty without one.
+    ``quarantined``: the node was in quarantine after its last test. ``ends_as``: how it ends once
+    the startup taint is removed. ``deleted``: a person has deleted its Operation, which cancels it.
     Times are wall clock seconds.
 
     ``reason`` is `IDLE` for the test of a node in service, periodic or by a person's request. Such
     a test without a verdict leaves what was known: ``verdict_at`` is the end of the last test with
-    a verdict before this one, and ``failed`` is an earlier failure that is still open, of the boot
-    ``failed_boot``.
+    a verdict before this one, and ``failed`` is an earlier failure that is still open, of the
+    boot ``failed_boot``. ``passed``: a pass in quarantine since, in words.
     """
 
     number: int
@@ -75,7 +78,6 @@ class NodeTest:
     boot_after: str = ""
     inconclusive: int = 0
     request: str = ""
-    request_uid: str = ""
     began_at: float = 0.0
     deadline_at: float = 0.0
     ended_at: float = 0.0
@@ -85,6 +87,14 @@ class NodeTest:
     verdict_at: float = 0.0
     failed: str = ""
     failed_boot: str = ""
+    passed: str = ""
+    ends_as: RepairState | None = None
+    deleted: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its object."""
+        return self.request or self.operation
 
     @property
     def is_busy(self) -> bool:
@@ -96,75 +106,107 @@ class NodeTest:
         """The tests without a verdict until now, this one counted if it is one."""
         return self.inconclusive + (self.state in _NO_VERDICT)
 
-    def answers(self, request: OperationRequest) -> bool:
-        """Whether it is the test of just this object: another may have had its name before."""
-        return (self.request, self.request_uid) == (request.name, request.uid)
-
     def is_of_boot(self, boot_id: str) -> bool:
         """Whether it is a result about the node in this boot; an unknown boot is the same."""
         return not boot_id or boot_id in (self.boot_id, self.boot_after)
 
 
-class NodeTestUnreadable(Exception):
-    """The annotation is not as sickbay writes it. No test begins until a person removes it."""
-
-
-def read_test(annotations: Mapping[str, str], node_uid: str) -> NodeTest | None:
-    """The node's last test, None without one. Raises NodeTestUnreadable.
-
-    A copied annotation (for example of another Node) is unreadable: its operations are not this
-    node's.
+def last_test(operations: Iterable[Operation], node_uid: str) -> tuple[NodeTest | None, str]:
+    """The last test of the Node with this uid, None without one; and why that can't be read, so
+    that no test begins until a person deletes it. ``operations``: the begun tests of the node.
     """
-    text = annotations.get(NODE_TEST)
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-        given = {one.name: found[one.name] for one in fields(NodeTest) if one.name in found}
-        test = NodeTest(**given | {"state": RepairState(given["state"])})
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise NodeTestUnreadable(_unreadable(why)) from error
-    wrong = [name for name, value in given.items() if not _fits(name, value)]
-    if wrong:
-        raise NodeTestUnreadable(_unreadable(f"{wrong[0]} is {given[wrong[0]]!r}"))
-    if not 0 < test.number <= _MOST_NUMBER:
-        raise NodeTestUnreadable(_unreadable(f"number is {test.number}"))
-    if test.operation != operation_of(node_uid, test.boot_id, test.number):
-        raise NodeTestUnreadable(_unreadable("its operation is none of this Node"))
-    if test.is_busy and not test.deadline_at:
-        raise NodeTestUnreadable(_unreadable("a test is under way without a deadline"))
-    return test
+    own = [one for one in operations if one.status.node_uid in (node_uid, "")]
+    unread = [one for one in own if is_unread(one) and not one.deleting]
+    found = [node_test_of(one) for one in own if not is_unread(one)]
+    last = max(found, key=lambda one: (one.number, one.began_at), default=None)
+    if unread:
+        return None, f"operation {unread[0].name}: {unread[0].status.message}; delete it to go on"
+    if last is None:
+        return None, ""
+    if last.is_busy and not last.deadline_at:
+        return None, f"operation {last.name} is under way without a deadline; delete it to go on"
+    return last, ""
 
 
-def _fits(name: str, value: object) -> bool:
-    """Whether the value is of the field's type."""
-    if name in ("number", "inconclusive"):
-        return type(value) is int
-    if name == "quarantined":
-        return type(value) is bool
-    if name.endswith("_at"):
-        return type(value) in (int, float)
-    return type(value) is str
+def node_test_of(operation: Operation) -> NodeTest:
+    """The test that an operation is."""
+    spec, status = operation.spec, operation.status
+    about = status.node_test or NodeTestStatus()
+    passed = bool(about.passed)
+    return NodeTest(
+        number=status.number,
+        operation=status.operation or operation.name,
+        profile=status.profile or spec.profile,
+        state=RepairState.SUCCEEDED if passed else status.phase,
+        boot_id=status.boot_id,
+        boot_after=about.boot_after,
+        inconclusive=about.inconclusive,
+        request=operation.name if status.operation else "",
+        began_at=status.began_at,
+        deadline_at=status.deadline_at,
+        ended_at=about.passed_at if passed else status.ended_at,
+        message=about.passed or status.message,
+        quarantined=about.quarantined,
+        reason=about.reason,
+        verdict_at=about.verdict_at,
+        failed=about.failed,
+        failed_boot=about.failed_boot,
+        passed=about.passed,
+        ends_as=status.ends_as,
+        deleted=operation.deleting,
+    )
 
 
-def _unreadable(why: str) -> str:
-    return f"note {NODE_TEST} can't be read: {truncate(why, 120)}; remove it to go on"
+def begun_status(test: NodeTest, node_uid: str, domains: tuple[str, ...]) -> OperationStatus:
+    """The status by which an operation becomes that test."""
+    return status_of(
+        test,
+        OperationStatus(
+            operation=test.operation if test.request else "",
+            number=test.number,
+            boot_id=test.boot_id,
+            node_uid=node_uid,
+            domains=domains,
+            profile=test.profile if test.request else "",
+        ),
+    )
 
 
-def write_test(test: NodeTest) -> str:
-    """The annotation that `read_test` reads; fields at their default are left out."""
-    written = {
-        one.name: getattr(test, one.name)
-        for one in fields(NodeTest)
-        if getattr(test, one.name) != one.default
-    }
-    return json.dumps(written, sort_keys=True)
+def status_of(test: NodeTest, before: OperationStatus) -> OperationStatus:
+    """The status of a test that has gone on since ``before``. A pass in quarantine since changes
+    nothing of how it has ended itself.
+    """
+    about = NodeTestStatus(
+        reason=test.reason,
+        boot_after=test.boot_after,
+        inconclusive=test.inconclusive,
+        quarantined=test.quarantined,
+        verdict_at=test.verdict_at,
+        failed=test.failed,
+        failed_boot=test.failed_boot,
+        passed=test.passed,
+        passed_at=test.ended_at if test.passed else 0.0,
+    )
+    if test.passed:
+        return replace(before, node_test=about)
+    return replace(
+        before,
+        phase=test.state,
+        message=test.message,
+        began_at=test.began_at,
+        deadline_at=test.deadline_at,
+        ended_at=test.ended_at,
+        ends_as=test.ends_as,
+        node_test=about,
+    )
 
 
-def operation_of(node_uid: str, boot_id: str, number: int) -> str:
-    """The id of one test of a Node, the same for each process."""
-    return f"{node_uid}-{boot_id or 'boot'}-{number}-{TEST}"
+def operation_of(node_uid: str, boot_id: str, number: int, request_uid: str = "") -> str:
+    """The id of one test of a Node, the same for each process. ``request_uid``: of the object with
+    which a person requested it: numbers come again once the objects of before are deleted.
+    """
+    parts = (node_uid, boot_id or "boot", str(number), request_uid[:8], TEST)
+    return "-".join(part for part in parts if part)
 
 
 # -- what to do ------------------------------------------------------------------------------
@@ -209,14 +251,11 @@ class NodeTestFacts:
     ends: str = ""
     request: OperationRequest | None = None
 
-    def unanswered(self, last: NodeTest | None) -> OperationRequest | None:
-        """The request, unless the ``last`` test is its own."""
-        pending = self.request
-        return None if pending is None or (last is not None and last.answers(pending)) else pending
-
 
 def under_way(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextTest:
     """The same of a test under way. ``lost``: why it has no purpose any more."""
+    if last.ends_as is not None:  # its end is known
+        return NextTest(NodeTestStep.PROVE)
     ends = facts.ends or lost
     if ends:
         return NextTest(NodeTestStep.STOP, ends)
@@ -237,6 +276,7 @@ def ended(
     return replace(
         test,
         state=state,
+        ends_as=None,
         message=truncate(message, _MOST_MESSAGE),
         ended_at=max(at, test.began_at),
         boot_after=after,

@@ -5,41 +5,33 @@ Each of them counts as absent, or holds what depends on it, and no other surface
 
 from collections.abc import Mapping
 
-from aggregator.cluster.node_names import NODE_TEST, OVERRULED
+from aggregator.cluster.node_names import OVERRULED
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.quarantine.decide.node_marks import is_readable_memory
-from aggregator.quarantine.decide.node_tests import NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY, is_readable_history
 
-_READ = frozenset({OVERRULED, NODE_TEST, RELEASE_HISTORY})
+_READ = frozenset({OVERRULED, RELEASE_HISTORY})
 
 
 def unreadable_annotations(
-    node: str, annotations: Mapping[str, str], uid: str, words: ClusterWords = KUBERNETES
+    node: str, annotations: Mapping[str, str], words: ClusterWords = KUBERNETES
 ) -> tuple[str, ...]:
-    """A sentence for each, with what follows from it and the command that ends that. ``uid``: that
-    of the Node.
-    """
+    """A sentence for each, with what follows from it and the command that ends that."""
     if _READ.isdisjoint(annotations):
         return ()
     return tuple(
         f"note {key} can't be read: {effect}. To go on: "
         f"{words.forget_note.format(node=node, keys=keys)}"
-        for key, effect, keys in _unreadable(annotations, uid)
+        for key, effect, keys in _unreadable(annotations)
     )
 
 
-def _unreadable(annotations: Mapping[str, str], uid: str) -> list[tuple[str, str, str]]:
+def _unreadable(annotations: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """The key, the effect, and the end of the command."""
     found = []
     if not is_readable_memory(annotations):
         text = "evidence that a person has overruled counts again"
         found.append((OVERRULED, text, f"{OVERRULED}-"))
-    try:
-        read_test(annotations, uid)
-    except NodeTestUnreadable:
-        text = "no test of the node outside of a quarantine begins"
-        found.append((NODE_TEST, text, f"{NODE_TEST}-"))
     if not is_readable_history(annotations.get(RELEASE_HISTORY, "")):
         text = "earlier releases of the node count no more"
         found.append((RELEASE_HISTORY, text, f"{RELEASE_HISTORY}-"))

@@ -512,10 +512,8 @@ def _log_unreadable(meta: NodeMeta, before: NodeMeta | None, words: ClusterWords
     """
     if before is not None and before.annotations == meta.annotations:
         return
-    found = unreadable_annotations(meta.name, meta.annotations, meta.uid, words)
-    known = (
-        unreadable_annotations(meta.name, before.annotations, before.uid, words) if before else ()
-    )
+    found = unreadable_annotations(meta.name, meta.annotations, words)
+    known = unreadable_annotations(meta.name, before.annotations, words) if before else ()
     for text in found:
         if text not in known:
             log.warning(

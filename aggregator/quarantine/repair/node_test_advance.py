@@ -83,7 +83,7 @@ class NodeTestAdvance:
         return Look.STAYS
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
-        """The page shows what the cluster refuses, or why its annotation can't be read, and so does
+        """The page shows what the cluster refuses, or why a test can't be read, and so does
         the log.
         """
         if watched.note_failure(error):
@@ -93,6 +93,8 @@ class NodeTestAdvance:
             )
 
     async def _take(self, name: str, watched: WatchedNode) -> Look:
+        # It may have gone on since the last look, by another process or a person.
+        watched.test, watched.problem = self._checks.store.last(name, watched.uid)
         await self._note_quarantine(name, watched)
         busy = watched.test is not None and watched.test.is_busy
         why = "" if busy else self._checks.against_memory(name)
@@ -102,12 +104,12 @@ class NodeTestAdvance:
             await self._display.write_condition(name, watched)
             return Look.STAYS
         node = await self._shared.cluster.read_node(name, background=True)
+        await self._steps.end_lost(name, node.uid if node is not None else "")
         if node is None:
             watched.test = None
             await self._steps.forget_leftover(name, watched)
             return Look.GONE
-        requested, labels = self._checks.request(name), self._shared.settings.domain_labels
-        watched.take_read(node, self._shared.rules.taint, labels, requested)
+        self._checks.take_read(watched, node)
         if watched.problem:
             return Look.STAYS
         await self._take_later_pass(name, watched)
@@ -119,13 +121,12 @@ class NodeTestAdvance:
         if step.do is NodeTestStep.ORDER:  # it may have been refused after its reservation
             await self._steps.forget_leftover(name, watched)
         await self._display.write_condition(name, watched)
-        await self._checks.requests.settle(watched.test)
         stays = watched.tainted or watched.requested or open_failure(watched.test)[0]
         busy = watched.test is not None and watched.test.is_busy
         return Look.STAYS if stays or busy else Look.DONE
 
     async def _note_quarantine(self, name: str, watched: WatchedNode) -> None:
-        """The Node remembers a quarantine after its last test: that is decided on anew after it.
+        """The test remembers a quarantine of its node after it: that is decided on anew after it.
 
         Without that a node that was repaired, and released, would wait for a person or a reboot.
         """
@@ -152,10 +153,8 @@ class NodeTestAdvance:
         if operation:
             text = f"it has passed a test since, in quarantine (operation {operation})"
             at = round(self._shared.clocks.wall(), 3)
-            # It answers no request: the last one may have been refused.
-            mine = replace(test, request="", request_uid="")
-            passed = ended(mine, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
-            await self._steps.change(name, watched, test, passed)
+            passed = ended(test, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
+            await self._steps.change(name, watched, test, replace(passed, passed=passed.message))
 
     def _next(self, node: Node, watched: WatchedNode) -> NextTest:
         test, facts = watched.test, self._checks.facts(node, watched.test)

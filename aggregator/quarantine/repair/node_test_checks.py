@@ -20,13 +20,14 @@ from aggregator.quarantine.decide.node_tests import (
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.repair.before_release import boot_of
-from aggregator.quarantine.repair.node_test_requests import NodeTestRequests
-from aggregator.quarantine.repair.node_test_state import NodeTestContext
+from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
+from aggregator.quarantine.repair.node_test_store import NodeTestStore
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodePools
 from aggregator.runtime.text import some_of
 
 _MOST_NAMED = 3
+_DELETED = "a person deleted its operation"
 
 
 @define(eq=False, slots=False, kw_only=True)
@@ -37,7 +38,7 @@ class NodeTestChecks:
     _pools: NodePools
 
     def __attrs_post_init__(self) -> None:
-        self.requests = NodeTestRequests(self._shared.cluster.operations)
+        self.store = NodeTestStore(self._shared.cluster.operations)
 
     def is_fresh(self, name: str) -> bool:
         """Whether the node's agent reports to us."""
@@ -53,14 +54,22 @@ class NodeTestChecks:
             tainted=is_tainted(node, self._shared.rules.taint),
             against=self._shared.ends or self._against(node, node_state),
             ends=self._shared.ends
-            or self.requests.why_ended(test)
+            or (_DELETED if test is not None and test.deleted else "")
             or self._ends_test(node, node_state),
             request=self.request(node.name),
         )
 
     def request(self, name: str) -> OperationRequest | None:
         """A person's oldest request for a test of the node, where one may begin."""
-        return None if self._shared.ends else self.requests.by_node().get(name)
+        return None if self._shared.ends else self.store.requests().get(name)
+
+    def take_read(self, watched: WatchedNode, node: Node) -> None:
+        """Note the node as it was read, with its last test."""
+        test, problem = self.store.last(node.name, node.uid)
+        watched.take_read(node, self._shared.rules.taint, self._shared.settings.domain_labels)
+        request = self.request(node.name)
+        watched.test, watched.problem = test, problem
+        watched.requested = request.name if request is not None else ""
 
     def against_memory(self, name: str) -> str:
         """Why no test begins now, as far as no read of the Node is needed to know it."""
@@ -130,13 +139,20 @@ class NodeTestChecks:
         text = f"pods that do not tolerate {self._shared.rules.taint} are on the node"
         return f"{text}: {some_of(sorted(found), _MOST_NAMED)}; drain it"
 
-    def beginning_guard(self, node: Node) -> Guard:
-        """The guard of the write by which a test begins, after its wait in the queue."""
-        return self._guard(lambda: self.against_removal(node))
+    def why_not_begun(self, node: Node, test: NodeTest) -> str:
+        """Why the test does not begin after all, by a later read of its node."""
+        facts = self.facts(node, test)
+        same = test.is_of_boot(facts.boot_id) and facts.tainted is not bool(test.reason)
+        changed = "" if same else "the node has changed since the test was decided on"
+        return facts.ends or facts.against or changed
 
-    def order_guard(self, test: NodeTest, fresh: FreshRead | None = None) -> Guard:
+    def beginning_guard(self, fresh: FreshRead) -> Guard:
+        """The guard of the write by which a test begins."""
+        return self._guard(str, fresh)
+
+    def order_guard(self, node: str, test: NodeTest, fresh: FreshRead | None = None) -> Guard:
         """The guard of a test's order, and of the permission to begin it."""
-        return self._guard(lambda: self.requests.why_ended(test), fresh)
+        return self._guard(lambda: self.store.why_ended(test, node), fresh)
 
     def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
         return act_guard(switch=self._shared.record_writer.switch, against=against, fresh=fresh)

@@ -25,14 +25,13 @@ class NodeTestDisplay:
     #: The nodes that are shown as new ones.
     _untested: AbstractSet[str] = field(init=False, factory=frozenset)
 
-    def show(self, watched: Mapping[str, WatchedNode], done: Mapping[str, NodeTestView]) -> None:
-        """Give the page and the metrics the state of our own nodes. ``done``: the latest tests of
-        nodes that are not watched any more.
-        """
-        self._shared.fleet.node_tests = {**done} | {
+    def show(self, watched: Mapping[str, WatchedNode]) -> None:
+        """Give the page and the metrics the state of our own nodes."""
+        self._shared.fleet.node_tests = {
             name: self._view_of(one)
             for name, one in watched.items()
-            if self._shared.may_act() and (one.tainted or one.requested or one.test is not None)
+            if self._shared.may_act()
+            and (one.tainted or one.requested or one.problem or one.test is not None)
         }
         self._show_untested()
 

@@ -7,7 +7,7 @@ from aggregator.quarantine.decide.new_nodes import next_test
 from aggregator.quarantine.decide.node_tests import NodeTestStep
 from aggregator.quarantine.decide.repair_permission import NO_ORDER
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_state import NodeTestContext, parse_test
+from aggregator.quarantine.repair.node_test_state import NodeTestContext
 from aggregator.quarantine.repair.node_test_watch import NodeTestWatch
 from aggregator.quarantine.repair.protocol import PermissionRequest
 
@@ -27,7 +27,7 @@ class NodeTestPermission:
         if known is None or (known.operation, TEST) != (request.operation, request.repair):
             return NO_ORDER  # an agent's invention costs no read
         node = await self._shared.cluster.read_node(name)
-        test = parse_test(node.annotations, node.uid)[0] if node is not None else None
+        test = await self._checks.store.read(known)
         if node is None or node.uid != request.quarantine:
             return "the cluster's Node is another one, or none"
         if test is None or not test.is_busy or test.operation != request.operation:
@@ -38,10 +38,10 @@ class NodeTestPermission:
         if step.do in (NodeTestStep.STOP, NodeTestStep.END):
             return step.because
         why = await self._checks.pods_in_the_way(node)
-        why = why or await self._checks.requests.why_ended_now(test)  # after each other wait
+        why = why or await self._checks.store.why_ended_now(test)  # after each other wait
         if why:
             return why
-        await self._checks.order_guard(test)()
+        await self._checks.order_guard(name, test)()
         if not self._shared.record_writer.has_operation(name, request.operation):
             return "the admission record does not have the test any more"
         return ""

@@ -8,10 +8,10 @@ from typing import Any
 from attrs import define, field
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, Node, NodeTestCondition, OperationRequest
+from aggregator.cluster.port import Cluster, Node, NodeTestCondition
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted
-from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
+from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.repair import domains_of
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
@@ -53,10 +53,10 @@ class NodeTestContext:
 @dataclass(slots=True)
 class WatchedNode:
     """A node with the startup taint, or with a test or a condition that has to be brought to its
-    end. ``problem``: why its annotation can't be read. ``held``: why no test begins now.
+    end. ``problem``: why its test can't be read. ``held``: why no test begins now.
     ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
-    ``requested``: the name of a person's request that no test answers yet. ``domains``: its failure
+    ``requested``: the name of a person's request that has not begun. ``domains``: its failure
     domains. ``tries``: how often in a row a step has failed.
     """
 
@@ -75,20 +75,11 @@ class WatchedNode:
     poll_at: float = float("-inf")
     step: asyncio.Task[None] | None = None
 
-    def take_read(
-        self,
-        node: Node,
-        taint: str,
-        domain_labels: Sequence[str],
-        requested: OperationRequest | None = None,
-    ) -> None:
-        """``requested``: a person's oldest request for a test of it."""
+    def take_read(self, node: Node, taint: str, domain_labels: Sequence[str]) -> None:
+        """Its Node without its test, which is an Operation."""
         self.uid, self.tainted = node.uid, is_tainted(node, taint)
         self.boot_id = node.boot_id
-        self.test, self.problem = parse_test(node.annotations, node.uid)
         self.domains = domains_of(node.labels, domain_labels)[:_MOST_DOMAINS]
-        answered = requested is None or (self.test is not None and self.test.answers(requested))
-        self.requested = "" if requested is None or answered else requested.name
 
     def try_later(self, now: float, at_least: float = 0.0) -> None:
         """Poll it again after a pause that grows with each failed try. ``now``: monotonic."""
@@ -128,14 +119,6 @@ def cancel_steps(watched_nodes: Mapping[str, WatchedNode]) -> None:
     for watched in watched_nodes.values():
         if watched.step is not None:
             watched.step.cancel()
-
-
-def parse_test(annotations: Mapping[str, str], uid: str) -> tuple[NodeTest | None, str]:
-    """The test, and why it can't be read."""
-    try:
-        return read_test(annotations, uid), ""
-    except NodeTestUnreadable as error:
-        return None, str(error)
 
 
 def in_quarantine(node_state: NodeState | None) -> bool:

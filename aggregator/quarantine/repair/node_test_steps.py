@@ -1,23 +1,24 @@
 """The steps of one test of a new or an idle node: it begins, is sent, is proven, and ends.
 
-Order, as for repairs in a quarantine: the reservation in the admission record, the test in an
-annotation of the Node (compare-and-set), the order; then the verdict, its end on the Node together
-with the removal of the taint, and the reservation out of the record. So a process that dies between
-any two of them leaves behind at least as much as it has done.
+Order, as for repairs in a quarantine: the reservation in the admission record, the Operation
+(compare-and-set), the order; then the verdict, the removal of the taint, the end of the Operation,
+and the reservation out of the record. So a process that dies between any two of them leaves behind
+at least as much as it has done.
 """
 
+import math
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 
 from attrs import define, field
 
-from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Conflict, Guard, Node, NodeChange, RepairState
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.decide.admission_record import RunningOperation
 from aggregator.quarantine.decide.idle_nodes import in_use, refused, why_refused
-from aggregator.quarantine.decide.new_nodes import without_taint
+from aggregator.quarantine.decide.new_nodes import is_tainted, without_taint
 from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
@@ -27,7 +28,6 @@ from aggregator.quarantine.decide.node_tests import (
     ended,
     reserved_kind,
     running_of,
-    write_test,
 )
 from aggregator.quarantine.decide.own_pods import without_tests
 from aggregator.quarantine.decide.repair import RepairMode
@@ -38,7 +38,6 @@ from aggregator.quarantine.repair.node_test_state import (
     POLL_BUSY,
     NodeTestContext,
     WatchedNode,
-    parse_test,
 )
 from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.quarantine.repair.repairer_calls import (
@@ -47,6 +46,7 @@ from aggregator.quarantine.repair.repairer_calls import (
     RepairerCalls,
     end_state,
 )
+from aggregator.runtime.text import truncate
 
 #: The pod of an idle node's test must have begun this long after the order (seconds): work has
 #: come.
@@ -66,7 +66,7 @@ class NodeTestSteps:
 
     def __attrs_post_init__(self) -> None:
         self._calls = RepairerCalls(self._shared.settings.repairers)
-        self.requests = self._checks.requests
+        self._store = self._checks.store
 
     def keep_operations(self, operations: AbstractSet[str]) -> None:
         """Forget the tests that are under way no more."""
@@ -129,21 +129,18 @@ class NodeTestSteps:
         self, name: str, watched: WatchedNode, before: NodeTest, after: NodeTest
     ) -> None:
         """Write the test, unless another process has changed it."""
-        for attempt in range(1, _TRIES + 1):
-            node = await self._shared.cluster.read_node(name)
-            if node is None or node.uid != watched.uid:
-                raise Conflict("the Node is another one now")
-            _require_same(node, before)
-            try:
-                await self._shared.cluster.patch_node(
-                    node, NodeChange(annotations={NODE_TEST: write_test(after)})
-                )
-            except Conflict:
-                if attempt == _TRIES:
-                    raise
-            else:
-                watched.test = after
-                return
+        await self._store.change(name, before, after)
+        watched.test = after
+
+    async def end_lost(self, name: str, uid: str) -> None:
+        """End the tests of another Node of this name, as of a consistent read. ``uid``: of the
+        present one, empty without one.
+        """
+        for one in self._store.lost(name, uid):
+            self._checks.require_place()
+            over = await self._store.end_lost(one, round(self._shared.clocks.wall(), 3))
+            self._calls.note_end(TEST, name, over.operation)
+            self._ends.pop(over.operation, None)
 
     # -- a test begins ----------------------------------------------------------------------
 
@@ -165,8 +162,7 @@ class NodeTestSteps:
             return
         self._checks.require_place()
         test = refused(step.test, why, at=round(self._shared.clocks.wall(), 3))
-        change = NodeChange(annotations={NODE_TEST: write_test(test)})
-        await self._shared.cluster.patch_node(node, change)
+        await self._store.refuse(test, node.uid)
         watched.test, watched.requested = test, ""
         self._events.emit_refused(name, test)
 
@@ -198,17 +194,29 @@ class NodeTestSteps:
         test = replace(test, began_at=now, deadline_at=now + entry.timeout)
         if not await self._reserve(name, watched, test, entry.timeout):
             return
-        change = NodeChange(annotations={NODE_TEST: write_test(test)})
+        there = await self._store.open(name, node.uid, test, step.because)
         begun_at = self._shared.clocks.now()
-        await self._shared.cluster.patch_node(
-            node, change, guard=self._checks.beginning_guard(node)
+        fresh = FreshRead(
+            partial(self._why_not_begun, name, node.uid, test),
+            now=self._shared.clocks.now,
+            began=-math.inf,
         )
+        await self._checks.beginning_guard(fresh)()
+        domains = watched.domains if test.reason == IDLE else ()
+        await self._store.write(there, test, node.uid, domains)
         watched.test, watched.requested = test, ""
         self._events.emit_ordered(name, test, step.because)
-        if (
-            self._shared.clocks.now() - begun_at <= SEND_WITHIN
-        ):  # else the process was paused in between
-            await self._send(name, watched, test, first=True)
+        # Else the process was paused in between.
+        if self._shared.clocks.now() - begun_at <= SEND_WITHIN:
+            await self._send(name, watched, test, begun_at)
+
+    async def _why_not_begun(self, name: str, uid: str, test: NodeTest) -> str:
+        """Why the test does not begin after all: its reservation and its object took their time."""
+        node = await self._shared.cluster.read_node(name)
+        if node is None or node.uid != uid:
+            return "the Node is another one now"
+        others = await self._others_work(name, test) if test.reason == IDLE else ""
+        return others or self._checks.why_not_begun(node, test)
 
     async def _send_again(
         self, name: str, watched: WatchedNode, node: Node, test: NodeTest
@@ -233,12 +241,13 @@ class NodeTestSteps:
         name: str,
         watched: WatchedNode,
         test: NodeTest,
-        *,
-        first: bool = False,
+        begun_at: float | None = None,
     ) -> None:
-        """Send the order. Only one that its repairer carries out once is sent again."""
+        """Send the order. Only one that its repairer carries out once is sent again. ``begun_at``:
+        when the node was last read for its beginning, if it is the first time (monotonic).
+        """
         entry = self._shared.settings.repairers.get(TEST)
-        if entry is None or not (first or entry.repairer.sends_twice):
+        if entry is None or (begun_at is None and not entry.repairer.sends_twice):
             return
         if test.operation in self._ends:
             await self._end(name, watched, test, *self._ends[test.operation])
@@ -247,11 +256,10 @@ class NodeTestSteps:
             left = max(0.0, test.deadline_at - self._time_of(test))
             if not await self._reserve(name, watched, test, left):
                 return
-        if test.request:
-            await self.requests.begin(test, watched.uid)
-        await self._checks.order_guard(test)()
+        await self._checks.order_guard(name, test)()
         watched.poll_at = self._shared.clocks.now() + POLL_BUSY
-        guard = self._order_guard(name, watched.uid, test)
+        read_at = begun_at if begun_at is not None else self._shared.clocks.now()
+        guard = self._order_guard(name, watched.uid, test, read_at)
         answer = await self._calls.order(self._order(name, watched.uid, test), guard)
         end = end_state(TEST, answer)
         if end is not None:
@@ -271,19 +279,19 @@ class NodeTestSteps:
         others = without_tests(pods, {test.operation}, self._shared.settings.test_namespace)
         return in_use(others, self._shared.settings.node_owner_kinds)
 
-    def _order_guard(self, name: str, uid: str, test: NodeTest) -> Guard:
+    def _order_guard(self, name: str, uid: str, test: NodeTest, read_at: float) -> Guard:
         async def read() -> str:
             node = await self._shared.cluster.read_node(name)
             if node is None or node.uid != uid:
                 return "the Node is another one now"
-            known = parse_test(node.annotations, uid)[0]
-            if known is None or known.operation != test.operation or not known.is_busy:
-                return "the test was ended by another process"
             others = await self._others_work(name, test) if test.reason == IDLE else ""
-            return others or await self.requests.why_ended_now(test)
+            known = await self._store.read(test)
+            if known is None or not known.is_busy:
+                return "the test was ended by another process"
+            return others or await self._store.why_ended_now(test)
 
-        fresh = FreshRead(read, now=self._shared.clocks.now, began=self._shared.clocks.now())
-        return self._checks.order_guard(test, fresh)
+        fresh = FreshRead(read, now=self._shared.clocks.now, began=read_at)
+        return self._checks.order_guard(name, test, fresh)
 
     def _time_of(self, test: NodeTest) -> float:
         """The time by the clock that began the test."""
@@ -313,8 +321,11 @@ class NodeTestSteps:
     async def _prove(self, name: str, watched: WatchedNode, test: NodeTest) -> bool:
         """End the test where its end is known. Returns whether it is."""
         watched.poll_at = self._shared.clocks.now() + POLL_BUSY
-        if test.operation in self._ends:
-            await self._end(name, watched, test, *self._ends[test.operation])
+        known = self._ends.get(test.operation)
+        if known is None and test.ends_as is not None:
+            known = test.ends_as, test.message
+        if known is not None:
+            await self._end(name, watched, test, *known)
             return True
         if test.state is not RepairState.ORDERED:
             return False
@@ -430,44 +441,56 @@ class NodeTestSteps:
     ) -> NodeTest | None:
         """The test with its end, as written; None where the Node is another one by now.
 
-        The taint goes in the same patch, against the version of the read that it was decided on:
-        another party's taint that came meanwhile makes it fail, and is kept by the next one.
+        A pass is durable before the taint goes, and its end after that: where a process dies in
+        between, the next one goes on. The taint goes against the version of the read that it was
+        decided on: another party's that came meanwhile makes the patch fail, and is kept.
         """
         for attempt in range(1, _TRIES + 1):
             node = await self._shared.cluster.read_node(name)
             if node is None or node.uid != watched.uid:
                 return None
-            _require_same(node, test)
+            tainted = is_tainted(node, self._shared.rules.taint)
             end, why = state, text
-            if not test.is_of_boot(node.boot_id):
-                end = RepairState.INCONCLUSIVE
-                why = f"the node is in another boot than the test was for; {text}".rstrip("; ")
-            against = self._checks.against_removal(node)
-            if end is RepairState.SUCCEEDED and against:
-                end, why = RepairState.CANCELLED, f"it passed, and does not count: {against}"
-            opens = self._shared.rules.remove_taint and not test.reason
-            removes = end is RepairState.SUCCEEDED and opens
-            written = ended(
-                test, end, why, at=round(self._shared.clocks.wall(), 3), boot_id=node.boot_id
-            )
-            change = NodeChange(
-                taints=without_taint(node, self._shared.rules.taint) if removes else None,
-                annotations={NODE_TEST: write_test(written)},
-            )
-            guard = self._checks.removal_guard(node) if removes else None
-            try:
-                node = await self._shared.cluster.patch_node(node, change, guard=guard)
-            except Conflict:  # the kubelet writes its node too
-                if attempt == _TRIES:
-                    raise
-            else:
-                requested, labels = self._checks.request(name), self._shared.settings.domain_labels
-                watched.take_read(node, self._shared.rules.taint, labels, requested)
-                return written
+            if tainted or test.ends_as is None:  # else the taint went by this pass
+                end, why = self._end_now(node, test, state, text)
+            if end is RepairState.SUCCEEDED and tainted and self._opens(test):
+                test = await self._note_pass(name, watched, test, why)
+                change = NodeChange(taints=without_taint(node, self._shared.rules.taint))
+                guard = self._checks.removal_guard(node)
+                try:
+                    node = await self._shared.cluster.patch_node(node, change, guard=guard)
+                except Conflict:  # the kubelet writes its node too
+                    if attempt == _TRIES:
+                        raise
+                    continue
+            at = round(self._shared.clocks.wall(), 3)
+            written = ended(test, end, why, at=at, boot_id=node.boot_id)
+            await self.change(name, watched, test, written)
+            self._checks.take_read(watched, node)
+            return written
         raise AssertionError("unreachable")
 
+    def _opens(self, test: NodeTest) -> bool:
+        """Whether a pass removes the startup taint."""
+        return self._shared.rules.remove_taint and not test.reason
 
-def _require_same(node: Node, test: NodeTest) -> None:
-    """Raise Conflict unless the Node has this test in this state."""
-    if parse_test(node.annotations, node.uid)[0] != test:
-        raise Conflict("the test was changed by another process")
+    def _end_now(
+        self, node: Node, test: NodeTest, state: RepairState, text: str
+    ) -> tuple[RepairState, str]:
+        """The end and its text, by the node as it is now."""
+        if not test.is_of_boot(node.boot_id):
+            why = f"the node is in another boot than the test was for; {text}".rstrip("; ")
+            return RepairState.INCONCLUSIVE, why
+        against = self._checks.against_removal(node)
+        if state is RepairState.SUCCEEDED and against:
+            return RepairState.CANCELLED, f"it passed, and does not count: {against}"
+        return state, text
+
+    async def _note_pass(
+        self, name: str, watched: WatchedNode, test: NodeTest, text: str
+    ) -> NodeTest:
+        if test.ends_as is not None:
+            return test
+        passed = replace(test, ends_as=RepairState.SUCCEEDED, message=truncate(text, 500))
+        await self.change(name, watched, test, passed)
+        return passed

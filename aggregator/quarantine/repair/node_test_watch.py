@@ -1,45 +1,39 @@
-"""Which nodes are tested, and the last test of each: the list of nodes, requests, new agents."""
+"""Which nodes are tested, and the last test of each: Operations, the list of nodes, new agents."""
 
-import contextlib
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from attrs import define, field
 
-from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Conflict, ListedNodeTest, NodeMeta, Operation, Refused
+from aggregator.cluster.port import ListedNodeTest, NodeMeta
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import condition_of, is_tainted
 from aggregator.quarantine.decide.node_tests import NodeTest, is_ended_by, open_failure
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
-from aggregator.quarantine.repair.node_test_requests import NodeTestRequests, is_test_of
 from aggregator.quarantine.repair.node_test_state import (
     NodeTestContext,
     WatchedNode,
     in_quarantine,
-    parse_test,
 )
-from aggregator.quarantine.state.fleet import NodeTestView
+from aggregator.quarantine.repair.node_test_store import NodeTestStore
 
 #: All Nodes are listed this often (seconds). A node whose agent is new is read at once.
 LIST_EVERY = 180.0
-#: Nodes that are done with, and that the page shows from memory until the list of nodes has them.
-_MOST_DONE = 1000
 #: New agents whose Nodes are read in one round.
 _READS = 20
 
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeTestWatch:
-    """Begins and ends no test; it ends requests that have lost theirs."""
+    """Begins and ends no test."""
 
     _shared: NodeTestContext
-    _requests: NodeTestRequests
+    _store: NodeTestStore
     _idle_choice: IdleNodeChoice
     #: The nodes that have a test, or need one.
     nodes: dict[str, WatchedNode] = field(init=False, factory=dict)
-    #: The latest tests of nodes that are not watched any more, for the page.
-    done: dict[str, NodeTestView] = field(init=False, factory=dict)
+    #: The nodes that need no look any more, in this process.
+    _done: set[str] = field(init=False, factory=set)
     #: The uids of Nodes that were listed or read; None before the first list.
     seen: set[str] | None = field(init=False, default=None)
     #: The last test of each node that has one, as of the last list or of its end since.
@@ -69,76 +63,64 @@ class NodeTestWatch:
 
     async def take_list(self) -> None:
         """Read all nodes that may be tested, and forget those that are done with."""
-        registry = self._shared.registry
+        registry, tested = self._shared.registry, self._store.tested()
         self._metas = registry.metas
         known = {meta.uid for meta in registry.metas.values()}
-        found = await self._listed()
+        found = {one.node: one for one in await self._listed(tested)}
         self._list_at = self._shared.clocks.now() + LIST_EVERY
-        self.seen = known | {one.uid for one in found}
+        self.seen = known | {one.uid for one in found.values()}
         reserved = self._shared.record_writer.record.node_tests.keys()
-        for one in found:
-            self._take_listed(one, reserved)
+        self._tests.clear()
+        for name in found.keys() | tested:
+            self._take_listed(name, found.get(name), reserved)
         for name in reserved - self.nodes.keys():  # for example of a Node that is gone
             self.nodes[name] = WatchedNode("", tainted=False)
-        for name in self.nodes.keys() - {one.node for one in found} - reserved:
+        for name in self.nodes.keys() - found.keys() - tested - reserved:
             self._drop(name)
         self._idle_choice.forget_old()
-        parsed = {one.node: parse_test(one.annotations, one.uid)[0] for one in found}
-        self._tests = {name: test for name, test in parsed.items() if test is not None}
-        tests = {name: one.test for name, one in self.nodes.items() if one.test is not None}
-        for request in self._requests.left(self._tests | tests):
-            await self._end_left(request)
+        self._shared.fleet.last_tests = self._tests
 
-    async def _listed(self) -> list[ListedNodeTest]:
-        """Where no test may continue, those that memory has."""
-        shared, metas = self._shared, self._metas
-        tested = shared.registry.annotated(NODE_TEST)
-        if shared.ends:
-            known = ((name, metas[name]) for name in tested)
-            return [ListedNodeTest(name, one.uid, False, one.annotations) for name, one in known]
-        if tested or shared.rules.taint or shared.settings.rules.idle_nodes is not None:
-            return await shared.cluster.list_node_tests(shared.rules.taint)
-        return []
+    async def _listed(self, tested: AbstractSet[str]) -> list[ListedNodeTest]:
+        """Where no test may continue, none: memory has the tests."""
+        shared = self._shared
+        looks = tested or shared.rules.taint or shared.settings.rules.idle_nodes is not None
+        if shared.ends or not looks:
+            return []
+        return await shared.cluster.list_node_tests(shared.rules.taint, tested)
 
-    async def _end_left(self, request: Operation) -> None:
-        """End a request whose test its Node has no more: the list of nodes may be older."""
-        known = self._shared.record_writer.record.node_tests.get(request.spec.node)
-        if known is not None and known.operation == request.status.operation:
-            return
-        node = await self._shared.cluster.read_node(request.spec.node, background=True)
-        test, problem = parse_test(node.annotations, node.uid) if node is not None else (None, "")
-        if not (problem or is_test_of(request, test)) and self._shared.may_act():
-            with contextlib.suppress(Conflict, Refused):  # the others continue
-                await self._requests.end_lost(request)
-
-    def _take_listed(self, one: ListedNodeTest, reserved: AbstractSet[str]) -> None:
+    def _take_listed(
+        self, name: str, one: ListedNodeTest | None, reserved: AbstractSet[str]
+    ) -> None:
         """The list may be a little old: each step reads the Node anew."""
-        test, problem = parse_test(one.annotations, one.uid)
-        if not self._stays(one, test):
-            if one.node not in reserved:
-                self._drop(one.node)
+        uid = one.uid if one is not None else self._shared.registry.uid_of(name)
+        tainted, said = (one.tainted, one.condition) if one is not None else (False, None)
+        test, problem = self._store.last(name, uid)
+        if test is not None:
+            self._tests[name] = test
+        if not (problem or self._store.lost(name, uid) or self._stays(name, one, test)):
+            if name not in reserved:
+                self._drop(name)
             return
-        known = self.nodes.get(one.node)
+        known = self.nodes.get(name)
         if known is None:
-            self.nodes[one.node] = WatchedNode(
-                one.uid, one.tainted, test, problem=problem, said=one.condition
-            )
+            self.nodes[name] = WatchedNode(uid, tainted, test, problem=problem, said=said)
         elif known.step is None and not known.chosen:
-            known.uid, known.tainted, known.test = one.uid, one.tainted, test
-            known.problem, known.said = problem, one.condition
+            known.uid, known.tainted, known.test = uid, tainted, test
+            known.problem, known.said = problem, said
 
-    def _stays(self, one: ListedNodeTest, test: NodeTest | None) -> bool:
+    def _stays(self, name: str, one: ListedNodeTest | None, test: NodeTest | None) -> bool:
         """Whether it has a test that runs, or needs one, or shows another end than its own."""
         if test is not None and test.is_busy:
             return True
         if self._shared.ends:
-            # The list lacks conditions: a process may die between the end of a new node's test and
+            # Memory lacks conditions: a process may die between the end of a new node's test and
             # its condition.
             ended = test is not None and not test.reason and is_ended_by(test, self._shared.ends)
-            return ended and one.node not in self.done
-        condition = condition_of(test, tainted=one.tainted, rules=self._shared.rules)
-        differs = condition is not None and condition != one.condition
-        return one.tainted or differs or bool(open_failure(test)[0])
+            return ended and name not in self._done
+        tainted = one is not None and one.tainted
+        condition = condition_of(test, tainted=tainted, rules=self._shared.rules)
+        differs = one is not None and condition is not None and condition != one.condition
+        return tainted or differs or bool(open_failure(test)[0])
 
     async def read_new(self) -> None:
         """Read the Nodes of agents that have come since the last list, which may be minutes old."""
@@ -159,14 +141,14 @@ class NodeTestWatch:
                 and is_tainted(node, self._shared.rules.taint)
                 and name not in self.nodes
             ):
-                test, problem = parse_test(node.annotations, node.uid)
+                test, problem = self._store.last(name, node.uid)
                 self.nodes[name] = WatchedNode(node.uid, tainted=True, test=test, problem=problem)
 
     def take_requests(self) -> None:
         """Watch the nodes in service of which a person wants a test."""
         if not self._shared.settings.tests_in_service:
             return
-        for name, request in self._requests.by_node().items():
+        for name, request in self._store.requests().items():
             meta = self._shared.registry.meta(name)
             if (
                 meta is None
@@ -175,8 +157,6 @@ class NodeTestWatch:
             ):
                 continue
             watched = self.nodes.setdefault(name, WatchedNode(meta.uid, tainted=False))
-            if watched.test is not None and watched.test.answers(request):
-                continue  # its order waits: each poll at once would be a read of the Node
             if not (watched.tainted or watched.requested or watched.step is not None):
                 watched.requested, watched.poll_at = request.name, float("-inf")
 
@@ -205,14 +185,10 @@ class NodeTestWatch:
         if watched.test is not None:
             self._tests[name] = watched.test
 
-    def finish(self, name: str, watched: WatchedNode) -> None:
+    def finish(self, name: str) -> None:
         """It needs no look any more."""
         self.nodes.pop(name, None)
-        self.done.pop(name, None)
-        if watched.test is not None:
-            self.done[name] = NodeTestView(watched.test, tainted=False)
-        while len(self.done) > _MOST_DONE:
-            del self.done[next(iter(self.done))]
+        self._done.add(name)
 
     def forget(self, name: str) -> None:
         """There is no such Node any more."""

@@ -69,7 +69,7 @@ class NodeTests:
 
     def show(self) -> None:
         """Give the page and the metrics the state of the nodes."""
-        self._display.show(self._watch.nodes, self._watch.done)
+        self._display.show(self._watch.nodes)
 
     async def _read_nodes(self) -> None:
         try:
@@ -108,4 +108,4 @@ class NodeTests:
         self._watch.note(name, watched)
         if look is Look.DONE:
             self._evidence.give(name, None)
-            self._watch.finish(name, watched)
+            self._watch.finish(name)

@@ -2,11 +2,11 @@
 a quarantine, before they have begun. It begins none.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import cancelled, is_of_service
+from aggregator.cluster.operations import cancelled, first_tests, is_of_service
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
@@ -56,7 +56,7 @@ class OperationRequests:
         waiting = [
             one for one in self._operations.requests() if one.status.phase is RepairState.PENDING
         ]
-        tests = _first_tests(waiting)
+        tests = {node: one.name for node, one in first_tests(waiting).items()}
         due = [one for one in waiting if self._is_due(one, tests)]
         for one in due[:_MOST]:
             if not self._may_act():
@@ -96,7 +96,7 @@ class OperationRequests:
         return _CAME_BETWEEN if between else ""
 
     def _why(self, request: Operation, tests: dict[str, str]) -> str:
-        """Why it does not begin now. ``tests``: as of `_first_tests`."""
+        """Why it does not begin now. ``tests``: the one that comes first, of each node."""
         spec, plan = request.spec, self._fleet.repairs
         quarantine = self._quarantine(request)
         if quarantine is None or spec.quarantine not in ("", quarantine.uid):
@@ -123,15 +123,6 @@ class OperationRequests:
         if plan.tests_in_service:
             return ""
         return "its node is in no quarantine, and no repairer tests nodes in service"
-
-
-def _first_tests(waiting: Iterable[Operation]) -> dict[str, str]:
-    """The oldest request for a test in no quarantine, of each node that has one."""
-    found: dict[str, str] = {}
-    for one in waiting:
-        if one.spec.kind == TEST and not one.spec.quarantine and not one.deleting:
-            found.setdefault(one.spec.node, one.name)
-    return found
 
 
 def _in_quarantine(request: Operation, quarantine: Quarantine, plan: RepairPlan, now: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import outdated
+from aggregator.cluster.operations import is_request, newest_tests, outdated
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
@@ -95,20 +95,27 @@ class OperationRetention:
             # A test of a node in no quarantine ends in its own time.
             ends = 0.0 if one.status.quarantine else one.status.deadline_at
             if one.is_open and now - max(one.created_at, ends) > _SETTLED:
-                await self._try(one, ends_at=now)
+                await self._try(one, ends_at=None if _is_unbegun_test(one) else now)
         ended = [one for one in left if not one.is_open]
         for one in ended:
             if one.deleting:
                 await self._try(one)
-        kept = [one for one in ended if not one.deleting]
+        # The newest test of a node tells what is known of it.
+        last = {one.name for one in newest_tests(found) if self._is_known(one.spec.node)}
+        kept = [one for one in ended if not one.deleting and one.name not in last]
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
             await self._try(one)
+
+    def _is_known(self, node: str) -> bool:
+        return node in self._fleet.node_summaries
 
     def _is_left(self, operation: Operation, in_force: Mapping[str, str]) -> bool:
         """Whether no quarantine keeps it. ``in_force``: the node of each, by uid."""
         spec, status = operation.spec, operation.status
         pending = status.phase is RepairState.PENDING
         if pending and operation.deleting:
+            return True
+        if _is_unbegun_test(operation):
             return True
         if pending and not spec.quarantine:
             return not self._may_test(spec) and spec.node not in in_force.values()
@@ -121,8 +128,7 @@ class OperationRetention:
             return False
         view = self._fleet.node_tests.get(spec.node)
         if view is None:  # no node is watched for a moment after a pause of this process
-            known = spec.node in self._fleet.node_summaries
-            return known and self._fleet.repairs.tests_in_service
+            return self._is_known(spec.node) and self._fleet.repairs.tests_in_service
         busy = view.test is not None and view.test.is_busy
         return bool(view.requested) or view.tainted or busy
 
@@ -136,3 +142,9 @@ class OperationRetention:
             ended_at=round(now, 3),
         )
         await self._operations.write_status(operation, status)
+
+
+def _is_unbegun_test(operation: Operation) -> bool:
+    """Whether it is our own test of a node in no quarantine, which was held before it began."""
+    pending = operation.status.phase is RepairState.PENDING
+    return pending and not (operation.spec.quarantine or is_request(operation))

@@ -4,7 +4,6 @@ An older definition of quarantines drops fields that it does not know. So each w
 step depends on is compared with the server's answer.
 """
 
-import contextlib
 import logging
 from dataclasses import replace
 
@@ -32,6 +31,7 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.repair import NextRepair, RepairMode
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details
+from aggregator.quarantine.repair.operation_creation import DELETED, open_pending
 from aggregator.quarantine.state.node import NodeState
 
 log = logging.getLogger("sickbay.quarantine")
@@ -86,31 +86,19 @@ class RepairStatusWriter:
         """The operation, certainly not ordered: a person's request, or made here or by a process
         that has died.
         """
-        spec = spec_of(quarantine, attempt, attempt.message)
+        over = cancelled(begun_status(quarantine, attempt, number), DELETED, attempt.began_at)
+        there = await open_pending(
+            self._operations,
+            attempt.name,
+            spec_of(quarantine, attempt, attempt.message),
+            is_request=bool(attempt.request),
+            deleted=over,
+        )
         if not attempt.request:
-            with contextlib.suppress(Conflict):
-                return await self._operations.create(attempt.name, spec)
-        there = await self._operations.read(attempt.name)
-        if there is None or there.status.phase is not RepairState.PENDING:
-            raise Conflict(f"operation {attempt.name} is gone, or has begun")
-        if not (attempt.request or there.held):
-            raise ClusterError(
-                f"operation {there.name} is not sickbay's, and has its name: delete it"
-            )
-        if there.deleting:  # a person has cancelled what never began
-            text = "a person deleted its operation before its order"
-            # The ladder counts our own, whose name is taken.
-            of = there.status if attempt.request else begun_status(quarantine, attempt, number)
-            await self._operations.write_status(there, cancelled(of, text, attempt.began_at))
-            raise Conflict(text)
-        if attempt.request:
-            if not is_request_of(there, quarantine, attempt):
-                raise Conflict(f"operation {attempt.name} is another request by now")
-            return await self._operations.adopt(there)
-        if replace(there.spec, reason=spec.reason) != spec:
-            await self._operations.drop(there)
-            raise Conflict(f"operation {attempt.name} was another one, and is made anew")
-        return there
+            return there
+        if not is_request_of(there, quarantine, attempt):
+            raise Conflict(f"operation {attempt.name} is another request by now")
+        return await self._operations.adopt(there)
 
     async def change(
         self,

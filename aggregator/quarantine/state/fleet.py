@@ -426,6 +426,8 @@ class FleetState:
     node_summaries: dict[str, NodeSummary] = field(default_factory=dict)
     #: The nodes of this replica with a startup taint, and those whose test is under way.
     node_tests: Mapping[str, NodeTestView] = field(default_factory=dict)
+    #: The last test of each node that was tested in no quarantine, as of some minutes ago.
+    last_tests: Mapping[str, NodeTest] = field(default_factory=dict)
     mode: str = "observe"
     how: str = ""  # flags that a command of `sickbay` needs to act here; begins with a space
     words: ClusterWords = KUBERNETES  # those of the cluster, for people
@@ -450,6 +452,11 @@ class FleetState:
     pool_use: Mapping[str, PoolUse] = field(default_factory=dict)  # by the pool's name
     repairs: RepairPlan = field(default_factory=RepairPlan)
     repairing: int = 0  # nodes with a repair under way, by the admission record
+
+    def test_of(self, node: str) -> NodeTestView | None:
+        """The last test of the node in no quarantine, or the one that it needs."""
+        found, last = self.node_tests.get(node), self.last_tests.get(node)
+        return found or (NodeTestView(last, tainted=False) if last is not None else None)
 
     def pool_of(self, summary: NodeSummary | None) -> str:
         """The node's pool; empty: there are none, or its labels are not known."""
