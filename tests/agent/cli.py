@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,8 @@ from nodeagent.local.findings import Findings, Latched, Result
 from nodeagent.model import ClearedBy, Status
 from tests.agent.agent_process import QUIET
 from tests.agent.kernel_log import pci_device
+from tests.support.agent_programs import AGENT_COMMANDS
+from tests.support.fork_server import run_program
 
 PROGRAM = Path(sys.executable).with_name("sickbay-agent")
 
@@ -41,14 +42,8 @@ class Done:
 
 def agent(*arguments: str | Path, env: Mapping[str, str] | None = None, limit: float = 300) -> Done:
     began = time.monotonic()
-    done = subprocess.run(
-        [PROGRAM, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        check=False,
+    done = run_program(
+        AGENT_COMMANDS, arguments, environment={**os.environ, **(env or {})}, limit=limit
     )
     return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 

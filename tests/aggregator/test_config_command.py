@@ -1,7 +1,6 @@
 """The report of `sickbay-aggregator config check` and of a start about a configuration file."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,22 +9,17 @@ import pytest
 from aggregator.config.settings import load
 from aggregator.daemon_cli.main import log_removed_bounds
 from aggregator.web.tls import Certificate
-from tests.aggregator.config_files import LOCAL, ROOT, written
+from tests.aggregator.config_files import LOCAL, written
+from tests.support.aggregator_program import AGGREGATOR_COMMANDS
 from tests.support.config_check import config_check
+from tests.support.fork_server import run_program
 from tests.support.pki import Authority, encrypted
 
 # -- the command --------------------------------------------------------------------------------
 
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=300,
-    )
+    return run_program(AGGREGATOR_COMMANDS, arguments, limit=300)
 
 
 def test_config_check_says_everything_and_exits_2(tmp_path: Path) -> None:

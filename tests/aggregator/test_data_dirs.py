@@ -2,10 +2,11 @@
 
 import asyncio
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.aggregator_program import AGGREGATOR_COMMANDS
+from tests.support.fork_server import run_program, start_program
 from tests.support.waiting import until
 
 
@@ -47,7 +48,7 @@ async def test_missing_folders_are_made_for_nobody_else_and_used(tmp_path: Path)
 def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
     file = settings(tmp_path)
     (tmp_path / "b").write_text("a file where a folder should be")
-    done = subprocess.run(command(file), capture_output=True, text=True, timeout=300, check=False)
+    done = run_program(AGGREGATOR_COMMANDS, ["run", "--config", file], limit=300)
     assert done.returncode == 1
     assert done.stderr == (
         f"sickbay-aggregator: history.database: the folder {tmp_path}/b/deep can't be made: "
@@ -59,28 +60,27 @@ async def test_a_second_aggregator_on_a_local_clusters_file_refuses_to_start(
     tmp_path: Path,
 ) -> None:
     file = settings(tmp_path)
-    first = await asyncio.create_subprocess_exec(*command(file), stdout=asyncio.subprocess.DEVNULL)
+    line, log = ["run", "--config", str(file)], tmp_path / "log"
+    with (tmp_path / "first.log").open("wb") as output:
+        first = start_program(AGGREGATOR_COMMANDS, line, output=output)
     database = tmp_path / "a/cluster.db"
-    await until(lambda: database.exists() or first.returncode, within=30)
-    second = await asyncio.create_subprocess_exec(
-        *command(file), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
-    _, said = await asyncio.wait_for(second.communicate(), 300)
+    await until(lambda: database.exists() or first.poll() is not None, within=30)
+    second = await asyncio.to_thread(run_program, AGGREGATOR_COMMANDS, line, limit=300)
     assert second.returncode == 1
-    assert said.decode() == (
+    assert second.stderr == (
         f"sickbay-aggregator: cluster.local.database: another aggregator runs on {database}: it "
         f"holds {database}.lock; stop it first, name another file, or share "
         "cluster.store.database\n"
     )
     first.kill()
-    await first.wait()
-    third = await asyncio.create_subprocess_exec(
-        *command(file), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    first.wait()
+    with log.open("wb") as output:
+        third = start_program(AGGREGATOR_COMMANDS, line, output=output)
+    await until(
+        lambda: '"connected to the cluster"' in log.read_text() or third.poll() is not None,
+        log.read_text,
     )
-    assert third.stdout is not None
-    connected = b'"connected to the cluster"'
-    while connected not in (line := await asyncio.wait_for(third.stdout.readline(), 300)):
-        assert line, "it ended"
+    assert third.poll() is None, log.read_text()
     third.send_signal(signal.SIGTERM)
-    await third.communicate()
+    await asyncio.to_thread(third.wait, 300)
     assert third.returncode == 0

@@ -1,8 +1,6 @@
 """The real aggregator on a PostgreSQL that dies, comes back and stands still: it goes on."""
 
 import json
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +13,8 @@ import yaml
 
 from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
+from tests.support.aggregator_program import AGGREGATOR
+from tests.support.fork_server import start_program
 from tests.support.histories import Place
 from tests.support.postgres import PASSWORD, PostgresServer, StartPostgres
 from tests.support.simulator import Simulator
@@ -45,11 +45,8 @@ class Aggregator:
         }
         file = folder / "aggregator.yaml"
         file.write_text(yaml.safe_dump(config))
-        program = Path(sys.executable).parent / "sickbay-aggregator"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [program, "run", "--config", file], stderr=log, stdout=log
-            )
+            self.process = start_program(AGGREGATOR, ["--config", file], output=log)
         wait_until(lambda: self.ask("fleet"), what="the page", timeout_s=60)
 
     def ask(self, what: str) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from tests.support.fork_server import Main, Program
 
@@ -10,6 +11,10 @@ AGENT = Program(f"{__name__}:load_agent", _PROGRAM, "run")
 #: An agent with the address of an aggregator: others do without gRPC.
 AGENT_WITH_UPLINK = Program(f"{__name__}:load_agent_with_uplink", _PROGRAM, "run")
 SIMULATOR = Program(f"{__name__}:load_simulator", _PROGRAM, "simulate")
+#: Commands that are soon over.
+AGENT_COMMANDS = Program(
+    f"{__name__}:load_commands", (str(Path(sys.executable).with_name("sickbay-agent")),)
+)
 
 
 def load_agent() -> Main:
@@ -35,5 +40,13 @@ def load_simulator() -> Main:
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import nodeagent.simulate.command  # noqa: F401
+
+    return cli.main
+
+
+def load_commands() -> Main:
+    """Most of what the commands import, each some of it."""
+    from nodeagent import cli
+    from nodeagent.terminal import arguments, collect, list_checks, one_shot, report  # noqa: F401
 
     return cli.main

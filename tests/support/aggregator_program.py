@@ -1,13 +1,19 @@
-"""``sickbay-aggregator run`` as tests start it (`fork_server.start_program`)."""
+"""``sickbay-aggregator run`` and ``sickbay`` as tests start them (`fork_server.start_program`)."""
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.fork_server import Main, Program
 
 _PROGRAM = str(Path(sys.executable).parent / "sickbay-aggregator")
 AGGREGATOR = Program(f"{__name__}:load", (_PROGRAM,), "run")
+#: Any of its commands.
+AGGREGATOR_COMMANDS = Program(f"{__name__}:load", (_PROGRAM,))
+SICKBAY = Program(
+    f"{__name__}:load_cli", (sys.executable, "-c", "from aggregator.cli import main; main()")
+)
 
 
 def load() -> Main:
@@ -28,3 +34,14 @@ def load() -> Main:
 
     read_policy()  # the shipped texts, which it keeps: a quarter of a start
     return entry.main
+
+
+def load_cli() -> Main:
+    """Import what each command imports; its main function, in a process for one command alone."""
+    from aggregator.cli.main import main
+
+    def run(arguments: Sequence[str]) -> None:
+        sys.argv[1:] = arguments
+        main()
+
+    return run

@@ -5,7 +5,8 @@ hundred times. So one process for each program imports its modules once, and for
 (fork_server_main.py). What it forks is a process of its own, with its own pid, command line,
 environment and files, which can be killed.
 
-Benchmarks start the real programs, and so do the tests of a program's start.
+Benchmarks start the real programs, and so do the tests of a program's start. Tests of a command's
+output and exit code fork (`run_program`).
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,19 +28,19 @@ ROOT = Path(__file__).parents[2]
 #: A program's main function, which takes its command line.
 Main = Callable[[Sequence[str]], object]
 #: Variables that the loader, Python and libraries read at their start, which is before a fork.
-_READ_EARLY = ("GRPC_", "LD_PRELOAD", "MALLOC_", "OPENSSL_", "PYTHON")
+_READ_EARLY = ("GRPC_", "LANG", "LC_", "LD_", "MALLOC_", "OPENSSL_", "PYTHON")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command of a program: ``sickbay-aggregator run``.
+    """A command of a program: ``sickbay-aggregator run``; without a ``command`` any of it.
 
     ``load``: "module:function" that imports what the command imports, and returns its `Main`.
     """
 
     load: str
     program: Sequence[str]
-    command: str
+    command: str = ""
 
 
 def start_program(
@@ -46,29 +48,71 @@ def start_program(
     arguments: Sequence[str | Path],
     *,
     output: IO[bytes],
+    errors: IO[bytes] | None = None,
     piped: bool = False,
     new_session: bool = False,
     before: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    folder: Path = ROOT,
 ) -> subprocess.Popen[bytes]:
     """Start the program; in tests by a fork, where that makes no difference.
 
-    Output and errors go to ``output``. ``piped``: its standard input is a pipe. ``before``: a
-    command line that runs the program's.
+    Output goes to ``output``, and without ``errors`` so do those. ``piped``: its standard input is
+    a pipe. ``before``: a command line that runs the program's. ``environment``: instead of this
+    process's. ``folder``: where it begins.
     """
-    given = [what.command, *map(str, arguments)]
+    given = [*([what.command] if what.command else []), *map(str, arguments)]
+    environment = dict(os.environ if environment is None else environment)
     if _forking and not before:
-        if what not in _servers:
-            _servers[what] = _ForkServer(what.load)
-        if _servers[what].can_start(os.environ):
-            return _servers[what].start(given, output, piped=piped, new_session=new_session)
+        with _one_server:
+            if what.load not in _servers:
+                _servers[what.load] = _ForkServer(what.load)
+            server = _servers[what.load]
+        if server.can_start(environment):
+            start = _Start(given, environment, folder, piped, new_session)
+            return server.start(start, output, errors or output)
     return subprocess.Popen(
         [*before, *what.program, *given],
         stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.STDOUT,
-        cwd=ROOT,
+        stderr=errors or subprocess.STDOUT,
+        cwd=folder,
+        env=environment,
         start_new_session=new_session,
     )
+
+
+def run_program(
+    what: Program,
+    arguments: Sequence[str | Path],
+    *,
+    environment: Mapping[str, str] | None = None,
+    limit: float,
+) -> "subprocess.CompletedProcess[str]":
+    """Run the program in this process's folder to its end, as `subprocess.run` does, without input.
+
+    ``limit``: seconds. Raises TimeoutExpired, and has ended the program then.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = start_program(
+            what,
+            arguments,
+            output=output,
+            errors=errors,
+            environment=environment,
+            folder=Path.cwd(),
+        )
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return subprocess.CompletedProcess([*what.program, *map(str, arguments)], code, *texts)
 
 
 def start_programs_by_fork() -> None:
@@ -81,6 +125,17 @@ def end_fork_servers() -> None:
     while _servers:
         _, server = _servers.popitem()
         server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a fork is to become; the fields of `start_program`."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    piped: bool
+    new_session: bool
 
 
 class _ForkServer:
@@ -100,32 +155,30 @@ class _ForkServer:
         """Whether a fork obeys all of this environment, and the server still runs."""
         return _read_early(environment) == self._environment and self._process.poll() is None
 
-    def start(
-        self, arguments: list[str], output: IO[bytes], *, piped: bool, new_session: bool
-    ) -> subprocess.Popen[bytes]:
+    def start(self, start: _Start, output: IO[bytes], errors: IO[bytes]) -> subprocess.Popen[bytes]:
         our_end, their_end = os.pipe()
-        if piped:
+        if start.piped:
             stdin, pipe = os.pipe()
         else:
             stdin, pipe = os.open(os.devnull, os.O_RDONLY), -1
-        start = {
-            "arguments": arguments,
-            "cwd": str(ROOT),
-            "environment": dict(os.environ),
-            "new_session": new_session,
+        message = {
+            "arguments": start.arguments,
+            "cwd": str(start.folder),
+            "environment": start.environment,
+            "new_session": start.new_session,
         }
-        files = [their_end, stdin, output.fileno(), output.fileno()]
+        files = [their_end, stdin, output.fileno(), errors.fileno()]
         with self._one_start:
-            socket.send_fds(self._channel, [json.dumps(start).encode()], files)
+            socket.send_fds(self._channel, [json.dumps(message).encode()], files)
             pid = self._channel.recv(16)
         os.close(their_end)
         os.close(stdin)
         assert pid, "the fork server has ended; its errors are in this process's stderr"
         return _Forked(
             int(pid),
-            arguments,
+            start.arguments,
             os.fdopen(our_end, "rb", 0),
-            os.fdopen(pipe, "wb", 0) if piped else None,
+            os.fdopen(pipe, "wb", 0) if start.piped else None,
         )
 
     def close(self) -> None:
@@ -137,7 +190,7 @@ class _Forked(subprocess.Popen[bytes]):
     """A process that a fork server has started: the server waits for it, and tells its end."""
 
     def __init__(
-        self, pid: int, arguments: list[str], end: IO[bytes], stdin: IO[bytes] | None
+        self, pid: int, arguments: Sequence[str], end: IO[bytes], stdin: IO[bytes] | None
     ) -> None:
         # Popen's own __init__ would start a process.
         self.pid, self.args = pid, arguments
@@ -179,5 +232,8 @@ def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key.startswith(_READ_EARLY)}
 
 
-_servers: dict[Program, _ForkServer] = {}
+#: By what they have loaded.
+_servers: dict[str, _ForkServer] = {}
+#: Two threads of a test may start the first process of a program.
+_one_server = threading.Lock()
 _forking: list[bool] = []

@@ -13,7 +13,7 @@ import pytest
 
 from tests.controlplane.waiting import wait_until
 from tests.support import fork_server
-from tests.support.fork_server import ROOT, start_program
+from tests.support.fork_server import ROOT, run_program, start_program
 from tests.support.shown_process import SHOWN
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -83,6 +83,19 @@ def test_a_process_is_forked_by_a_server_and_a_real_start_tells_the_same(
     assert shown[0] == shown[1]
 
 
+@pytest.mark.parametrize("forking", [True, False])
+def test_a_program_that_is_run_to_its_end_gives_its_code_and_both_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, forking: bool
+) -> None:
+    monkeypatch.setattr(fork_server, "_forking", [True] if forking else [])
+    monkeypatch.chdir(tmp_path)
+    environ = {**os.environ, "SICKBAY_TEST": "of this run"}
+    done = run_program(SHOWN, ["7", "SICKBAY_TEST"], environment=environ, limit=300)
+    shown = json.loads(done.stdout)
+    assert (shown["cwd"], shown["variable"]) == (str(tmp_path), "of this run")
+    assert (done.returncode, done.stderr) == (7, "the end\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_ends_a_process_and_its_code_says_so(
     start: Start, log: Path, number: signal.Signals
@@ -98,11 +111,11 @@ def test_a_signal_ends_a_process_and_its_code_says_so(
     process.stdin.close()
 
 
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONHASHSEED"])
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "LC_ALL", "PYTHONHASHSEED"])
 def test_a_process_whose_loader_or_python_differs_is_no_fork(
     start: Start, log: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv(name, "" if name == "LD_PRELOAD" else "1")
+    monkeypatch.setenv(name, {"LD_PRELOAD": "", "LC_ALL": "C"}.get(name, "1"))
     process = start("0", name)
     assert read_line(log)["variable"] == os.environ[name]
     assert process.wait(300) == 0
@@ -117,7 +130,7 @@ from tests.support import fork_server
 from tests.support.shown_process import SHOWN
 fork_server.start_programs_by_fork()
 fork_server.start_program(SHOWN, ["0", "HOME"], output=sys.stderr.buffer).wait()
-print(fork_server._servers[SHOWN]._process.pid, flush=True)
+print(fork_server._servers[SHOWN.load]._process.pid, flush=True)
 {end}
 """
     done = subprocess.run(

@@ -3,13 +3,14 @@
 import asyncio
 import io
 import os
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import pytest
 
 from aggregator.cli.main import main
+from tests.support.aggregator_program import SICKBAY
+from tests.support.fork_server import run_program
 from tests.support.waiting import PATIENCE
 
 
@@ -21,12 +22,11 @@ class Done:
 
 
 async def sickbay(*arguments: str, **environ: str) -> Done:
-    """Run the command to its end."""
-    process = await start(*arguments, **environ)
-    async with asyncio.timeout(PATIENCE):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return Done(process.returncode, out.decode(), err.decode())
+    """Run the command to its end. `start` starts the program itself."""
+    done = await asyncio.to_thread(
+        run_program, SICKBAY, arguments, environment=_clean() | environ, limit=PATIENCE
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 async def in_process(*arguments: str) -> Done:
@@ -49,15 +49,15 @@ async def start(*arguments: str, **environ: str) -> asyncio.subprocess.Process:
 
 
 async def start_on(stdin: int, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
-    program = "from aggregator.cli import main; main()"
-    clean_environ = {k: v for k, v in os.environ.items() if not k.startswith("SICKBAY_")}
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        program,
+        *SICKBAY.program,
         *arguments,
         stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=clean_environ | environ,
+        env=_clean() | environ,
     )
+
+
+def _clean() -> dict[str, str]:
+    return {key: text for key, text in os.environ.items() if not key.startswith("SICKBAY_")}
