@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +10,8 @@ from typing import Any
 
 from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
+from tests.support.aggregator_program import AGGREGATOR
+from tests.support.fork_server import start_program
 from tests.support.simulator import Simulator
 
 GPU = re.compile(r"on GPU \d at [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}")
@@ -56,10 +56,9 @@ alerts:
         with urllib.request.urlopen(f"http://127.0.0.1:{web}/api/v1/{path}") as answer:
             return json.load(answer)
 
-    program = Path(sys.executable).parent / "sickbay-aggregator"
     log = tmp_path / "aggregator.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([program, "run", "--config", file], stdout=out, stderr=out)
+        process = start_program(AGGREGATOR, ["--config", file], output=out)
     try:
         wait_until(lambda: trouble() == "", what=log.read_text, timeout_s=60)
         where = ["--nodes", "1", "--aggregator", f"127.0.0.1:{grpc}"]

@@ -3,9 +3,6 @@
 import http.server
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,9 @@ import yaml
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.server_version import OLDEST, describe
 from aggregator.cluster.port import ClusterTooOld, Refused
+from tests.support.aggregator_program import AGGREGATOR
+from tests.support.fork_server import run_program
 
-PROGRAM = Path(sys.executable).parent / "sickbay-aggregator"
 MAJOR, MINOR = OLDEST
 
 
@@ -154,14 +152,7 @@ def test_the_aggregator_says_so_and_ends_with_2(
             }
         )
     )
-    done = subprocess.run(
-        [PROGRAM, "run", "--config", config],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ,
-    )
+    done = run_program(AGGREGATOR, ["--config", config], limit=300)
     assert done.returncode == 2, done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith(f"sickbay-aggregator: the cluster runs Kubernetes {api_server.version}")

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +13,8 @@ import aiohttp
 import pytest
 
 from tests.controlplane.waiting import wait_until
+from tests.support.aggregator_program import AGGREGATOR
+from tests.support.fork_server import run_program
 from tests.support.local_aggregator import LocalAggregator
 from tests.support.simulator import Simulator
 from tests.web.oidc_issuer import CLIENT, SECRET, issuing
@@ -104,10 +104,7 @@ def test_a_file_of_tokens_that_can_not_be_used_ends_the_start_with_its_line(tmp_
         f"alerts: {{outbox: {tmp_path}/outbox.db}}\n"
         "access: {anonymous: false, tokens_file: tokens}\n"
     )
-    program = Path(sys.executable).parent / "sickbay-aggregator"
-    done = subprocess.run(
-        [program, "run", "--config", file], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run_program(AGGREGATOR, ["--config", file], limit=300)
     assert done.returncode != 0
     assert f"access.tokens_file: {tmp_path}/tokens:1: the token is shorter" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,13 +2,14 @@
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
+from tests.support.aggregator_program import SICKBAY
+from tests.support.fork_server import run_program
 from tests.support.receiver import Receiver, status
 from tests.web.support import Hands, Served, serving, small_fleet
 
@@ -31,8 +32,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 def sickbay(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", "from aggregator.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return run_program(SICKBAY, arguments, limit=300)
 
 
 async def test_dead_letters_are_on_the_page_in_the_api_and_in_the_metrics(served: Served) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import sys
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +9,8 @@ import pytest
 
 from aggregator.demo.ports import free_port
 from aggregator.web.hosts import AllowedHosts
+from tests.support.aggregator_program import AGGREGATOR
+from tests.support.fork_server import start_program
 from tests.support.waiting import until
 from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
 
@@ -100,10 +101,8 @@ history: {{database: "sqlite:///{folder}/history.db"}}
 async def test_a_real_aggregator_goes_by_listen_hosts(tmp_path: Path) -> None:
     config, port = tmp_path / "aggregator.yaml", free_port()
     config.write_text(CONFIG.format(folder=tmp_path, port=port))
-    words = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
-    process = await asyncio.create_subprocess_exec(
-        *words, "run", "--config", str(config), stdout=asyncio.subprocess.DEVNULL
-    )
+    with (tmp_path / "log").open("wb") as log:
+        process = start_program(AGGREGATOR, ["--config", config], output=log)
     found: dict[str, int] = {}
     names = ("localhost", "sickbay.example.org", "rebound.example.com")
     try:
@@ -115,7 +114,7 @@ async def test_a_real_aggregator_goes_by_listen_hosts(tmp_path: Path) -> None:
                     found[name] = response.status
     finally:
         process.terminate()
-        await process.wait()
+        await asyncio.to_thread(process.wait, 300)
     assert list(found.values()) == [200, 200, 421]
 
 
