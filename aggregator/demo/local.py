@@ -120,7 +120,7 @@ def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) ->
             "agent", [BIN / "sickbay-agent", "run", "--config", children.folder / "agent.toml"]
         )
         simulator = Simulator(children, count, f"127.0.0.1:{grpc}")
-        _introduce_fleet(events, children.folder / "agent.toml", count)
+        _introduce_fleet(events, node, children.folder / "agent.toml", count)
         story = Story(events, simulator.inject, BRISK if once else LEISURELY)
         nodes = [f"sim-{number:04d}" for number in range(1, count + 1)]
         _run_story(story, nodes, alerts, job)
@@ -147,32 +147,42 @@ def _run_story(story: Story, nodes: list[str], alerts: AlertReceiver, job: DemoJ
     story.common_cause_holds(rest[: max(8, len(nodes) // 3)], alerts)
 
 
-def _introduce_fleet(events: EventPoller, config: Path, count: int) -> None:
+def _introduce_fleet(events: EventPoller, node: str, config: Path, count: int) -> None:
     def attached() -> bool:
         return bool(events.get("/api/v1/fleet")["attached"] == count + 1)
 
     events.until(attached, f"{count + 1} nodes attached")
     note(f"{count + 1} nodes are attached: {count} simulated, and this machine")
     headline("what this machine's own agent says: sickbay-agent check")
-    shown = _settled(events, config)
+    shown = _settled(events, node, config)
     for line in shown.splitlines():
         print_line(f"             {line}".rstrip())
 
 
-def _settled(events: EventPoller, config: Path) -> str:
-    """The table, when each check has run once: no event has come in for a second."""
-    looks: list[tuple[list[str], str]] = []
+def _settled(events: EventPoller, node: str, config: Path) -> str:
+    """The table, when each check has run once: no result has come in for a second."""
+    looks: list[list[tuple[str, ...]]] = []
 
     def same() -> bool:
-        line: list[str | Path] = [BIN / "sickbay-agent", "check", "--config", config]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
-        rows = [row.split()[:3] for row in done.stdout.splitlines()]
-        looks.append(([" ".join(row) for row in rows], done.stdout))
+        looks.append(_results(events, node))
         events.show_for(0.5)
-        return len(looks) > 3 and looks[-1][0] == looks[-3][0] and "by its agent" in done.stdout
+        return len(looks) > 3 and looks[-1] == looks[-3] != []
+
+    line: list[str | Path] = [BIN / "sickbay-agent", "check", "--config", config]
+
+    def table() -> str:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+        return done.stdout if "by its agent" in done.stdout else ""
 
     events.until(same, "this machine's first results")
-    return looks[-1][1]
+    return str(events.until(table, "this machine's own agent"))
+
+
+def _results(events: EventPoller, node: str) -> list[tuple[str, ...]]:
+    """What the node's agent has reported: a start of its program at each look costs far more."""
+    shown = ("check", "component", "status")
+    components = events.get(f"/api/v1/nodes/{node}")["components"]
+    return [tuple(one[key] for key in shown) for one in components]
 
 
 def _answers(events: EventPoller) -> bool:

@@ -86,6 +86,8 @@ def _read(path: Path) -> str:
 
 
 Begin = Callable[..., Demo]
+#: A demo that is ended needs no more nodes than its story.
+FEW = 10
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -156,7 +158,7 @@ def test_the_demo_ends_well_with_a_small_and_a_large_fleet(begin: Begin, nodes: 
 def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     begin: Begin, number: signal.Signals
 ) -> None:
-    demo = begin()
+    demo = begin(nodes=FEW)
     demo.until_said("sim-0001: cordoned")
     assert len(demo.alive()) >= 4
     demo.process.send_signal(number)
@@ -170,7 +172,7 @@ def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     "name", ["sickbay-aggregator", "sickbay-agent run", "sickbay-agent simulate"]
 )
 def test_a_child_that_dies_ends_the_demo_with_its_last_words(begin: Begin, name: str) -> None:
-    demo = begin()
+    demo = begin(nodes=FEW)
     demo.until_said("nodes are attached")
     os.kill(demo.pid_of(name), signal.SIGKILL)
     assert demo.process.wait(300) == 1
