@@ -1,12 +1,11 @@
 """Fixtures that the tests of the Kubernetes client share."""
 
-import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from aggregator.cluster.kubernetes import node_condition, paths
+from aggregator.cluster.kubernetes import node_condition
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.reconcile import node_conditions, rounds
@@ -14,9 +13,11 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.support import waiting
 from tests.support.active_test_jobs import Jobs
-from tests.support.admission_policies import ACCOUNT, OWN, POLICIES, kubelet_of, patch, remove
+from tests.support.admission_policies import ACCOUNT, KeptPolicies
 from tests.support.kube_cluster import DEPLOY, unreviewed_cluster
-from tests.support.waiting import until
+
+#: Those of the file that is running, if a test of it has needed them.
+_kept: list[KeptPolicies] = []
 
 
 @pytest.fixture(autouse=True)
@@ -76,41 +77,25 @@ def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterato
         yield aggregator
 
 
+@pytest.fixture(scope="module")
+def policies_of_the_file(control_plane: ControlPlane) -> Iterator[KeptPolicies]:
+    kept = KeptPolicies(control_plane)
+    _kept.append(kept)
+    yield kept
+    _kept.remove(kept)
+    kept.close()
+
+
+@pytest.fixture(autouse=True)
+def _policies_for_those_that_need_them(request: pytest.FixtureRequest) -> None:
+    """Another test finds none, whatever the test before it had."""
+    if "policies" not in request.fixturenames:
+        for kept in _kept:
+            kept.remove()
+
+
 @pytest.fixture
-async def policies(
-    control_plane: ControlPlane, aggregator: Path, cluster_space: Space
-) -> AsyncIterator[None]:
+def policies(policies_of_the_file: KeptPolicies, aggregator: Path) -> None:
     """Those about nodes and Quarantines are in force: each has denied something."""
-    [probe] = cluster_space.create_nodes(1, start=900)
-    quarantine = f"{paths.QUARANTINES}/{probe}"
-    spec = {"action": "cordon", "reason": "a probe", "requester": "test"}
-    made = {"apiVersion": "sickbay.dev/v1alpha1", "kind": "Quarantine", "spec": spec}
-    intent = {"spec": {"intentAction": "cordon"}}
-    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
-    probes = ((kubelet_of(control_plane, probe), OWN), (account, "example.test/probe"))
-    values = itertools.count()
-
-    def allowed() -> list[bool]:
-        """Whether each may set its label to a value that it does not have."""
-        return [
-            patch(
-                client, f"/api/v1/nodes/{probe}", {"metadata": {"labels": {key: str(next(values))}}}
-            )[0]
-            == 200
-            for client, key in probes
-        ]
-
-    def may_edit() -> bool:
-        """Whether a person may edit what the aggregator decided."""
-        return patch(control_plane.client, f"{quarantine}?dryRun=All", intent)[0] == 200
-
-    control_plane.apply(POLICIES)
-    try:
-        await until(lambda: allowed() == [False, False], within=20)
-        control_plane.call("POST", paths.QUARANTINES, made | {"metadata": {"name": probe}})
-        await until(lambda: not may_edit(), within=20)
-        control_plane.call("DELETE", quarantine)
-        yield
-    finally:
-        remove(control_plane, POLICIES)
-        await until(lambda: allowed() == [True, True], within=20)
+    assert aggregator  # the account of a probe
+    policies_of_the_file.put()
