@@ -56,6 +56,8 @@ _PAINTS = small_or(1, 5)
 _STREAMS = small_or(5, 500)
 _ALERTS = small_or(20, 10_000)
 _SCROLL_MS = small_or("100", "2000")
+#: The fleet, the nodes, and one node in quarantine.
+_EVALUATED = small_or(("/",), ("/", "/nodes", "/nodes/gpu-000-03"))
 _SCROLL = """() => new Promise((done) => {
   let frames = 0;
   const began = performance.now();
@@ -166,9 +168,9 @@ async def listened(url: str, served: Served, fleet: FleetState) -> tuple[int, fl
 
 
 async def violations(browser: Browser, url: str) -> int:
-    """The findings of axe on the pages of the fleet, of the nodes and of one node in quarantine."""
+    """The findings of axe on these pages."""
     found = 0
-    for path in ("/", "/nodes", "/nodes/gpu-000-03"):
+    for path in _EVALUATED:
         page = await browser.new_page()
         await page.goto(url + path)
         results = await Axe().run(page)
