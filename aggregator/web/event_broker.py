@@ -101,7 +101,6 @@ class Subscription:
 class _Noted:
     number: int
     transition: Transition
-    message: bytes
 
 
 class EventBroker:
@@ -139,10 +138,12 @@ class EventBroker:
         """Send it to each subscriber. Never blocks; never raises."""
         self.counts[transition.kind] += 1
         self._number += 1
-        message = frame("transition", node_view.event(transition), self._ident(self._number))
-        self._ring.append(_Noted(self._number, transition, message))
-        for one in self._subscriptions:
-            if one.node in {"", transition.node}:
+        noted = _Noted(self._number, transition)
+        self._ring.append(noted)
+        readers = [one for one in self._subscriptions if one.node in {"", transition.node}]
+        if readers:  # else a storm would render hundreds for nobody
+            message = self._message(noted)
+            for one in readers:
                 one.push(message)
         self._noted.set()
 
@@ -173,7 +174,7 @@ class EventBroker:
             one.resumed = True
             for noted in self._ring:
                 if noted.number > after and node in {"", noted.transition.node}:
-                    one.push(noted.message)
+                    one.push(self._message(noted))
         self._subscriptions.add(one)
         self._noted.set()  # a waiting reader of the fleet now has a subscriber
         return one
@@ -196,8 +197,9 @@ class EventBroker:
         for one in tuple(self._subscriptions):
             one.close()
 
-    def _ident(self, number: int) -> str:
-        return f"{self.epoch}.{number}"
+    def _message(self, noted: _Noted) -> bytes:
+        ident = f"{self.epoch}.{noted.number}"
+        return frame("transition", node_view.event(noted.transition), ident)
 
     def _after(self, last: str) -> int | None:
         """The number to resume after, or None when it is not ours or no longer remembered."""
