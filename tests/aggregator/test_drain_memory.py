@@ -184,19 +184,18 @@ def test_whoever_waits_for_news_of_a_node_returns_when_it_comes_or_is_there() ->
         assert [news.is_queued] == [False]
         news.queue()
         assert news.is_queued
-        await asyncio.wait_for(news.wait_queued(), 1)
+        await asyncio.wait_for(news.until_queued(), 1)
         news.take_queued()
         assert [news.is_queued] == [False]
-        waits = asyncio.ensure_future(news.wait_queued())
+        waits = news.until_queued()
         await asyncio.sleep(1)
         assert not waits.done()
         news.queue()
         await asyncio.wait_for(waits, 1)
         news.take_queued()
-        waits = asyncio.ensure_future(news.wait_queued())
+        waits = news.until_queued()
         await asyncio.sleep(1)
         assert not waits.done(), "it was cleared after the first wait"
-        waits.cancel()
 
     play(test)
 

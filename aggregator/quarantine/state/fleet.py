@@ -209,9 +209,8 @@ class Decision:
 class Work:
     """Changed by the queue, its worker, and those who request a read of the node.
 
-    ``task`` reconciles the node; ``is_queued``: it is to be reconciled once more. ``queued`` is set
-    meanwhile, and made when a task first waits for that: a dozen of 10,000 nodes have one, of 800
-    bytes.
+    ``task`` reconciles the node; ``is_queued``: it is to be reconciled once more. ``queued`` ends
+    then, and is made when a task waits for that.
     ``waiters``: messages that are acknowledged when their evidence is durable.
     ``needs_read``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``recheck_pods``: it was drained, and its pods are to be read again.
@@ -225,7 +224,7 @@ class Work:
 
     task: asyncio.Task[None] | None = None
     is_queued: bool = False
-    queued: asyncio.Event | None = None
+    queued: asyncio.Future[None] | None = None
     waiters: tuple[asyncio.Future[None], ...] = ()
     needs_read: bool = False
     recheck_pods: bool = False
@@ -238,21 +237,22 @@ class Work:
 
     def queue(self) -> None:
         self.is_queued = True
-        if self.queued is not None:
-            self.queued.set()
+        if self.queued is not None and not self.queued.done():
+            self.queued.set_result(None)
 
     def take_queued(self) -> None:
         """The node is about to be reconciled, or what has changed was checked."""
         self.is_queued = False
-        if self.queued is not None:
-            self.queued.clear()
+        if self.queued is not None and self.queued.done():
+            self.queued = None
 
-    async def wait_queued(self) -> None:
-        """Return once the node is to be reconciled; at once where it is."""
+    def until_queued(self) -> "asyncio.Future[None]":
+        """Ends once the node is to be reconciled; all who wait for that share it."""
         if self.queued is None:
-            self.queued = asyncio.Event()
-        if not self.is_queued:
-            await self.queued.wait()
+            self.queued = asyncio.get_running_loop().create_future()
+        if self.is_queued and not self.queued.done():
+            self.queued.set_result(None)
+        return self.queued
 
     @property
     def is_running(self) -> bool:

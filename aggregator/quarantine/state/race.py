@@ -19,18 +19,18 @@ async def while_in_force(
 
     ``still`` is called at each change of the node.
     """
-    task = asyncio.ensure_future(what)
-    news = asyncio.ensure_future(node_state.work.wait_queued())
+    task, work = asyncio.ensure_future(what), node_state.work
     try:
         while not task.done():
-            await asyncio.wait({task, news}, return_when=asyncio.FIRST_COMPLETED)
+            news = work.until_queued()
+            both: tuple[asyncio.Future[Any], ...] = (task, news)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if news.done() and not task.done():
                 if not still():
                     return None  # the change is left to the next step
-                node_state.work.take_queued()
-                news = asyncio.ensure_future(node_state.work.wait_queued())
+                work.take_queued()
         return task.result()
     finally:
-        for one in (task, news):
-            one.cancel()
-        await asyncio.gather(task, news, return_exceptions=True)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
