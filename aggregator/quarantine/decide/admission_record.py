@@ -298,13 +298,10 @@ class Record:
         """
         if not (self.admissions or self.cooldowns or self.pool_admissions):
             return self
-        admissions = tuple(at for at in self.admissions if abs(now - at) < window)
+        admissions = _within(self.admissions, now, window)
         cooldowns = {k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown}
         pool_admissions = _non_empty(
-            {
-                pool: tuple(at for at in times if abs(now - at) < window)
-                for pool, times in self.pool_admissions.items()
-            }
+            {pool: _within(times, now, window) for pool, times in self.pool_admissions.items()}
         )
         if (admissions, cooldowns, pool_admissions) == (
             self.admissions,
@@ -318,6 +315,13 @@ class Record:
 
     def in_pool(self, pool: str) -> int:
         return sum(1 for entry in self.entries.values() if entry.pool == pool)
+
+
+def _within(times: tuple[float, ...], now: float, window: float) -> tuple[float, ...]:
+    """The times that are less than ``window`` away: all of them, as a rule."""
+    if not times or (now - min(times) < window and max(times) - now < window):
+        return times
+    return tuple(at for at in times if abs(now - at) < window)
 
 
 def _give_back(cooldowns: dict[str, Cooldown], ident: str) -> None:
@@ -431,26 +435,42 @@ class RecordSerializer:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, tuple[Entry, str]] = {}
+        self._entries: Mapping[str, Entry] = {}
+        #: Their names in order, and the text of each.
+        self._names: list[str] = []
+        self._lines: dict[str, str] = {}
+        self._times: dict[float, str] = {}
+
+    def _encode_entries(self, entries: Mapping[str, Entry]) -> str:
+        before, self._entries, lines = self._entries, entries, self._lines
+        for name, entry in entries.items():
+            known = before.get(name)
+            # Nearly all are the same objects: comparing thousands by value takes long.
+            if known is not entry and known != entry:
+                lines[name] = _line(entry)
+        if before.keys() != entries.keys():
+            for name in before.keys() - entries.keys():
+                del lines[name]
+            kept = [name for name in self._names if name in entries]
+            self._names = sorted([*kept, *(entries.keys() - before.keys())])
+        return ",".join([lines[name] for name in self._names])
 
     def dump(self, record: Record) -> str:
         """The record's text: JSON, all keys in order."""
-        before, self._lines = self._lines, {}
-        for name in sorted(record.entries):
-            entry = record.entries[name]
-            known = before.get(name)
-            self._lines[name] = known if known and known[0] == entry else (entry, _line(entry))
         cooldowns = {
             ident: {name: value for name, value in asdict(one).items() if value is not None}
             for ident, one in record.cooldowns.items()
         }
-        entries = ",".join(line for _, line in self._lines.values())
+        times = self._times
+        self._times = {at: times.get(at) or _json(at) for at in record.admissions}
+        admissions = ",".join([self._times[at] for at in record.admissions])
+        entries = self._encode_entries(record.entries)
         rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
         by_pool = {pool: list(times) for pool, times in record.pool_admissions.items() if times}
         pools = f'"poolAdmissions":{_json(by_pool)},' if by_pool else ""
         operations, past = _operations(record)
         return (
-            f'{{"admissions":{_json(list(record.admissions))},"cooldowns":{_json(cooldowns)},'
+            f'{{"admissions":[{admissions}],"cooldowns":{_json(cooldowns)},'
             f'"entries":{{{entries}}},"generation":{record.generation},'
             f'{operations}{past}"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}"version":1}}'
         )

@@ -255,10 +255,16 @@ class CauseSearch:
         acting: Container[str],
     ) -> "_Unexplained":
         """All nodes, grouped by shared properties. Done once: a mass event has many causes."""
-        members: dict[Group, dict[str, float]] = {}
+        # Nodes of the same groups share one tuple: each of its groups is handled once for all.
+        alike: dict[int, tuple[tuple[Group, ...], dict[str, float]]] = {}
         for node, since in nodes.items():
-            for group in self._crowd.groups[node]:
-                members.setdefault(group, {})[node] = since
+            groups = self._crowd.groups[node]
+            alike.setdefault(id(groups), (groups, {}))[1][node] = since
+        may: dict[Group, dict[str, float]] = {}
+        for groups, members in alike.values():
+            for group in groups:
+                if self._may_explain(group, what):
+                    may.setdefault(group, {}).update(members)
         many = sorted(
             (component for component, seen in targets.items() if len(seen) >= LEAST),
             key=lambda component: (-len(targets[component]), component),
@@ -268,7 +274,6 @@ class CauseSearch:
             for component in many
         }
         seen_by = self._sees(what.partition(":")[2], many) if many else {}
-        may = {group: seen for group, seen in members.items() if self._may_explain(group, what)}
         return _Unexplained(dict(nodes), may, at, seen_by, acting)
 
     def _best(self, candidates: Sequence[_Candidate]) -> _Candidate:
