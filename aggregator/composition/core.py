@@ -101,7 +101,7 @@ class _Base:
             fleet,
             settings.limits.pool_label,
             lists_all=cluster.lists_all,
-            now=clocks.now,
+            clocks=clocks,
             agentless=AgentlessNodes(settings.silence.none_on),
             others=OthersMarks(settings.maintenance, clocks=clocks, words=cluster.words),
         )
@@ -495,7 +495,7 @@ def _parts(
             settings=settings.repair,
             checks=acts.repairs.order_checks,
             node_tests=node_tests.permission,
-            known=registry.known,
+            registry=registry,
         ),
         mode_preview=ModePreview(
             record_writer=base.record_writer,

@@ -44,7 +44,7 @@ class Bench:
         self.loop = loop
         self.did: list[str] = []
         self.told: list[str] = []
-        self.node_registry = NodeRegistry(FleetState(), "", now=loop.time)
+        self.node_registry = NodeRegistry(FleetState(), "", clocks=Clocks(loop.time, loop.time))
 
         def note(name: str, answer: Callable[[], Any] = lambda: None) -> Any:
             def act(*_: Any) -> Any:

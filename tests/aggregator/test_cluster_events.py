@@ -59,7 +59,7 @@ class Bench:
         self.fleet = FleetState()
         self.notes = Notes()
         self.takes_record = True
-        self.registry = NodeRegistry(self.fleet, "pool", now=loop.time)
+        self.registry = NodeRegistry(self.fleet, "pool", clocks=Clocks(loop.time, loop.time))
         self.record = SimpleNamespace(
             record=SimpleNamespace(entries={}, repairs={}),
             problem="",

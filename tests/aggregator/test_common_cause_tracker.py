@@ -26,7 +26,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock, self.fleet, self.notes = Turned(), FleetState(), Notes()
-        self.node_registry = NodeRegistry(self.fleet, "", now=self.clock)
+        self.node_registry = NodeRegistry(self.fleet, "", clocks=Clocks(self.clock, self.clock))
         self.cause_tracker = CommonCauseTracker(
             limits=CommonLimits(domain_labels=(RACK,)),
             admission=Limits(cooldown=900.0, after_upgrade=120.0),

@@ -60,7 +60,7 @@ class Drain(Bench):
             acts=self.acts,
             rules=DrainRules(deadline=600.0, off_load_balancers=off_balancers),
             hook_runner=SimpleNamespace(),  # type: ignore[arg-type]
-            lanes=SimpleNamespace(),  # type: ignore[arg-type]
+            lanes=SimpleNamespace(drains=0),  # type: ignore[arg-type]
             waits=InTurn(),
             rng=Most(),
         )
@@ -344,7 +344,7 @@ def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_ha
         await bench.marked(Phase.DRAINING)
         bench.node_state.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
-        bench.made._running = 1
+        bench.made._lanes.drains = 1
         bench.moved = [True, False, False, False, True]
         bench.loop.call_later(20, lambda: setattr(bench, "standing", False))
         await rounds(bench)
@@ -359,7 +359,7 @@ def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_cam
         await bench.marked(Phase.DRAINING)
         bench.node_state.own_quarantine_view().quarantine = bench.now()
         pod = bench.world.add_pod("n1", "a")
-        bench.made._running = 1
+        bench.made._lanes.drains = 1
         bench.loop.call_later(1.5, lambda: setattr(bench, "standing", False))
         await rounds(bench)
         assert round(bench.asked_at[1] - bench.asked_at[0], 3) == 1.0
@@ -462,10 +462,10 @@ def test_a_drain_forgets_only_what_belongs_to_another_quarantine() -> None:
 
 def test_a_longer_wait_has_a_most_that_grows_with_the_drains() -> None:
     async def test(bench: Drain) -> None:
-        bench.made._running = 1
+        bench.made._lanes.drains = 1
         assert bench.made._longer(1.0) == 1.5
         assert bench.made._longer(100.0) == 30.0
-        bench.made._running = 300
+        bench.made._lanes.drains = 300
         assert bench.made._longer(100.0) == 100.0
         moment = bench.made._moment(made(Phase.DRAINING, drain_started_at=100.0).status)
         assert moment == DrainMoment(pytest.approx(6000.0, abs=10), 100.0, 700.0)  # type: ignore[arg-type]

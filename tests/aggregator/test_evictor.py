@@ -96,12 +96,11 @@ class Bench:
             acts=acts,
             clocks=Clocks(loop.time, lambda: 5000.0),
             rules=DrainRules(**rules),
-            lanes=EvictionLanes(asyncio.Semaphore(9), asyncio.Semaphore(9)),
+            lanes=EvictionLanes(asyncio.Semaphore(9), asyncio.Semaphore(9), drains=1),
             rng=random.Random(1),
             node_state=self.node_state,
             still=lambda: self.stands,
             memory=self.memory,
-            drains=lambda: 1,
             landing=set(),
         )
 

@@ -185,7 +185,7 @@ class Current:
         self.reads = 0
         self.queue = SimpleNamespace(view=True)
         self.error: ClusterError | None = None
-        self.registry = NodeRegistry(FleetState(), "pool", now=loop.time)
+        self.registry = NodeRegistry(FleetState(), "pool", clocks=Clocks(loop.time, loop.time))
         cluster: Any = self
         queue: Any = self.queue
         self.made: Any = CurrentNodes(

@@ -73,7 +73,7 @@ class Desk:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.loop = loop
         self.fleet, self.notes = FleetState(), Notes()
-        self.registry = NodeRegistry(self.fleet, "", now=loop.time)
+        self.registry = NodeRegistry(self.fleet, "", clocks=Clocks(loop.time, loop.time))
         self.registry.size = lambda: FleetSize(10, 10 if self.quorum else 0)  # type: ignore[method-assign]
         self.quorum = True
         self.evaluated: list[str] = []

@@ -83,7 +83,7 @@ class Bench:
     told: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.node_registry = NodeRegistry(FleetState(), "", now=self.now)
+        self.node_registry = NodeRegistry(FleetState(), "", clocks=Clocks(self.now, self.now))
         self.poller = NodePoller(
             cluster=cast(Any, self),
             node_registry=self.node_registry,

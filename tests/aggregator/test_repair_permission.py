@@ -211,7 +211,8 @@ async def test_a_controller_that_was_cut_off_permits_nothing_on_a_node_that_anot
     await one.site.settles(one.site.is_released, within=60)
     world.add_pod("n1", "new-work")
     permissions = cut.controller.repair_permissions
-    permissions._known = lambda _: remembered  # type: ignore[assignment,return-value]
+    known: Any = SimpleNamespace(known=lambda _: remembered)
+    permissions._registry = known
     assert "can't be read" in await permissions.refusal("n1", one.request)
     one.unreachable.clear()
     assert await permissions.refusal("n1", one.request) == RELEASED

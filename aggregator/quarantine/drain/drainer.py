@@ -125,7 +125,7 @@ class Drainer:
         #: Seconds from a drain's begin. It is in the Quarantine from then on.
         self._deadline = self._rules.deadline
         self._off_balancers = self._rules.off_load_balancers
-        self._running = self._begins = 0
+        self._begins = 0
         self._memories: dict[str, DrainMemory] = {}
         self._landing: set[asyncio.Task[bool]] = set()
 
@@ -133,7 +133,7 @@ class Drainer:
         """Drain until no pod remains or ``still`` returns false. Raises `ClusterError`; run it
         again.
         """
-        self._running += 1
+        self._lanes.drains += 1
         try:
             node_at = await self._begin(node_state, still)
             if node_at is not None and await self._hook_runner.before_evictions(node_state, still):
@@ -143,7 +143,7 @@ class Drainer:
                 if read is not None and still():
                     await self._finish(node_state, read, evictions)
         finally:
-            self._running -= 1
+            self._lanes.drains -= 1
         await self.explain(node_state)
 
     def _evictions(self, node_state: NodeState, still: Still) -> Evictor:
@@ -157,7 +157,6 @@ class Drainer:
             node_state=node_state,
             still=still,
             memory=self._memory(node_state),
-            drains=lambda: self._running,
             landing=self._landing,
         )
 
@@ -205,7 +204,7 @@ class Drainer:
             pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
             if moved or pods_now != before:
                 quick = moved or read.plan.leaving
-                look = _POLL_FIRST if quick else blocked_backoff(self._running).first
+                look = _POLL_FIRST if quick else blocked_backoff(self._lanes.drains).first
             else:
                 look = self._longer(look)
             before = pods_now
@@ -271,7 +270,7 @@ class Drainer:
 
     def _longer(self, look: float) -> float:
         """The wait after one of ``look``: with jitter, as thousands of drains wait alike."""
-        most = max(_POLL_MOST, self._running / POLLS_A_SECOND)
+        most = max(_POLL_MOST, self._lanes.drains / POLLS_A_SECOND)
         return min(most, look * 1.5) * self._rng.uniform(0.85, 1.0)
 
     async def _read_waits(

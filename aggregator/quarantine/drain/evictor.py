@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -64,12 +64,16 @@ class _Request(Protocol):
     ) -> Awaitable[EvictionResult]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EvictionLanes:
-    """Our share of the fleet's requests in flight. Retries have a part of it, and no more."""
+    """Our share of the fleet's requests in flight. Retries have a part of it, and no more.
+
+    ``drains``: how many drains run now.
+    """
 
     at_once: asyncio.Semaphore
     retries: asyncio.Semaphore
+    drains: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,7 @@ class _Group:
 
 @dataclass(slots=True)
 class Evictor:
-    """``still``: the drain is in force. ``drains`` returns how many drains this replica carries
-    out.
+    """``still``: the drain is in force.
 
     ``landing`` keeps the requests that were sent when their drain ended: no caller waits for them.
     """
@@ -97,7 +100,6 @@ class Evictor:
     node_state: NodeState
     still: Still
     memory: DrainMemory
-    drains: Callable[[], int]
     landing: set[asyncio.Task[bool]]
     _lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT_PER_NODE))
 
@@ -452,7 +454,7 @@ class Evictor:
             now=self.clocks.now(),
             rng=self.rng,
             at_least=max((one.retry_after or 0.0 for one in refusals), default=0.0),
-            drains=self.drains(),
+            drains=self.lanes.drains,
             hopeless=bool(outcomes) and not outcomes & {Evicted.BLOCKED, Evicted.FAILING},
             passing=outcomes == {Evicted.FAILING},
         )

@@ -5,7 +5,6 @@ object is read anew, and the guard comes last. A refusal needs no certainty; a p
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 from aggregator.cluster.port import ClusterError, GuardRefused
@@ -17,6 +16,7 @@ from aggregator.quarantine.repair.node_test_permission import NodeTestPermission
 from aggregator.quarantine.repair.order_checks import OrderChecks
 from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
 from sickbay.v1.limits import PERMISSION_SECONDS
 
 #: Reads that failed are repeated after this long (seconds).
@@ -34,14 +34,14 @@ class RepairPermissions:
         settings: RepairSettings,
         checks: OrderChecks,
         node_tests: NodeTestPermission,
-        known: Callable[[str], NodeState | None],
+        registry: NodeRegistry,
     ) -> None:
         self._acts = acts
         self._record_writer = record_writer
         self._settings = settings
         self._checks = checks
         self._node_tests = node_tests
-        self._known = known
+        self._registry = registry
 
     async def refusal(self, node: str, request: PermissionRequest) -> str:
         """Why the act must not begin; empty: it may, from the last wait of this method on.
@@ -65,7 +65,7 @@ class RepairPermissions:
     async def _decide(self, node: str, request: PermissionRequest) -> str:
         if self._settings.rules.mode is not RepairMode.REPAIR:
             return f"repair.mode is {self._settings.rules.mode.value}"
-        node_state = self._known(node)
+        node_state = self._registry.known(node)
         known = node_state.quarantine if node_state is not None else None
         if node_state is None or known is None or known.uid != request.quarantine:
             return await self._node_tests.refusal(node, request)

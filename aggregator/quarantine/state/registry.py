@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
-    Callable,
     Collection,
     Iterable,
     Iterator,
@@ -35,21 +34,20 @@ _SLICE = 500
 class NodeRegistry:
     """The known nodes. ``pool_label`` names the node label whose value is a node's pool.
 
-    ``lists_all``: a name that the cluster's list lacks is no node of it. ``now`` is monotonic
-    seconds. ``others`` reads the marks of other tools. Nodes that are ``agentless`` do
-    not count.
+    ``lists_all``: a name that the cluster's list lacks is no node of it. ``others`` reads the marks
+    of other tools. Nodes that are ``agentless`` do not count.
     """
 
     fleet: FleetState
     _pool_label: str
     _lists_all: bool = field(default=True, kw_only=True)
-    _now: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    _clocks: Clocks = field(factory=lambda: Clocks(time.monotonic, time.time), kw_only=True)
     _others: OthersMarks | None = field(default=None, kw_only=True)
     _agentless: AgentlessNodes = field(factory=AgentlessNodes, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self.standing = QuarantineIndex()
-        self.others = self._others or OthersMarks(clocks=Clocks(self._now, time.time))
+        self.others = self._others or OthersMarks(clocks=self._clocks)
         self._counted: list[NodeMeta] = []
         self._node_states: dict[str, NodeState] = {}
         self._metas: Mapping[str, NodeMeta] = {}
@@ -67,7 +65,7 @@ class NodeRegistry:
         """The node's state, made when there is none yet."""
         found = self._node_states.get(node)
         if found is None:
-            found = NodeState(node, now=self._now, held=self._held, others=self.others)
+            found = NodeState(node, now=self._clocks.now, held=self._held, others=self.others)
             self._node_states[node] = self.fleet.node_summaries[node] = found
         return found
 
