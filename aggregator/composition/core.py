@@ -11,7 +11,6 @@ from aggregator.composition.node_tests import build_node_tests
 from aggregator.events import EventSink, EvidenceRecording, NoEvidenceRecording
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import ActGuards
-from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.announcer import Announcer
 from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes, NodeMarker
@@ -37,6 +36,7 @@ from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.drain.evictor import EvictionLanes
 from aggregator.quarantine.drain.hooks import HookRunner
+from aggregator.quarantine.reconcile.admission import AdmissionReconciler
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler, RecordEvents
 from aggregator.quarantine.reconcile.condition_reader import NodeConditionReader
@@ -215,14 +215,6 @@ class _Acts:
             marks=settings.marks,
             uncordon=settings.uncordon,
         )
-        self.admission = NodeAdmission(
-            acts=acts,
-            holds=self.holds,
-            proposals=self.proposals,
-            cordon=self.cordon,
-            record_writer=writer,
-            pools=pools,
-        )
         hook_runner = HookRunner(acts=acts, rules=settings.hooks, rng=given.rng)
         most = settings.limits.evictions_at_once
         self.drain = Drainer(
@@ -319,11 +311,9 @@ def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconci
     found.append(
         QuarantineReconciler(
             inputs=inputs,
-            admission=acts.admission,
             objects=acts.objects,
             cordon=acts.cordon,
             holds=acts.holds,
-            adopter=acts.adopter,
             restorer=acts.restorer,
         )
     )
@@ -359,24 +349,35 @@ def _worker(
         drain=acts.drain,
         results=ReadResults(pools=base.pools, missing_nodes=missing, agent_events=agent_events),
     )
-    return NodeWorker(
+    worker = NodeWorker(
+        admission=AdmissionReconciler(
+            inputs=inputs,
+            acts=acts.acts,
+            holds=acts.holds,
+            cordon=acts.cordon,
+            objects=acts.objects,
+            adopter=acts.adopter,
+            record_writer=base.record_writer,
+            pools=base.pools,
+        ),
         reconcilers=_reconcilers(given, acts, inputs),
         reads=reads,
         new_marks=NewMarksWriter(acts=acts.acts, drain=acts.drain, queue=base.queue),
         inputs=inputs,
-        evaluator=NodeEvaluator(
-            policy=given.policy,
-            pools=base.pools,
-            reports=base.reports,
-            clocks=given.clocks,
-            cause_tracker=base.causes,
-            queue=base.queue,
-            silent_action=given.settings.silence.silent_action,
-        ),
         queue=base.queue,
-        clocks=given.clocks,
         rng=given.rng,
     )
+    evaluator = NodeEvaluator(
+        policy=given.policy,
+        pools=base.pools,
+        reports=base.reports,
+        clocks=given.clocks,
+        cause_tracker=base.causes,
+        queue=base.queue,
+        silent_action=given.settings.silence.silent_action,
+    )
+    base.queue.deliver_to(evaluator, worker)
+    return worker
 
 
 def _parts(

@@ -27,7 +27,6 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.act_guard import ActGuards
-from aggregator.quarantine.actions.admission import NodeAdmission
 from aggregator.quarantine.actions.announcer import Announcer
 from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes, NodeMarker
 from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
@@ -40,6 +39,7 @@ from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.node_marks import PLAIN, read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
+from aggregator.quarantine.reconcile.admission import AdmissionReconciler
 from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
@@ -152,11 +152,13 @@ class Bench:
             marks=rules,
             uncordon=UncordonRules(OnUncordon.RECORDON),
         )
-        self.admission = NodeAdmission(
+        self.admission = AdmissionReconciler(
+            inputs=SimpleNamespace(proposals=self.proposals),  # type: ignore[arg-type]
             acts=acts,
             holds=self.holds,
-            proposals=self.proposals,
             cordon=self.cordons,
+            objects=self.objects,
+            adopter=SimpleNamespace(),  # type: ignore[arg-type]
             record_writer=record_writer,
             pools=pools,
         )

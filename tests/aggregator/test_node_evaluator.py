@@ -95,6 +95,7 @@ def test_a_node_is_evaluated_again_when_time_alone_may_change_it() -> None:
             quarantine=None,
             cluster=bench.node_state.cluster,
             decision=bench.node_state.decision,
+            work=bench.node_state.work,
             show_requests=lambda _: (),
             evaluate=evaluate,
             set_hold=bench.node_state.set_hold,

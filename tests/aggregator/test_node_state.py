@@ -34,6 +34,7 @@ from aggregator.quarantine.decide.uncordon import (
     Uncordoned,
     UncordonRules,
 )
+from aggregator.quarantine.reconcile.admission import AdmissionReconciler
 from aggregator.quarantine.reconcile.drain import DrainReconciler
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
@@ -531,11 +532,9 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
     )
     own = QuarantineReconciler(
         inputs=inputs,
-        admission=parts,
         objects=parts,
         cordon=parts,
         holds=parts,
-        adopter=parts,
         restorer=SimpleNamespace(rules=given["marks"]),  # type: ignore[arg-type]
     )
     found = node_state.quarantine or quarantine(Phase.ADMITTED)
@@ -545,7 +544,16 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
         own.object_view(node_state, found),
         own.mark_view(node_state, found),
         DrainReconciler(inputs=inputs, drain=parts).view(node_state, found),
-        own.admission_view(node_state),
+        AdmissionReconciler(
+            inputs=inputs,
+            acts=parts,
+            holds=parts,
+            cordon=parts,
+            objects=parts,
+            adopter=parts,
+            record_writer=parts,
+            pools=parts,
+        ).view(node_state),
     )
     return SimpleNamespace(
         **{one.name: getattr(view, one.name) for view in views for one in fields(view)}

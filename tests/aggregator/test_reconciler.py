@@ -38,6 +38,7 @@ from aggregator.quarantine.decide.plans.publish import PublishStep
 from aggregator.quarantine.decide.plans.release import ReleaseStep
 from aggregator.quarantine.decide.plans.step import NextStep, Pause
 from aggregator.quarantine.reconcile import (
+    admission,
     drain,
     operations,
     plan_inputs,
@@ -109,7 +110,7 @@ class Recorder:
 PLANS = (
     (release, "plan_release", (ReleaseStep, Pause)),
     (operations, "plan_open_operation", ()),
-    (quarantines, "plan_admission", (AdmissionStep,)),
+    (admission, "plan_admission", (AdmissionStep,)),
     (quarantines, "plan_object", (ObjectStep,)),
     (quarantines, "plan_marks", (MarkStep,)),
     (drain, "plan_drain_step", (DrainStep,)),
@@ -132,7 +133,6 @@ class Bench:
         self.loop = loop
         recorder: Any = Recorder(
             self,
-            "evaluate_node",
             "follow",
             "hold_stopped",
             "hold_unread",
@@ -161,17 +161,27 @@ class Bench:
             run=recorder.run,
             at_release=SimpleNamespace(holds=lambda _: False, withdraw=recorder.withdraw),
         )
-        self.quarantines = quarantines.QuarantineReconciler(
+        quarantine_reconciler = quarantines.QuarantineReconciler(
             inputs=inputs,
-            admission=recorder,
             objects=recorder,
             cordon=recorder,
             holds=recorder,
-            adopter=recorder,
             restorer=recorder,
         )
         results = ReadResults(pools=pools, missing_nodes=recorder, agent_events=recorder)
+        admitting: Any = admission.AdmissionReconciler(
+            inputs=inputs,
+            acts=recorder,
+            holds=recorder,
+            cordon=recorder,
+            objects=recorder,
+            adopter=recorder,
+            record_writer=recorder,
+            pools=pools,
+        )
+        admitting.propose, admitting.create = recorder.propose, recorder.create
         self.made: Any = NodeWorker(
+            admission=admitting,
             reconcilers=(
                 release.ReleaseReconciler(
                     inputs=inputs,
@@ -180,7 +190,7 @@ class Bench:
                     uncordon=SETTINGS.uncordon,
                 ),
                 operations.OpenOperationReconciler(inputs=inputs, repairs=repairs),
-                self.quarantines,
+                quarantine_reconciler,
                 drain.DrainReconciler(inputs=inputs, drain=recorder),
                 operations.OperationReconciler(inputs=inputs, repairs=repairs),
                 publish.PublishReconciler(recorder),
@@ -195,14 +205,17 @@ class Bench:
             ),
             new_marks=NewMarksWriter(acts=recorder, drain=recorder, queue=self.queue),
             inputs=inputs,
-            evaluator=recorder,
             queue=self.queue,
-            clocks=clocks,
             rng=Most(),
         )
+        self.queue.deliver_to(self, self.made)
         self.node_state: Any = NodeState("n1", now=loop.time)
         for module, name, kinds in PLANS:
             patch.setattr(module, name, self._plan(name, kinds))
+
+    def evaluate_node(self, node_state: Any) -> None:
+        node_state.work.begin_evaluation()
+        self.did.append("evaluate_node")
 
     def _plan(self, name: str, kinds: tuple[type, ...]) -> Callable[[Any], NextStep | None]:
         def plan(view: Any) -> NextStep | None:
@@ -465,7 +478,7 @@ def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on
         bench.answers["propose"] = False
         assert await bench.next() == (True, ["propose"])
         bench.answers["propose"] = True
-        assert await bench.next() == (False, ["propose", "evaluate_node"])
+        assert await bench.next() == (False, ["propose"])
 
     play_bench(test)
 
@@ -746,11 +759,11 @@ def test_a_node_is_absent_too_long_by_what_its_object_says(play_bench: Play) -> 
 
 def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        found = bench.quarantines.admission_view(bench.node_state)
+        found = bench.made._admission.view(bench.node_state)
         assert (found.stopped, found.in_record) == (False, False)
         bench.fleet.stop = "a drill"
         bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-        found = bench.quarantines.admission_view(bench.node_state)
+        found = bench.made._admission.view(bench.node_state)
         assert (found.stopped, found.in_record) == (True, True)
 
     play_bench(test)
@@ -762,5 +775,7 @@ async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -
     assert controller.parts.switch._listeners == [
         controller.parts.cluster_events.records.stop_changed
     ]
-    assert controller.parts.queue._worker is controller.parts.worker
+    receivers = controller.parts.queue._receivers
+    assert receivers is not None
+    assert receivers[1] is controller.parts.worker
     await replica.stop()

@@ -27,6 +27,7 @@ from aggregator.quarantine.decide.admission_record import Entry, parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.plans.release import ReleaseStep
 from aggregator.quarantine.decide.plans.step import NextStep
+from aggregator.quarantine.reconcile.admission import AdmissionReconciler
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.state.node import NodeState
@@ -324,7 +325,7 @@ def test_a_node_that_is_back_when_it_is_proposed_is_quarantined_and_one_that_is_
         await replica.stop()
         replica.cluster.crashed.clear()
         assert node_state.decision.wanted is not None
-        acts = reconciler_of(replica, QuarantineReconciler)._admission
+        acts = reconciler_of(replica, AdmissionReconciler)
         node = world.nodes.pop("n1")
         node_state.cluster.node_gone = True
         assert await acts.propose(node_state, node_state.decision.wanted) is False

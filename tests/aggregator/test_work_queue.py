@@ -24,7 +24,9 @@ class QueueBench:
         self.node_state = NodeState("n1", now=loop.time)
 
     def deliver(self) -> None:
-        self.queue.deliver_to(SimpleNamespace(start=self._start, evaluate=self._evaluate))
+        self.queue.deliver_to(
+            SimpleNamespace(evaluate_node=self._evaluate), SimpleNamespace(start=self._start)
+        )
 
     def _start(self, node_state: NodeState) -> None:
         self.did.append(f"start {node_state.node}")

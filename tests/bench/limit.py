@@ -2,7 +2,7 @@
 
 The pace is that of one client that makes a small object and patches a node, without other load: the
 aims of the bursts were set where that was 790 a second. The limit is a burst's Quarantines and
-taints by the aggregator's own client and rights, as `quarantine.actions.admission` sends them: no
+taints by the aggregator's own client and rights, as `quarantine.reconcile.admission` sends them: no
 evaluating, no admission. Minutes differ by more than the effect to measure: bursts of faults and of
 requests take turns: the faults by an aggregator with all agents, the requests meanwhile on a
 cluster of their own. The time of a fault's burst beyond its neighbour's requests is sickbay's
@@ -223,7 +223,7 @@ async def quarantine_all(cluster: KubeCluster, nodes: Sequence[Node], seen: Watc
 async def quarantine(
     cluster: KubeCluster, expected: Node, spec: QuarantineSpec = SPEC
 ) -> Quarantine:
-    """The requests for one node, as `aggregator.quarantine.actions.admission` makes them."""
+    """The requests for one node, as `aggregator.quarantine.reconcile.admission` makes them."""
     node: Node | None = expected
     quarantine = await cluster.create_quarantine(expected.name, spec)
     while node is not None:

@@ -129,14 +129,15 @@ def next_step(now: Situation) -> NextStep:
     def view(made: Any) -> Any:
         return made(*_values_of(made)(now))
 
-    found: steps.NextStep | None = plan_release(view(ReleaseView))
-    found = found or plan_open_operation(view(OperationView))
+    found: steps.NextStep | None
     if quarantine is None:
-        found = found or plan_admission(view(AdmissionView))
+        found = plan_admission(view(AdmissionView))
     else:
+        found = plan_release(view(ReleaseView))
+        found = found or plan_open_operation(view(OperationView))
         found = found or plan_object(view(ObjectView)) or plan_marks(view(MarkView))
-    found = found or plan_drain_step(view(DrainView)) or plan_operation(view(OperationView))
-    found = found or plan_publish(view(PublishView))
+        found = found or plan_drain_step(view(DrainView)) or plan_operation(view(OperationView))
+        found = found or plan_publish(view(PublishView))
     if found is None or found.do is steps.Pause.WAIT:
         return NextStep(Step.NOTHING)
     return NextStep(Step(found.do.value), found.because, found.overruled)

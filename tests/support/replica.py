@@ -151,8 +151,16 @@ def evaluate_due(controller: Controller) -> None:
 
 def reconciler_of(replica: "Replica", kind: type) -> Any:
     """That of the replica's worker, for tests that call its acts one by one."""
-    (found,) = (one for one in replica.controller.parts.worker._reconcilers if type(one) is kind)
+    worker = replica.controller.parts.worker
+    (found,) = (one for one in (worker._admission, *worker._reconcilers) if type(one) is kind)
     return found
+
+
+def evaluator_of(replica: "Replica") -> Any:
+    """The replica's evaluator, for tests that count its calls."""
+    receivers = replica.controller.parts.queue._receivers
+    assert receivers is not None
+    return receivers[0]
 
 
 class Replica:

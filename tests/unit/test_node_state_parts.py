@@ -64,7 +64,7 @@ PARTS = (
         QuarantineView,
         "own_quarantine_view()",
         {
-            "actions/admission.py",
+            "reconcile/admission.py",
             "actions/adoption.py",
             "actions/announcer.py",
             "actions/cordon.py",
@@ -96,7 +96,6 @@ PARTS = (
             "reconcile/cluster_events.py",
             "reconcile/evaluate.py",
             "reconcile/poller.py",
-            "reconcile/quarantine.py",
             "reconcile/release.py",
             "reconcile/work_queue.py",
             "reconcile/worker.py",

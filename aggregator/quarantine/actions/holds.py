@@ -109,9 +109,10 @@ class NodeHolds:
 
     def unhold_resumed(self, node_state: NodeState) -> None:
         """The stop is over, or the status can be read: neither holds a quarantine in force."""
-        quarantine, known = node_state.quarantine, node_state.decision.hold
+        known = node_state.decision.hold
         if known is None:
             return
+        quarantine = node_state.quarantine
         resumed = known.limit == "stop" and quarantine is not None and not self._switch.reason
         read = known.limit == UNREAD_STATUS and (quarantine is None or not quarantine.unread)
         if resumed or read:

@@ -68,7 +68,7 @@ class Undo:
 
 @define(eq=False, slots=False, kw_only=True)
 class ReleaseActions:
-    """The steps back, for one node at a time; `NodeAdmission` has those forth."""
+    """The steps back, for one node at a time; `AdmissionReconciler` has those forth."""
 
     _record_writer: AdmissionRecordWriter
     _acts: NodeActions

@@ -296,6 +296,9 @@ class CommonCauseTracker:
     def find_causes(self) -> None:
         """Count anew, and report causes that have opened or are over."""
         opened, ended = self._common.find_causes(self._clocks.now())
+        if not (self._open or ended):
+            self._fleet.causes = {}
+            return  # as nearly always: no fabric has an event either
         self._fleet.causes = self._origins.update(self._common.open.values())
         reports = [(cause, None) for cause in opened if not cause.fabric]
         for cause, origin in (*reports, *self._origins.due()):

@@ -113,7 +113,8 @@ class AgentEventHandler:
             self._reports.emit_event(
                 node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
             )
-        self._network_tracker.on_evidence(node, evidence)
+        if isinstance(evidence, Snapshot) or evidence.components or evidence.gone:
+            self._network_tracker.on_evidence(node, evidence)
         if before is not None and state_of_gpus(health) != before:
             node_state.hasten_release_check(RELEASE_SOON)
         if evidence.cleared:

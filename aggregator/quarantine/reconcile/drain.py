@@ -17,8 +17,8 @@ class DrainReconciler:
         self._inputs = inputs
         self._drain = drain
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
-        if quarantine is None or quarantine.spec.action is not Action.DRAIN:
+    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
+        if quarantine.spec.action is not Action.DRAIN:
             return None
         return plan_drain_step(self.view(node_state, quarantine))
 

@@ -30,14 +30,12 @@ class NodeEvaluator:
     _queue: WorkQueue
     _silent_action: str = "observe"
 
-    def evaluate_node(self, node_state: NodeState, arrived: float | None = None) -> None:
+    def evaluate_node(self, node_state: NodeState) -> None:
         """Fold the node's state into its incidents; evaluate again when time requires it.
 
-        The worker alone calls it. All others request an evaluation from the queue.
-
-        ``arrived``: when the delta that changed the state arrived, monotonic seconds.
+        The queue alone calls it. All others request an evaluation from the queue.
         """
-        before = node_state.decision.incidents
+        arrived, before = node_state.work.begin_evaluation(), node_state.decision.incidents
         now = self._clocks.now()
         wall = self._clocks.earliest()
         for message in node_state.show_requests(wall):
@@ -71,6 +69,7 @@ class NodeEvaluator:
         node_state.decision.set_timer(timer)
         if self._waits_for_labels(node_state) and node_state.decision.wanted is not None:
             node_state.work.request_read()  # the next list may be three minutes away
+        node_state.work.add_evaluation_cost(self._clocks.now() - now)
 
     def _waits_for_labels(self, node_state: NodeState) -> bool:
         """Whether its mode is not known yet: it has just joined, or this process has just begun."""

@@ -24,8 +24,8 @@ class OperationReconciler:
         self._inputs = inputs
         self._repairs = repairs
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
-        if quarantine is None or not self._repairs.waits(node_state):
+    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
+        if not self._repairs.waits(node_state):
             return None
         return plan_operation(self.view(node_state, quarantine))
 
@@ -56,7 +56,7 @@ class OperationReconciler:
 class OpenOperationReconciler(OperationReconciler):
     """Of an order that may reach the node, and of the test before a release."""
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
-        if quarantine is None or not self._repairs.waits(node_state):
+    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
+        if not self._repairs.waits(node_state):
             return None
         return plan_open_operation(self.view(node_state, quarantine))

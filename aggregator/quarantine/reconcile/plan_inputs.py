@@ -6,7 +6,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import STRENGTH, Action, Quarantine
 from aggregator.quarantine.actions.holds import Proposals
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.intent import OURS, DesiredState, unsaved
+from aggregator.quarantine.decide.intent import OURS, unsaved
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
@@ -18,7 +18,7 @@ from aggregator.quarantine.state.registry import NodePools
 class PlanInputs:
     """Time, modes, the record and the stop switch, as a plan needs them for one node."""
 
-    _proposals: Proposals
+    proposals: Proposals
     _queue: WorkQueue
     _pools: NodePools
     _fleet: FleetState
@@ -31,10 +31,7 @@ class PlanInputs:
         self.wall = self._clocks.earliest
         self.in_record = self._queue.in_record
         self.is_entered_by_hand = self._queue.is_entered_by_hand
-
-    def wanted(self, node_state: NodeState) -> DesiredState | None:
-        """Its desired state now."""
-        return self._proposals.wanted_now(node_state)
+        self.wanted = self.proposals.wanted_now
 
     def is_unsaved(self, node_state: NodeState) -> bool:
         """Whether evidence is not durable yet: its object lacks it."""

@@ -14,7 +14,7 @@ class PublishReconciler:
     def __init__(self, objects: ObjectWrites) -> None:
         self._objects = objects
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
+    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
         old = node_state.quarantine_view.are_conditions_old()
         return plan_publish(PublishView(quarantine, old))
 

@@ -1,22 +1,16 @@
-"""The reconciler of quarantines: admission, the object, and the node's marks."""
+"""The reconciler of quarantines: the object, and the node's marks."""
 
 import enum
 
 from attrs import define
 
 from aggregator.cluster.port import Quarantine, QuarantineStatus
-from aggregator.quarantine.actions.admission import NodeAdmission
-from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
-from aggregator.quarantine.decide.plans.admission import (
-    AdmissionStep,
-    AdmissionView,
-    plan_admission,
-)
+from aggregator.quarantine.decide.plans.admission import AdmissionStep
 from aggregator.quarantine.decide.plans.marks import MarkStep, MarkView, plan_marks
 from aggregator.quarantine.decide.plans.object import ObjectStep, ObjectView, plan_object
 from aggregator.quarantine.decide.plans.step import NextStep
@@ -36,33 +30,14 @@ class QuarantineReconciler:
     is_late = False
 
     _inputs: PlanInputs
-    _admission: NodeAdmission
     _objects: ObjectWrites
     _cordon: CordonActions
     _holds: NodeHolds
-    _adopter: MarkAdopter
     _restorer: MarkRestorer
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
-        if quarantine is None:
-            return plan_admission(self.admission_view(node_state))
+    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
         found = plan_object(self.object_view(node_state, quarantine))
         return found or plan_marks(self.mark_view(node_state, quarantine))
-
-    def admission_view(self, node_state: NodeState) -> AdmissionView:
-        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
-        return AdmissionView(
-            in_record=inputs.in_record(node_state),
-            wanted=inputs.wanted(node_state),
-            fresh=node_state.agent.is_fresh,
-            entered_by_hand=inputs.is_entered_by_hand(node_state),
-            forced=cluster.operator_requests.forced(inputs.wall()),
-            conflict=bool(node_state.agent.conflict),
-            definition_going=known.definition_going,
-            unclaimed=bool(known.unclaimed),
-            node_gone=cluster.node_gone,
-            stopped=inputs.is_stopped(),
-        )
 
     def object_view(self, node_state: NodeState, quarantine: Quarantine) -> ObjectView:
         known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
@@ -110,10 +85,8 @@ class QuarantineReconciler:
     async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
         quarantine = node_state.quarantine
         match step.do:
-            case AdmissionStep.PROPOSE:
-                return await self._propose(node_state)
-            case AdmissionStep():
-                await self._begin(node_state, step)
+            case AdmissionStep.FORCE:
+                await self._objects.force(node_state)
             case ObjectStep.UNREAD if quarantine is not None:
                 self._holds.hold_unread(node_state, quarantine)
                 return True
@@ -125,24 +98,6 @@ class QuarantineReconciler:
             case _ if quarantine is not None:
                 await self._restore_marks(node_state, quarantine, step)
         return False
-
-    async def _propose(self, node_state: NodeState) -> bool:
-        wanted = self._inputs.wanted(node_state)
-        if wanted is None:
-            return False
-        admitted = await self._admission.propose(node_state, wanted)
-        if admitted:
-            node_state.work.request_evaluation()
-        return not admitted
-
-    async def _begin(self, node_state: NodeState, step: NextStep) -> None:
-        wanted = self._inputs.wanted(node_state)
-        if step.do is AdmissionStep.FORCE:
-            await self._objects.force(node_state)
-        elif step.do is AdmissionStep.FORGET:
-            await self._adopter.forget_node(node_state, step.because)
-        elif wanted is not None:
-            await self._admission.create(node_state, wanted)
 
     async def _write_object(
         self, node_state: NodeState, quarantine: Quarantine, do: enum.StrEnum

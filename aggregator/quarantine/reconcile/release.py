@@ -31,9 +31,7 @@ class ReleaseReconciler:
     _repairs: RepairsAtRelease
     _uncordon: UncordonRules
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
-        if quarantine is None:
-            return None
+    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
         return plan_release(self.view(node_state, quarantine))
 
     def view(self, node_state: NodeState, quarantine: Quarantine) -> ReleaseView:

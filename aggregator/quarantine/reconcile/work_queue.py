@@ -1,9 +1,9 @@
 """The queue of nodes that may need a step or another evaluation, and its one worker.
 
-Event handlers change a node's state and add the node. The worker (`worker.NodeWorker`) alone
-evaluates, plans and acts. It receives the nodes in the next turn of the event loop: all changes of
-a node until then cause one evaluation. A node that is added while it is worked on is worked on once
-more; its evaluation does not wait for the step in progress.
+Event handlers change a node's state and add the node. In the next turn of the event loop the queue
+has it evaluated (`evaluate.NodeEvaluator`), and the worker (`worker.NodeWorker`) plans and acts:
+all changes of a node until then cause one evaluation. A node that is added while it is worked on is
+worked on once more; its evaluation does not wait for the step in progress.
 """
 
 import asyncio
@@ -14,14 +14,18 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.state.node import NodeState
 
 
+class Evaluator(Protocol):
+    """`NodeEvaluator`, as the queue uses it."""
+
+    def evaluate_node(self, node_state: NodeState) -> None:
+        """Evaluate the node's state, and add to the queue what follows from it."""
+
+
 class Worker(Protocol):
-    """Both return at once."""
+    """`NodeWorker`, as the queue uses it."""
 
     def start(self, node_state: NodeState) -> None:
-        """Reconcile the node, unless a task does so already."""
-
-    def evaluate(self, node_state: NodeState) -> None:
-        """Evaluate the node's state, and add to the queue what follows from it."""
+        """Reconcile the node, unless a task does so already. Returns at once."""
 
 
 class WorkQueue:
@@ -35,13 +39,13 @@ class WorkQueue:
         self._record_writer = record_writer
         #: Whether this process is the controller at the moment of the call.
         self.holds_lease = holds_lease
-        self._worker: Worker | None = None
+        self._receivers: tuple[Evaluator, Worker] | None = None
         self._due: dict[str, NodeState] = {}
         self.view = False
 
-    def deliver_to(self, worker: Worker) -> None:
-        """The worker takes the nodes from now on; earlier ones wait for `resume`."""
-        self._worker = worker
+    def deliver_to(self, evaluator: Evaluator, worker: Worker) -> None:
+        """They receive the nodes from now on; earlier ones wait for `resume`."""
+        self._receivers = evaluator, worker
 
     def add(self, node_state: NodeState) -> None:
         """Reconcile the node, or once more when its task is at work already.
@@ -61,8 +65,8 @@ class WorkQueue:
 
     def evaluate_due(self, node_state: NodeState) -> None:
         """Evaluate the node now, where that was requested: a step is about to be planned."""
-        if self._worker is not None and node_state.work.evaluation_due:
-            self._worker.evaluate(node_state)
+        if self._receivers is not None and node_state.work.evaluation_due:
+            self._receivers[0].evaluate_node(node_state)
 
     def begin(self, node_state: NodeState) -> None:
         """Have the worker receive the node now, if it was added."""
@@ -76,7 +80,7 @@ class WorkQueue:
             del self._due[node_state.node]
 
     def _put(self, node_state: NodeState) -> None:
-        if self._worker is None:
+        if self._receivers is None:
             return
         if not self._due:
             asyncio.get_running_loop().call_soon(self._deliver)
@@ -90,10 +94,10 @@ class WorkQueue:
 
     def _begin(self, node_state: NodeState) -> None:
         """Evaluate the node where that is due, and have its task begin where a step may be."""
-        work, worker = node_state.work, self._worker
-        assert worker is not None
+        assert self._receivers is not None
+        work, (evaluator, worker) = node_state.work, self._receivers
         if work.evaluation_due:
-            worker.evaluate(node_state)
+            evaluator.evaluate_node(node_state)
             if self._needs_step(node_state):
                 work.queue()
             elif work.waiters and not work.is_queued and not work.is_running:

@@ -12,7 +12,6 @@ from functools import partial
 
 from attrs import define
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
@@ -29,8 +28,8 @@ from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.decide.plans.release import ReleaseStep
 from aggregator.quarantine.decide.plans.step import WAIT, NextStep, Pause
 from aggregator.quarantine.drain.drainer import Drainer
+from aggregator.quarantine.reconcile.admission import AdmissionReconciler
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
-from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
@@ -79,18 +78,19 @@ class NodeReads:
 
     async def begin(self, node_state: NodeState) -> bool | None:
         """What comes before the plans. Returns None where nothing does; True: no step is left."""
-        quarantine, view = node_state.quarantine, node_state.quarantine_view
-        if quarantine is not None and quarantine.foreign:
-            await self._holds.leave_foreign(node_state)
-            return True
-        self._drain.report_phase(node_state)
+        quarantine = node_state.quarantine
+        if quarantine is not None:
+            if quarantine.foreign:
+                await self._holds.leave_foreign(node_state)
+                return True
+            self._drain.report_phase(node_state)
         if node_state.work.needs_read:
             await self.acts.read_node(node_state)
             await self._drain.explain(node_state)
             return False
         if node_state.work.begin_pods():
             await self._drain.recheck(node_state)
-        quarantine = node_state.quarantine
+            quarantine = node_state.quarantine
         if quarantine is not None and quarantine.deleting:
             going = await self.acts.cluster.definition_is_going()
             node_state.own_quarantine_view().set_definition_going(going=going)
@@ -135,31 +135,25 @@ _LOGGED_FROM = 2
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeWorker:
-    """The worker of the queue: runs the reconcilers, in their order, for one node at a time."""
+    """The worker of the queue: runs the reconcilers for one node at a time.
 
+    ``admission`` is that of a node without a Quarantine; ``reconcilers``, in their order, are those
+    of a node with one.
+    """
+
+    _admission: AdmissionReconciler
     _reconcilers: Sequence[Reconciler]
     _reads: NodeReads
     _new_marks: NewMarksWriter
     _inputs: PlanInputs
-    _evaluator: NodeEvaluator
     _queue: WorkQueue
-    _clocks: Clocks
     _rng: random.Random
-
-    def __attrs_post_init__(self) -> None:
-        self._queue.deliver_to(self)
 
     def start(self, node_state: NodeState) -> None:
         """Reconcile the node, unless a task does so already."""
         if not node_state.work.is_running:
             task = asyncio.create_task(self.reconcile(node_state), name=f"attend {node_state.node}")
             node_state.work.start(task)
-
-    def evaluate(self, node_state: NodeState) -> None:
-        """Evaluate the node's state. No other code evaluates."""
-        started = self._clocks.now()
-        self._evaluator.evaluate_node(node_state, node_state.work.begin_evaluation())
-        node_state.work.add_evaluation_cost(self._clocks.now() - started)
 
     async def reconcile(self, node_state: NodeState) -> None:
         failures, logged = 0, ""
@@ -283,9 +277,12 @@ class NodeWorker:
 
     def _plan(
         self, node_state: NodeState, quarantine: Quarantine | None
-    ) -> tuple[Reconciler | None, NextStep]:
+    ) -> tuple[AdmissionReconciler | Reconciler | None, NextStep]:
         """The first reconciler that has a step, and the step; None: no step is left now."""
         self._queue.evaluate_due(node_state)  # no step is planned on earlier evidence
+        if quarantine is None:
+            step = self._admission.plan(node_state)
+            return (None, WAIT) if step is None else (self._admission, step)
         for reconciler in self._reconcilers:
             step = reconciler.plan(node_state, quarantine)
             if step is not None:

@@ -215,6 +215,8 @@ class ClusterView:
 
         ``node_read``: the node's overrides are known. Until then the signs are kept for them.
         """
+        if not signs:
+            return
         self._end_by(signs)
         if not node_read:
             self.signs = (*self.signs, *signs)[-REMEMBERED:]

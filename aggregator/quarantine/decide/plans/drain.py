@@ -24,7 +24,7 @@ class DrainView:
     decided.
     """
 
-    quarantine: Quarantine | None
+    quarantine: Quarantine
     wanted: DesiredState | None
     mode: Action
     knows: bool
@@ -38,8 +38,7 @@ class DrainView:
 
 def plan_drain_step(now: DrainView) -> NextStep | None:
     """The drain, where it may continue or begin."""
-    quarantine = now.quarantine
-    if quarantine is None or not _may_evict(now, quarantine):
+    if not _may_evict(now, now.quarantine):
         return None
     return unless_stopped(NextStep(DrainStep.DRAIN), stopped=now.stopped)
 

@@ -35,7 +35,7 @@ class MarkView:
     party is at work on the node; a quarantine made by hand continues meanwhile, ours does not.
     """
 
-    quarantine: Quarantine | None
+    quarantine: Quarantine
     mode: Action
     forced: Action | None = None
     exempt: bool = False
@@ -51,8 +51,6 @@ class MarkView:
 def plan_marks(now: MarkView) -> NextStep | None:
     """The next step about the marks of a quarantine in force; None: they are as they should be."""
     quarantine = now.quarantine
-    if quarantine is None:
-        return None
     untold = _unreported_cordon(now, quarantine)
     if untold:
         return NextStep(MarkStep.REPORT_CORDON, untold)

@@ -39,7 +39,7 @@ class ObjectView:
     and `ReleaseView`.
     """
 
-    quarantine: Quarantine | None
+    quarantine: Quarantine
     in_record: bool
     wanted: DesiredState | None
     recovered: bool
@@ -59,8 +59,6 @@ class ObjectView:
 def plan_object(now: ObjectView) -> NextStep | None:
     """The first write; None: object and record are up to date."""
     quarantine = now.quarantine
-    if quarantine is None:
-        return None
     if quarantine.unread:
         return NextStep(ObjectStep.UNREAD)  # before the other, which would write to that status
     if quarantine.problem:

@@ -28,7 +28,7 @@ class OperationView:
     ``release_waits``: a check holds the release, and it is not yet time to check again.
     """
 
-    quarantine: Quarantine | None
+    quarantine: Quarantine
     mode: Action
     recovered: bool
     knows: bool
@@ -50,7 +50,7 @@ def plan_open_operation(now: OperationView) -> NextStep | None:
     It comes before the steps of the quarantine. The stop switch holds its order, not its proof.
     """
     quarantine = now.quarantine
-    if quarantine is None or quarantine.unread or quarantine.problem:
+    if quarantine.unread or quarantine.problem:
         return None
     if is_kept(now, quarantine):
         if now.due:
@@ -67,7 +67,7 @@ def plan_operation(now: OperationView) -> NextStep | None:
     """The next step of an operation that is to begin, after the marks and the drain."""
     quarantine = now.quarantine
     # After a start no agent has reported yet: what the object records may be over.
-    if quarantine is None or not (now.due and now.knows) or now.node_gone:
+    if not (now.due and now.knows) or now.node_gone:
         return None
     ours = quarantine.spec.requester == OURS
     if ours and (now.mode is Action.OBSERVE or now.maintained):

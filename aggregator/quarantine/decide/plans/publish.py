@@ -17,12 +17,10 @@ class PublishStep(enum.StrEnum):
 class PublishView:
     """``conditions_old``: the object's conditions are not those of its spec and status."""
 
-    quarantine: Quarantine | None
+    quarantine: Quarantine
     conditions_old: bool = False
 
 
 def plan_publish(now: PublishView) -> NextStep | None:
     """The write of conditions. It comes last: no other step waits for it."""
-    if now.quarantine is None or not now.conditions_old:
-        return None
-    return NextStep(PublishStep.CONDITIONS)
+    return NextStep(PublishStep.CONDITIONS) if now.conditions_old else None

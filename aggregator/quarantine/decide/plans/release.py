@@ -36,7 +36,7 @@ class ReleaseView:
     quarantines stays in force for it.
     """
 
-    quarantine: Quarantine | None
+    quarantine: Quarantine
     mode: Action
     recovered: bool
     definition_going: bool = False
@@ -55,8 +55,6 @@ class ReleaseView:
 def plan_release(now: ReleaseView) -> NextStep | None:
     """The next step out of the quarantine; None: it stays in force."""
     quarantine = now.quarantine
-    if quarantine is None:
-        return None
     if quarantine.foreign:
         return WAIT
     if now.definition_going:

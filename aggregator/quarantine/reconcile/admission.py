@@ -1,4 +1,6 @@
-"""Proposes a node for admission, and begins its quarantine: record, object, marks.
+"""The reconciler of a node without a Quarantine: proposes it, and begins what was admitted.
+
+The order is record, object, marks.
 
 The fence: the node is read in full before the Quarantine is seen in force (read again, or just
 created), and patched with the version and uid of that read. A quarantine that begins names what it
@@ -13,28 +15,74 @@ from attrs import define
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import ClusterError, Conflict, Node, Phase, Quarantine
 from aggregator.events import EventKind
+from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.cordon import CordonActions
-from aggregator.quarantine.actions.holds import NodeHolds, Proposals
+from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import UNREAD_NODE, NodeRead, Proposal
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import DesiredState
 from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.decide.plans.admission import (
+    AdmissionStep,
+    AdmissionView,
+    plan_admission,
+)
+from aggregator.quarantine.decide.plans.step import NextStep
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import Still
 from aggregator.quarantine.state.registry import NodePools
 
 log = logging.getLogger("sickbay.quarantine")
 
 
 @define(eq=False, slots=False, kw_only=True)
-class NodeAdmission:
+class AdmissionReconciler:
+    is_late = False
+
+    _inputs: PlanInputs
     _acts: NodeActions
     _holds: NodeHolds
-    _proposals: Proposals
     _cordon: CordonActions
+    _objects: ObjectWrites
+    _adopter: MarkAdopter
     _record_writer: AdmissionRecordWriter
     _pools: NodePools
+
+    def plan(self, node_state: NodeState) -> NextStep | None:
+        return plan_admission(self.view(node_state))
+
+    def view(self, node_state: NodeState) -> AdmissionView:
+        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        return AdmissionView(
+            in_record=inputs.in_record(node_state),
+            wanted=inputs.wanted(node_state),
+            fresh=node_state.agent.is_fresh,
+            entered_by_hand=inputs.is_entered_by_hand(node_state),
+            forced=cluster.operator_requests.forced(inputs.wall()),
+            conflict=bool(node_state.agent.conflict),
+            definition_going=known.definition_going,
+            unclaimed=bool(known.unclaimed),
+            node_gone=cluster.node_gone,
+            stopped=inputs.is_stopped(),
+        )
+
+    async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
+        wanted = self._inputs.wanted(node_state)
+        if step.do is AdmissionStep.FORCE:
+            await self._objects.force(node_state)
+        elif step.do is AdmissionStep.FORGET:
+            await self._adopter.forget_node(node_state, step.because)
+        elif wanted is None:
+            pass
+        elif step.do is AdmissionStep.CREATE:
+            await self.create(node_state, wanted)
+        else:
+            return not await self.propose(node_state, wanted)
+        return False
 
     async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Request admission and, when admitted, make the object and mark the node.
@@ -52,13 +100,13 @@ class NodeAdmission:
             node_state, wanted
         ):
             return False
-        wait = self._proposals.fabric_hold(node_state)
+        wait = self._inputs.proposals.fabric_hold(node_state)
         if wait is not None:
             self._holds.hold(node_state, wait, wanted)
             return False
         words = node_state.cluster.overruled
         proposal, node = (
-            self._proposals.propose(node_state, wanted),
+            self._inputs.proposals.propose(node_state, wanted),
             self._cordon.expected.expect(node_state),
         )
         listed = NodeRead.NONE if node is None else NodeRead.LISTED
