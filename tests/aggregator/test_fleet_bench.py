@@ -86,6 +86,19 @@ def test_a_boot_that_repairs_another_fault_is_no_alert_of_the_rack_event() -> No
     assert len(outcome.rack_alerts) == 1, outcome.rack_alerts
 
 
+def test_a_rack_event_under_an_application_of_many_nodes_is_one_alert() -> None:
+    stories = list(massplay.tray_fails(Machine(random.Random(2)), 600.0, 96, LEAF))
+    line = faultplay.Line("xid:31", faultplay.gpu(0), "expiry")
+    jobs = [
+        faultplay.Story(300.0, node, "application", sick=False, signs=((0.0, line),))
+        for node in range(96)
+    ]
+    outcome = play(
+        [*jobs, *stories], nodes=96, days=0.15, settings=FLEET_SETTINGS, rng=random.Random(1)
+    )
+    assert len(outcome.rack_alerts) == 1, outcome.rack_alerts
+
+
 def test_own_faults_of_two_nodes_of_a_fabric_are_no_rack_event() -> None:
     sign = faultplay.Line("xid:74", faultplay.gpu(1), "gpu_reset")
     stories = [

@@ -671,22 +671,25 @@ class Play:
             # The place that is blamed may be another one than the fabric, and a fabric is also the
             # cause where two of its nodes have a fault of their own at once.
             named = [name for name in told.details.get("nodes", "").split(", ") if name]
-            of_rack = sum(self._is_of_rack_event(name, at) for name in named)
+            of_rack = sum(self._is_of_rack_event(name, at, well=True) for name in named)
             if 2 * of_rack > len(named):
                 self._open_rack_causes.add(told.incident)
                 self.outcome.rack_alerts.append(alert.summary)
 
-    def _is_of_rack_event(self, name: str, at: float) -> bool:
+    def _is_of_rack_event(self, name: str, at: float, *, well: bool = False) -> bool:
         """Whether a rack event is all that is at work on the node then.
 
         Its own boot is at work too: people who repair another fault of it switch its agent off.
+        ``well``: so may be what is no fault of the node. Of a whole rack, some node always has the
+        lines of an application.
         """
         node = self._nodes[int(name.removeprefix("node-"))]
         began, ended = node.last_boot
         if began <= at < ended:
             return False
         at_work = [trouble.story for trouble in node.troubles if trouble.at_work(at)]
-        return bool(at_work) and all(story.mass == RACK_EVENT for story in at_work)
+        others = [story for story in at_work if story.mass != RACK_EVENT]
+        return len(others) < len(at_work) and not any(not well or each.sick for each in others)
 
     def _evaluate(self, node: Played, at: float) -> None:
         """Was it right?"""
