@@ -130,12 +130,15 @@ class FaultEntry:
             occurrences=[seen.at],
         )
 
-    def again(self, seen: FaultSighting) -> bool:
-        """Take in one more occurrence; true when it now takes more to end the fault."""
+    def again(self, seen: FaultSighting, *, same: bool = False) -> bool:
+        """Take in one more occurrence; true when it now takes more to end the fault.
+
+        ``same``: its words are the entry's.
+        """
         self.count += 1
         self.last = seen.at
         self.last_seq = seen.source_seq
-        if not self._is_milder(seen):
+        if not same and not self._is_milder(seen):
             self.message = seen.message
             self.details = {**seen.details, **self._registers(seen)}
         if len(self.occurrences) > 1 and seen.at - self.occurrences[-2] < BURST:

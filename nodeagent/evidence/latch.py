@@ -97,6 +97,8 @@ class Latch:
         #: Components of which the words alone have changed, and since when that was not sent.
         self._reworded: dict[ComponentKey, float] = {}
         self._changed_faults: set[FaultKey] = set()
+        #: The latest sighting of each fault that is within the bounds: the next may say the same.
+        self._fit: dict[FaultKey, FaultSighting] = {}
         self._sent: dict[tuple[str, ...], bytes] = {}
         #: The digest of the evidence sent, until that changes: each heartbeat carries it.
         self._digest: int | None = None
@@ -145,14 +147,15 @@ class Latch:
             if isinstance(given, Observation) and self._repeats(given):
                 named.add(given.component)
                 continue
-            item = self._within_bounds(given)
+            same = isinstance(given, FaultSighting) and self._has_known_words(given)
+            item = given if same else self._within_bounds(given)
             if isinstance(item, Observation):
                 named.add(item.component)
             match item:
                 case Observation():
                     changed |= self._observe(item, now)
                 case FaultSighting():
-                    changed |= self._sight(item, marks.get(item.source, -1))
+                    changed |= self._sight(item, marks.get(item.source, -1), same=same)
                 case Clearing():
                     changed |= self._clear(item)
                 case Loss():
@@ -313,7 +316,22 @@ class Latch:
         fits, trouble = bounded(item)
         if trouble:
             self._report_once(trouble)
+        if isinstance(fits, FaultSighting):
+            if len(self._fit) >= self._limits.faults:
+                self._fit.clear()
+            self._fit[fits.code, fits.component] = fits
         return fits
+
+    def _has_known_words(self, seen: FaultSighting) -> bool:
+        """Whether its texts are those of the sighting before it: the same objects, in a storm."""
+        if not (type(seen.code) is str and type(seen.component) is str):
+            return False  # third-party code gave a value that is no text
+        fit = self._fit.get((seen.code, seen.component))
+        return (
+            fit is not None
+            and (seen.message is fit.message and seen.details is fit.details)
+            and (seen.check, seen.source) == (fit.check, fit.source)
+        )
 
     def _report_once(self, trouble: str) -> None:
         if trouble not in self._reported and len(self._reported) < _MOST_REPORTED:
@@ -355,7 +373,8 @@ class Latch:
         # Once, and not in every run of the check that has too many.
         self._report_once(self._full)
 
-    def _sight(self, seen: FaultSighting, mark: int) -> bool:
+    def _sight(self, seen: FaultSighting, mark: int, *, same: bool) -> bool:
+        """``same``: its words are those of the sighting before it."""
         if seen.source_seq <= mark:
             return False
         self.applied[seen.source] = max(seen.source_seq, self.applied.get(seen.source, -1))
@@ -373,7 +392,7 @@ class Latch:
             return True  # the mark has moved; history does not change a live fault
         else:
             before = entry.details
-            self.urgent |= entry.again(seen)
+            self.urgent |= entry.again(seen, same=same and seen.message is entry.message)
             if entry.details is not before:
                 self._faults_bytes += details_size(entry.details) - details_size(before)
             if self._faults_bytes > self._limits.faults_bytes:

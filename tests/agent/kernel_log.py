@@ -34,9 +34,9 @@ def raw(
     return f"{facility << 3 | level},{seq},{int(at * 1e6)},-{more};{text}\n".encode()
 
 
-def record(text: bytes, *, seq: int = 1, historical: bool = False) -> Record:
+def record(text: bytes, *, seq: int = 1, at: float = 4000.0, historical: bool = False) -> Record:
     """A record as the reader gives it."""
-    return Record(facility=0, level=4, seq=seq, at=4000.0, text=text, historical=historical)
+    return Record(facility=0, level=4, seq=seq, at=at, text=text, historical=historical)
 
 
 def pci_device(sys: Path, address: str, pci_class: str, vendor: str = "0x10de") -> Path:

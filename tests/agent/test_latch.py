@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -105,6 +106,38 @@ def test_a_burst_does_not_push_out_the_occurrence_before_it() -> None:
     fault = held.faults["xid:79", "GPU-1"]
     assert fault.count == 999
     assert fault.occurrences == [10.0, 10_000.02, 10_009.99]
+
+
+def test_sightings_that_share_their_words_are_counted_each() -> None:
+    """As a storm's are: the same objects, which are within the bounds if the first was."""
+    held = latch()
+    first = xid(1)
+    held.apply([first], NOW)
+    held.delta(NOW)
+    held.apply([replace(first, source_seq=seq, at=NOW + seq) for seq in (2, 3, 3, 1)], NOW)
+    fault = held.faults["xid:79", "GPU-1"]
+    assert (fault.count, fault.last_seq, fault.last) == (4, 3, NOW + 3)
+    assert (fault.message, fault.details) == ("seen as 1", {"pid": "1"})
+    assert held.applied == {"kmsg": 3}
+    assert held.delta(NOW) is not None
+    harder = replace(first, source_seq=4, cleared_by=ClearedBy.OPERATOR)
+    held.apply([harder], NOW)
+    assert (fault.cleared_by, held.urgent) == (ClearedBy.OPERATOR, True)
+    held.apply([replace(first, source_seq=5, details={"pid": "other"})], NOW)
+    assert fault.details == {"pid": "other"}, "the message alone is the same object"
+    held.clear_by_operator(component="GPU-1", code="")
+    held.apply([replace(first, source_seq=6)], NOW)
+    assert held.faults["xid:79", "GPU-1"].count == 1
+
+
+def test_known_words_under_a_name_that_is_none_are_checked_anew() -> None:
+    held = latch()
+    first = xid(1)
+    held.apply([first], NOW)
+    no_text: Any = ["xid:79"]
+    for wrong in (replace(first, code=no_text), replace(first, check="\n" * 900)):
+        held.apply([replace(wrong, source_seq=2)], NOW)
+    assert all(isinstance(code, str) for code, _ in held.faults)
 
 
 def test_occurrences_of_a_latched_fault_are_kept_for_a_day_before_the_latest() -> None:

@@ -179,6 +179,34 @@ def test_an_xid_without_an_application_is_said_in_the_drivers_words(check: XidCh
     assert (fault.check, fault.source, fault.at) == ("xid", "kmsg", 4000.0)
 
 
+def test_lines_of_a_storm_share_the_words_of_half_a_second(check: XidCheck, gpus: GpuMap) -> None:
+    def line(seq: int, at: float, code: int, words: str, gpu: str = GPU) -> FaultSighting:
+        text = f"NVRM: Xid (PCI:{gpu}): {code}, pid={seq}, {words}".encode()
+        [found] = check.read(record(text, seq=seq, at=at))
+        assert (found.source_seq, found.at, found.code) == (seq, at, f"xid:{code}")
+        return found
+
+    first = line(1, 10.0, 31, "MMU Fault")
+    assert line(8, 10.4, 31, "other words").details["pid"] == "8", "seven records are no storm"
+    assert line(9, 10.4, 31, "other words").details is first.details
+    assert line(10, 10.4, 13, "Graphics").details["pid"] == "10", "another code"
+    assert line(11, 10.4, 31, "MMU Fault", OTHER_GPU).details["pid"] == "11", "another GPU"
+    assert line(30, 10.5, 31, "MMU Fault").details["pid"] == "30", "half a second later"
+    assert line(40, 10.2, 31, "MMU Fault").details["pid"] == "40", "a clock that went back"
+    gpus.learn(OTHER_GPU, "GPU-named-meanwhile")
+    assert line(50, 10.4, 31, "MMU Fault", OTHER_GPU).component == "GPU-named-meanwhile"
+    for code in (45, 74, *range(144, 151), 154):
+        line(60, 11.0, code, "words that decide")
+        assert line(90, 11.0, code, "words that decide").details["pid"] == "90", code
+
+
+def test_a_storm_over_many_gpus_is_held_in_bounded_memory(tmp_path: Path) -> None:
+    check = XidCheck(gpu_map(tmp_path))
+    for code in range(1000):
+        check.read(record(f"NVRM: Xid (PCI:{GPU}): {code}, pid=1".encode()))
+    assert len(check._known) <= 256
+
+
 def test_no_forged_line_is_believed(check: XidCheck) -> None:
     """The fixture has the raw bytes of the tmpfs attack and of a netfilter prefix, as tried."""
     raws = (FIXTURES / "forged.log").read_bytes()
