@@ -225,9 +225,9 @@ class DefaultRoute:
 def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     """The best default route of each family, IPv4 first. A family without one is left out.
 
-    Where a table's file has none, or one that it cannot express, the kernel is requested to look
-    one up. Raises OSError when ``/proc/net`` is not there; a kernel without IPv6 just has no such
-    route.
+    The kernel is requested to look one up where a table's file has none, one that it cannot
+    express, or one whose link is down: of several next hops the file has the first. Raises OSError
+    when ``/proc/net`` is not there; a kernel without IPv6 just has no such route.
     """
     # The kernel lists by address, so the default routes come first; a node may have 10,000 more.
     table = read_whole(f"{machine.proc}/net/route", _ENOUGH)
@@ -236,17 +236,20 @@ def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     with contextlib.suppress(OSError):
         table6 = read_whole(f"{machine.proc}/net/ipv6_route")
     found.append(_best(parse_ipv6(table6.decode("ascii", "replace"))))
-    if any(map(_is_absent, found)) and route_lookup.is_own_network(machine):
+    absent = [_is_absent(machine, route) for route in found]
+    if any(absent) and route_lookup.is_own_network(machine):
         for place, family in enumerate((socket.AF_INET, socket.AF_INET6)):
-            if _is_absent(found[place]) and (other := route_lookup.find_default(family)):
+            if absent[place] and (other := route_lookup.find_default(family)):
                 crossed = family == socket.AF_INET and ":" in (other.gateway or "")
                 found[place] = DefaultRoute(other.interface, other.gateway, other.metric, crossed)
     return [route for route in found if route is not None and route.gateway != _NO_ADDRESS]
 
 
-def _is_absent(route: DefaultRoute | None) -> bool:
-    """Whether there is no route, or one by a next hop that the file shows as 0.0.0.0."""
-    return route is None or route.gateway == _NO_ADDRESS
+def _is_absent(machine: HostRoots, route: DefaultRoute | None) -> bool:
+    """Whether there is none, one by a next hop that the file shows as 0.0.0.0, or a dead one."""
+    if route is None or route.gateway == _NO_ADDRESS:
+        return True
+    return read_small(f"{machine.sys}/class/net/{route.interface}/operstate") in _NO_CARRIER
 
 
 def _best(routes: Sequence[DefaultRoute]) -> DefaultRoute | None:

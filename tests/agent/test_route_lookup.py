@@ -84,3 +84,20 @@ def test_an_unreachable_default_is_no_gateway(wire: Wire) -> None:
     only(wire, "route add unreachable default")
     wire.in_node("ip", "-6", "route", "flush", "default")
     assert set(wire.looker("reach", targets=["tcp://127.0.0.1:9"])()) == {"tcp://127.0.0.1:9"}
+
+
+def test_a_path_whose_link_is_down_is_not_the_gateway_of_the_others(wire: Wire) -> None:
+    """The file has the first path of a route alone."""
+    for command in (
+        "link add idle type veth peer name other",
+        "address add 10.88.0.2/24 dev idle",
+        "link set idle up",
+        "link set other up",
+        "route delete default",
+        "route add default nexthop via 10.88.0.1 dev idle nexthop via 10.77.0.1 dev nic",
+    ):
+        wire.in_node("ip", *command.split())
+    wire.in_node("ip", "link", "set", "idle", "down")
+    seen = wire.looker("reach")()
+    assert seen["gateway"][0] == "OK"
+    assert "10.77.0.1 on nic" in seen["gateway"][2]
