@@ -39,6 +39,7 @@ _SMALL = frozenset({"operation", "outcome", "part"})
 #: Fields that name a part of the node, which its place shows in its own way.
 _OF_PLACES = frozenset(
     {"pci", "bdf", "sid", "gpu", "dev", "numbers", "iface", "rdma", "driver", "pool"}
+    | {"session", "port"}
 )
 _FIELD = re.compile(r"\{([a-z_]+)\}")
 

@@ -17,7 +17,7 @@ from nodeagent.sources.pci_bus import PciBus
 Fields = Mapping[str, str]
 
 #: Kinds of places whose fields name a block device, and all kinds.
-OF_MOUNTS = frozenset({"mount", "controller", "pool"})
+OF_MOUNTS = frozenset({"mount", "controller", "pool", "transport"})
 KINDS = OF_MOUNTS | {"gpu", "device", "adapter", "interface", "rdma"}
 
 #: A path of a drive ("nvme0c1n1") has no block device: its name is without the path's.
@@ -77,6 +77,7 @@ class NodePlaces:
             "mount": self._mounts_on,
             "controller": self._mounts_on_controller,
             "pool": self._mounts_of_pool,
+            "transport": self._mounts_behind,
         }
 
     def find(self, kind: str, fields: Fields) -> Sequence[LinePlace]:
@@ -141,6 +142,17 @@ class NodePlaces:
         ]
         return _on(points, pool) or (LinePlace(pool, {"device": pool}),)
 
+    def _mounts_behind(self, fields: Fields) -> Sequence[LinePlace]:
+        """The mounts on the disks behind a session or port; itself where sysfs has no disk."""
+        name = transport_of(fields)
+        kind = "iscsi_session" if "session" in fields else "fc_remote_ports"
+        disks = [
+            each.name for each in (self._classes / kind / name).glob("device/target*/*/block/*")
+        ]
+        self._refresh()
+        points = [point for disk in disks for point in self._stacks.points(disk, None)]
+        return _on(sorted({*points}), name) if disks else (LinePlace(name),)
+
     def _refresh(self) -> None:
         if self._stacks.due():
             mounts = self._mounts()
@@ -158,6 +170,11 @@ class NodePlaces:
 def device_of(fields: Fields) -> str:
     """The block device that a line names, or its numbers ("253:0")."""
     return _PATH.sub("", fields.get("dev") or fields.get("numbers", ""))
+
+
+def transport_of(fields: Fields) -> str:
+    """The iSCSI session or the port of Fibre Channel that a line names."""
+    return f"session{fields['session']}" if "session" in fields else f"rport-{fields['port']}"
 
 
 def pci_address(fields: Fields) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from nodeagent.checks import kernel_lines, sxid, xid
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.kernel_lines import KernelLines
-from nodeagent.checks.line_places import LinePlace, device_of, pci_address
+from nodeagent.checks.line_places import LinePlace, device_of, pci_address, transport_of
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
@@ -76,6 +76,8 @@ class AnyPlaces:
                 return (LinePlace(f"pci:{pci_address(fields)}", {"driver": fields["driver"]}),)
             case "interface" | "rdma":
                 return (LinePlace(fields.get("iface") or fields["rdma"]),)
+            case "transport":
+                return (LinePlace(transport_of(fields)),)
             case _:
                 device = fields.get("controller") or fields.get("pool") or device_of(fields)
                 return (LinePlace(device, {"device": device}, before=f"{device}: "),)

@@ -133,6 +133,31 @@ def test_a_sector_of_another_partition_is_another_mounts(check: KernelLines) -> 
     assert see(check, "I/O error, dev sda, sector 9002048 op 0x0:(READ)") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "line"),
+    [
+        ("iscsi_session", "session7", " connection7:0: detected conn error (1020)"),
+        ("iscsi_session", "session7", " session7: session recovery timed out after 120 secs"),
+        (
+            "fc_remote_ports",
+            "rport-4:0-1",
+            " rport-4:0-1: blocked FC remote port time out: removing target and saving binding",
+        ),
+    ],
+)
+def test_a_session_that_is_lost_is_that_of_the_mounts_on_its_disks(
+    tmp_path: Path, kind: str, name: str, line: str
+) -> None:
+    machine = a_machine(tmp_path)
+    check = node_check("disk-io", machine)
+    target = machine.sys / "class" / kind / name / "device/target4:0:0"
+    assert see(check, line) == [("disk-io:path", name)], "sysfs has no disk of it"
+    (target / "4:0:0:2/block/sdb").mkdir(parents=True)
+    assert see(check, line) == [], "a pod's"
+    (target / "4:0:0:1/block/sdc").mkdir(parents=True)
+    assert see(check, line) == [("disk-io:path", "/raid")]
+
+
 def test_a_member_of_a_mirror_is_its_arrays(check: KernelLines) -> None:
     assert see(check, "I/O error, dev sdd, sector 2050 op 0x1:(WRITE)") == [
         ("disk-io:error", "/raid")
