@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Report
+from nodeagent.child_process import signal_name
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.child_process import signal_name
 from nodeagent.sources.command import CommandProcess, CommandStuck, Outcome
 
 NAGIOS, NPD = "nagios", "npd"

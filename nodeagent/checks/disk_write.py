@@ -73,7 +73,7 @@ def evaluate(path: str, result: Result, *, only_this_mount: bool = False) -> Obs
 
 
 class DiskWrite:
-    """Probes its directories in one child. Paths are those that this process sees."""
+    """Probes its directories in a child. Paths are those that this process sees."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ SPEC = CheckSpec(
     name=NAME,
     sees="a disk that refuses writes, hangs on them or gives back other bytes",
     source="4 KiB written, synced, read back and removed by a child process",
-    cost="12 ms of CPU a minute, shared with disk-space, and one small sync",
+    cost="1 ms of CPU a minute, and one small sync",
     blind_to="disks without a directory in paths; damage to data that is already there",
     build=lambda sources, options: DiskWrite(
         sources.disk, sources.machine, options["paths"], sources.measurements

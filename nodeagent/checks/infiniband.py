@@ -273,7 +273,7 @@ SPEC = CheckSpec(
     sees="an InfiniBand or RoCE port without a link, inactive, slow or with errors, or worse than "
     "its siblings since the boot; an adapter that left the bus",
     source="/sys/class/infiniband: state, phys_state, rate and counters, read in a child process",
-    cost="14 ms of CPU every 30 s for 9 ports; no cost without such a device",
+    cost="3 ms of CPU every 30 s for 9 ports; no cost without such a device",
     blind_to="the fabric beyond the port; functions and their representors; counters at their end, "
     "as those of old adapters do at 65,535",
     interval=30.0,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nodeagent.child_process import ChildProcess, python
 from nodeagent.dataclass import dataclass
-from nodeagent.sources.child_process import ChildProcess, python
 
 __all__ = ["CommandProcess", "CommandStuck", "Outcome"]
 

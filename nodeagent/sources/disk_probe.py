@@ -1,18 +1,21 @@
 """Device probes in a child process: a call that hangs with a device hangs there, not in the agent.
 
-Probes of about the same time, statvfs of some paths and writes to others, share one exec'd child
-with a thread for each: starting an interpreter is the main cost. A path that has not answered at
-its deadline is *hung*: its child is killed, which in state D has no effect until the device
-answers, and as long as it lives no further probe of that path is begun.
+All probes run in one exec'd child that is kept, with a thread for each: starting an interpreter for
+those of each minute was a quarter of the agent's CPU. Probes of about the same time are sent
+together. A child with a probe that has no answer gets no further one: there is a new child for the
+next. A path that has not answered at its deadline is *hung*: its child is killed, which in state D
+has no effect until the device answers, and as long as it lives no further probe of that path is
+begun.
 """
 
 import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from itertools import count
 
+from nodeagent.child_process import ChildProcess, python_compiled
 from nodeagent.dataclass import dataclass
-from nodeagent.sources.child_process import ChildProcess, python_compiled
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.process_state import where
 
@@ -30,8 +33,7 @@ __all__ = [
 ]
 
 _SCRIPT = "disk_child.py"
-#: Seconds in which probes gather for one child: checks of one interval request them in the same
-#: beat.
+#: Seconds in which probes gather: checks of one interval request them in the same beat.
 _GATHERING = 0.02
 
 
@@ -114,6 +116,7 @@ _Job = tuple[str, str]  # kind (space, write, nvme, module, files), path
 class _Flight:
     """A probe under way. It lands with its answer, or when its child ends without one."""
 
+    number: int
     job: _Job
     began: float
     answer: "asyncio.Future[Result]"
@@ -134,7 +137,9 @@ class DiskProbe:
         self._deadline = deadline
         self._flights: dict[_Job, _Flight] = {}
         self._waiting: list[_Flight] = []
+        self._numbers = count()
         self._children: set[ChildProcess] = set()
+        self._kept: ChildProcess | None = None
         self._silent_since: dict[_Job, float] = {}
 
     async def space(self, paths: Sequence[str], *, apart: bool = False) -> dict[str, Result]:
@@ -175,8 +180,9 @@ class DiskProbe:
         return {f.job[1]: f.child.pid for f in flights if f.child is not None}
 
     async def close(self) -> None:
-        """Kill the children under way. One that hangs in the kernel ends when its call returns."""
+        """Kill the children. One that hangs in the kernel ends when its call returns."""
         self._waiting.clear()
+        self._kept = None
         await asyncio.gather(*(child.close() for child in self._children))
         self._flights.clear()
 
@@ -184,53 +190,68 @@ class DiskProbe:
         jobs: list[_Job] = [(what, path) for path in dict.fromkeys(paths)]
         new = [self._book(job) for job in jobs if job not in self._flights]
         flights = [self._flights[job] for job in jobs]
-        if apart:
-            self._take_off(new)
+        if apart and new:
+            child = self._start(new)
+            if child is not None:
+                child.end_input()
         elif new:
             if not self._waiting:
-                asyncio.get_running_loop().call_later(_GATHERING, self._take_off_together)
+                asyncio.get_running_loop().call_later(_GATHERING, self._take_off)
             self._waiting += new
         results = await asyncio.gather(*(self._landing(flight) for flight in flights))
         return {path: result for (_, path), result in zip(jobs, results, strict=True)}
 
     def _book(self, job: _Job) -> _Flight:
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        flight = self._flights[job] = _Flight(job, self._clock.boottime(), answer)
+        flight = self._flights[job] = _Flight(
+            next(self._numbers), job, self._clock.boottime(), answer
+        )
         return flight
 
-    def _take_off_together(self) -> None:
+    def _take_off(self) -> None:
+        """Those that have gathered, in the child that is kept or in a new one."""
         flights, self._waiting = self._waiting, []
-        self._take_off(flights)
-
-    def _take_off(self, flights: Sequence[_Flight]) -> None:
-        """One child for all of them."""
-        if not flights:
+        kept = self._kept
+        if kept is not None and any(each.child is kept for each in self._flights.values()):
+            kept.end_input()
+        elif kept is not None and flights and self._send(kept, flights):
             return
+        self._kept = self._start(flights) if flights else None
 
-        def on_line(line: str) -> None:
-            number, _, text = line.partition(" ")
-            if number.isdecimal() and int(number) < len(flights):
-                self.read_results(flights[int(number)], text)
-
+    def _start(self, flights: Sequence[_Flight]) -> ChildProcess | None:
+        """A new child for all of them."""
         try:
-            child = ChildProcess(
-                python_compiled(_SCRIPT, *(":".join(flight.job) for flight in flights)), on_line
-            )
+            child = ChildProcess(python_compiled(_SCRIPT), self._read_line, listens=True)
         except OSError as error:
             for flight in flights:
                 self._land(flight, NotProbed(f"cannot start {sys.executable}: {error.strerror}"))
-            return
+            return None
         self._children.add(child)
-        for flight in flights:
-            flight.child = child
 
         def ended(code: "asyncio.Future[int]") -> None:
             self._children.discard(child)
             words = f"the probe ended with {code.result()}: {child.last_words}"
-            for flight in flights:
+            for flight in [each for each in self._flights.values() if each.child is child]:
                 self._land(flight, NotProbed(words))
 
         child.ended.add_done_callback(ended)
+        self._send(child, flights)
+        return child
+
+    def _send(self, child: ChildProcess, flights: Sequence[_Flight]) -> bool:
+        """Whether the child has taken them. One that has not is no longer of use."""
+        jobs = [(each.number, each.job[0], os.fsencode(each.job[1]).hex()) for each in flights]
+        for flight in flights:
+            flight.child = child
+        if child.send("".join("{} {} {}\n".format(*job) for job in jobs).encode()):
+            return True
+        child.kill()
+        return False
+
+    def _read_line(self, line: str) -> None:
+        number, _, text = line.partition(" ")
+        for flight in [each for each in self._flights.values() if str(each.number) == number]:
+            self.read_results(flight, text)
 
     def read_results(self, flight: _Flight, text: str) -> None:
         word, *values = text.split(" ")

@@ -13,9 +13,9 @@ import os
 import socket
 import struct
 
+from nodeagent.child_process import ChildProcess, python_compiled
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
-from nodeagent.sources.child_process import ChildProcess, python_compiled
 from nodeagent.sources.network import DefaultRoute
 from nodeagent.sources.process_state import where
 

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nodeagent.child_process import signal_name
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
 from nodeagent.interpreter import light_python
-from nodeagent.sources.child_process import signal_name
 from nodeagent.sources.gpu_sample import Gpu, gpu_from_wire
 from nodeagent.sources.process_state import ProcessState, read_state
 

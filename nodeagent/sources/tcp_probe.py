@@ -4,9 +4,9 @@ import asyncio
 import errno
 import socket
 
+from nodeagent.child_process import ChildProcess, python
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
-from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.dns import is_address
 
 __all__ = ["Connection", "ResolveError", "Resolver", "connect", "resolve"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.sources.child_process import ChildProcess
+from nodeagent.child_process import ChildProcess
 from tests.agent import fuse_server
 from tests.agent.agent_process import AgentProcess, Make
 from tests.agent.fuse_server import Filer
@@ -36,6 +36,8 @@ def _ended_children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         process = child._process
         assert process.stdout is not None
         process.stdout.close()
+        if process.stdin is not None:
+            process.stdin.close()
         process.kill()
         process.wait()
 

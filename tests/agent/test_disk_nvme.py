@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from nodeagent.checks import disk_nvme
 from nodeagent.checks.base import Off
+from nodeagent.child_process import python
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.child_process import python
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, NotProbed, Page, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
@@ -268,7 +268,8 @@ def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(preload: Path, **environ: str) -> list[str]:
     done = subprocess.run(
-        python("disk_child.py", "nvme:/dev/null"),
+        python("disk_child.py"),
+        input=f"0 nvme {b'/dev/null'.hex()}\n",
         env={"LD_PRELOAD": str(preload), **environ},
         capture_output=True,
         text=True,

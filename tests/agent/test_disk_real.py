@@ -6,13 +6,14 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nodeagent.checks import disk_readonly, disk_space, disk_write
+from nodeagent.child_process import ChildProcess, python
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.disk_child import NAME
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Space, Written
 from nodeagent.sources.host import HostRoots
@@ -294,11 +295,70 @@ async def test_a_probe_that_is_killed_is_not_a_sick_disk(tmp_path: Path, disks: 
     assert isinstance(result, NotProbed)
 
 
+async def test_a_child_is_kept_from_look_to_look(tmp_path: Path, disks: Sources) -> None:
+    path = str(tmp_path)
+    assert isinstance((await disks.disk.write([path]))[path], Written)
+    (pid,) = probe_children()
+    for _ in range(3):
+        assert isinstance((await disks.disk.write([path]))[path], Written)
+        assert isinstance((await disks.disk.space([path]))[path], Space)
+    assert probe_children() == [pid]
+    assert len(psutil.Process(pid).threads()) <= 2, "the threads of done jobs are gone"
+
+
+async def test_a_child_that_ends_between_two_looks_is_replaced(
+    tmp_path: Path, disks: Sources
+) -> None:
+    path = str(tmp_path)
+    assert isinstance((await disks.disk.write([path]))[path], Written)
+    (pid,) = probe_children()
+    os.kill(pid, 9)
+    assert isinstance((await disks.disk.write([path]))[path], Written)
+    assert pid not in probe_children()
+
+
+async def test_a_child_that_waits_for_a_disk_gets_no_other_question(
+    tmp_path: Path, disks: Sources
+) -> None:
+    """It is killed when the first is late, and the others would have no answer."""
+    with ext4(tmp_path / "e") as point, frozen(point):
+        hangs = asyncio.create_task(disks.disk.write([str(point)]))
+        await until_probed()
+        pid = disks.disk.outstanding()[str(point)]
+        for _ in range(2):
+            assert isinstance((await disks.disk.space([str(tmp_path)]))[str(tmp_path)], Space)
+        assert isinstance((await hangs)[str(point)], Hung)
+        others = [each for each in probe_children() if each != pid]
+        assert len(others) == 1, "one new child for both"
+    await until_gone(pid)
+    assert isinstance((await disks.disk.write([str(tmp_path)]))[str(tmp_path)], Written)
+    assert probe_children() == others
+
+
+async def test_a_child_ends_when_its_agent_has_gone(tmp_path: Path) -> None:
+    child = ChildProcess(python("disk_child.py"), lambda line: None, listens=True)
+    child.end_input()
+    assert await child.ended == 0
+
+
+async def test_more_questions_than_a_pipe_takes_start_no_second_probe_of_a_disk(
+    tmp_path: Path, disks: Sources
+) -> None:
+    """The child has a part of them, and is ended: none is left half asked."""
+    paths = [str(tmp_path / f"{number}{'x' * 200}") for number in range(400)]
+    await disks.disk.space(["/"])
+    found = await disks.disk.space(paths)
+    assert {type(each) for each in found.values()} <= {NotProbed, ProbeRefused}
+    assert isinstance((await disks.disk.space(["/"]))["/"], Space), "the next look is answered"
+
+
 async def test_what_a_child_says_last_is_kept(tmp_path: Path) -> None:
     lines: list[str] = []
-    child = ChildProcess(python("disk_child.py", "melt:/"), lines.append)
+    child = ChildProcess(python("disk_child.py"), lines.append, listens=True)
+    assert child.send(b"0 melt 2f\n")
     assert await child.ended == 1
-    assert child.last_words == "no such probe: melt:/"
+    assert child.last_words == "no such probe: melt"
+    assert not child.send(b"1 space 2f\n"), "it has ended"
 
 
 async def test_questions_of_the_same_moment_share_a_child(disks: Sources, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A short-lived program, exec'd, whose lines are read as they come.
+"""A program, exec'd, whose lines are read as they come: a question or a few, or one that is kept.
 
 Never forked from within (the agent runs gRPC), no thread, and no waiting: a child that hangs in
 the kernel is left to hang while the agent continues, and is reaped in the moment that it ends.
@@ -15,6 +15,7 @@ from nodeagent.interpreter import bytecode_of, light_python
 
 __all__ = ["ChildProcess", "python", "signal_name"]
 
+_SCRIPTS = Path(__file__).with_name("sources")
 _READ = 65536
 _LINE_LIMIT = 65536  # a child that never ends its line is cut, not collected
 _LAST_WORDS = 500
@@ -30,23 +31,23 @@ def signal_name(number: int) -> str:
 
 
 def python(script: str, *arguments: str) -> list[str]:
-    """The command line for a script of this package."""
-    return [*light_python(), str(Path(__file__).with_name(script)), *arguments]
+    """The command line for a script among the sources."""
+    return [*light_python(), str(_SCRIPTS / script), *arguments]
 
 
 def python_compiled(script: str, *arguments: str) -> list[str]:
-    """The same for a script that is started each minute, and does not read its ``__file__``.
+    """The same for a script that is started often, and does not read its ``__file__``.
 
     Python compiles a program that it runs at each start, and keeps bytecode only of modules.
     """
-    return [*light_python(), bytecode_of(str(Path(__file__).with_name(script))), *arguments]
+    return [*light_python(), bytecode_of(str(_SCRIPTS / script)), *arguments]
 
 
 class ChildProcess:
     """One running child. ``ended`` is done when it is gone and reaped.
 
     ``on_line`` is called with each line of its output (standard error too), in the event loop.
-    Raises OSError when the program cannot be started.
+    ``listens``: it reads what ``send`` gives it. Raises OSError when the program cannot be started.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ChildProcess:
         on_line: Callable[[str], None],
         *,
         line_limit: int = _LINE_LIMIT,
+        listens: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_line = on_line
@@ -65,9 +67,10 @@ class ChildProcess:
         library_path = {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
         self._process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            bufsize=0,
             cwd="/",  # holds no filesystem busy
             env=library_path,
             process_group=0,  # Ctrl-C in a terminal is the agent's to handle
@@ -80,6 +83,20 @@ class ChildProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def send(self, text: bytes) -> bool:
+        """Write to the child without waiting; whether it has taken all of it."""
+        assert self._process.stdin is not None
+        try:
+            os.set_blocking(self._process.stdin.fileno(), False)
+            return self._process.stdin.write(text) == len(text)
+        except (OSError, ValueError):  # it has ended, or its input has
+            return False
+
+    def end_input(self) -> None:
+        """Send no more. A child that reads to the end of its input ends with its work."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def kill(self) -> None:
         """Send the child SIGKILL. In state D it stays until its system call returns."""
@@ -131,3 +148,5 @@ class ChildProcess:
         if output is not None and not output.closed:
             self._loop.remove_reader(self._output)
             output.close()
+        if self._process.stdin is not None:
+            self.end_input()
