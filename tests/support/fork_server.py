@@ -27,8 +27,9 @@ from typing import IO, Any
 ROOT = Path(__file__).parents[2]
 #: A program's main function, which takes its command line.
 Main = Callable[[Sequence[str]], object]
-#: Variables that the loader, Python and libraries read at their start, which is before a fork.
-_READ_EARLY = ("GRPC_", "LANG", "LC_", "LD_", "MALLOC_", "OPENSSL_", "PYTHON")
+#: Variables that the loader, Python and libraries read at their start, which is before a fork. In
+#: LD_LIBRARY_PATH the agent itself looks for NVML.
+_READ_EARLY = ("GRPC_", "LANG", "LC_", "LD_PRELOAD", "MALLOC_", "OPENSSL_", "PYTHON")
 
 
 @dataclass(frozen=True, slots=True)
