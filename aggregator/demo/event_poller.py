@@ -34,6 +34,8 @@ SHOWN = frozenset(
 #: More of one kind at a time than this are counted.
 _MANY = 3
 _WIDEST = 140
+#: Seconds between two polls: each gets all events of the demo.
+_PAUSE = 0.2
 
 
 class NotSeen(Exception):
@@ -99,7 +101,7 @@ class EventPoller:
             if time.monotonic() > deadline:
                 raise NotSeen(f"not seen within {within:g} s: {told}")
             self.poll()
-            time.sleep(0.1)
+            time.sleep(_PAUSE)
         return found
 
     def show_for(self, seconds: float) -> None:
@@ -107,7 +109,7 @@ class EventPoller:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.poll()
-            time.sleep(0.2)
+            time.sleep(_PAUSE)
 
     def of_kind(self, kind: str, *nodes: str) -> list[SeenEvent]:
         """The events of this kind, of these nodes or of all."""
