@@ -227,6 +227,13 @@ class AgentCall(AgentExchange):
 
     # -- the relay's calls ------------------------------------------------------
 
+    @property
+    def is_urgent(self) -> bool:
+        """Evidence was lost on its way, or the agent came without a controller: the last one may
+        have died with its evidence, and an agent that is not welcomed leaves in the end.
+        """
+        return self.dropped or not self._welcomed
+
     def opening(self) -> relay_pb2.AgentOpened:
         """Its stream begins on a relay: all that the controller needs for that."""
         self._passes, self._agreed, self._token_due = False, None, False

@@ -196,5 +196,5 @@ class _MovingCalls:
 
 
 def _numbers(calls: Iterable[AgentCall]) -> list[int]:
-    """The last are those of which evidence was dropped: they are the first to move."""
-    return [call.number for call in sorted(calls, key=lambda call: call.dropped)]
+    """The urgent ones are the last of the list: they are the first to move."""
+    return [call.number for call in sorted(calls, key=lambda call: call.is_urgent)]

@@ -13,7 +13,11 @@ class RelayedCall(Protocol):
 
     number: int
     relay: "GatewayLink | None"
-    dropped: bool
+
+    @property
+    def is_urgent(self) -> bool:
+        """Its agent has evidence that no controller has, or may have such evidence."""
+        ...
 
     def opening(self) -> pb.AgentOpened:
         """Its credentials and its Hello."""
@@ -32,7 +36,7 @@ class GatewayLink:
             most_bytes=RELAY_BYTES, most_of_one=AGENT_BYTES
         )
         self._received: set[int] = set()
-        #: Those of which evidence was dropped come first: the others' is still in force.
+        #: The urgent ones come first: the others' evidence is still in force.
         self._first: dict[RelayedCall, None] = {}
         self._others: dict[RelayedCall, None] = {}
 
@@ -43,7 +47,7 @@ class GatewayLink:
     def wait_for(self, calls: Iterable[RelayedCall]) -> None:
         """These calls begin as soon as the controller permits it."""
         for call in calls:
-            if call.dropped:
+            if call.is_urgent:
                 self._others.pop(call, None)
                 self._first[call] = None
             elif call not in self._first:

@@ -351,6 +351,26 @@ async def test_agents_whose_evidence_no_controller_acknowledged_come_first(
             assert [told.node for told in hellos[2:]] == ["n-1", "n-0"]
 
 
+async def test_agents_that_came_without_a_controller_come_before_those_that_were_welcomed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resync_pacer, "AHEAD", 1)
+    monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        async with b.agent("n-0") as first, b.agent("n-1") as second:
+            await first.attend()
+            for one in site.all.values():
+                one.directory.name(None)
+            await until(lambda: not b.gateway.relayed)
+            await second.hello()
+            await until(lambda: b.gateway.stats.attached == 2)
+            site.elect("a")
+            hellos = site.all["a"].intake.hellos
+            await until(lambda: len(hellos) == 3)
+            assert [told.node for told in hellos[1:]] == ["n-1", "n-0"]
+
+
 async def test_a_controller_that_stops_without_an_end_is_left_after_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
