@@ -10,6 +10,7 @@ from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.race import while_in_force
 
 
 class NewMarksWriter:
@@ -22,6 +23,8 @@ class NewMarksWriter:
         self, node_state: NodeState, is_next: Callable[[DrainStep, Quarantine], bool]
     ) -> None:
         """After a failure the object still is as before the marks, which then are set again.
+
+        In a burst the marks of all nodes come first.
 
         ``is_next``: whether this step follows, once the quarantine is as given.
         """
@@ -43,6 +46,10 @@ class NewMarksWriter:
                 return False  # the write would be refused
             return is_next(DrainStep.DRAIN, marked)
 
+        if self._queue.is_marking:
+            await while_in_force(node_state, self._queue.until_marked(), writable)
+            if not self._queue.may_act():
+                return  # another replica may be the controller by now
         if self._drain.is_ready(marks.node) and still():
             await self._drain.begin_with_marks(node_state, marks, still, writable)
         else:

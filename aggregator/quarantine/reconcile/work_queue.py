@@ -7,11 +7,16 @@ worked on once more; its evaluation does not wait for the step in progress.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.state.node import NodeState
+
+#: At most this long (seconds) what follows a node's marks waits for other nodes' marks: in a burst
+#: it would take the time of nodes on which jobs are still placed.
+MARKS_FIRST = 2.0
 
 
 class Evaluator(Protocol):
@@ -41,6 +46,9 @@ class WorkQueue:
         self.holds_lease = holds_lease
         self._receivers: tuple[Evaluator, Worker] | None = None
         self._due: dict[str, NodeState] = {}
+        #: How many nodes are on their way to their marks; the future ends when none is.
+        self._marking = 0
+        self._marked: asyncio.Future[None] | None = None
         self.view = False
 
     def deliver_to(self, evaluator: Evaluator, worker: Worker) -> None:
@@ -73,6 +81,29 @@ class WorkQueue:
         if self._due.get(node_state.node) is node_state:
             del self._due[node_state.node]
             self._begin(node_state)
+
+    @contextlib.contextmanager
+    def marking(self) -> Iterator[None]:
+        """While a node is on its way to its marks."""
+        self._marking += 1
+        try:
+            yield
+        finally:
+            self._marking -= 1
+            if not self._marking and self._marked is not None:
+                self._marked.set_result(None)
+                self._marked = None
+
+    @property
+    def is_marking(self) -> bool:
+        """Whether any node is on its way to its marks."""
+        return self._marking > 0
+
+    async def until_marked(self) -> None:
+        """Return once no node is on its way to its marks, after `MARKS_FIRST` at the latest."""
+        if self._marking:
+            self._marked = self._marked or asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._marked], timeout=MARKS_FIRST)
 
     def forget_node(self, node_state: NodeState) -> None:
         """The node is gone, and no step is left for it."""

@@ -4,6 +4,7 @@ One task at most works on a node; the tasks of several nodes run at the same tim
 """
 
 import asyncio
+import contextlib
 import enum
 import logging
 import random
@@ -273,7 +274,9 @@ class NodeWorker:
         if reconciler.is_late:
             self._settle_waiters(node_state)
         still = partial(self._is_next, node_state, step.do)
-        return await reconciler.carry_out(node_state, step, still)
+        begins = reconciler is self._admission
+        with self._queue.marking() if begins else contextlib.nullcontext():
+            return await reconciler.carry_out(node_state, step, still)
 
     def _plan(
         self, node_state: NodeState, quarantine: Quarantine | None
