@@ -22,7 +22,6 @@ from nodeagent.config.reload import ConfigState, Reloader
 from nodeagent.config.settings import Config
 from nodeagent.evidence.disk_backup import DiskBackup
 from nodeagent.evidence.store import NAME, Store, UnreleasedState
-from nodeagent.interpreter import return_freed_memory
 from nodeagent.kernel_feed import KernelFeed
 from nodeagent.local.routes import LocalRoutes
 from nodeagent.local.server import AlreadyRunning, LocalServer
@@ -395,12 +394,10 @@ class Agent:
             self._recorder.record_observations(report, run_of=name if whole else "")
 
     async def _housekeeping(self) -> None:
-        await asyncio.sleep(HOUSEKEEPING)
-        return_freed_memory()  # what the start took: by now each check has run
         while True:
+            await asyncio.sleep(HOUSEKEEPING)
             if self._recorder.latch.expire(self._clock.boottime()):
                 self._recorder.changed_by_hand()
-            await asyncio.sleep(HOUSEKEEPING)
 
     async def _end(self, parts: "list[asyncio.Task[Any]]") -> None:
         log.info("agent is stopping", extra={"event": "agent.stopping"})

@@ -1,11 +1,11 @@
-"""The interpreter at its lightest: the command line of a Python child, and its freed memory."""
+"""The command line of a Python child of the agent: the interpreter at its lightest."""
 
 import functools
 import os
 import sys
 from importlib.util import MAGIC_NUMBER, cache_from_source
 
-__all__ = ["bytecode_of", "light_python", "return_freed_memory"]
+__all__ = ["bytecode_of", "light_python"]
 
 _HEADER = 16
 _UNCHECKED = 1
@@ -44,15 +44,3 @@ def bytecode_of(source: str) -> str:
     is_of_it = flags == bytes(4) and rest == b"".join(word.to_bytes(4, "little") for word in words)
     trusted = flags == _UNCHECKED.to_bytes(4, "little")
     return compiled if magic == MAGIC_NUMBER and (is_of_it or trusted) else source
-
-
-def return_freed_memory() -> None:
-    """Give the kernel the memory that the C library keeps for later: 4 MiB after the start.
-
-    Without effect on another C library than glibc.
-    """
-    import ctypes  # 0.3 MiB, which check `clock` needs too
-
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

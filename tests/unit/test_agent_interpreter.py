@@ -1,7 +1,5 @@
-"""Which bytecode the agent's children run: only what is certainly of their source; its memory."""
+"""Which bytecode the agent's children run: only what is certainly of their source."""
 
-import asyncio
-import ctypes
 import os
 import py_compile
 import subprocess
@@ -10,12 +8,9 @@ from collections.abc import Iterator
 from importlib.util import cache_from_source
 from pathlib import Path
 from py_compile import PycInvalidationMode
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from nodeagent import agent, interpreter
 from nodeagent.interpreter import bytecode_of, light_python
 from nodeagent.sources.small_file import read_small, read_whole
 
@@ -113,34 +108,3 @@ def test_at_most_4096_bytes_of_a_small_file_are_read(tmp_path: Path) -> None:
 def test_what_can_not_be_read_has_no_text(tmp_path: Path) -> None:
     assert read_small(tmp_path / "missing") is None
     assert read_small(tmp_path) is None
-
-
-async def test_the_agent_returns_freed_memory_once_after_its_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trims: list[int] = []
-    done, looks = asyncio.Event(), []
-
-    def expire(now: float) -> bool:
-        looks.append(now)
-        if len(looks) == 3:
-            done.set()
-        return False
-
-    monkeypatch.setattr(agent, "HOUSEKEEPING", 0.0)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=trims.append))
-    node: Any = SimpleNamespace(
-        _recorder=SimpleNamespace(latch=SimpleNamespace(expire=expire)),
-        _clock=SimpleNamespace(boottime=lambda: 7.0),
-    )
-    keeping = asyncio.create_task(agent.Agent._housekeeping(node))
-    await asyncio.wait_for(done.wait(), 30)
-    keeping.cancel()
-    assert trims == [0]
-
-
-def test_a_c_library_that_cannot_return_memory_is_let_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
-    interpreter.return_freed_memory()
