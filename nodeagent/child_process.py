@@ -36,7 +36,7 @@ def python(script: str, *arguments: str) -> list[str]:
 
 
 def python_compiled(script: str, *arguments: str) -> list[str]:
-    """The same for a script that is started often, and does not read its ``__file__``.
+    """The same for a script that is started each minute, and does not read its ``__file__``.
 
     Python compiles a program that it runs at each start, and keeps bytecode only of modules.
     """

@@ -129,7 +129,7 @@ SPEC = CheckSpec(
     name=NAME,
     sees="a disk that refuses writes, hangs on them or gives back other bytes",
     source="4 KiB written, synced, read back and removed by a child process",
-    cost="1 ms of CPU a minute, and one small sync",
+    cost="12 ms of CPU a minute, shared with disk-space, and one small sync",
     blind_to="disks without a directory in paths; damage to data that is already there",
     build=lambda sources, options: DiskWrite(
         sources.disk, sources.machine, options["paths"], sources.measurements

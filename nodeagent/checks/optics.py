@@ -121,7 +121,7 @@ SPEC = CheckSpec(
     name=NAME,
     sees="a port whose light or temperature is beyond the alarm of its transceiver",
     source="the transceiver's memory, by ethtool's netlink, in a child process",
-    cost="1 ms of CPU every 120 s where a port has an optical transceiver",
+    cost="12 ms of CPU every 120 s where a port has an optical transceiver",
     blind_to="transceivers of ports without a network interface; kernels before 5.13; an agent "
     "without CAP_NET_ADMIN",
     interval=120.0,

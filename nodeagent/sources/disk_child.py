@@ -5,9 +5,9 @@ Standard input, a line for each job: ``N WHAT PATH``, PATH in hexadecimal digits
 interface) or ``files`` (PATH is several, with a tab between). It ends when its input has ended and
 all jobs are done.
 
-One is kept for all runs, so it imports nothing beyond the interpreter's own built-in modules: its
-memory is 3 MiB. Each job has a thread, so that one that hangs holds up no other; a process with a
-hung thread cannot end, and that is its parent's to report.
+It imports nothing beyond the interpreter's own built-in modules: its start is 8 ms of CPU, and one
+that is kept for further jobs takes 3 MiB. Each job has a thread, so that one that hangs holds up no
+other; a process with a hung thread cannot end, and that is its parent's to report.
 
 Output, a line each, N the job's number: ``N at TID`` when begun; then ``N space
 SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without root's reserve), ``N written

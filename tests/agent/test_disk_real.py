@@ -15,8 +15,9 @@ from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_child import NAME
-from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Space, Written
+from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Space, Written
 from nodeagent.sources.host import HostRoots
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import built, observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import (
     MARKS,
@@ -295,10 +296,37 @@ async def test_a_probe_that_is_killed_is_not_a_sick_disk(tmp_path: Path, disks: 
     assert isinstance(result, NotProbed)
 
 
+async def kept_child(disks: Sources, path: str) -> int:
+    """Two looks within a minute keep the child of the second."""
+    for _ in range(2):
+        assert isinstance((await disks.disk.write([path]))[path], Written)
+    kept = disks.disk._kept
+    assert kept is not None
+    return kept.pid
+
+
+async def test_a_child_of_one_look_a_minute_is_not_kept(tmp_path: Path) -> None:
+    clock = HandClock()
+    disk = DiskProbe(machine=HostRoots(clock=clock), deadline=DEADLINE)
+    for _ in range(3):
+        await disk.space([str(tmp_path)])
+        assert disk._kept is None
+        clock.now += 45.0
+    for _ in patiently():
+        if not probe_children():
+            break
+        await asyncio.sleep(0.02)
+    assert probe_children() == []
+    await disk.close()
+
+
 async def test_a_child_is_kept_from_look_to_look(tmp_path: Path, disks: Sources) -> None:
     path = str(tmp_path)
-    assert isinstance((await disks.disk.write([path]))[path], Written)
-    (pid,) = probe_children()
+    pid = await kept_child(disks, path)
+    for _ in patiently():
+        if probe_children() == [pid]:
+            break
+        await asyncio.sleep(0.02)
     for _ in range(3):
         assert isinstance((await disks.disk.write([path]))[path], Written)
         assert isinstance((await disks.disk.space([path]))[path], Space)
@@ -310,8 +338,7 @@ async def test_a_child_that_ends_between_two_looks_is_replaced(
     tmp_path: Path, disks: Sources
 ) -> None:
     path = str(tmp_path)
-    assert isinstance((await disks.disk.write([path]))[path], Written)
-    (pid,) = probe_children()
+    pid = await kept_child(disks, path)
     os.kill(pid, 9)
     assert isinstance((await disks.disk.write([path]))[path], Written)
     assert pid not in probe_children()
@@ -328,11 +355,12 @@ async def test_a_child_that_waits_for_a_disk_gets_no_other_question(
         for _ in range(2):
             assert isinstance((await disks.disk.space([str(tmp_path)]))[str(tmp_path)], Space)
         assert isinstance((await hangs)[str(point)], Hung)
-        others = [each for each in probe_children() if each != pid]
-        assert len(others) == 1, "one new child for both"
+        assert disks.disk._kept is not None
+        other = disks.disk._kept.pid
+        assert other in probe_children(), "one new child for both"
     await until_gone(pid)
     assert isinstance((await disks.disk.write([str(tmp_path)]))[str(tmp_path)], Written)
-    assert probe_children() == others
+    assert disks.disk._kept.pid == other
 
 
 async def test_a_child_ends_when_its_agent_has_gone(tmp_path: Path) -> None:
@@ -346,7 +374,7 @@ async def test_more_questions_than_a_pipe_takes_start_no_second_probe_of_a_disk(
 ) -> None:
     """The child has a part of them, and is ended: none is left half asked."""
     paths = [str(tmp_path / f"{number}{'x' * 200}") for number in range(400)]
-    await disks.disk.space(["/"])
+    await kept_child(disks, str(tmp_path))
     found = await disks.disk.space(paths)
     assert {type(each) for each in found.values()} <= {NotProbed, ProbeRefused}
     assert isinstance((await disks.disk.space(["/"]))["/"], Space), "the next look is answered"
