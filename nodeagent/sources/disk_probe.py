@@ -35,8 +35,9 @@ __all__ = [
 _SCRIPT = "disk_child.py"
 #: Seconds in which probes gather: checks of one interval request them in the same beat.
 _GATHERING = 0.02
-#: Probes that come within so many seconds of those before keep their child.
-_OFTEN = 45.0
+#: Probes that come within so many seconds of those before keep their child; those of one beat, as
+#: some gather later, leave it as it was.
+_OFTEN, _BEAT = 45.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +215,18 @@ class DiskProbe:
     def _take_off(self) -> None:
         """Those that have gathered, in the child that is kept or in a new one."""
         flights, self._waiting = self._waiting, []
-        before, self._gathered_at = self._gathered_at, self._clock.boottime()
-        kept = self._kept
+        kept, now = self._kept, self._clock.boottime()
+        gap, self._gathered_at = now - self._gathered_at, now
+        often = kept is not None if gap < _BEAT else gap < _OFTEN
         if kept is not None and any(each.child is kept for each in self._flights.values()):
             kept.end_input()
-        elif kept is not None and flights and self._send(kept, flights):
-            return
-        self._kept = self._start(flights) if flights else None
-        if self._kept is not None and self._gathered_at - before >= _OFTEN:
-            self._kept.end_input()
-            self._kept = None
+            kept = None
+        if flights and (kept is None or not self._send(kept, flights)):
+            kept = self._start(flights)
+        if kept is not None and not often:
+            kept.end_input()
+            kept = None
+        self._kept = kept
 
     def _start(self, flights: Sequence[_Flight]) -> ChildProcess | None:
         """A new child for all of them."""
