@@ -17,11 +17,9 @@ from aggregator.relay import server as server_module
 from aggregator.relay import unserved as unserved_module
 from aggregator.relay.frame_queue import FrameQueue
 from aggregator.relay.protocol import AGENT_MESSAGES, PART_BYTES
-from aggregator.relay.resync_pacer import AHEAD, LISTS_WITHIN, MISSED_AFTER, ResyncPacer
 from sickbay.v1 import relay_pb2 as frames
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
-from tests.support import virtual_time
 from tests.support.pki import TokenIssuer
 from tests.support.relays import ISSUER, PROBE_KEY, PlayedReplica, replica_token, replicas
 from tests.support.waiting import PATIENCE, until
@@ -796,68 +794,3 @@ def test_a_queue_is_bounded_in_all_and_for_each_stream() -> None:
     assert queue.has_room(4, 200)
     assert [frame.stream for frame in queue.take(1)] == [3]
     assert (queue.take(1), queue.bytes) == ([], 0)
-
-
-# -- the pace of a new controller ------------------------------------------------------------------
-
-
-class Waiting:
-    """The agents of one gateway that wait. Those that are ``there`` send their snapshot at once."""
-
-    def __init__(self, waiting: int, *, there: bool = True) -> None:
-        self.waiting = waiting
-        self.received = 0
-        self._there = there
-
-    def permit(self, count: int) -> None:
-        self.waiting -= count
-        self.received += count if self._there else 0
-
-
-@pytest.mark.parametrize(("listed_after", "expected"), [(2.0, 2.0), (60.0, LISTS_WITHIN)])
-def test_snapshots_wait_for_the_clusters_lists_but_not_for_ever(
-    listed_after: float, expected: float
-) -> None:
-    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        began, gateway = loop.time(), Waiting(1_000)
-        pacer = ResyncPacer(
-            lambda: gateway.received, listed=lambda: loop.time() - began >= listed_after
-        )
-        pacer.join(gateway)
-        running = asyncio.create_task(pacer.run())
-        await until(lambda: gateway.waiting < 1_000)
-        # A look in virtual time may be a second late.
-        assert expected - 0.1 <= loop.time() - began <= expected + 1.5
-        await until(lambda: gateway.waiting == 0)
-        assert loop.time() - began <= expected + 2.5
-        running.cancel()
-
-    virtual_time.play(test)
-
-
-def test_no_more_snapshots_are_under_way_than_are_taken_in_a_moment() -> None:
-    busy, idle = Waiting(1_000, there=False), Waiting(30)
-    pacer = ResyncPacer(lambda: busy.received + idle.received)
-    pacer.join(busy)
-    assert pacer.permit_some()
-    assert busy.waiting == 1_000 - AHEAD
-    pacer.join(idle)
-    assert pacer.permit_some()
-    assert AHEAD - 5 <= 1_000 - busy.waiting + 30 - idle.waiting <= AHEAD + 5, "none has come"
-    busy.received += 150
-    assert pacer.permit_some()
-    assert idle.waiting == 0, "the room is shared"
-    assert 1_000 - busy.waiting <= AHEAD + 150 + 10
-
-
-def test_snapshots_that_do_not_come_are_not_waited_for_for_ever() -> None:
-    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        began, gone = loop.time(), Waiting(3 * AHEAD, there=False)
-        pacer = ResyncPacer(lambda: 0)
-        pacer.join(gone)
-        running = asyncio.create_task(pacer.run())
-        await until(lambda: gone.waiting == 0)
-        assert MISSED_AFTER <= loop.time() - began <= 4 * MISSED_AFTER
-        running.cancel()
-
-    virtual_time.play(test)
