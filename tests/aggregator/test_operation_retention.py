@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import with_attempts
+from aggregator.cluster.operations import unknown_outcome, with_attempts
 from aggregator.cluster.port import (
     Action,
     Conflict,
@@ -148,6 +148,36 @@ async def test_the_newest_test_of_each_node_is_kept_and_goes_with_the_node() -> 
     found = await go_round(world)
     assert "of a node that is there" in found
     assert len(found) == PER_NODE + 1
+
+
+async def test_the_newest_test_is_kept_though_a_person_has_deleted_it() -> None:
+    """Without a pass the failure before it would be open again."""
+    world = World()
+    idle = {"node_test": NodeTestStatus(reason="idle")}
+    put_test(world, "failed", "n1", at=NOW - 7200, phase=RepairState.FAILED, **idle)
+    put_test(world, "passed", "n1", at=NOW - 3600, number=2, **idle)
+    for name in ("failed", "passed"):
+        world.operations.person_deletes(name)
+    assert await go_round(world) == {"passed": RepairState.SUCCEEDED}
+    put_test(world, "next", "n1", at=NOW - 60, number=3, **idle)
+    assert await go_round(world) == {"next": RepairState.SUCCEEDED}
+
+
+async def test_a_test_that_can_not_be_read_goes_when_a_person_deletes_it() -> None:
+    """Its name is that of the next one."""
+    world = World()
+    put_test(world, "fine", "n1", at=NOW - 7200)
+    broken = unknown_outcome(
+        "broken", OperationSpec("n1", "test"), OperationStatus(began_at=NOW - 3600), ValueError("x")
+    )
+    world.operations.store(
+        replace(world.operations.by_name["fine"], name="broken", uid="u", status=broken)
+    )
+    both = {"fine": RepairState.SUCCEEDED, "broken": RepairState.UNKNOWN}
+    world.operations.person_deletes("fine")
+    assert await go_round(world) == both
+    world.operations.person_deletes("broken")
+    assert await go_round(world) == {"fine": RepairState.SUCCEEDED}
 
 
 async def test_our_own_test_that_was_held_before_it_began_is_removed() -> None:
@@ -308,11 +338,16 @@ async def test_a_test_of_a_node_in_service_keeps_its_operation_for_its_time() ->
     world = World()
     ask(world, "test", node="n2", kind="test")
     there = world.operations.by_name["test"]
-    busy = OperationStatus(RepairState.ORDERED, began_at=NOW - 7200, deadline_at=NOW + 60)
+    busy = OperationStatus(
+        RepairState.ORDERED,
+        began_at=NOW - 7200,
+        deadline_at=NOW - 3600,
+        node_test=NodeTestStatus(),
+    )
     world.operations.by_name["test"] = replace(there, created_at=NOW - 7200, status=busy, held=True)
-    assert await go_round(world) == {"test": RepairState.ORDERED}
-    late = replace(busy, deadline_at=NOW - 3600)
-    world.operations.by_name["test"] = replace(world.operations.by_name["test"], status=late)
+    assert await go_round(world) == {"test": RepairState.ORDERED}, "its verdict may be unwritten"
+    endless = replace(busy, deadline_at=0.0)
+    world.operations.by_name["test"] = replace(world.operations.by_name["test"], status=endless)
     assert await go_round(world) == {"test": RepairState.UNKNOWN}
 
 

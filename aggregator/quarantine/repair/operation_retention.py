@@ -9,8 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import is_request, newest_tests, outdated
+from aggregator.cluster.operations import (
+    is_node_test,
+    is_request,
+    is_unread,
+    newest_tests,
+    outdated,
+)
 from aggregator.cluster.port import (
+    BUSY,
     ClusterError,
     Conflict,
     Operation,
@@ -92,17 +99,19 @@ class OperationRetention:
         left = [one for one in found if self._is_left(one, in_force)]
         now = self._clocks.earliest()
         for one in left:
-            # A test of a node in no quarantine ends in its own time.
-            ends = 0.0 if one.status.quarantine else one.status.deadline_at
-            if one.is_open and now - max(one.created_at, ends) > _SETTLED:
+            if one.is_open and not _is_engines(one) and now - one.created_at > _SETTLED:
                 await self._try(one, ends_at=None if _is_unbegun_test(one) else now)
-        ended = [one for one in left if not one.is_open]
+        # What is known of a node is in its newest test, also in one that a person has deleted:
+        # without it an earlier failure would be open again, and its number would be used again.
+        tests = [one for one in found if is_node_test(one) and self._is_known(one.spec.node)]
+        last = {one.name for one in newest_tests(one for one in tests if not is_unread(one))}
+        # One that can't be read lets none begin until a person has deleted it.
+        last |= {one.name for one in tests if is_unread(one) and not one.deleting}
+        ended = [one for one in left if not one.is_open and one.name not in last]
         for one in ended:
             if one.deleting:
                 await self._try(one)
-        # The newest test of a node tells what is known of it.
-        last = {one.name for one in newest_tests(found) if self._is_known(one.spec.node)}
-        kept = [one for one in ended if not one.deleting and one.name not in last]
+        kept = [one for one in ended if not one.deleting]
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
             await self._try(one)
 
@@ -142,6 +151,14 @@ class OperationRetention:
             ended_at=round(now, 3),
         )
         await self._operations.write_status(operation, status)
+
+
+def _is_engines(operation: Operation) -> bool:
+    """Whether it is a test under way of a node in no quarantine: `NodeTests` alone ends it, since
+    it may have a verdict that could not be written yet. One without a deadline it can't end.
+    """
+    status = operation.status
+    return status.node_test is not None and status.phase in BUSY and bool(status.deadline_at)
 
 
 def _is_unbegun_test(operation: Operation) -> bool:
