@@ -397,6 +397,21 @@ def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None
     virtual_time.run(scenario())
 
 
+def test_the_memory_of_a_drain_goes_with_the_release_of_its_node() -> None:
+    async def scenario() -> None:
+        world = world_with("a")
+        world.budget_blocks.add("uid-a")
+        replica = await begun(world, SETTINGS)
+        memories = replica.controller.parts.worker._reads._drain._memories
+        await until(lambda: "n1" in memories and phase_of(world, "n1") is Phase.DRAINING)
+        world.person_deletes("n1")
+        await until(lambda: not world.quarantines)
+        assert memories == {}
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
 def test_a_node_deleted_in_the_middle_of_its_drain_is_told_and_drains_no_more() -> None:
     async def scenario() -> None:
         world = world_with("a")

@@ -529,7 +529,7 @@ class Drainer:
         """Emit the events of a phase that we wrote, once the Quarantine shows that phase."""
         quarantine = node_state.quarantine
         memory = self._memories.get(node_state.node)
-        if quarantine is None:
+        if quarantine is None or quarantine.status.phase is Phase.RELEASING:
             self._memories.pop(node_state.node, None)
             return
         if memory is None or memory.unreported_phase is None:
