@@ -10,9 +10,11 @@ from aggregator.cluster.port import (
     AdmissionRefused,
     Operation,
     OperationSpec,
+    OperationStatus,
     Phase,
     QuarantineSpec,
     RepairState,
+    StopText,
     Taint,
     Toleration,
     Unreachable,
@@ -502,6 +504,47 @@ async def test_a_test_does_not_begin_on_a_node_that_changed_after_it_was_decided
     site.world.set_node(replace(site.world.nodes["n1"], unschedulable=False))
     await site.settles(site.is_open)
     assert site.last_test()["operation"] == held.name
+    site.check()
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Ordering"])
+@in_virtual_time
+async def test_no_test_begins_in_a_quarantine_that_comes_with_the_last_wait(phase: str) -> None:
+    """The guard waits for the stop switch last, and the watch reports the quarantine meanwhile."""
+    site, came = NewNodes(), False
+    cluster = MemoryCluster(site.world)
+    shelf, read_stop = cluster.operations, cluster.read_stop
+    create, write_status = shelf.create, shelf.write_status
+
+    async def slow_create(name: str, spec: OperationSpec) -> Operation:
+        made = await create(name, spec)
+        await later(1.0)  # the switch is read anew after that
+        return made
+
+    async def slow_write(operation: Operation, status: OperationStatus) -> Operation:
+        written = await write_status(operation, status)
+        await later(1.0)
+        return written
+
+    async def slow_read() -> StopText:
+        nonlocal came
+        found = await read_stop()
+        tests = site.world.operations.by_name.values()
+        if not came and any(one.status.phase.value == phase for one in tests):
+            came = True
+            site.world.person_creates("n1", QuarantineSpec(Action.CORDON, "n1", "ann", "mine"))
+            await later(1.0)
+        return found
+
+    shelf.create, shelf.write_status = slow_create, slow_write  # type: ignore[method-assign]
+    cluster.read_stop = slow_read  # type: ignore[method-assign]
+    site.start(cluster)
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await later(TIMEOUT)
+    assert came
+    assert site.program.orders == []
+    assert site.last_test().get("state") == {"Ordering": "Cancelled"}.get(phase)
     site.check()
     await site.replica.stop()
 

@@ -20,7 +20,11 @@ from aggregator.quarantine.decide.node_tests import (
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.repair.before_release import boot_of
-from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
+from aggregator.quarantine.repair.node_test_state import (
+    NodeTestContext,
+    WatchedNode,
+    in_quarantine,
+)
 from aggregator.quarantine.repair.node_test_store import NodeTestStore
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodePools
@@ -118,8 +122,7 @@ class NodeTestChecks:
 
     def _ends_test(self, node: Node, node_state: NodeState | None) -> str:
         """Why a test under way has to end; evidence that comes meanwhile is no reason."""
-        known = node_state is not None and node_state.quarantine is not None
-        if is_marked(node) or known:
+        if is_marked(node) or in_quarantine(node_state):
             return "the node is in quarantine"
         return read_operator_requests(node.annotations).why_capped(self._shared.clocks.earliest())
 
@@ -146,13 +149,22 @@ class NodeTestChecks:
         changed = "" if same else "the node has changed since the test was decided on"
         return facts.ends or facts.against or changed
 
-    def beginning_guard(self, fresh: FreshRead) -> Guard:
+    def beginning_guard(self, node: str, fresh: FreshRead) -> Guard:
         """The guard of the write by which a test begins."""
-        return self._guard(str, fresh)
+        registry = self._shared.registry
+        return self._guard(lambda: self.against_state(node, registry.known(node)), fresh)
 
     def order_guard(self, node: str, test: NodeTest, fresh: FreshRead | None = None) -> Guard:
         """The guard of a test's order, and of the permission to begin it."""
-        return self._guard(lambda: self.store.why_ended(test, node), fresh)
+        return self._guard(lambda: self._against_order(node, test), fresh)
+
+    def _against_order(self, node: str, test: NodeTest) -> str:
+        """Why the order of a test that has begun is not to be carried out, as last seen."""
+        if in_quarantine(self._shared.registry.known(node)):
+            return "the node is in quarantine"
+        if not self._shared.record_writer.has_operation(node, test.operation):
+            return "the admission record does not have the test any more"
+        return self.store.why_ended(test, node)
 
     def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
         return act_guard(switch=self._shared.record_writer.switch, against=against, fresh=fresh)

@@ -201,7 +201,7 @@ class NodeTestSteps:
             now=self._shared.clocks.now,
             began=-math.inf,
         )
-        await self._checks.beginning_guard(fresh)()
+        await self._checks.beginning_guard(name, fresh)()
         domains = watched.domains if test.reason == IDLE else ()
         await self._store.write(there, test, node.uid, domains)
         watched.test, watched.requested = test, ""
