@@ -29,6 +29,8 @@ from aggregator.cluster.port import (
     RepairState,
     WatchSynced,
 )
+from aggregator.quarantine.decide.node_tests import NodeTest
+from aggregator.quarantine.repair.node_test_store import NodeTestStore
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.support.put_attempts import drop_operations, put_attempts
@@ -151,3 +153,29 @@ async def until_seen(
             found = repair.attempts if repair is not None else ()
             if [(each.operation, each.state, each.deleted) for each in found] == expected:
                 return
+
+
+async def test_a_test_of_a_node_that_memory_has_an_old_version_of_goes_on_at_the_second_try(
+    kube: KubeCluster,
+) -> None:
+    """A list that was read before a write, and came after it, is older than the watch's events."""
+    operations = KubeOperations(kube._transport, time.time)
+    store, uid = NodeTestStore(operations), "uid-a"
+    test = NodeTest(1, "uid-a-boot-1-test", "quick", RepairState.ORDERING, "boot", deadline_at=2e9)
+    there = await store.open("node-a", uid, test, "why")
+    try:
+        await store.write(there, test, uid)
+        old = await operations.of("node-a")
+        ordered = replace(test, state=RepairState.ORDERED)
+        await store.change("node-a", test, ordered)
+        operations.known.take_read(old, "node-a")
+        passed = replace(test, state=RepairState.SUCCEEDED)
+        with pytest.raises(Conflict):
+            await store.change("node-a", test, passed)
+        known, _ = store.last("node-a", uid)
+        assert known == ordered
+        await store.change("node-a", ordered, passed)
+    finally:
+        left = await operations.read(test.name)
+        assert left is not None
+        await operations.drop(left)

@@ -62,7 +62,7 @@ class NodeTestStore:
     async def end_lost(self, operation: Operation, at: float) -> NodeTest:
         """End one whose Node is gone. ``at``: wall clock seconds."""
         over = ended(node_test_of(operation), RepairState.INCONCLUSIVE, "its Node is gone", at=at)
-        await self._operations.write_status(operation, status_of(over, operation.status))
+        await self._go_on(operation, over)
         return over
 
     def why_ended(self, test: NodeTest, node: str) -> str:
@@ -115,7 +115,17 @@ class NodeTestStore:
         there = self._find(node, before)
         if there is None or node_test_of(there) != before:
             raise Conflict("the test was changed by another process")
-        await self._operations.write_status(there, status_of(after, there.status))
+        await self._go_on(there, after)
+
+    async def _go_on(self, there: Operation, after: NodeTest) -> None:
+        """Write one that is known from memory alone, which may be older than the cluster's: the
+        next try would fail like this one.
+        """
+        try:
+            await self._operations.write_status(there, status_of(after, there.status))
+        except Conflict:
+            await self._operations.read(there.name)
+            raise
 
     def _find(self, node: str, test: NodeTest) -> Operation | None:
         found = self._operations.node_tests(node)
