@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     EvictionNotice,
     Guard,
     GuardRefused,
+    GuardUnreadable,
     NotFound,
     NoticeState,
     Pod,
@@ -120,8 +121,8 @@ class EvictionRequests:
                 known.absent = known.closed = True
             else:
                 await self._watch(pod, notice.ident, state, lasts)
-        except GuardRefused:
-            pass  # the next round of its drain decides again
+        except (GuardRefused, GuardUnreadable):
+            pass  # it was not sent, and the next round of its drain decides again
         except ClusterError as error:
             state.text = f"{KIND.kind}: {error}"[:_MOST_TEXT]
             log.info("a workload got no EvictionRequest", extra={"error": str(error)})

@@ -10,9 +10,11 @@ import pytest
 from aggregator.clock import Clocks
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
 from aggregator.cluster.port import (
+    ClusterError,
     Conflict,
     Guard,
     GuardRefused,
+    GuardUnreadable,
     NotFound,
     NoticeState,
     Pod,
@@ -49,6 +51,7 @@ class Objects:
     forbidden: bool = False
     refuses: int = 0
     lost_places: int = 0
+    lost_by: ClusterError = field(default_factory=lambda: GuardRefused("late"))
     responders: dict[str, str] | None = None
     there: dict[str, dict[str, Any]] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
@@ -68,7 +71,7 @@ class Objects:
         await guard()
         if self.lost_places:
             self.lost_places -= 1
-            raise GuardRefused("the Lease was not renewed in time")
+            raise self.lost_by
         if self.forbidden:
             raise Refused("evictionrequests.lifecycle.k8s.io is forbidden")
         key = f"{namespace}/{content['metadata']['name']}"
@@ -260,11 +263,18 @@ def test_a_drain_that_is_stopped_withdraws_its_request_and_makes_it_again() -> N
     run(scenario)
 
 
-def test_a_request_that_its_guard_refuses_is_made_in_a_later_round() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        GuardRefused("the Lease was not renewed in time"),
+        GuardUnreadable("the stop switch can't be read"),
+    ],
+)
+def test_a_request_that_its_guard_refuses_is_made_in_a_later_round(error: ClusterError) -> None:
     """A place that is lost for a moment is no reason to evict the pod without its notice."""
 
     async def scenario() -> None:
-        world, objects = world_of("n1"), Objects(lost_places=2)
+        world, objects = world_of("n1"), Objects(lost_places=2, lost_by=error)
         responding(world)
         replica = begin(world, objects)
         await fall_ill(replica, "n1")
