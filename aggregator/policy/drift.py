@@ -24,6 +24,9 @@ LASTS = 86_400.0
 #: Seconds for which a node's value is remembered after the node had it: a node that changes to it
 #: again and again begins one roll-out, which hides the others' drift for `LASTS` alone.
 _REMEMBERED = 7 * LASTS
+#: Values of one node that are remembered so, the newest. A node that has had more begins no
+#: roll-out: it would begin those again that are forgotten.
+_MOST_REMEMBERED = 128
 #: Facts of one node, findings of one node, and findings of the fleet: the rest is counted only.
 MOST_FACTS = 128
 MOST_OF_A_NODE = 16
@@ -95,6 +98,8 @@ class DriftSearch:
     def __init__(self) -> None:
         self._differences: dict[tuple[str, Fact, str], _Difference] = {}
         self._known: frozenset[str] = frozenset()
+        #: The nodes of which no further value can be remembered.
+        self._full: set[str] = set()
 
     def search(self, nodes: Mapping[str, ComparedNode], now: float) -> list[Drift]:
         """The drifts that have lasted, by node. At most `MOST_FINDINGS`."""
@@ -119,6 +124,7 @@ class DriftSearch:
 
     def _end(self, nodes: Mapping[str, ComparedNode], now: float) -> None:
         """End what a node reports another value for: a fact that it leaves out has not changed."""
+        past: dict[str, list[tuple[float, tuple[str, Fact, str]]]] = {}
         for key, one in list(self._differences.items()):
             node, fact, value = key
             facts = nodes.get(node)
@@ -126,6 +132,12 @@ class DriftSearch:
                 one.since = None
             if now - one.last >= _REMEMBERED:
                 del self._differences[key]
+            elif one.since is None:
+                past.setdefault(node, []).append((one.last, key))
+        for those in past.values():
+            for _, key in sorted(those)[:-_MOST_REMEMBERED]:
+                del self._differences[key]
+        self._full = {node for node, those in past.items() if len(those) >= _MOST_REMEMBERED}
 
     def _of_node(
         self,
@@ -142,7 +154,8 @@ class DriftSearch:
             key = (node, fact, value)
             one = self._differences.get(key)
             if one is None or one.pool != facts.pool:
-                taken = now if node in self._known else -math.inf
+                changed = node in self._known and node not in self._full
+                taken = now if changed else -math.inf
                 one = self._differences[key] = _Difference(facts.pool, now, taken, now)
             one.since = now if one.since is None else one.since
             one.last = now

@@ -91,6 +91,19 @@ def test_a_node_that_changes_to_a_value_again_and_again_hides_no_other_nodes_dri
         assert {drift.node for drift in found} == ({"a0003"} if hour >= 24 else set())
 
 
+def test_the_memory_of_a_node_that_always_changes_is_bounded_and_it_hides_no_others_drift() -> None:
+    facts = [("sysctl", f"s{n}") for n in range(drift.MOST_FACTS - 1)]
+    nodes = {f"a{n:04}": ComparedNode("a", dict.fromkeys(facts, "0")) for n in range(40)}
+    search, drifted = DriftSearch(), dict.fromkeys(facts, "0") | {facts[0]: "1"}
+    shown: list[Drift] = []
+    for hour in range(72):
+        values = dict.fromkeys(facts, f"{hour}x") | {facts[0]: "1" if hour % 6 == 5 else "2"}
+        changing = {"a0000": ComparedNode("a", values), "a0001": ComparedNode("a", drifted)}
+        shown = search.search(nodes | changing, hour * HOUR)
+        assert len(search._differences) <= 3 * drift.MOST_FACTS + 2
+    assert [one.node for one in shown] == ["a0001"]
+
+
 def test_a_fact_that_its_node_left_out_for_a_while_has_not_changed() -> None:
     """Where NVML gave no answer once: it hides no other node's drift, and goes on."""
     search = DriftSearch()
