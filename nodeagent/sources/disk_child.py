@@ -13,7 +13,8 @@ Output, a line each, N the job's number: ``N at TID`` when begun; then ``N space
 SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without root's reserve), ``N written
 MICROSECONDS``, ``N differs`` (read back other bytes), ``N busy`` (another probe holds the file),
 ``N page HEX`` (the drive's health log, a transceiver's memory), ``N files`` and for each file its
-text as ``=HEX`` or the error as ``!ERRNO``; or ``N refused ERRNO STEP``.
+text as ``=HEX`` or the error as ``!ERRNO``; or ``N refused ERRNO STEP``;
+or ``N failed ERROR``.
 """
 
 import _thread
@@ -71,10 +72,8 @@ def _write_line(line: str) -> None:
 
 def space(path: bytes) -> str:
     """Space and inodes, as df counts them."""
-    try:
+    with _Step("statvfs"):
         fs = posix.statvfs(path)
-    except OSError as error:
-        return f"refused {error.errno} statvfs"
     unit = fs.f_frsize or fs.f_bsize
     used = (fs.f_blocks - fs.f_bfree) * unit
     return f"space {fs.f_blocks * unit} {used} {fs.f_bavail * unit} {fs.f_files} {fs.f_favail}"
@@ -84,15 +83,12 @@ def write(directory: bytes) -> str:
     """Write 4 KiB, fsync, read back, unlink."""
     path = directory.rstrip(b"/") + b"/" + NAME
     began = time.monotonic()
+    with _Step("open"):
+        file = _open(path)
     try:
-        with _Step("open"):
-            file = _open(path)
-        try:
-            verdict = _write_and_read(file, path)
-        finally:
-            posix.close(file)
-    except _RefusedError as error:
-        return "refused {} {}".format(*error.args)
+        verdict = _write_and_read(file, path)
+    finally:
+        posix.close(file)
     return verdict or f"written {int((time.monotonic() - began) * 1e6)}"
 
 
@@ -182,16 +178,13 @@ def nvme(device: bytes) -> str:
             *(_NVME_TIMEOUT_MS, 0),
         )
     )
+    with _Step("open"):
+        file = posix.open(device, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     try:
-        with _Step("open"):
-            file = posix.open(device, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-        try:
-            with _Step("get-log-page"):
-                status = fcntl.ioctl(file, _NVME_ADMIN_CMD, command)
-        finally:
-            posix.close(file)
-    except _RefusedError as error:
-        return "refused {} {}".format(*error.args)
+        with _Step("get-log-page"):
+            status = fcntl.ioctl(file, _NVME_ADMIN_CMD, command)
+    finally:
+        posix.close(file)
     if status:  # the drive itself refused
         return f"refused {_EIO} nvme-status-{status:#x}"
     return f"page {page.tobytes()[:_SENT].hex()}"
@@ -222,17 +215,13 @@ def module(interface: bytes) -> str:
 
     padded = interface + bytes(4 - len(interface) % 4)
     name = struct.pack("=HHHH", 8 + len(padded), 0x8001, 5 + len(interface), 2) + padded
-    try:
-        with _Step("module"):
-            # The family's number is the attribute after its name.
-            found = request(0x10, 3, struct.pack("=HH8s", 12, 2, b"ethtool"))
-            family = struct.unpack_from("=H", found, 36)[0]
-            memory = read(0, 0, 0x50)
-            flat, pages = _MODULE_PAGES.get(memory[0], (0, ()))
-            if not memory[2] & flat:
-                memory += b"".join(read(*page) for page in pages)
-    except _RefusedError as error:
-        return "refused {} {}".format(*error.args)
+    # The family's number is the attribute after its name.
+    found = request(0x10, 3, struct.pack("=HH8s", 12, 2, b"ethtool"))
+    family = struct.unpack_from("=H", found, 36)[0]
+    memory = read(0, 0, 0x50)
+    flat, pages = _MODULE_PAGES.get(memory[0], (0, ()))
+    if not memory[2] & flat:
+        memory += b"".join(read(*page) for page in pages)
     return f"page {memory.hex()}"
 
 
@@ -255,10 +244,22 @@ def _file(path: bytes) -> str:
 _PROBES = {"space": space, "write": write, "nvme": nvme, "module": module, "files": files}
 
 
+def answer(what: str, path: bytes) -> str:
+    """The answer to any probe, also of one that fails: without one its device would be hung."""
+    try:
+        return _PROBES[what](path)
+    except _RefusedError as error:
+        return "refused {} {}".format(*error.args)
+    except OSError as error:
+        return f"refused {error.errno} {what}"
+    except Exception as error:  # noqa: BLE001
+        return f"failed {error!a}"
+
+
 def _job(number: str, what: str, path: bytes, done: _thread.LockType) -> None:
     try:
         _write_line(f"{number} at {_thread.get_native_id()}")
-        _write_line(f"{number} {_PROBES[what](path)}")
+        _write_line(f"{number} {answer(what, path)}")
     except BrokenPipeError:
         pass  # no process waits for the answer any more
     finally:

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import posix
 import time
 from collections.abc import AsyncIterator
+from errno import EDQUOT
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,7 +16,7 @@ from nodeagent.checks import disk_readonly, disk_space, disk_write
 from nodeagent.child_process import ChildProcess, python
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources import Sources
+from nodeagent.sources import Sources, disk_child
 from nodeagent.sources.disk_child import NAME
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Space, Written
 from nodeagent.sources.host import HostRoots
@@ -380,6 +383,29 @@ async def test_more_questions_than_a_pipe_takes_start_no_second_probe_of_a_disk(
     found = await disks.disk.space(paths)
     assert {type(each) for each in found.values()} <= {NotProbed, ProbeRefused}
     assert isinstance((await disks.disk.space(["/"]))["/"], Space), "the next look is answered"
+
+
+async def test_a_probe_that_fails_itself_is_no_hung_disk(tmp_path: Path, disks: Sources) -> None:
+    """Its child is kept, so its end is no answer."""
+    impossible = "/\0"
+    found = (await disks.disk.space([impossible, str(tmp_path)]))[impossible]
+    assert isinstance(found, NotProbed)
+    assert "failed ValueError" in found.message
+    found = (await disks.disk.write([impossible]))[impossible]
+    assert isinstance(found, NotProbed)
+    assert isinstance((await disks.disk.space([str(tmp_path)]))[str(tmp_path)], Space)
+    assert len(probe_children()) == 1
+
+
+def test_an_error_of_a_call_that_is_no_step_has_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(file: int) -> None:
+        os.close(file)
+        raise OSError(EDQUOT, "as NFS gives it")
+
+    monkeypatch.setattr(disk_child, "posix", SimpleNamespace(**{**vars(posix), "close": close}))
+    assert disk_child.answer("write", bytes(tmp_path)) == f"refused {EDQUOT} write"
 
 
 async def test_what_a_child_says_last_is_kept(tmp_path: Path) -> None:

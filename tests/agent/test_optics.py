@@ -137,7 +137,7 @@ def attributes(raw: bytes) -> dict[int, bytes]:
 
 def read(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(_socket, "socket", kernel)
-    return disk_child.module(kernel.port_name.encode())
+    return disk_child.answer("module", kernel.port_name.encode())
 
 
 @pytest.mark.parametrize("name", ["e", "eth0", "ens1f0np0", "enp193s0f1np1"])
