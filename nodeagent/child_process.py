@@ -5,6 +5,7 @@ the kernel is left to hang while the agent continues, and is reaped in the momen
 """
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ __all__ = ["ChildProcess", "python", "signal_name"]
 
 _SCRIPTS = Path(__file__).with_name("sources")
 _READ = 65536
+_PIPE = 65536  # bytes that a new pipe takes without a reader
 _LINE_LIMIT = 65536  # a child that never ends its line is cut, not collected
 _LAST_WORDS = 500
 _REAP_SECONDS = (0.002, 1.0)  # between polls of a child whose output ended: first, and most
@@ -86,10 +88,13 @@ class ChildProcess:
 
     def send(self, text: bytes) -> bool:
         """Write to the child without waiting; whether it has taken all of it."""
-        assert self._process.stdin is not None
+        pipe = self._process.stdin
+        assert pipe is not None
         try:
-            os.set_blocking(self._process.stdin.fileno(), False)
-            return self._process.stdin.write(text) == len(text)
+            os.set_blocking(pipe.fileno(), False)
+            if len(text) > _PIPE:  # the files of 40 InfiniBand ports
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, len(text))
+            return pipe.write(text) == len(text)
         except (OSError, ValueError):  # it has ended, or its input has
             return False
 

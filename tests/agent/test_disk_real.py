@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from nodeagent import child_process
 from nodeagent.checks import disk_readonly, disk_space, disk_write
 from nodeagent.child_process import ChildProcess, python
 from nodeagent.clock import SystemClock
@@ -374,27 +375,33 @@ async def test_a_child_ends_when_its_agent_has_gone(tmp_path: Path) -> None:
     assert await child.ended == 0
 
 
-async def test_more_questions_than_a_pipe_takes_start_no_second_probe_of_a_disk(
-    tmp_path: Path, disks: Sources
+@pytest.mark.parametrize("grows", [True, False])
+async def test_more_questions_than_a_new_pipe_takes_are_answered_or_start_no_second_probe(
+    tmp_path: Path, disks: Sources, monkeypatch: pytest.MonkeyPatch, *, grows: bool
 ) -> None:
-    """The child has a part of them, and is ended: none is left half asked."""
+    """Where the pipe can't grow, the child has a part of them, and is ended."""
+    if not grows:
+        monkeypatch.setattr(child_process, "_PIPE", 1 << 30)
     paths = [str(tmp_path / f"{number}{'x' * 200}") for number in range(400)]
     await kept_child(disks, str(tmp_path))
-    found = await disks.disk.space(paths)
-    assert {type(each) for each in found.values()} <= {NotProbed, ProbeRefused}
+    for _ in range(2):
+        found = await disks.disk.space(paths)
+        kinds = {type(each) for each in found.values()}
+        assert kinds == {ProbeRefused} if grows else kinds <= {NotProbed, ProbeRefused}
     assert isinstance((await disks.disk.space(["/"]))["/"], Space), "the next look is answered"
 
 
 async def test_a_probe_that_fails_itself_is_no_hung_disk(tmp_path: Path, disks: Sources) -> None:
     """Its child is kept, so its end is no answer."""
     impossible = "/\0"
+    pid = await kept_child(disks, str(tmp_path))
     found = (await disks.disk.space([impossible, str(tmp_path)]))[impossible]
     assert isinstance(found, NotProbed)
     assert "failed ValueError" in found.message
     found = (await disks.disk.write([impossible]))[impossible]
     assert isinstance(found, NotProbed)
     assert isinstance((await disks.disk.space([str(tmp_path)]))[str(tmp_path)], Space)
-    assert len(probe_children()) == 1
+    assert pid in probe_children()
 
 
 def test_an_error_of_a_call_that_is_no_step_has_its_number(
