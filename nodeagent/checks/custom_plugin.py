@@ -129,7 +129,8 @@ class _Kept:
                 self._must(item.check == self._called, f"reports on the check {item.check!r}")
                 self._must_be_prefixed("code", item.code)
                 self._must_be_prefixed("source", item.source)
-                return replace(item, check=self._name)
+                # The latch takes shared details as a storm's, and does not read them again.
+                return replace(item, check=self._name, details={**item.details})
             case Clearing():
                 self._must_be_prefixed("code", item.code)
                 return item

@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.checks.base import Off, Report
 from nodeagent.config.settings import Config, ConfigError, load
+from nodeagent.evidence.latch import Latch
 from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation, Status
 from tests.agent.cli import agent, configured
 from tests.agent.machines import made_up, sources
@@ -182,6 +183,24 @@ async def test_its_own_faults_and_clearings_pass(installed: Installed, tmp_path:
     assert clearing == Clearing("c", "expiry", "fabric:x")
     assert loss == Loss("fabric", 1, "m")
     assert gone == Gone("mine", "d")
+
+
+async def test_a_fault_with_the_words_of_the_one_before_is_checked_too(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """The latch knows a storm's sightings by their shared words and details."""
+    words = 'check="fabric", component="c", message="m", source="fabric:s", details=shared'
+    faults = (
+        f'FaultSighting(code="fabric:x", {words}, source_seq={seq}, at={at})'
+        for seq, at in (("1", "5.0"), ("2", 'float("nan")'), ("2**70", "6.0"))
+    )
+    look = f"[{', '.join(faults)}] if (shared := {{}}) is not None else []"
+    report = await looked(installed(look=look), tmp_path)
+    assert not isinstance(report, Off)
+    held = Latch(boot_id="boot-a", epoch="e")
+    held.apply(report, 10.0)
+    [fault] = held.faults.values()
+    assert (fault.count, fault.last, fault.last_seq) == (1, 5.0, 1)
 
 
 async def test_off_stays_off(installed: Installed, tmp_path: Path) -> None:
