@@ -1,4 +1,4 @@
-"""Tests of new nodes by the whole controller, in virtual time, and every interruption."""
+"""Tests of new nodes by the whole controller, in virtual time."""
 
 from dataclasses import replace
 from functools import partial
@@ -819,73 +819,3 @@ async def test_a_refusal_of_the_cluster_is_shown_and_logged_once(
     site.check()
     assert len(site.program.orders) == 1
     await site.replica.stop()
-
-
-# -- interruptions ---------------------------------------------------------------------------
-
-#: More calls than a test takes from its beginning to its end.
-STEPS = 60
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("verdict", [PASSED, FAILED, NOTHING], ids=["passed", "failed", "none"])
-def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
-    verdict: RepairAnswer,
-    after: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
-    """Killed at each of its calls, until one has made them all; the next process goes on."""
-
-    @in_virtual_time
-    async def one(number: int) -> bool:
-        site = NewNodes(verdicts=(verdict,))
-        cluster = MemoryCluster(site.world)
-        first = site.start(cluster)
-        cluster.crash_in(number, after=after)
-        await later(120)
-        died = cluster.crashed.is_set()
-        first.task.cancel()
-        site.start()
-        site.rules["attempts"] = 3
-        ends = {
-            "all steps passed": ("True", "TestPassed"),
-            "fio: too slow": ("False", "TestFailed"),
-        }
-        end = ends.get(verdict.text, ("Unknown", "NoVerdict"))
-        most = 3 if verdict is NOTHING else 1
-        await site.settles(
-            lambda: site.condition() == end and site.last_test().get("number", 0) == most
-        )
-        await later(TIMEOUT)
-        site.check()
-        assert site.is_open() is (verdict is PASSED)
-        assert len(site.program.operations) == most
-        assert parse_record(site.world.record.text).node_tests == {}
-        await site.replica.stop()
-        return died
-
-    assert not all(one(number) for number in range(1, STEPS))
-
-
-@pytest.mark.slow
-def test_a_request_that_fails_anywhere_changes_nothing_of_the_end() -> None:
-    @in_virtual_time
-    async def one(number: int) -> None:
-        site = NewNodes()
-        calls = 0
-
-        def fails(_name: str) -> Unreachable | None:
-            nonlocal calls
-            calls += 1
-            return Unreachable("503") if calls == number else None
-
-        site.start(MemoryCluster(site.world, loses=fails))
-        await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-        site.check()
-        assert len(site.program.operations) == 1
-        await later(TIMEOUT)
-        assert parse_record(site.world.record.text).node_tests == {}
-        await site.replica.stop()
-
-    for number in range(1, STEPS):
-        one(number)

@@ -457,8 +457,9 @@ async def test_kill_9_in_the_middle_of_a_post_sends_it_again_under_the_same_id(
 
 
 async def test_an_orderly_close_leaves_what_was_noted_to_the_next_process(
-    path: Path, secret_file: Path
+    path: Path, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(alerts_module, "_CLOSE_WITHIN", PATIENCE)  # four batches on a busy disk
     async with Receiver(answer=status(503)) as receiver:
         async with telling(path, receiver.url(), secret_file) as alerts:
             for number in range(2_000):
