@@ -8,6 +8,7 @@ its version. A `Quarantine` is read with the attempts and requests that its oper
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from aggregator.cluster.port import (
     Operation,
@@ -24,6 +25,8 @@ from aggregator.policy.repairs import TEST
 
 #: The requester of our own.
 OURS = "sickbay"
+#: Why one is cancelled, for people.
+DELETED_BY_HAND = "a person deleted its operation"
 #: The beginning of the message of one whose status can't be read.
 _UNREAD = "its status can't be read: "
 
@@ -134,7 +137,7 @@ def first_tests(requests: Iterable[Operation]) -> dict[str, Operation]:
 
 
 def newest_tests(operations: Iterable[Operation]) -> list[Operation]:
-    """The newest test of each node, which tells what is known of it."""
+    """The newest test of each node, whose status has what is known of the node."""
     found: dict[str, Operation] = {}
     for one in operations:
         before = found.get(one.spec.node)
@@ -244,8 +247,25 @@ def begun_status(quarantine: Quarantine, attempt: RepairAttempt, number: int) ->
     return status_of(attempt, begun)
 
 
-def status_of(attempt: RepairAttempt, before: OperationStatus) -> OperationStatus:
-    """The status of an attempt that has gone on since ``before``."""
+class AttemptProgress(Protocol):
+    """What an attempt of a repair and a test of a node in no quarantine have in common."""
+
+    @property
+    def state(self) -> RepairState: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def began_at(self) -> float: ...
+    @property
+    def deadline_at(self) -> float: ...
+    @property
+    def ended_at(self) -> float: ...
+    @property
+    def ends_as(self) -> RepairState | None: ...
+
+
+def status_of(attempt: AttemptProgress, before: OperationStatus) -> OperationStatus:
+    """The status of an attempt, or of a test, that has gone on since ``before``."""
     return replace(
         before,
         phase=attempt.state,

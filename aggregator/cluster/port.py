@@ -360,7 +360,7 @@ class NodeTestStatus:
     which the node was at the end, where that is another one than the test's. ``inconclusive``: the
     tests without a verdict before this one, in its boot and since a person's last request.
     ``quarantined``: the node was in quarantine after it. ``verdict_at``: the end of the last test
-    with a verdict before it; ``failed`` and ``failed_boot``: an earlier failure that still stands,
+    with a verdict before it; ``failed`` and ``failed_boot``: an earlier failure still in force,
     in words, and its boot. ``passed``: the test in a quarantine since that the node has passed at
     ``passed_at``, in words. Times are wall clock seconds.
     """

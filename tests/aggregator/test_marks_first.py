@@ -27,7 +27,7 @@ class OneByOne(MemoryCluster):
 
 
 async def ill(loop: virtual_time.VirtualTimeLoop, *, stuck: str = "") -> tuple[World, Any, Any]:
-    """A replica all of whose nodes have just failed, and the calls that it makes, with times."""
+    """A replica whose nodes have all just failed, and its calls with their times."""
     world, calls = World(), list[tuple[float, str]]()
     for name in NODES:
         world.add_node(name)

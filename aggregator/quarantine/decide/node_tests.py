@@ -8,6 +8,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from aggregator.cluster import operations as attempts
 from aggregator.cluster.operations import is_unread
 from aggregator.cluster.port import (
     Node,
@@ -187,18 +188,7 @@ def status_of(test: NodeTest, before: OperationStatus) -> OperationStatus:
         passed=test.passed,
         passed_at=test.ended_at if test.passed else 0.0,
     )
-    if test.passed:
-        return replace(before, node_test=about)
-    return replace(
-        before,
-        phase=test.state,
-        message=test.message,
-        began_at=test.began_at,
-        deadline_at=test.deadline_at,
-        ended_at=test.ended_at,
-        ends_as=test.ends_as,
-        node_test=about,
-    )
+    return replace(before if test.passed else attempts.status_of(test, before), node_test=about)
 
 
 def operation_of(node_uid: str, boot_id: str, number: int, request_uid: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from aggregator.cluster.operations import name_of
+from aggregator.cluster.operations import DELETED_BY_HAND, name_of
 from aggregator.cluster.port import (
     BUSY,
     Node,
@@ -226,7 +226,7 @@ def _under_way(
 ) -> NextRepair:
     """``over``: a person has ended the repairs since it began, so it is not sent any more."""
     if last.deleted and not over:
-        return NextRepair(Do.CANCEL, last.repair, "a person deleted its operation")
+        return NextRepair(Do.CANCEL, last.repair, DELETED_BY_HAND)
     if now >= last.deadline_at:
         return NextRepair(Do.END, last.repair)
     if last.state is RepairState.ORDERING and facts.available.get(last.repair) and not over:

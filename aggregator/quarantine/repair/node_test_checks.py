@@ -5,6 +5,7 @@ from collections.abc import Callable
 from attrs import define
 
 from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.operations import DELETED_BY_HAND
 from aggregator.cluster.port import Action, Guard, GuardRefused, Node, OperationRequest
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
 from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
@@ -31,7 +32,6 @@ from aggregator.quarantine.state.registry import NodePools
 from aggregator.runtime.text import some_of
 
 _MOST_NAMED = 3
-_DELETED = "a person deleted its operation"
 
 
 @define(eq=False, slots=False, kw_only=True)
@@ -58,7 +58,7 @@ class NodeTestChecks:
             tainted=is_tainted(node, self._shared.rules.taint),
             against=self._shared.ends or self._against(node, node_state),
             ends=self._shared.ends
-            or (_DELETED if test is not None and test.deleted else "")
+            or (DELETED_BY_HAND if test is not None and test.deleted else "")
             or self._ends_test(node, node_state),
             request=self.request(node.name),
         )

@@ -6,7 +6,7 @@ the compare-and-set; a person's request begins by a write at its version.
 
 from attrs import define
 
-from aggregator.cluster.operations import OURS, first_tests
+from aggregator.cluster.operations import DELETED_BY_HAND, OURS, first_tests
 from aggregator.cluster.port import (
     BUSY,
     Conflict,
@@ -139,7 +139,7 @@ class NodeTestStore:
 
 def _why_ended(found: Operation | None) -> str:
     gone = found is None or found.deleting
-    return "a person deleted its operation" if gone else ""
+    return DELETED_BY_HAND if gone else ""
 
 
 def _is_request_of(test: NodeTest, there: Operation) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import replace
 
-from aggregator.cluster.operations import cancelled
+from aggregator.cluster.operations import DELETED_BY_HAND, cancelled
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
@@ -14,7 +14,7 @@ from aggregator.cluster.port import (
     RepairState,
 )
 
-DELETED = "a person deleted its operation before its order"
+DELETED = f"{DELETED_BY_HAND} before its order"
 
 
 async def open_pending(
