@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from nodeagent.uplink.reconnect import (
     BASE,
     CAP,
+    FEW,
     LIVING,
     LONGEST,
     REFUSED_CAP,
     RETURN,
+    SOON,
     WELL_AFTER,
     ReconnectPolicy,
 )
@@ -35,11 +37,24 @@ def longest() -> ReconnectPolicy:
 
 def test_waits_double_up_to_the_cap_and_a_stream_that_was_well_begins_them_anew() -> None:
     policy = longest()
-    waits = [policy.after(NOBODY, 0.0) for _ in range(7)]
-    assert waits[:5] == [BASE, 2 * BASE, 4 * BASE, 8 * BASE, 16 * BASE]
-    assert waits[5:] == [CAP, CAP]
+    waits = [policy.after(NOBODY, 0.0) for _ in range(FEW + 2)]
+    assert waits[:4] == [BASE, 2 * BASE, 4 * BASE, 8 * BASE]
+    assert waits[4:] == [SOON] * (FEW - 4) + [CAP, CAP]
     assert policy.after(LOST, WELL_AFTER) == RETURN
     assert policy.after(NOBODY, 0.0) == 2 * BASE
+
+
+def test_agents_of_a_replica_that_is_restarted_come_within_seconds_of_its_return() -> None:
+    rng = random.Random(5)
+    for away in (2.0, 4.0, 8.0):
+        late = []
+        for _ in range(1000):
+            policy = ReconnectPolicy(rng.random)
+            at = policy.after(LOST, 1000.0)
+            while at < away:
+                at += policy.after(NOBODY, 0.0)
+            late.append(at - away)
+        assert sorted(late)[989] < SOON
 
 
 def test_after_a_welcomed_stream_the_wait_is_spread_as_for_all_others_that_it_ended_with() -> None:
