@@ -112,6 +112,7 @@ class Replica:
         shown = tls is not None and config.identity.kind == "certificate"
         self.client = RelayClient(
             self.gateway,
+            self.listener,
             _LeaseDirectory(lease),
             ReplicaCredentials(
                 token_file=replicas.token_file,
@@ -176,6 +177,7 @@ class Replica:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+        await self.listener.open_port()
 
     async def _relay(self) -> None:
         if self.client is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from aggregator.ingest.os_limits import ListenError, connections_allowed, descriptor_warning
-from aggregator.ingest.tls import CertificateFiles
+from aggregator.ingest.tls import CertificateFiles, TlsError
 from aggregator.ingest.unknown_method import UnknownMethods
 from aggregator.version import VERSION
 
@@ -25,6 +25,10 @@ EXPECTED_STREAMS = 10_000
 #: Seconds between checks of the certificate.
 TICK = 1.0
 STOP_WITHIN = 5.0
+#: Calls that are served when the port is closed may go on for this long: for ever.
+_ON_AND_ON = 1e9
+#: Before a port that could not be opened again is tried once more.
+_TRY_AGAIN = 1.0
 
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.server.max_pending_requests", 20_000),
@@ -80,7 +84,10 @@ class AgentListener:
         self._tls = tls
         self._require_client_certificate = require_client_certificate
         self._services: list[Register] = []
+        #: The one that listens; None: the port is closed, or not opened yet.
         self._server: grpc.aio.Server | None = None
+        #: Of earlier ones, the calls that were served when their port was closed go on.
+        self._closed: dict[grpc.aio.Server, asyncio.Task[None]] = {}
         self._checking: asyncio.Task[None] | None = None
         #: The port that is listened on, once started (the system's choice for port 0).
         self.port = 0
@@ -94,27 +101,56 @@ class AgentListener:
         warning = descriptor_warning(EXPECTED_STREAMS)
         if warning:
             log.warning("the limit of open files is low", extra={"detail": warning})
-        server = grpc.aio.server(options=[*OPTIONS, *self._connection_options()])
-        for register in self._services:
-            register(server)
-        server.add_generic_rpc_handlers((UnknownMethods(VERSION),))
-        try:
-            if self._tls is None:
-                self.port = server.add_insecure_port(self._address)
-            else:
-                credentials = self._tls.credentials(
-                    require_client_certificate=self._require_client_certificate
-                )
-                self.port = server.add_secure_port(self._address, credentials)
-        except RuntimeError:
-            raise ListenError(self._address) from None
-        await server.start()
-        self._server = server
+        await self._listen()
         self._checking = asyncio.get_running_loop().create_task(self._check_certificate())
         log.info(
             "listening for agents",
             extra={"event": "ingest.listening", "address": self._address, "port": self.port},
         )
+
+    async def _listen(self) -> None:
+        server = grpc.aio.server(options=[*OPTIONS, *self._connection_options()])
+        for register in self._services:
+            register(server)
+        server.add_generic_rpc_handlers((UnknownMethods(VERSION),))
+        address = self._address
+        if self.port and address.endswith(":0"):  # the same one again
+            address = f"{address[:-1]}{self.port}"
+        try:
+            if self._tls is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                credentials = self._tls.credentials(
+                    require_client_certificate=self._require_client_certificate
+                )
+                self.port = server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise ListenError(self._address) from None
+        await server.start()
+        self._server = server
+
+    def close_port(self) -> None:
+        """Refuse connections from now on. Calls that are served go on."""
+        server, self._server = self._server, None
+        if server is not None:
+            ending = asyncio.get_running_loop().create_task(server.stop(_ON_AND_ON))
+            self._closed[server] = ending
+            ending.add_done_callback(lambda _: self._closed.pop(server, None))
+
+    async def open_port(self) -> None:
+        """Take connections again after `close_port`, as soon as that is possible."""
+        reported = ""
+        while self._server is None and self._checking is not None:
+            try:
+                await self._listen()
+            except (ListenError, TlsError) as error:
+                if str(error) != reported:
+                    log.warning(
+                        "the port for agents can't be opened again",
+                        extra={"event": "ingest.not_listening", "error": str(error)},
+                    )
+                reported = str(error)
+                await asyncio.sleep(_TRY_AGAIN)
 
     def _connection_options(self) -> list[tuple[str, int]]:
         """As many connections as leave files to open for the API server and the page."""
@@ -127,11 +163,12 @@ class AgentListener:
 
     async def stop(self) -> None:
         """Stop listening. The streams should have ended before."""
-        if self._server is None or self._checking is None:
+        if self._checking is None:
             return
         self._checking.cancel()
-        await self._server.stop(STOP_WITHIN)
-        self._server = None
+        self._checking = None
+        self.close_port()
+        await asyncio.gather(*(server.stop(STOP_WITHIN) for server in list(self._closed)))
 
     async def _check_certificate(self) -> None:
         reported = ""

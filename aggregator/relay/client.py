@@ -1,7 +1,8 @@
 """A gateway's end of the relay: connects to the controller, and again when the Lease names another.
 
 Reconnects with full jitter. While the controller's replica is seen to renew the Lease and can't be
-reached, other gateways may reach it: this one ends its agents' calls and takes no new ones.
+reached, other gateways may reach it: this one closes its port and ends its agents' calls. No other
+replica needs that port meanwhile, since relays lead to the controller alone.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 import random
 import re
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import grpc
 from attrs import define, field
@@ -51,6 +52,18 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _Call = grpc.aio.StreamStreamCall[pb.GatewayBatch, pb.ControllerBatch]
 
 
+class AgentsPort(Protocol):
+    """Where agents connect to this gateway."""
+
+    def close_port(self) -> None:
+        """Refuse connections from now on. Calls that are served go on."""
+        ...
+
+    async def open_port(self) -> None:
+        """Take connections again."""
+        ...
+
+
 class _RelayEnded(Exception):
     """The stream is over; the text gives the reason."""
 
@@ -63,6 +76,7 @@ class RelayClient:
     """
 
     _gateway: Gateway
+    _port: AgentsPort
     _directory: ControllerDirectory
     _credentials: ReplicaCredentials
     _name: str = field(kw_only=True)
@@ -269,8 +283,9 @@ class RelayClient:
                 controller=self._directory.controller(),
                 renewed_within=self._directory.renewed_within,
             )
-            if leaves is False:
+            if leaves is False and self._gateway.problem:
                 self._gateway.problem = ""
+                await self._port.open_port()
             elif leaves and not self._gateway.problem:
                 self._gateway.problem = (
                     f"this gateway has not reached the controller for {UNSERVED_FOR:g} s: "
@@ -280,6 +295,8 @@ class RelayClient:
                     "this gateway serves no agent",
                     extra={"event": "relay.unserved", "reason": self._gateway.problem},
                 )
+                # Else an agent that leaves comes back as likely as it finds another replica.
+                self._port.close_port()
                 await self._gateway.end_calls(
                     self._gateway.problem, still=lambda: self._silent or not self._gateway.relayed
                 )

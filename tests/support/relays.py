@@ -254,6 +254,7 @@ class Replicas:
         kept_keys = list[bytes]()
         client = RelayClient(
             gateway,
+            listener,
             directory,
             ReplicaCredentials(token_file=token_file, ca_file=self.authority.certificate),
             name=name,
