@@ -79,7 +79,10 @@ def read(
             if found:
                 evidence += found
                 if tallies is not None:
-                    tallies.setdefault(name, Tally()).faults += len(found)
+                    tally = tallies.get(name)
+                    if tally is None:
+                        tally = tallies[name] = Tally()
+                    tally.faults += len(found)
     return evidence
 
 
@@ -164,9 +167,13 @@ class KernelFeed:
 
     def _read(self, item: Record | Loss) -> list[Evidence]:
         evidence = read(self._by_start, item, self.tallies)
-        if isinstance(item, Record):
-            for name in {each.check for each in evidence if isinstance(each, FaultSighting)}:
-                self.lines.setdefault(name, deque(maxlen=LINES)).append(item)
+        for each in evidence:
+            if isinstance(each, FaultSighting) and isinstance(item, Record):
+                kept = self.lines.get(each.check)
+                if kept is None:
+                    kept = self.lines[each.check] = deque(maxlen=LINES)
+                if not kept or kept[-1] is not item:
+                    kept.append(item)
         return evidence
 
     def _go_on(self, reader: KmsgReader, *, moved: bool) -> None:

@@ -7,6 +7,7 @@ does not grow with their number.
 from collections.abc import Mapping
 
 from nodeagent.checks.base import LogCheck, SelectiveLogCheck
+from nodeagent.checks.line_pattern import START
 from nodeagent.checks.loglines import names_pci_device, words_at
 
 #: Checks with their names, in the order in which they get a record.
@@ -23,14 +24,17 @@ class ChecksByStart:
         self._checks = checks
         selective = [each for each in checks.values() if isinstance(each, SelectiveLogCheck)]
         self._first = frozenset(start for check in selective for start in check.first)
-        self._lengths = sorted({len(start) for start in self._first})
+        self._shorter = sorted({len(start) for start in self._first} - {START})
         self._after_name = frozenset(start for check in selective for start in check.after_name)
         self._of_pci = any(check.of_pci for check in selective)
         self._found: dict[tuple[tuple[bytes, ...], bytes, bool], Named] = {}
 
     def of(self, text: bytes) -> Named:
         """The checks that want a record with this text."""
-        starts = tuple(text[:n] for n in self._lengths if text[:n] in self._first)
+        head = text[:START]
+        starts: tuple[bytes, ...] = (head,) if head in self._first else ()
+        if self._shorter:
+            starts += tuple(text[:n] for n in self._shorter if text[:n] in self._first)
         words = b""
         of_pci = self._of_pci and names_pci_device(text)
         if not of_pci and self._after_name:

@@ -7,6 +7,7 @@ it names a part of this node. No text is unescaped and no two records are joined
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,11 @@ _PCI_PREFIX = re.compile(
 _INTERFACE_PREFIX = re.compile(
     rb"(?:[a-z][\w-]{1,31} [\w.:-]{1,64} )?(?P<iface>[^\s:/()\\]{1,15})(?: \([\w-]{1,32}\))?: "
 )
-#: The forms of what may be before a pattern.
-PREFIXES = {"pci": _PCI_PREFIX, "interface": _INTERFACE_PREFIX}
+#: The forms of what may be before a pattern. A line's is found once for all rows.
+PREFIXES: Mapping[str, Callable[[bytes], re.Match[bytes] | None]] = {
+    "pci": lru_cache(1)(_PCI_PREFIX.match),
+    "interface": _INTERFACE_PREFIX.match,
+}
 #: Fields that are shown in small letters.
 _SMALL = frozenset({"operation", "outcome", "part"})
 #: Fields that name a part of the node, which its place shows in its own way.
@@ -64,19 +68,13 @@ class LineRow:
     def match(self, line: bytes) -> dict[str, str] | None:
         """The fields of the line, or None for another line."""
         prefix = PREFIXES.get(self.of)
-        if prefix is None:
-            found = self.pattern.compiled.match(line)
-            before: Mapping[str, bytes] = {}
-        else:
-            head = prefix.match(line)
-            if head is None or (self.drivers and head["driver"] not in self.drivers):
-                return None
-            found = self.pattern.compiled.match(line, head.end())
-            before = head.groupdict()
-        if found is None:
+        head = prefix(line) if prefix else None
+        if prefix and head is None:
             return None
-        if not self.kind:
-            return {}
+        found = self.pattern.compiled.match(line, head.end() if head else 0)
+        if found is None or not self.kind:
+            return None if found is None else {}
+        before = head.groupdict() if head else {}
         fields = {name: text(raw) for name, raw in {**before, **self.pattern.fields(found)}.items()}
         return {name: each.lower() if name in _SMALL else each for name, each in fields.items()}
 
@@ -111,6 +109,9 @@ class KernelLines:
         self._of_pci = tuple(row for row in rows if row.of == "pci")
         self._of_interface = RowsByStart(row for row in rows if row.of == "interface")
         self._others = RowsByStart(row for row in rows if not row.of)
+        # A first row of another check's lines is compared, not matched: a flood may have them.
+        head = rows[0].pattern.source.replace(b"\\", b"") if rows and not rows[0].kind else b""
+        self._passed = head if head and starts(rows[0].pattern, len(head)) == {head} else b"\0"
         self.first = self._others.starts
         self.after_name = self._of_interface.starts
         self.of_pci = bool(self._of_pci)
@@ -121,6 +122,8 @@ class KernelLines:
         ``skips``: whether a row that matches a line is passed over.
         """
         line = record.text
+        if line.startswith(self._passed):
+            return ()
         for row in self.rows(line):
             fields = row.match(line)
             if fields is not None and not (skips and skips(row, line)):
@@ -128,10 +131,12 @@ class KernelLines:
         return ()
 
     def rows(self, line: bytes) -> Iterator[LineRow]:
-        """The rows that may match, in their order."""
+        """The rows that may match, of the driver that the line names, in their order."""
         yield from self._others.of(line)
         if self._of_pci and names_pci_device(line):
-            yield from self._of_pci
+            head = PREFIXES["pci"](line)
+            driver = head and head["driver"]
+            yield from (row for row in self._of_pci if not row.drivers or driver in row.drivers)
         elif self.after_name:
             yield from self._of_interface.of(line, words_at(line))
 
