@@ -38,6 +38,13 @@ def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
         ("logs/node17:31:", "logs/node17"),
         ('2026-04-22T21:23:52Z {host="node17", transport="kernel"} ', ""),
         ("> ", ""),
+        ("- ", ""),
+        ("     12 ", ""),
+        ("node17:  ", "node17"),
+        ("/var/log/kern.log:", "/var/log/kern.log"),
+        ("[1,3]<stdout>: ", "3"),
+        ("[prterun-node17-1@1,3]<stderr>: ", "3"),
+        ("dmesg.1.x7d9@node17    | ", "dmesg.1.x7d9@node17"),
         ("node17: [pod/dmesg-7d9dd/dmesg] ", "node17"),
         ("[pod/dmesg-7d9dd/dmesg] 2026-04-22T21:23:52.123456789Z stdout F ", "dmesg-7d9dd"),
         ("> node17: 7: ", "node17"),
@@ -154,6 +161,8 @@ def test_a_program_in_a_log_of_the_kernel_is_no_machine(tmp_path: Path) -> None:
         f"[   81.042000]\u00a0{XID}".replace(" pid", "\u00a0pid"),
         f"Apr\u00a022 21:23:52\u202fgpu-7 kernel: {XID}",
         f"Apr 22 21:23:52 gpu-7 kernel[0]: {XID}",
+        f"[Wed Apr 22 21:23:52 UTC 2026] {XID}",
+        f"6.8.0-100-generic,4,1000,81042000,-;{XID}",
     ],
 )
 def test_lines_of_other_systems_are_decoded(tmp_path: Path, line: str) -> None:
@@ -223,6 +232,8 @@ def loki(line: str) -> dict[str, Any]:
         {"version": "1.1", "short_message": XID, "facility": "kernel"},
         {"PROGRAM": "kernel", "MESSAGE": XID, "FACILITY": "kern"},
         {"msg": f" {XID}", "programname": "kernel", "syslogfacility-text": "kern"},
+        {"msg": f" {XID}", "syslogtag": "kernel:", "syslogfacility-text": "kern"},
+        {"value": [{"code": "ok", "message": f"Enabled: \n[stdout]\n[   81.0] {XID}\n[stderr]\n"}]},
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])
@@ -237,6 +248,23 @@ def test_the_rows_below_columns_are_entries(tmp_path: Path) -> None:
     for facility, found in (("kern", [("", "xid:79")]), ("user", [])):
         answer = {"tables": [{**table, "rows": [[facility, XID]]}]}
         assert codes(tmp_path, json.dumps(answer)) == found
+
+
+@pytest.mark.parametrize(
+    ("names", "kernel_s", "program_s"),
+    [
+        ("Time,Line", f'"t","[   81.042000] {XID}"', None),
+        ("t [UTC],Facility,SyslogMessage", f't,kern,"{XID}"', f't,user,"{XID}"'),
+        ("id,jsonPayload.MESSAGE,jsonPayload._TRANSPORT", f'1,"{XID}",kernel', f'1,"{XID}",stdout'),
+        ("@timestamp,@message", f'"t","[   81.042000] {XID}"', None),
+    ],
+)
+def test_a_table_of_a_cloud_or_a_store_is_decoded(
+    tmp_path: Path, names: str, kernel_s: str, program_s: str | None
+) -> None:
+    assert codes(tmp_path, f"{names}\n{kernel_s}\n") == [("", "xid:79")]
+    if program_s is not None:
+        assert codes(tmp_path, f"{names}\n{program_s}\n") == []
 
 
 @pytest.mark.parametrize("writer", [{"_TRANSPORT": "syslog"}, {"SYSLOG_FACILITY": "3"}, {}])
@@ -257,6 +285,8 @@ def test_a_program_s_entry_in_a_cloud_s_json_is_not_the_kernel_s(
         {"PROGRAM": "app", "MESSAGE": XID, "FACILITY": "kern"},
         {"PROGRAM": "kernel", "MESSAGE": XID, "FACILITY": "user"},
         {"msg": XID, "programname": "app", "syslogfacility-text": "user"},
+        {"msg": XID, "syslogtag": "app:", "syslogfacility-text": "user"},
+        {"appname": "app", "message": f"[stdout]\n[   81.042000] {XID}\n"},
         {"ident": "app", "Output": f"[   81.042000] {XID}\n"},
         {"version": "1.1", "short_message": XID, "facility": "app"},
     ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import IO, Any
 
-from nodeagent.terminal.log_file import gcloud, journal_fields
+from nodeagent.terminal.log_file import csv_form, gcloud, journal_fields
 from nodeagent.terminal.log_file.entry import Entry
 from nodeagent.terminal.log_file.hosts import Hosts
 from nodeagent.terminal.log_file.lines import numbered_lines, plain
@@ -41,6 +41,8 @@ def read_entries(file: IO[bytes]) -> Iterator[Entry]:
 def _entries(lines: Iterator[tuple[int, bytes]]) -> Iterator[Entry]:
     head = next(lines, None)
     every = chain([head] if head else [], lines)
+    if head is not None and csv_form.is_csv(head[1]):
+        return _json_entries(csv_form.csv_values(every))
     if head is not None and journal_fields.is_json(head[1]):
         return _json_entries(journal_fields.json_values(every))
     return text_entries(every)

@@ -1,7 +1,8 @@
 r"""The name of a machine before each line, as tools write it that read the logs of many.
 
 - ``node17: [  123.4] text``: pdsh, clush, ``parallel --tag``; `` 3: text``: ``srun --label``;
-- ``logs/node17:31:text``: ``grep -n``;
+- ``logs/node17:31:text``, ``/var/log/kern.log:text``: ``grep -n``, ``-H``; `` 31 text``: less;
+- ``[1,3]<stdout>: text``: mpirun;
 - ``2026-04-22T21:23:52Z {host="node17"} text``: logcli;
 - ``[pod/NAME/CONTAINER] text``: ``kubectl logs --prefix``; ``NAME CONTAINER text``: stern;
 - ``[node17] text``; ``2026-04-22T21:23:52.1Z stdout F text``, a container's log that has no name;
@@ -32,18 +33,26 @@ _PREFIXES = (
     re.compile(rb"\[pod/([^\s/\]]{1,253})/[^\s\]]{1,253}\] "),
     re.compile(rb"\[([A-Za-z][\w.-]{0,252})\] "),
     re.compile(rb"()\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] "),
-    re.compile(rb"(?!kernel:)([A-Za-z0-9][\w.-]{0,252}(?:\[[\d,-]{1,100}\][\w.-]{0,60})?)[:>] ?"),
+    re.compile(
+        rb"(?!kernel:)([A-Za-z0-9][\w.-]{0,252}(?:\[[\d,-]{1,100}\][\w.-]{0,60})?)[:>] {0,2}"
+    ),
+    re.compile(rb"\[[\w.@-]{0,200},(\d{1,6})\]<std(?:out|err)>: ?"),
     re.compile(rb" {0,6}(\d{1,6}|srun|slurmstepd): ?"),
     re.compile(rb"([\w./-]{1,252}):\d{1,9}:"),
+    re.compile(rb"([\w.-]{0,100}/[\w./-]{1,252}):"),
+    re.compile(
+        rb"() {0,8}\d{1,7} "
+        rb"(?=\[ *\d|\[[A-Z][a-z]{2} |<\d|\d{4}-\d\d-\d\dT|\d,\d|[A-Z][a-z]{2} [ \d]\d )"
+    ),
     re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) ()\{[^{}]{0,2000}\} "),
-    re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) *\| ?"),
+    re.compile(rb"([A-Za-z0-9][\w.@-]{0,252}) *\| ?"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252})\t"),
     re.compile(
         rb"(?:[A-Za-z0-9][\w.-]{0,252} )?([A-Za-z0-9][\w.-]{0,252}) [A-Za-z0-9][\w.-]{0,252} "
         rb"(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} |<\d|\d{4}-\d\d-\d\dT|[A-Z][a-z]{2} [ \d]\d )"
     ),
     re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) ([\w./-]{1,252}) (?=\{)"),
-    re.compile(rb"()(?:> ?){1,5}(?=\S)"),
+    re.compile(rb"()(?:(?:> ?){1,5}|[-*] )(?=\S)"),
 )
 #: The most prefixes within one another.
 _NESTED = 3

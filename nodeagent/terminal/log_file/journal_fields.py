@@ -38,7 +38,12 @@ _TEXTS = frozenset(
     | {"_msg", "_raw", "short_message"}
 )
 #: The text, its program and its facility in the JSON of syslog-ng and of rsyslog.
-_SYSLOG = (("MESSAGE", "PROGRAM", "FACILITY"), ("msg", "programname", "syslogfacility-text"))
+_SYSLOG = (
+    ("MESSAGE", "PROGRAM", "FACILITY"),
+    *(("msg", name, "syslogfacility-text") for name in ("programname", "syslogtag")),
+)
+#: Azure's output of a command that ran on a machine.
+_RUN = "[stdout]\n"
 #: The nesting of a cloud's answer around an entry.
 _DEEPEST = 10
 _STRING = re.compile(rb'"(?:\\.|[^"\\])*"')
@@ -152,6 +157,8 @@ def records_in(
             if isinstance(record, dict) and _TEXTS.intersection(record)
         ]
         yield from found or _lines_within(value) or [value]
+    elif isinstance(value, dict) and _RUN in str(value.get("message")):
+        yield from _lines_within(value) or [value]
     elif isinstance(value, dict):
         name, inner = _json_within(value)
         if inner is None:
@@ -225,7 +232,8 @@ def _of_syslog(entry: dict[str, Any]) -> dict[str, Any]:
     """The entry, or that of a syslog daemon under the names that ``wrapped`` has for it."""
     for text, program, facility in _SYSLOG:
         if "_TRANSPORT" not in entry and program in entry and text in entry:
-            names = {"message": str(entry[text]).strip(), "program": entry[program]}
+            name = str(entry[program]).removesuffix(":")
+            names = {"message": str(entry[text]).strip(), "program": name}
             return names | {"facility": entry.get(facility, 0)}
     return entry
 

@@ -51,6 +51,8 @@ _CLOCK = rb"\d\d:\d\d:\d\d"
 _ISO = rb"\d{4}-\d\d-\d\d[T ]" + _CLOCK + rb"(?:[.,]\d{1,9})?"
 
 _RAW = re.compile(rb"\d{1,9},\d{1,20},\d{1,20},[^;]*;")
+# Netconsole's release, before a record.
+_RELEASE = re.compile(rb"\d{1,2}\.\d[\w.+~-]{0,100},(?=\d{1,9},\d{1,20},\d{1,20},)")
 _PRIORITY = re.compile(rb"<(\d{1,3})>")
 _RFC5424 = re.compile(
     rb"(?:\d{1,6} )?<(\d{1,3})>1 \S{1,64} \S{1,255} (\S{1,48}) (\S{1,128}) \S{1,32} "
@@ -70,7 +72,11 @@ _TALOS = re.compile(
 _DELTA = rb"(?: ?<[ +.\d*-]{1,24}>| {8,24})?"
 _STAMP = re.compile(
     rb"\[ *(?:(\d{1,10}\.\d{1,9})(?:,\d{1,5})?" + _DELTA + rb"|"  # a CPU after it: ramoops
-    rb"\S{1,12} +\S{1,12} +\d{1,2} " + _CLOCK + rb" \d{4}" + _DELTA + rb"|"  # ctime
+    rb"\S{1,12} +\S{1,12} +\d{1,2} "
+    + _CLOCK
+    + rb"(?: [A-Z]{2,5})? \d{4}"
+    + _DELTA
+    + rb"|"  # ctime, and with a zone by crash(8)
     rb"[^\s\d]{1,12} ?\d{1,2} \d\d:\d\d|\+ *\d{1,10}\.\d{1,9}|"  # reltime
     rb"<[ +.\d-]{1,24}>)\] ?"  # delta
 )
@@ -139,6 +145,8 @@ _PLAIN = Form()
 
 def parse_line(line: bytes, form: Form = _PLAIN) -> Line:
     """The writer and the text of a line. Raises nothing, whatever the bytes."""
+    release = _RELEASE.match(line)
+    line = line[release.end() :] if release else line
     record = parse(line) if _RAW.match(line) else None
     if record is not None:
         writer = Writer.OTHER if record.facility else Writer.KERNEL
