@@ -178,9 +178,9 @@ class ControllerParts:
             event_sink=self._event_sink,
             clocks=clocks,
             bounds=config.lemons,
-            record_evidence=controller.record_own_evidence,
+            record_evidence=controller.own_evidence.record,
         )
-        self._drift = DriftWatch(fleet, clocks, controller.record_own_evidence)
+        self._drift = DriftWatch(fleet, clocks, controller.own_evidence)
         self._retention = OperationRetention(
             operations=cluster.operations,
             fleet=fleet,

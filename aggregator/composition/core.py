@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, Cluster
+from aggregator.cluster.port import Cluster
 from aggregator.composition.node_tests import build_node_tests
 from aggregator.events import EventSink, EvidenceRecording, NoEvidenceRecording
 from aggregator.policy.rules import Policy
@@ -106,20 +106,16 @@ class _Base:
             others=OthersMarks(settings.maintenance, clocks=clocks, words=cluster.words),
         )
         self.pools = pools = NodePools(Pools(settings.pools, settings.mode), registry, given.policy)
-
-        def writes_events(node: str) -> bool:
-            acts = settings.events.observe or pools.mode_of(node) is not Action.OBSERVE
-            return acts and settings.reconcilers.publish
-
         self.node_events = NodeEventPublisher(
             given.event_sink,
             cluster=cluster,
             registry=registry,
-            enabled=writes_events,
+            pools=pools,
+            rules=settings.events,
             clocks=clocks,
         )
         self.event_sink = self.evictions = EvictionMemory(
-            self.node_events,
+            self.node_events if settings.reconcilers.publish else given.event_sink,
             policy=given.policy,
             fabrics_of=self._fabrics_of,
             registry=registry,
@@ -146,22 +142,21 @@ class _Base:
             clocks=clocks,
             switch=self.switch,
         )
-        self.queue = queue = WorkQueue(record_writer=self.record_writer, holds_lease=given.may_act)
+        self.queue = queue = WorkQueue(self.record_writer)
         self.network = NetworkTracker(
             node_registry=registry,
             fleet=fleet,
             event_sink=self.event_sink,
             clocks=clocks,
             labels=settings.common.domain_labels,
-            evaluate=queue.evaluate,
+            queue=queue,
             limits=settings.limits,
         )
         self.own_evidence = OwnEvidence(registry, queue)
-        record = self.own_evidence.record
         measurements = MeasurementTrackers(
             (
-                OutlierTracker(node_registry=registry, fleet=fleet, emit=record),
-                PrecursorTracker(fleet, record),
+                OutlierTracker(node_registry=registry, fleet=fleet, evidence=self.own_evidence),
+                PrecursorTracker(fleet, self.own_evidence),
             )
         )
         self.trackers = FleetTrackers(self.causes, self.network, measurements)
@@ -233,7 +228,7 @@ class _Acts:
         self.release = ReleaseActions(
             record_writer=writer,
             acts=acts,
-            after_release=hook_runner.after_release,
+            hooks=hook_runner,
             uncordon=settings.uncordon,
             marks=settings.marks,
         )

@@ -65,7 +65,7 @@ class Controller:
         self.evictions = parts.evictions
         self.mode_preview = parts.mode_preview
         self.repair_permissions = parts.repair_permissions
-        self.record_own_evidence = parts.own_evidence.record
+        self.own_evidence = parts.own_evidence
         #: Whether the cluster's Node of this name has this UID; it is None while unknown.
         self.is_current = parts.current_nodes.is_current
         self.placed = parts.network.placed

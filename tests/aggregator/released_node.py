@@ -61,7 +61,7 @@ class Back(Bench):
         self.back: Any = ReleaseActions(
             record_writer=record_writer,
             acts=self.acts,
-            after_release=self._after,
+            hooks=SimpleNamespace(after_release=self._after),
             uncordon=UncordonRules(OnUncordon.RELEASE),
             marks=PLAIN,
         )

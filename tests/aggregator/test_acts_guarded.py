@@ -165,7 +165,7 @@ class World:
         clocks = Clocks(self._now, time.time)
         self._switch = StopSwitch(self.cluster, clocks=clocks, may_act=lambda: self._is_controller)
         read = quarantine_read(self.cluster, self.quarantine)
-        fresh = FreshRead(read, now=self._now, began=self._now())
+        fresh = FreshRead(read, clocks=clocks, began=self._now())
         inner = act_guard(
             switch=self._switch,
             against=str,

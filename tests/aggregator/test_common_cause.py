@@ -49,12 +49,12 @@ class Play:
             for number, name in enumerate(self.names)
         }
         self.signs: dict[str, tuple[Symptom, ...]] = {}
-        self.common = CommonCauses(limits, self.sees)
+        self.common = CommonCauses(limits, self)
         self.now = 1_000.0
         for name in self.names:
             self.report_symptoms(name)
 
-    def sees(self, check: str, components: Collection[str]) -> Mapping[str, int]:
+    def observers(self, check: str, components: Collection[str]) -> Mapping[str, int]:
         return dict.fromkeys(components, len(self.names))
 
     def report_symptoms(self, name: str, *signs: Symptom) -> None:

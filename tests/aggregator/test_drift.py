@@ -1,6 +1,7 @@
 """Nodes that differ from their pool's majority for a day have drifted; a roll-out has not."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,7 +192,8 @@ async def test_the_watch_reports_a_drift_and_its_end() -> None:
             Hello(f"n{n}", "boot", "epoch", "1", 1, "i")
         )
         report(f"n{n}", "0099" if n == 7 else "0105")
-    watch = DriftWatch(state, Clocks(lambda: now[0], lambda: now[0]), record)
+    clocks = Clocks(lambda: now[0], lambda: now[0])
+    watch = DriftWatch(state, clocks, SimpleNamespace(record=record))
     await watch.compare()
     assert said == []
     now[0] = DAY

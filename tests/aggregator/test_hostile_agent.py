@@ -6,6 +6,7 @@ that it holds on a slow machine too.
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,7 +134,7 @@ def test_beside_a_hostile_agent_an_honest_node_is_drained_and_the_hostile_one_to
 
 
 def test_signs_that_nobody_shows_any_more_are_forgotten() -> None:
-    causes = CommonCauses(CommonLimits(), lambda check, components: {})
+    causes = CommonCauses(CommonLimits(), SimpleNamespace(observers=lambda check, components: {}))
     for turn in range(50):
         signs = {Symptom(f"check:c{turn}-{n}", "x", 0.0, acting=False) for n in range(100)}
         causes.set_symptoms("n0", frozenset(signs), (), frozenset())

@@ -463,7 +463,7 @@ def test_a_history_that_was_lost_releases_nobody() -> None:
         replica = Replica(world, clock=clock, policy=policy)
         replica.agent("n1", snapshot())
         lemon = Lemon("n1", 4, ("xid:79",), 4, 0, 900.0, ("4 quarantines",))
-        replica.controller.record_own_evidence("n1", evidence(lemon, clock()))
+        replica.controller.own_evidence.record("n1", evidence(lemon, clock()))
         await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
         await replica.stop()
         world.listeners.clear()
@@ -475,7 +475,7 @@ def test_a_history_that_was_lost_releases_nobody() -> None:
             event_sink=replica.notes,
             clocks=Clocks(clock, clock),
             bounds=LemonThresholds(),
-            record_evidence=replica.controller.record_own_evidence,
+            record_evidence=replica.controller.own_evidence.record,
         )
         replica.agent("n1", snapshot())
         await later(10)

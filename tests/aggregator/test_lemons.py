@@ -191,7 +191,7 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
                 event_sink=_Both(history, notes),
                 clocks=Clocks(replica.clock, time.time),
                 bounds=BOUNDS,
-                record_evidence=replica.controller.record_own_evidence,
+                record_evidence=replica.controller.own_evidence.record,
             )
 
         for node in ("n1", "n2"):
@@ -295,7 +295,7 @@ async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> Non
     try:
         replica.agent("n1", snapshot(fault("xid:48", cleared_by=ClearedBy.GPU_RESET)))
         lemon = evaluate_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
-        assert replica.controller.record_own_evidence("n1", evidence(lemon, 990.0))
+        assert replica.controller.own_evidence.record("n1", evidence(lemon, 990.0))
         node_summary = replica.fleet.node_summaries["n1"]
         await until(lambda: node_summary.quarantine is not None)
         replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
@@ -305,6 +305,6 @@ async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> Non
         replica.evaluate_due()
         actions = sorted(one.action for one in node_summary.decision.incidents.values())
         assert actions == ["observe"]
-        assert not replica.controller.record_own_evidence("nobody", evidence(lemon, 990.0))
+        assert not replica.controller.own_evidence.record("nobody", evidence(lemon, 990.0))
     finally:
         await replica.stop()

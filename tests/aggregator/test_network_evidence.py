@@ -83,11 +83,14 @@ class Desk:
             event_sink=self.notes,
             clocks=Clocks(loop.time, lambda: 5000.0),
             labels=("rack",),
-            evaluate=lambda node_state: self.evaluated.append(node_state.node),
+            queue=SimpleNamespace(evaluate=self._evaluate),
             limits=Limits(),
         )
         self.graph = Graph()
         self._feed()
+
+    def _evaluate(self, node_state: Any) -> None:
+        self.evaluated.append(node_state.node)
 
     def _feed(self) -> None:
         self.made._network = self.graph

@@ -19,14 +19,16 @@ class Fleet:
     def __init__(self) -> None:
         self.reported: list[tuple[str, Component]] = []
         self.state = FleetState()
-        precursors = PrecursorTracker(
-            self.state, lambda node, found: self.reported.append((node, found))
-        )
+        precursors = PrecursorTracker(self.state, SimpleNamespace(record=self._take))
         self.tracker = MeasurementTrackers((precursors,))
         for number in range(1000):
             series = (MeasuredSeries("nvlink-recoveries", f"GPU-{number}", "H200"),)
             self.tracker.on_connect(f"n{number}")
             self.tracker.on_measurements(f"n{number}", Measurements(0, series, ((0, 0),), ()), 0.0)
+
+    def _take(self, node: str, found: Component) -> bool:
+        self.reported.append((node, found))
+        return True
 
     def count(self, node: str, value: int, at: float) -> None:
         self.tracker.on_measurements(node, Measurements(1, (), ((0, value),), ()), at)

@@ -141,10 +141,11 @@ class Bench:
             "unhold_resumed",
             "wanted_now",
         )
-        self.queue: Any = WorkQueue(
-            record_writer=SimpleNamespace(record=SimpleNamespace(entries=self.entries)),  # type: ignore[arg-type]
-            holds_lease=lambda: self.may,
+        writer: Any = SimpleNamespace(
+            record=SimpleNamespace(entries=self.entries),
+            switch=SimpleNamespace(may_act=lambda: self.may),
         )
+        self.queue: Any = WorkQueue(writer)
         self.queue.view = True
         clocks, pools = Clocks(loop.time, loop.time), all_in_mode(SETTINGS.mode)
         self.inputs = inputs = PlanInputs(
@@ -772,9 +773,7 @@ def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) ->
 async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:
     replica = Replica(World(), clock=Turned())
     controller = replica.controller
-    assert controller.parts.switch._listeners == [
-        controller.parts.cluster_events.records.stop_changed
-    ]
+    assert controller.parts.switch._listeners == [controller.parts.cluster_events.records]
     receivers = controller.parts.queue._receivers
     assert receivers is not None
     assert receivers[1] is controller.parts.worker

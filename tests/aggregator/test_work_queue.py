@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,11 @@ class QueueBench:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.did: list[str] = []
         self.may = True
-        self.queue = WorkQueue(
-            record_writer=SimpleNamespace(record=SimpleNamespace(entries={})),  # type: ignore[arg-type]
-            holds_lease=lambda: self.may,
+        writer: Any = SimpleNamespace(
+            record=SimpleNamespace(entries={}),
+            switch=SimpleNamespace(may_act=lambda: self.may),
         )
+        self.queue = WorkQueue(writer)
         self.queue.view = True
         self.node_state = NodeState("n1", now=loop.time)
 

@@ -125,7 +125,7 @@ class _Rack:
             text = "3 more NVLink recoveries"
             since = self.loop.time()
             found = Component(CHECK, name, Status.FAILED, "nvlink-recoveries", text, since)
-            self.replica.controller.record_own_evidence(f"n{event.origin}", found)
+            self.replica.controller.own_evidence.record(f"n{event.origin}", found)
             await asyncio.sleep(30)
         began = self.loop.time()
         if event.late is not None:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def common_causes() -> Iterator[str]:
         (200, "clique", NVLINK),
     ):
         limits = CommonLimits(domain_labels=("rack",), clique_label="clique")
-        causes = CommonCauses(limits, lambda check, components: {})
+        causes = CommonCauses(limits, SimpleNamespace(observers=lambda check, components: {}))
         ill = 12 if label != "x" else nodes
         for number in range(nodes):
             signs = {Symptom(what, "", 0.0, acting=True)} if number < ill else set()

@@ -36,7 +36,7 @@ class Fleet:
         self.crowd = Population()
         self.open: set[str] = set()
         self.asked: list[tuple[str, list[str]]] = []
-        self.observers: dict[str, int] = {}
+        self.seen_by: dict[str, int] = {}
         for name in names(size):
             self.crowd.groups[name] = ()
         for group, members in groups.items():
@@ -45,11 +45,11 @@ class Fleet:
             for name in members:
                 self.crowd.groups[name] = (*self.crowd.groups[name], (label, value))
                 self.crowd.sizes[label, value] += 1
-        self.search = CauseSearch(limits, self.crowd, self.sees, self.open)
+        self.search = CauseSearch(limits, self.crowd, self, self.open)
 
-    def sees(self, check: str, components: Collection[str]) -> Mapping[str, int]:
+    def observers(self, check: str, components: Collection[str]) -> Mapping[str, int]:
         self.asked.append((check, list(components)))
-        return self.observers
+        return self.seen_by
 
     def causes(
         self,
@@ -190,7 +190,7 @@ def test_a_window_lies_where_it_holds_most(times: list[float]) -> None:
 
 def test_a_target_counts_against_those_that_look_at_it() -> None:
     fleet = Fleet(200)
-    fleet.observers = {"t": 50, "u": 60}
+    fleet.seen_by = {"t": 50, "u": 60}
     found = fleet.causes("check:a", names(12), {"t": names(6), "u": names(6, 6)})
     assert [(one.id, one.nodes, one.total) for one in found] == [("check:a t", 6, 50)]
     assert fleet.asked == [("a", ["t", "u"])]
@@ -199,7 +199,7 @@ def test_a_target_counts_against_those_that_look_at_it() -> None:
 
 def test_targets_of_few_nodes_are_not_looked_at() -> None:
     fleet = Fleet(200)
-    fleet.observers = {"t": 4, "u": 4}
+    fleet.seen_by = {"t": 4, "u": 4}
     assert fleet.causes("check:a", names(8), {"t": names(4), "u": names(4, 4)}) == []
     assert fleet.asked == []
 
@@ -214,7 +214,7 @@ def test_the_targets_that_most_nodes_miss_are_looked_at() -> None:
 
 def test_a_node_that_has_a_cause_counts_for_no_other() -> None:
     fleet = Fleet(200)
-    fleet.observers = {"t": 30, "u": 30}
+    fleet.seen_by = {"t": 30, "u": 30}
     both = {"t": names(20), "u": names(14, 10)}
     found = fleet.causes("check:a", names(24), both)
     assert [(one.scope, one.nodes) for one in found] == [("target", 20)]
@@ -229,14 +229,14 @@ def test_a_node_that_has_a_cause_counts_for_no_other() -> None:
 def test_the_more_exact_of_causes_that_explain_nearly_the_same_is_blamed() -> None:
     for in_target, scope in ((16, "target"), (15, "check")):
         fleet = Fleet(100)
-        fleet.observers = {"t": 100}
+        fleet.seen_by = {"t": 100}
         found = fleet.causes("check:a", names(20), {"t": names(in_target)})
         assert (found[0].scope, found[0].nodes) == (scope, in_target if scope == "target" else 20)
 
 
 def test_a_cause_that_is_open_stays_the_one_that_is_blamed() -> None:
     fleet = Fleet(100)
-    fleet.observers = {"t": 100}
+    fleet.seen_by = {"t": 100}
     fleet.open.add("check:a")
     (found,) = fleet.causes("check:a", names(20), {"t": names(20)})
     assert found.scope == "check"

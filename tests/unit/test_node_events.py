@@ -20,9 +20,10 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.decide.node_events import event_of
+from aggregator.quarantine.decide.node_events import EventRules, event_of
 from aggregator.quarantine.reconcile import node_events
 from aggregator.quarantine.reconcile.node_events import DRAINING_AFTER, NodeEventPublisher
+from tests.support.replica import all_in_mode
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
@@ -159,7 +160,8 @@ class Bench:
             SimpleNamespace(record_event=self.passed_on.append),
             cluster=self,  # type: ignore[arg-type]
             registry=known,
-            enabled=lambda _: enabled,
+            pools=all_in_mode(Action.CORDON if enabled else Action.OBSERVE),
+            rules=EventRules(),
             clocks=Clocks(_time, _time),
         )
 

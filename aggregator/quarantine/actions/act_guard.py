@@ -31,13 +31,13 @@ MOST_AGE = 5.0
 
 
 class FreshRead:
-    """The last read of what an act is for. ``now`` is monotonic; ``began``: when it was requested.
-    ``read`` reads it again.
+    """The last read of what an act is for. ``began``: when it was requested (monotonic). ``read``
+    reads it again.
     """
 
-    def __init__(self, read: Read, *, now: Callable[[], float], began: float) -> None:
+    def __init__(self, read: Read, *, clocks: Clocks, began: float) -> None:
         self._read = read
-        self._now = now
+        self._now = clocks.now
         self._began = began
 
     async def renew(self) -> None:
@@ -161,7 +161,7 @@ class ActGuards:
     def fresh_quarantine(self, quarantine: Quarantine) -> FreshRead:
         """The quarantine is read again before the act."""
         read = quarantine_read(self._cluster, quarantine)
-        return FreshRead(read, now=self._clocks.now, began=-math.inf)
+        return FreshRead(read, clocks=self._clocks, began=-math.inf)
 
     def _is_observed(self, node_state: NodeState) -> bool:
         """Whether its mode forbids acts of our own; a person's quarantine continues in any mode."""

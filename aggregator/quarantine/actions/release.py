@@ -6,8 +6,9 @@ always changes the node, so that a late writer fails (docs/fences.md).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from attrs import define
 
@@ -66,13 +67,20 @@ class Undo:
     more: Mapping[str, str | None] | None = None
 
 
+class ReleaseHook(Protocol):
+    """`HookRunner`, as far as it is used here."""
+
+    async def after_release(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """The site's own step once the node is released. A failure does not hold it up."""
+
+
 @define(eq=False, slots=False, kw_only=True)
 class ReleaseActions:
     """The steps back, for one node at a time; `AdmissionReconciler` has those forth."""
 
     _record_writer: AdmissionRecordWriter
     _acts: NodeActions
-    _after_release: Callable[[NodeState, Quarantine], Awaitable[None]]
+    _hooks: ReleaseHook
     _uncordon: UncordonRules
     _marks: MarkRules
 
@@ -175,7 +183,7 @@ class ReleaseActions:
                 status = replace(quarantine.status, message=_WAITS)
                 await self._acts.write_status(node_state, quarantine, status)
             raise
-        await self._after_release(node_state, quarantine)
+        await self._hooks.after_release(node_state, quarantine)
         if (
             node_state.quarantine_view.ended != quarantine.uid
         ):  # once, however often the object must be dropped

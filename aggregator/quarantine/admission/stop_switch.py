@@ -7,6 +7,7 @@ and no reads while no request acts.
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from attrs import define, field
 
@@ -33,6 +34,13 @@ class StopUnreadable(GuardUnreadable):
     """The switch can't be read now, so no new action begins."""
 
 
+class StopListener(Protocol):
+    """`ClusterEventHandler`, as the switch uses it."""
+
+    def stop_changed(self) -> None:
+        """`StopSwitch.reason` has changed."""
+
+
 @define(eq=False, slots=False)
 class StopSwitch:
     """``may_act``: whether we are the controller at this moment.
@@ -47,7 +55,7 @@ class StopSwitch:
 
     def __attrs_post_init__(self) -> None:
         self._now = self._clocks.now
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[StopListener] = []
         #: Why everything is stopped; empty: it is not.
         self.reason = ""
         self._set = self._version = ""
@@ -57,8 +65,8 @@ class StopSwitch:
         self._read_at = float("-inf")
         self._failed = False
 
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever `reason` has changed."""
+    def report_to(self, listener: StopListener) -> None:
+        """Report each change of `reason` to it."""
         self._listeners.append(listener)
 
     def lost(self) -> str:
@@ -82,7 +90,7 @@ class StopSwitch:
             self.reason = self._set = stop.reason
         if self.reason != before:
             for listener in self._listeners:
-                listener()
+                listener.stop_changed()
 
     def view_lost(self) -> None:
         """A new list counts, even if its versions are lower: the store was restored."""

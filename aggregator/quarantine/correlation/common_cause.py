@@ -85,7 +85,7 @@ class CommonCauseTracker:
         self._window = self._admission.window
         self._after_upgrade = self._admission.after_upgrade
         self._acting = acting_checks(self._policy)
-        self._common = CommonCauses(self._limits, self._registry.observers)
+        self._common = CommonCauses(self._limits, self._registry)
         self._clique_label = self._limits.clique_label
         self._fabric_hold = self._limits.fabric_hold
         self._labels = tuple(

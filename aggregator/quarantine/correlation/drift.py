@@ -11,7 +11,7 @@ from attrs import define, field
 from aggregator.clock import Clocks
 from aggregator.health.model import Component, Status
 from aggregator.policy.drift import CHECK, ComparedNode, Drift, DriftSearch, evidence, read_facts
-from aggregator.quarantine.correlation.measurements import Report
+from aggregator.quarantine.correlation.measurements import NodeEvidence
 from aggregator.quarantine.state.fleet import FleetState
 
 #: Seconds.
@@ -24,7 +24,7 @@ _SLICE = 100
 class DriftWatch:
     _fleet: FleetState
     _clocks: Clocks
-    _record_evidence: Report
+    _evidence: NodeEvidence
     _search: DriftSearch = field(factory=DriftSearch, init=False)
     #: Node and component of each drift that was reported.
     _reported: set[tuple[str, str]] = field(factory=set, init=False)
@@ -51,7 +51,7 @@ class DriftWatch:
         ]
         # Each time, for the node's evidence may have been discarded.
         for node, component in (*ended, *((drift.node, evidence(drift)) for drift in found)):
-            self._record_evidence(node, component)
+            self._evidence.record(node, component)
             await asyncio.sleep(0)
         self._reported = reported
         return found

@@ -1,16 +1,21 @@
 """The trackers that compare measurements of the nodes. Each gives nodes evidence of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements
 from aggregator.quarantine.state.fleet import FleetState
 
-#: Gives a node evidence in our own name.
-Report = Callable[[str, Component], object]
 #: The signs by which a whole component is over: a person reports it, or another part has replaced
 #: it.
 _ENDS_ALL = ("operator", "replaced")
+
+
+class NodeEvidence(Protocol):
+    """`OwnEvidence`, as the trackers use it."""
+
+    def record(self, node: str, component: Component) -> bool:
+        """Give the node evidence in our own name. False: its agent has not reported yet."""
 
 
 class MeasurementTracker(Protocol):

@@ -8,8 +8,9 @@ An agent's reports count only about the addresses that the aggregator assigned t
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from attrs import define
 
@@ -49,10 +50,16 @@ class _Word:
     sees: dict[tuple[str, str], Status] = field(default_factory=dict)
 
 
+class Evaluations(Protocol):
+    """`WorkQueue`, as far as it is used here."""
+
+    def evaluate(self, node_state: NodeState) -> None:
+        """Have the node evaluated anew."""
+
+
 @define(eq=False, slots=False, kw_only=True)
 class NetworkTracker:
-    """``labels`` are the node labels that name racks and switches; ``evaluate`` requests the
-    evaluation of a node.
+    """``labels`` are the node labels that name racks and switches.
 
     Until the quorum of ``limits`` has reported the first agents, which are assigned each other,
     could blame any node.
@@ -63,7 +70,7 @@ class NetworkTracker:
     _event_sink: EventSink
     _clocks: Clocks
     _labels: Iterable[str]
-    _evaluate: Callable[[NodeState], None]
+    _queue: Evaluations
     _limits: Limits
 
     def __attrs_post_init__(self) -> None:
@@ -247,7 +254,7 @@ class NetworkTracker:
             return
         health.inferred = _component(finding)
         if finding.status is Status.FAILED or node_state.decision.incidents:
-            self._evaluate(node_state)
+            self._queue.evaluate(node_state)
 
     def assign_targets(self) -> None:
         """Report subjects that are newly blamed, and those that are blamed no more."""

@@ -10,7 +10,7 @@ from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurem
 from aggregator.policy.outliers.fleet import Outlier, OutlierChange
 from aggregator.policy.outliers.measures import CHECK, MEASURES
 from aggregator.quarantine.correlation.measurements import (
-    Report,
+    NodeEvidence,
     component,
     ends_component,
     findings_in_quarantine,
@@ -25,7 +25,7 @@ class OutlierTracker:
 
     _registry: NodeRegistry = field(alias="node_registry")
     _fleet: FleetState
-    _emit: Report
+    _evidence: NodeEvidence
     #: The evidence that was given of each open finding, by node.
     _findings: dict[str, dict[MeasuredSeries, Component]] = field(factory=dict, init=False)
 
@@ -76,9 +76,10 @@ class OutlierTracker:
                 findings[series] = evidence(outlier)
             elif findings.pop(series, None) is not None:
                 text = "as the others of the pool again"
-                self._emit(node, Component(CHECK, component(series), Status.OK, "", text, at))
+                over = Component(CHECK, component(series), Status.OK, "", text, at)
+                self._evidence.record(node, over)
         for found in findings.values():  # again, for the node's evidence may have been discarded
-            self._emit(node, found)
+            self._evidence.record(node, found)
         if not findings:
             del self._findings[node]
 

@@ -8,7 +8,7 @@ from aggregator.health.model import Cleared, Component, Measurements, Status
 from aggregator.policy.precursors.counters import CHECK, COUNTERS
 from aggregator.policy.precursors.fleet import FleetCounters, Precursor, PrecursorChange
 from aggregator.quarantine.correlation.measurements import (
-    Report,
+    NodeEvidence,
     component,
     ends_component,
     findings_in_quarantine,
@@ -23,9 +23,9 @@ _DAY = 86400.0
 class PrecursorTracker:
     """Implements `MeasurementTracker`."""
 
-    def __init__(self, fleet: FleetState, report: Report) -> None:
+    def __init__(self, fleet: FleetState, evidence: NodeEvidence) -> None:
         self._fleet = fleet
-        self._report_evidence = report
+        self._evidence = evidence
         self._counters = FleetCounters()
         #: The evidence of each open finding, and when it was last checked for its end.
         self._findings: dict[str, dict[str, Component]] = {}
@@ -86,9 +86,9 @@ class PrecursorTracker:
                 findings[name] = evidence(finding, at)
             elif findings.pop(name, None) is not None:
                 text = "no further error for a week"
-                self._report_evidence(node, Component(CHECK, name, Status.OK, "", text, at))
+                self._evidence.record(node, Component(CHECK, name, Status.OK, "", text, at))
         for found in findings.values():  # again, for the node's evidence may have been discarded
-            self._report_evidence(node, found)
+            self._evidence.record(node, found)
         if not findings:
             del self._findings[node]
 

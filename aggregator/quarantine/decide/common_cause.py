@@ -21,9 +21,9 @@ cause.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from attrs import define
 from pydantic import Field
@@ -93,9 +93,6 @@ class CommonLimits(SectionDataclass):
     this long for those of other nodes. ``0s``: they do not wait.
     """
 
-
-#: Counts by component the nodes that check it, of these components of one check.
-Sees = Callable[[str, Collection[str]], Mapping[str, int]]
 
 #: A property that nodes share: a label, or the name of a version, and its value.
 Group = tuple[str, str]
@@ -200,17 +197,24 @@ class Population:
     observers: Counter[str] = field(default_factory=Counter)
 
 
+class Observers(Protocol):
+    """`NodeRegistry`, as far as it is used here."""
+
+    def observers(self, check: str, components: Collection[str]) -> Mapping[str, int]:
+        """By component, the number of nodes that check it, of these components of one check."""
+
+
 @define(eq=False, slots=False)
 class CauseSearch:
     """Looks for the causes of symptoms in a population that the caller keeps up to date.
 
-    ``sees`` counts the nodes that check components of a check: called seldom. ``open_now``
-    has the ids of the causes that are open: these need half as many nodes to stay so.
+    ``sees`` is called seldom: it goes through all nodes. ``open_now`` has the ids of the causes
+    that are open: these need half as many nodes to stay so.
     """
 
     _limits: CommonLimits
     _crowd: Population
-    _sees: Sees
+    _sees: Observers
     _open_now: Container[str]
 
     def suspects(self, groups: Sequence[Group], what: str, component: str) -> frozenset[str]:
@@ -273,7 +277,7 @@ class CauseSearch:
             component: {node: since for node, since in targets[component].items() if node in nodes}
             for component in many
         }
-        seen_by = self._sees(what.partition(":")[2], many) if many else {}
+        seen_by = self._sees.observers(what.partition(":")[2], many) if many else {}
         return _Unexplained(dict(nodes), may, at, seen_by, acting)
 
     def _best(self, candidates: Sequence[_Candidate]) -> _Candidate:
@@ -483,10 +487,10 @@ class _Node:
 class CommonCauses:
     """Counts reported symptoms, and returns which causes are open.
 
-    ``sees`` counts the nodes that check components of a check: called seldom.
+    ``sees`` is called seldom: it goes through all nodes.
     """
 
-    def __init__(self, limits: CommonLimits, sees: Sees) -> None:
+    def __init__(self, limits: CommonLimits, sees: Observers) -> None:
         self._crowd = Population()
         self._nodes: dict[str, _Node] = {}
         self._signs: dict[str, _Signs] = {}

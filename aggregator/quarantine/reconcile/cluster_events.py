@@ -60,7 +60,7 @@ class RecordEvents:
     def __attrs_post_init__(self) -> None:
         self._fleet = self._registry.fleet
         self._switch = self.record_writer.switch
-        self._switch.on_change(self.stop_changed)
+        self._switch.report_to(self)
         #: The record's entries, and why it can't be used, by the last event.
         self._entries: Mapping[str, Entry] = {}
         self._problem = ""

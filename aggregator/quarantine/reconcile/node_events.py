@@ -11,17 +11,23 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 
 from attrs import define, field
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import ClusterError, NodeEvent, SharedObjects, Unreachable
+from aggregator.cluster.port import Action, ClusterError, NodeEvent, SharedObjects, Unreachable
 from aggregator.documentation import address, of_hold
 from aggregator.events import EventKind, EventSink, Transition
-from aggregator.quarantine.decide.node_events import DRAINED, DRAINING, HELD, REASONS, event_of
-from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.decide.node_events import (
+    DRAINED,
+    DRAINING,
+    HELD,
+    REASONS,
+    EventRules,
+    event_of,
+)
+from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.quarantine")
@@ -48,13 +54,14 @@ _PAUSE = 5.0
 class NodeEventPublisher:
     """An event sink in front of ``sink``, and one task that writes.
 
-    No Event is written about a node that is not ``enabled`` (mode observe).
+    About a node in mode observe an Event is written only where the ``rules`` want it.
     """
 
     _sink: EventSink
     _cluster: SharedObjects = field(kw_only=True)
     _registry: NodeRegistry = field(kw_only=True)
-    _enabled: Callable[[str], bool] = field(kw_only=True)
+    _pools: NodePools = field(kw_only=True)
+    _rules: EventRules = field(kw_only=True)
     _clocks: Clocks = field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -73,7 +80,7 @@ class NodeEventPublisher:
         quarantine = summary.quarantine if summary is not None else None
         if quarantine is not None and transition.kind in _OF_A_LONGER_DRAIN:
             self._emit_begin(quarantine.uid)
-        if transition.kind not in REASONS or not self._enabled(transition.node):
+        if transition.kind not in REASONS or not self._is_wanted(transition.node):
             return
         event = event_of(transition, self._registry.uid_of(transition.node), quarantine)
         if event is None or event.name in self._known:
@@ -98,6 +105,9 @@ class NodeEventPublisher:
         else:
             self._waiting[event.name, event.reason] = event
         self._more.set()
+
+    def _is_wanted(self, node: str) -> bool:
+        return self._rules.observe or self._pools.mode_of(node) is not Action.OBSERVE
 
     def _emit_begin(self, quarantine_uid: str) -> None:
         """Its drain has evicted a pod, or can't: its begin goes before the Events of that."""

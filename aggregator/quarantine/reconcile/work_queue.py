@@ -8,7 +8,7 @@ worked on once more; its evaluation does not wait for the step in progress.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -38,12 +38,10 @@ class WorkQueue:
     Lease.
     """
 
-    def __init__(
-        self, *, record_writer: AdmissionRecordWriter, holds_lease: Callable[[], bool]
-    ) -> None:
+    def __init__(self, record_writer: AdmissionRecordWriter) -> None:
         self._record_writer = record_writer
         #: Whether this process is the controller at the moment of the call.
-        self.holds_lease = holds_lease
+        self.holds_lease = record_writer.switch.may_act
         self._receivers: tuple[Evaluator, Worker] | None = None
         self._due: dict[str, NodeState] = {}
         #: How many nodes are on their way to their marks; the future ends when none is.

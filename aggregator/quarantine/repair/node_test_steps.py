@@ -198,7 +198,7 @@ class NodeTestSteps:
         begun_at = self._shared.clocks.now()
         fresh = FreshRead(
             partial(self._why_not_begun, name, node.uid, test),
-            now=self._shared.clocks.now,
+            clocks=self._shared.clocks,
             began=-math.inf,
         )
         await self._checks.beginning_guard(name, fresh)()
@@ -290,7 +290,7 @@ class NodeTestSteps:
                 return "the test was ended by another process"
             return others or await self._store.why_ended_now(test)
 
-        fresh = FreshRead(read, now=self._shared.clocks.now, began=read_at)
+        fresh = FreshRead(read, clocks=self._shared.clocks, began=read_at)
         return self._checks.order_guard(name, test, fresh)
 
     def _time_of(self, test: NodeTest) -> float:

@@ -68,7 +68,7 @@ class OrderSender:
                 node_state, quarantine.uid, attempt.operation, attempt.repair
             )
 
-        fresh = FreshRead(read, now=self._clocks.now, began=written)
+        fresh = FreshRead(read, clocks=self._clocks, began=written)
         guard = self._acts.guard(node_state, against=against, fresh=fresh)
         try:
             await (
