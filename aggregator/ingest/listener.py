@@ -147,7 +147,7 @@ class AgentListener:
                 if str(error) != reported:
                     log.warning(
                         "the port for agents can't be opened again",
-                        extra={"event": "ingest.not_listening", "error": str(error)},
+                        extra={"error": str(error)},
                     )
                 reported = str(error)
                 await asyncio.sleep(_TRY_AGAIN)
