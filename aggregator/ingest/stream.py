@@ -80,7 +80,6 @@ class Stream(AgentExchange):
     __slots__ = (
         "_ack_pacer",
         "_acks",
-        "_answers",
         "_attached",
         "_boottime",
         "_intake",
@@ -89,6 +88,7 @@ class Stream(AgentExchange):
         "_resyncs",
         "_seq",
         "_series",
+        "answers",
         "due_at",
         "hello_written",
         "instance",
@@ -125,7 +125,8 @@ class Stream(AgentExchange):
         self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it reports that
         self.repair_verbs: tuple[str, ...] = ()
         self.test_profiles: tuple[str, ...] = ()
-        self._answers = ""  # promised, with this address to reach us
+        #: Its heartbeats are answered, by promise, with this address to reach us.
+        self.answers = ""
         self.instance = ""
         #: An earlier stream of the same call has welcomed the agent.
         self.welcomed = False
@@ -186,7 +187,7 @@ class Stream(AgentExchange):
         self._inherit_budget()
         self._intake.on_connect(hello, self)
         if self.welcomed:  # its peers are named later: until all are here they change
-            self._named, self._answers = None, self._rules.among_others()
+            self._named = None
         else:
             self._welcome(self._calls.peers(self))
         self._log_dropped(0, dropped)
@@ -195,15 +196,15 @@ class Stream(AgentExchange):
         self._named = tuple(peers)
         self._intake.assigned(self.node, self._named)
         # A promise stays: it is not sent again each time that another replica restarts.
-        self._answers = self._answers or self._rules.among_others()
+        self.answers = self.answers or self._rules.among_others()
         self._outbox.put(
             codec.welcome(
                 name=self._rules.name,
                 version=self._rules.version,
                 heartbeat=self._rules.heartbeat,
                 peers=self._named,
-                answer_within=ANSWER_WITHIN if self._answers else 0.0,
-                address=self._answers,
+                answer_within=ANSWER_WITHIN if self.answers else 0.0,
+                address=self.answers,
             )
         )
 
@@ -213,7 +214,7 @@ class Stream(AgentExchange):
         Also that its heartbeats are answered, once there are other replicas.
         """
         peers = tuple(self._calls.peers(self))
-        known = peers == self._named and (self._answers or not self._rules.among_others())
+        known = peers == self._named and (self.answers or not self._rules.among_others())
         if self._attached and self._ending is None and not known:
             self._welcome(peers)
 
@@ -325,7 +326,7 @@ class Stream(AgentExchange):
             self._resyncs.agreed()
         elif not self._partial:  # a dropped entry would be dropped from the next snapshot, too
             self.resync("the digest of your state differs from ours")
-        if self._answers:
+        if self.answers:
             self._outbox.answer()
 
     def on_agreed_heartbeat(self) -> None:

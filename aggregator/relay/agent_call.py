@@ -110,7 +110,7 @@ class AgentCall(AgentExchange):
         self._certificate = b""
         self._hello = pb.AgentMessage()
         self._welcomed = False
-        self._answers = False  # its heartbeats are answered, by promise
+        self._answers = ""  # its heartbeats are answered, by promise, with this address to reach us
         #: The relay on which its stream is open.
         self.relay: GatewayLink | None = None
         self._passes = False  # a snapshot has gone by this relay, and all that came after it
@@ -262,11 +262,10 @@ class AgentCall(AgentExchange):
                 self._requested = ""
             case "welcome":
                 self._welcomed = True
-                address = self._rules.address()
-                self._answers = self._answers or bool(address)
+                self._answers = self._answers or self._rules.address()
                 if self._answers:
                     message.welcome.answer_within_ms = int(ANSWER_WITHIN * 1000)
-                    message.welcome.address = address
+                    message.welcome.address = self._answers
         self._outbox.put(message)
 
     def on_agreed(self, digest: int) -> None:
@@ -306,7 +305,7 @@ class AgentCall(AgentExchange):
         certificate = {_CERTIFICATE: [self._certificate]} if self._certificate else {}
         caller = Caller(self.peer, headers, certificate)
         stream = streams.stream(_Replayed(self._context, (self._hello, *first)), lambda: caller)
-        stream.welcomed = bool(first)
+        stream.welcomed, stream.answers = bool(first), self._answers
         return stream
 
     def _detach(self, ending: StreamClosed) -> bool:

@@ -235,6 +235,9 @@ async def test_agents_keep_their_streams_when_another_replica_takes_over(tmp_pat
                 assert (await agent.expect("resync")).reason
             await at_b.snapshot(seq=2)
             assert (await at_b.expect("ack")).seq == 2  # it has had its Welcome
+            intake.digests["n-b"] = 7
+            await at_b.beat(7)
+            assert (await at_b.expect("ack")).seq == 0, "as it was promised by the gateway"
             await at_c.delta(seq=3)  # before its snapshot: not forwarded
             await at_c.snapshot(seq=4)
             assert (await at_c.expect("ack")).seq == 4
