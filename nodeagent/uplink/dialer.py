@@ -1,8 +1,9 @@
 """How an aggregator is reached: TLS with the site's CA, a token, or plaintext on this machine.
 
-Each file is read at each connection, so that a rotated CA or token is used.
+Each file that has changed is read again at each connection, so that a rotated CA or token is used.
 """
 
+import functools
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -131,11 +132,8 @@ class Dialer:
             return grpc.aio.insecure_channel(address, options=options)
         if self._config.server_name:
             options.append(("grpc.ssl_target_name_override", self._config.server_name))
-        credentials = grpc.ssl_channel_credentials(
-            _content(self._config.ca_file),
-            _content(self._config.key_file) if self._config.key_file else None,
-            _content(self._config.cert_file) if self._config.cert_file else None,
-        )
+        files = (self._config.ca_file, self._config.key_file, self._config.cert_file)
+        credentials = _credentials(files, tuple(_stamp(file) for file in files))
         return grpc.aio.secure_channel(address, credentials, options=options)
 
     def metadata(self) -> grpc.aio.Metadata:
@@ -159,6 +157,27 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+@functools.lru_cache(maxsize=1)
+def _credentials(
+    files: tuple[Path | None, ...], stamps: tuple[tuple[int, ...], ...]
+) -> grpc.ChannelCredentials:
+    """Of CA, key and certificate, which are as they were at ``stamps``.
+
+    Kept: to read the CA takes as long as a handshake, and simulated nodes share it.
+    """
+    del stamps
+    return grpc.ssl_channel_credentials(*[_content(file) if file else None for file in files])
+
+
+def _stamp(file: Path | None) -> tuple[int, ...]:
+    """Another one when the file has changed."""
+    try:
+        found = file.stat() if file else None
+    except OSError:
+        return (0,)
+    return () if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def _content(path: Path) -> bytes:

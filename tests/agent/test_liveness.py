@@ -130,6 +130,25 @@ def test_what_comes_while_a_connection_is_tried_counts() -> None:
     run(play())
 
 
+def test_an_answer_that_waits_for_our_own_event_loop_counts() -> None:
+    async def play() -> None:
+        other = Other()
+        other.sign.asked()
+        loop = asyncio.get_running_loop()
+
+        def turn(left: int) -> None:
+            if left:
+                loop.call_soon(turn, left - 1)
+            else:
+                other.sign.on_peer_message()
+
+        loop.call_later(12.0, turn, 5)
+        assert not await other.gone(1000)
+        assert other.tried == []
+
+    run(play())
+
+
 def test_a_promise_that_nobody_could_keep_is_not_taken_at_its_word() -> None:
     async def play() -> None:
         other = Other()
