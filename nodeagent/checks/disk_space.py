@@ -11,8 +11,8 @@ Defaults: 90 % is where the kubelet begins to evict for its own disk (nodefs.ava
 burst takes the rest in minutes: failed. 97 % of a 30 TB scratch disk leaves 900 GB, so a disk
 with more than ``plenty`` free is never called full. A *remote* filesystem is degraded at most: it
 is as full on every other node, and whether it answers is disk-mounts's to evaluate. So is a
-dataset of ZFS that has less room than most others of its pool: it is full by its own quota. The
-root filesystem is never so mild.
+dataset of ZFS that has less room than its pool's own, or without that than most others of its pool:
+it is full by its own quota. The root filesystem is never so mild.
 """
 
 import asyncio
@@ -67,12 +67,17 @@ def evaluate(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
 
 
 def room_of_pools(results: Mapping[Mount, Result]) -> dict[str, int]:
-    """The free bytes of each ZFS pool: its middle dataset's, since some have reservations."""
+    """The free bytes of each ZFS pool, by its own dataset: the others may have reservations.
+
+    Without that one it is the middle dataset's.
+    """
     free: dict[str, list[int]] = {}
+    own: dict[str, int] = {}
     for mount, result in results.items():
         if isinstance(result, Space) and _pool(mount):
             free.setdefault(_pool(mount), []).append(result.free)
-    return {pool: sorted(each)[len(each) // 2] for pool, each in free.items()}
+            own |= {mount.source: result.free} if mount.source == _pool(mount) else {}
+    return {pool: sorted(each)[len(each) // 2] for pool, each in free.items()} | own
 
 
 def _pool(mount: Mount) -> str:

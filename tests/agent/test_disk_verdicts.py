@@ -333,6 +333,28 @@ async def test_a_dataset_at_its_quota_is_no_full_disk(
     assert found["/other/alice"] == (Status.FAILED, "full"), "nothing else of its pool is known"
 
 
+@pytest.mark.parametrize(
+    ("names", "pool", "status"),
+    [
+        (("a/alice", "b/alice", "c/alice"), 800 << 30, "DEGRADED"),  # all are at their quotas
+        (("a/alice", "b/bob", "c/bob"), 0, "FAILED"),  # most have reservations
+    ],
+)
+async def test_the_room_of_a_pool_is_that_of_its_own_dataset(
+    tmp_path: Path, names: tuple[str, ...], pool: int, status: str
+) -> None:
+    check = built(disk_space.SPEC, sources(made_up(tmp_path)), options(disk_space.SPEC))
+    check._probe = OfZfs(pool, 8 << 30)
+    write_table(
+        tmp_path,
+        "1 0 0:30 / @ rw - zfs rpool/ROOT/debian rw",
+        "2 1 0:31 / @/tank rw - zfs tank rw",
+        *(f"3 2 0:{at} / @/tank/{n} rw - zfs tank/{n} rw" for at, n in enumerate(names, 32)),
+    )
+    found = verdicts(await check.run_check())
+    assert found["/tank/a/alice"] == (Status[status], "full")
+
+
 async def test_a_root_filesystem_at_its_quota_is_full(tmp_path: Path) -> None:
     check = built(disk_space.SPEC, sources(made_up(tmp_path)), options(disk_space.SPEC))
     check._probe = OfZfs(800 << 30, 0, name="")
