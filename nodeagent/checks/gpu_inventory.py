@@ -59,7 +59,8 @@ class GpuInventory(gpu_common.GpuCheck):
     def _learn(self, sample: GpuSample) -> list[str]:
         """Teach the map which GPU sits where. Gives the UUIDs whose slot another has taken."""
         gpus = self._sources.gpus
-        alive = [gpu for gpu in sample.gpus if gpu.uuid and gpu.pci and not _is_lost(gpu)]
+        named = [gpu for gpu in sample.gpus if gpu.uuid and gpu.pci]
+        alive = [gpu for gpu in named if Code.GPU_IS_LOST not in gpu.errors.values()]
         before = [gpus.learn(gpu.pci, gpu.uuid) for gpu in alive]
         here = {gpu.uuid for gpu in sample.gpus}
         return [uuid for uuid in before if uuid is not None and uuid not in here]
@@ -138,7 +139,7 @@ class GpuInventory(gpu_common.GpuCheck):
         for address in sorted(gpus.present() - {gpu.pci for gpu in sample.gpus}):
             driver = nvidia_driver.bound_driver(self._sources.machine, address)
             if address in sample.excluded:
-                drivers[address] = "excluded by the driver's configuration"
+                drivers[address] = "excluded by configuration, or drained"
             elif self._is_complete(sample) or driver not in _DRIVERS:
                 drivers[address] = driver or "no driver"
         each = (f"{address} ({driver})" for address, driver in drivers.items())
@@ -212,10 +213,6 @@ def _missing_from_nvml(address: str, sample: GpuSample, *, has_as_many: bool) ->
         if has_as_many and all(evaluate(gpu)[0] is not Status.FAILED for gpu in nameless):
             return Status.UNKNOWN, gpu_common.reason_of(codes[0]), text
     return Status.FAILED, "lost" if Code.GPU_IS_LOST in codes else "missing", text
-
-
-def _is_lost(gpu: Gpu) -> bool:
-    return Code.GPU_IS_LOST in gpu.errors.values()
 
 
 def _usable(sample: GpuSample) -> int:

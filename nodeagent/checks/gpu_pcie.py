@@ -56,7 +56,7 @@ class GpuPcie(gpu_common.GpuCheck):
         links = {each: read_link(machine, f"{each}.0") for each in sorted(gpus.present())}
         if not links:
             return self._per_gpu.report({"": (Status.UNKNOWN, "no-sysfs", "no GPU on the PCI bus")})
-        replays = _replays_by_nvml(sample)
+        replays = {g.pci: g.replays for g in sample.gpus if g.pci and g.replays is not None}
         if not replays and all(link == PcieLink(speed=link.speed) for link in links.values()):
             return Off("neither sysfs nor NVML reports GPU link faults")
         usual = 0 if self._siblings is Status.OK else _usual(list(links.values()))
@@ -182,10 +182,6 @@ def _at_work(sample: GpuSample) -> frozenset[str]:
     """The addresses of the GPUs that are not idle, by NVML's reasons for their clocks."""
     working = (gpu for gpu in sample.gpus if gpu.clocks is not None and not gpu.clocks & _IDLE)
     return frozenset(gpu.pci for gpu in working if gpu.pci)
-
-
-def _replays_by_nvml(sample: GpuSample) -> dict[str, int]:
-    return {gpu.pci: gpu.replays for gpu in sample.gpus if gpu.pci and gpu.replays is not None}
 
 
 SPEC = CheckSpec(

@@ -54,6 +54,7 @@ CALLS = {
     "licence": "nvmlDeviceGetGridLicensableFeatures",
     "vbios": "nvmlDeviceGetVbiosVersion",
     "excluded": "nvmlGetExcludedDeviceInfoByIndex",
+    "drain": "nvmlDeviceQueryDrainState",
     "cc": "nvmlSystemGetConfComputeState",
     "temperature": "nvmlDeviceGetTemperature",
     "margin": "nvmlDeviceGetMarginTemperature",
@@ -261,7 +262,7 @@ class GpuSample:
 
     With ``trouble`` set, ``gpus`` holds those that had answered before it (usually no GPU).
     ``stuck`` states, for people, where an abandoned worker hangs; the sample is its replacement's.
-    ``excluded``: addresses of GPUs that the driver leaves out because a person configured it so.
+    ``excluded``: addresses of GPUs that a person took out, by configuration or drained.
     ``cc_ready``: whether GPUs of a confidential machine accept work; None on any other.
     """
 

@@ -78,8 +78,4 @@ def _entries(machine: HostRoots) -> Iterator[Any]:
 
 
 def _is_here(machine: HostRoots, uid: str) -> bool:
-    return _UID.fullmatch(uid) is not None and _has_folder(machine, uid)
-
-
-def _has_folder(machine: HostRoots, uid: str) -> bool:
-    return machine.host(f"{PODS}/{uid}").is_dir()
+    return _UID.fullmatch(uid) is not None and machine.host(f"{PODS}/{uid}").is_dir()

@@ -9,6 +9,7 @@ when they are ``SLOW_EVERY`` old. The InfoROM is validated once a day, as NVIDIA
 from __future__ import annotations
 
 import ctypes
+import os
 
 TYPE_CHECKING = False  # both would be imported for annotations alone
 if TYPE_CHECKING:
@@ -94,7 +95,14 @@ class Sampler:
     stamps are compared with, in seconds since 1970.
     """
 
-    def __init__(self, pynvml: Any, say: Callable[[str], None], wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pynvml: Any,
+        say: Callable[[str], None],
+        wall: Callable[[], float],
+        gpus: str = "/proc/driver/nvidia/gpus",
+    ) -> None:
+        self._gpus = gpus  # the driver's folder, which has one for each GPU
         self._nvml = pynvml
         self._emit = say
         self._wall = wall
@@ -178,18 +186,26 @@ class Sampler:
         return sorted({one.pid for one in (*compute, *(graphics or ()))})[:_MOST_PIDS]
 
     def _excluded(self) -> list[str]:
-        """The addresses of the GPUs that the driver's configuration leaves out."""
+        """The addresses of the GPUs that a person took out: by configuration, or drained.
+
+        A drained GPU is offered to no process that starts NVML afterwards.
+        """
         count = self._call({}, "excluded", "", self._nvml.nvmlGetExcludedDeviceCount) or 0
         information = self._nvml.nvmlGetExcludedDeviceInfoByIndex
         found = [
             self._call({}, "excluded", f"{each} ", information, each)
             for each in range(min(count, _MOST_GPUS))
         ]
-        return [
-            f"{each.pci.domain:04x}:{each.pci.bus:02x}:{each.pci.device:02x}"
-            for each in found
-            if each is not None
-        ]
+        offered = {pci for _, pci, _ in self._identities.values()}
+        names = next(os.walk(self._gpus), ("", [], []))[1]
+        absent = sorted({name.lower()[:-2] for name in names} - offered)[:_MOST_GPUS]
+        drained = [each for each in absent if self._call({}, "drain", "", self._drain, each)]
+        return drained + [_slot(each.pci) for each in found if each is not None]
+
+    def _drain(self, address: str) -> Any:
+        domain, bus, device = (int(part, 16) for part in address.split(":"))
+        info = self._nvml.nvmlPciInfo_t(domain=domain, bus=bus, device=device)
+        return self._nvml.nvmlDeviceQueryDrainState(info)
 
     def _cc_ready(self) -> int | None:
         """Whether confidential GPUs accept work (1); None where confidential computing is off."""
@@ -205,7 +221,7 @@ class Sampler:
         if uuid is None or (known is not None and known[0] == uuid and known[1]):
             return
         info = call("pci", self._nvml.nvmlDeviceGetPciInfo, handle)
-        pci = "" if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}"
+        pci = "" if info is None else _slot(info)
         name = call("name", self._nvml.nvmlDeviceGetName, handle)
         self._identities[index] = (uuid, pci, name or "")
 
@@ -527,6 +543,10 @@ class Sampler:
         except (ValueError, OverflowError, MemoryError):
             errors.setdefault(name, _UNKNOWN)  # a text that is none, a number that can't be
         return None
+
+
+def _slot(info: Any) -> str:
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}"
 
 
 def _address(handle: Any) -> int:

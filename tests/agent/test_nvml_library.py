@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -13,7 +14,7 @@ import pytest
 from nodeagent.sources.nvml_library import SONAME, candidates
 from nodeagent.sources.nvml_process import worker_command
 from nodeagent.sources.nvml_sampler import Sampler
-from tests.nvml import FakeGpus, gpu, library
+from tests.nvml import FakeGpus, gpu, library, pci_of
 
 TRIPLET = f"usr/lib/{os.uname().machine}-linux-gnu"
 
@@ -89,16 +90,50 @@ def test_pynvml_that_was_never_compiled_does_not_cost_its_compilation(tmp_path: 
     assert pss < 13 * 2**20
 
 
-def test_what_pynvml_calls_a_mismatch_is_a_function_that_is_not_there(
+@pytest.mark.parametrize("is_drained", [True, False])
+def test_a_gpu_that_an_administrator_drained_is_taken_out_on_purpose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_drained: bool
+) -> None:
+    """NVML offers it to no new process; the driver keeps its folder."""
+    gpus = FakeGpus(tmp_path, [gpu(0)])
+    if is_drained:
+        gpus.drain(pci_of(1))
+    folder = tmp_path / "gpus"
+    for name in (f"{pci_of(0)}.0", f"{pci_of(1)}.0", "hostile", "zz:zz:zz.0"):
+        (folder / name).mkdir(parents=True)
+    sent: list[dict[str, Any]] = []
+    _load(monkeypatch, gpus)
+    sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0, str(folder))
+    sampler.start()
+    sampler.sample(sent.append, 0.0)
+    assert sent[-1]["excluded"] == [pci_of(1)] * is_drained
+
+
+def test_without_the_driver_s_folder_no_gpu_is_drained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVMLLibraryMismatchError is no NVMLError, and would end a worker that did not know it."""
-    gpus = FakeGpus(tmp_path, [gpu(0)])
+    sent: list[dict[str, Any]] = []
+    _load(monkeypatch, FakeGpus(tmp_path, [gpu(0)]))
+    sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0, str(tmp_path / "nothing"))
+    sampler.start()
+    sampler.sample(sent.append, 0.0)
+    assert sent[-1]["excluded"] == []
+
+
+def _load(monkeypatch: pytest.MonkeyPatch, gpus: FakeGpus) -> None:
+    """Let pynvml in this process have the tests' library."""
     for name, value in gpus.env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "CDLL", lambda _name: pynvml.cdll.LoadLibrary(str(library())))
+
+
+def test_what_pynvml_calls_a_mismatch_is_a_function_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVMLLibraryMismatchError is no NVMLError, and would end a worker that did not know it."""
+    _load(monkeypatch, FakeGpus(tmp_path, [gpu(0)]))
     sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0)
     assert sampler.start() == "580.65.06"
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)

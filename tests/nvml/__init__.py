@@ -297,6 +297,11 @@ class FakeGpus:
             self._system["excluded", number] = int(address.split(":")[1], 16)
         self._save()
 
+    def drain(self, address: str) -> None:
+        """Let NVML say that an administrator has drained this GPU (``nvidia-smi drain``)."""
+        self._system["drained", int(address.split(":")[1], 16)] = 1
+        self._save()
+
     def xid(self, gpu: int, code: int) -> None:
         """Let NVML tell of an Xid, to those who listen by now."""
         self._events.append(f"event {len(self._events) + 1} {gpu} {code}")

@@ -483,6 +483,14 @@ int nvmlGetExcludedDeviceCount(unsigned *count) {
   return enter("nvmlGetExcludedDeviceCount", -1);
 }
 
+/* "value -1 drained BUS": an administrator has drained the GPU on that bus. */
+int nvmlDeviceQueryDrainState(pci_info_t *pci, unsigned *state) {
+  unsigned long long drained = 0;
+  look_up("drained", -1, pci->bus, &drained);
+  *state = drained;
+  return enter("nvmlDeviceQueryDrainState", -1);
+}
+
 typedef struct { pci_info_t pci; char uuid[80]; } excluded_t;
 
 int nvmlGetExcludedDeviceInfoByIndex(unsigned index, excluded_t *out) {
