@@ -8,17 +8,17 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from aggregator.ingest import grpc_env
 from tests.support.constants import draw_constants_of_the_product
 from tests.support.examples import draw_few
 from tests.support.fork_server import end_fork_servers, start_programs_by_fork
+from tests.support.listening import LISTENING
 from tests.support.running_loop import look_up_loops_without_system_calls
 from tests.support.unraisable import Unraisable, close_what_is_being_closed
 
-# Servers in a test's own process listen as the aggregator's do: gRPC reads this when
-# it is loaded, which the first module of tests may do. To its silence each program sees itself.
-LISTENING = "GRPC_EXPERIMENTS"
-os.environ.setdefault(LISTENING, grpc_env.ENVIRONMENT[LISTENING])
+# Servers in a test's own process listen as the aggregator's do: the first module of tests may load
+# gRPC. To its silence each program sees itself.
+for _name, _value in LISTENING.items():
+    os.environ.setdefault(_name, _value)
 
 pytest_plugins = [
     "tests.controlplane.pytest_plugin",

@@ -19,16 +19,37 @@ test that failed in any, and one for each of the slowest files. The exit code is
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
+
+from tests.support.agent_programs import (
+    AGENT,
+    AGENT_COMMANDS,
+    AGENT_WITH_UPLINK,
+    SIMULATOR,
+)
+from tests.support.aggregator_program import AGGREGATOR, SICKBAY
+from tests.support.fork_server import (
+    SHARED,
+    Program,
+    end_fork_servers,
+    share_fork_servers,
+    start_program,
+    start_programs_by_fork,
+)
+from tests.support.listening import LISTENING
+from tests.support.pytest_program import PYTEST
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test"
@@ -85,8 +106,8 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "lint": ("make", "--no-print-directory", "lint"),
     "controlplane": ("nice", "-n", "-10", sys.executable, "-m", "tests.controlplane", "build"),
 }
-#: A file of tests that imports most of what the first files of all runs import.
-COMPILED = "tests/e2e/test_three_replicas.py"
+#: What tests start by a fork: one server of each serves all runs, and forks these themselves.
+FORKED = (PYTEST, AGGREGATOR, SICKBAY, AGENT, AGENT_WITH_UPLINK, AGENT_COMMANDS, SIMULATOR)
 #: A run does not know how many tests it will have claimed at its end.
 NO_PERCENTAGE = ("-o", "console_output_style=classic")
 #: pytest's exit codes: https://docs.pytest.org/en/stable/reference/exit-codes.html
@@ -104,15 +125,22 @@ class Run:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], left: Callable[[], int] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        program: Program | None = None,
+        left: Callable[[], int] | None = None,
     ) -> None:
+        """``program``: that of which ``command`` has the arguments."""
         self.name = name
         self.left = left
         self.code: int | None = None
         self._command = command
+        self._program = program
         self._output = bytearray()
-        self._shown = False
-        self._process: asyncio.subprocess.Process | None = None
+        self._shown = self._interrupted = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: asyncio.StreamReader | None = None
 
     @property
     def report(self) -> Path:
@@ -120,27 +148,48 @@ class Run:
         return RESULTS / f"{self.name}.xml"
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
+        self._pipe = pipe = asyncio.StreamReader()
+        ours, theirs = os.pipe()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(pipe), os.fdopen(ours, "rb", 0)
+        )
+        with os.fdopen(theirs, "wb") as output:
+            # The fork server may still be loading.
+            self._process = await asyncio.to_thread(self._start, output)
+        if self._interrupted:
+            self.interrupt()
+
+    def _start(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        # A session of its own: a Ctrl-C at the terminal comes through `interrupt`, once. A second
+        # one would interrupt the removal of what the tests have started.
+        if self._program is not None:
+            return start_program(
+                self._program,
+                self._command,
+                output=output,
+                new_session=True,
+                environment=environment(),
+                folder=ROOT,
+            )
+        return subprocess.Popen(
+            self._command,
             cwd=ROOT,
             env=environment(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            # A group of its own: a Ctrl-C at the terminal comes through `interrupt`, once. A second
-            # one would interrupt the removal of what the tests have started.
-            process_group=0,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     async def finish(self) -> None:
         """Read its output to the end."""
         assert self._process is not None
-        assert self._process.stdout is not None
-        while piece := await self._process.stdout.read(1 << 16):
+        assert self._pipe is not None
+        while piece := await self._pipe.read(1 << 16):
             self._output += piece
             if self._shown:
                 _write(piece)
-        self.code = await self._process.wait()
+        self.code = await asyncio.to_thread(self._process.wait)
 
     @property
     def is_at_work(self) -> bool:
@@ -153,7 +202,8 @@ class Run:
 
     def interrupt(self) -> None:
         """As Ctrl-C: it ends what it has started, and then itself."""
-        if self._process is not None and self._process.returncode is None:
+        self._interrupted = True
+        if self._process is not None and self.code is None:
             self._process.send_signal(signal.SIGINT)
 
     @property
@@ -189,8 +239,8 @@ def runs_of_tests(
         numbers[name] += 1
         own = name if alone else f"{name}-{numbers[name]}"
         shared = ("-p", "tests.claims", f"--claims={claims / name}", *NO_PERCENTAGE)
-        pytest = (sys.executable, "-m", "pytest", *groups[name].arguments, *shared)
-        return Run(own, (*pytest, f"--junitxml={RESULTS / own}.xml", *options), left)
+        arguments = (*groups[name].arguments, *shared, f"--junitxml={RESULTS / own}.xml")
+        return Run(own, (*arguments, *options), PYTEST, left)
 
     def left_of(name: str) -> int:
         return groups[name].count_files() - len(list((claims / name).iterdir()))
@@ -232,16 +282,9 @@ async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> 
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
-    for run in others:
+    for run in runs:
         await run.start()
-    ends = {run: asyncio.create_task(run.finish()) for run in others}
-    await compile_modules()
-    if interrupted.is_set():
-        await asyncio.gather(*ends.values())
-        return 130
-    for run in tests:
-        await run.start()
-    ends |= {run: asyncio.create_task(run.finish()) for run in tests}
+    ends = {run: asyncio.create_task(run.finish()) for run in runs}
     ends |= {run: asyncio.create_task(follow(ends[first], run)) for first, run in later.items()}
     for run, end in ends.items():
         run.show()
@@ -260,17 +303,19 @@ async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> 
     return verdict(run.code for run in tests) or verdict([OK, *(run.code for run in others)])
 
 
-async def compile_modules() -> None:
-    """Compile what all runs import, once.
-
-    Runs that begin at the same time in a clean clone each compile pytest, Hypothesis and the
-    product, which takes 1.3 s of a processor in each of them.
-    """
-    if COMPILED:
-        command = (sys.executable, "-m", "pytest", "--collect-only", "-qq", COMPILED)
-        compiling = Run("compile", command)
-        await compiling.start()
-        await compiling.finish()  # what it can't import, a run reports
+@contextlib.contextmanager
+def fork_servers() -> Iterator[None]:
+    """Those of `FORKED` for all runs, unless this is a run within one that has them."""
+    if SHARED in os.environ:
+        yield
+        return
+    with share_fork_servers([one.load for one in FORKED], environment()) as folder:
+        os.environ[SHARED] = folder
+        try:
+            yield
+        finally:
+            end_fork_servers()
+            del os.environ[SHARED]
 
 
 def environment() -> dict[str, str]:
@@ -280,7 +325,7 @@ def environment() -> dict[str, str]:
     and tests start it hundreds of times.
     """
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PYTHONPYCACHEPREFIX": str(ROOT / "build" / "pycache")}
+    return LISTENING | kept | {"PYTHONPYCACHEPREFIX": str(ROOT / "build" / "pycache")}
 
 
 def verdict(codes: Iterable[int | None]) -> int:
@@ -307,4 +352,9 @@ def _write(text: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1:])))
+    start_programs_by_fork()
+    os.environ |= environment()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    with fork_servers():
+        status = asyncio.run(main(sys.argv[1:]))
+    sys.exit(status)

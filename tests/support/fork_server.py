@@ -5,6 +5,9 @@ hundred times. So one process for each program imports its modules once, and for
 (fork_server_main.py). What it forks is a process of its own, with its own pid, command line,
 environment and files, which can be killed.
 
+The processes of `make test` share these servers: each takes 0.2 to 1.1 s of a processor to start
+(`share_fork_servers`).
+
 Benchmarks start the real programs, and so do the tests of a program's start. Tests of a command's
 output and exit code fork (`run_program`).
 """
@@ -19,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +33,12 @@ Main = Callable[[Sequence[str]], object]
 #: Variables that the loader, Python and libraries read at their start, which is before a fork. In
 #: LD_LIBRARY_PATH the agent itself looks for NVML.
 _READ_EARLY = ("GRPC_", "LANG", "LC_", "LD_PRELOAD", "MALLOC_", "OPENSSL_", "PYTHON")
+#: The folder of the sockets of servers that another process has started.
+SHARED = "SICKBAY_FORK_SERVERS"
+#: What a process inherits beside its environment, in its folder in /proc.
+_INHERITED = ("cgroup", "limits")
+_FACTS = "surroundings"
+_MOST_CLIENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ def start_program(
     if _forking and not before:
         with _one_server:
             if what.load not in _servers:
-                _servers[what.load] = _ForkServer(what.load)
+                _servers[what.load] = _shared(what.load) or _ForkServer(what.load)
             server = _servers[what.load]
         if server.can_start(environment):
             start = _Start(given, environment, folder, piped, new_session)
@@ -121,6 +130,22 @@ def start_programs_by_fork() -> None:
     _forking.append(True)
 
 
+@contextlib.contextmanager
+def share_fork_servers(loads: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Servers with this environment, which processes use that have the value in `SHARED`.
+
+    A process in other namespaces or another cgroup, or with other limits, starts its own.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="sickbay-fork-") as folder,
+        contextlib.ExitStack() as ends,
+    ):
+        Path(folder, _FACTS).write_text(_surroundings(environment))
+        for load in loads:
+            ends.callback(_ForkServer(load, environment, _socket(folder, load)).close)
+        yield folder
+
+
 def end_fork_servers() -> None:
     """End them: the time of their processes is then that of this process's children."""
     while _servers:
@@ -139,22 +164,17 @@ class _Start:
     new_session: bool
 
 
-class _ForkServer:
-    """The process that forks for each start of one program. It ends with this process."""
+class _Server:
+    """A process that forks for each start of one program, and the way to it."""
 
-    def __init__(self, load: str) -> None:
-        self._environment = _read_early(os.environ)
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, channel: socket.socket, environment: Mapping[str, str]) -> None:
+        self._channel = channel
+        self._environment = _read_early(environment)
         self._one_start = threading.Lock()
-        line = [sys.executable, "-m", "tests.support.fork_server_main", load]
-        with theirs:
-            self._process = subprocess.Popen(
-                line, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd=ROOT
-            )
 
     def can_start(self, environment: Mapping[str, str]) -> bool:
         """Whether a fork obeys all of this environment, and the server still runs."""
-        return _read_early(environment) == self._environment and self._process.poll() is None
+        return _read_early(environment) == self._environment
 
     def start(self, start: _Start, output: IO[bytes], errors: IO[bytes]) -> subprocess.Popen[bytes]:
         our_end, their_end = os.pipe()
@@ -184,7 +204,55 @@ class _ForkServer:
 
     def close(self) -> None:
         self._channel.close()
+
+
+class _ForkServer(_Server):
+    """A server of this process, with which it ends. ``path``: of a socket for other processes."""
+
+    def __init__(
+        self, load: str, environment: Mapping[str, str] | None = None, path: str = ""
+    ) -> None:
+        environment = dict(os.environ if environment is None else environment)
+        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(channel, environment)
+        line = [sys.executable, "-m", "tests.support.fork_server_main", load]
+        with theirs, contextlib.ExitStack() as after:
+            files = [theirs.fileno()]
+            if path:
+                # It is there before the server has loaded: whoever connects meanwhile waits.
+                listener = after.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                listener.bind(path)
+                listener.listen(_MOST_CLIENTS)
+                files.append(listener.fileno())
+            self._process = subprocess.Popen(
+                [*line, *map(str, files[1:])],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                cwd=ROOT,
+                env=environment,
+                pass_fds=files[1:],
+            )
+
+    def can_start(self, environment: Mapping[str, str]) -> bool:
+        return super().can_start(environment) and self._process.poll() is None
+
+    def close(self) -> None:
+        super().close()
         self._process.wait()
+
+
+def _shared(load: str) -> _Server | None:
+    """Another process's server of this program, where its forks are as this process's would be."""
+    folder = os.environ.get(SHARED)
+    if folder is None or _surroundings(os.environ) != _facts_of(folder):
+        return None
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        channel.connect(_socket(folder, load))
+    except OSError:  # it has none of this program
+        channel.close()
+        return None
+    return _Server(channel, os.environ)
 
 
 class _Forked(subprocess.Popen[bytes]):
@@ -229,12 +297,33 @@ class _Forked(subprocess.Popen[bytes]):
         self.send_signal(signal.SIGKILL)
 
 
+def _surroundings(environment: Mapping[str, str]) -> str:
+    """What a process of this one inherits, as a text to compare."""
+    own = Path("/proc/self")
+    namespaces = {link.name: str(link.readlink()) for link in sorted((own / "ns").iterdir())}
+    files = {name: (own / name).read_text() for name in _INHERITED}
+    return json.dumps([_read_early(environment), namespaces, files], sort_keys=True)
+
+
+def _facts_of(folder: str) -> str:
+    try:
+        return Path(folder, _FACTS).read_text()
+    except FileNotFoundError:  # who shared them has ended
+        return ""
+
+
+def _socket(folder: str, load: str) -> str:
+    return f"{folder}/{load}"
+
+
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key.startswith(_READ_EARLY)}
+    found = {key: value for key, value in environment.items() if key.startswith(_READ_EARLY)}
+    # Python takes an empty one of its own as none, and make can export no other to unset it.
+    return {key: value for key, value in found.items() if value or not key.startswith("PYTHON")}
 
 
 #: By what they have loaded.
-_servers: dict[str, _ForkServer] = {}
+_servers: dict[str, _Server] = {}
 #: Two threads of a test may start the first process of a program.
 _one_server = threading.Lock()
 _forking: list[bool] = []

@@ -1,9 +1,11 @@
 """The process that forks for each start of a program (fork_server.py).
 
-    python -m tests.support.fork_server_main tests.support.aggregator_program:load
+    python -m tests.support.fork_server_main tests.support.aggregator_program:load [LISTENER]
 
 Its standard input is a socket. Each message on it is one start: JSON, and file descriptors for a
-pipe that is told the exit code, standard input, output and errors. The answer is the pid.
+pipe that is told the exit code, standard input, output and errors. The answer is the pid. Others
+connect to LISTENER, the descriptor of a socket, and send the same. It ends when its standard input
+does.
 """
 
 import contextlib
@@ -22,12 +24,16 @@ _MESSAGE, _FILES = 1 << 18, 4
 
 
 class _Server:
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+    def __init__(self, owner: socket.socket, listener: socket.socket | None) -> None:
+        self._owner = owner
+        self._listener = listener
         self._events = select.poll()
-        self._events.register(channel, select.POLLIN)
+        self._channels: dict[int, socket.socket] = {}
         #: By the descriptor that shows a process's end: its pid, and the pipe that is told.
         self._running: dict[int, tuple[int, int]] = {}
+        self._follow(owner)
+        if listener is not None:
+            self._events.register(listener, select.POLLIN)
 
     def serve(self) -> list[str] | None:
         """In the server: None, once no start can come. In each forked process: its arguments."""
@@ -35,21 +41,40 @@ class _Server:
             for file, _ in self._events.poll():
                 if file in self._running:
                     self._tell_end(file)
-                    continue
-                message, files, *_ = socket.recv_fds(self._channel, _MESSAGE, _FILES)
-                if not message:
-                    return None
-                start = json.loads(message)
-                pid = os.fork()
-                if pid == 0:
-                    _become(start, files[1:])
-                    return list(start["arguments"])
-                self._channel.send(str(pid).encode())
-                for each in files[1:]:
-                    os.close(each)
-                shows_end = os.pidfd_open(pid)
-                self._running[shows_end] = pid, files[0]
-                self._events.register(shows_end, select.POLLIN)
+                elif self._listener is not None and file == self._listener.fileno():
+                    self._follow(self._listener.accept()[0])
+                else:
+                    channel = self._channels[file]
+                    message, files = _receive(channel)
+                    if message:
+                        start = json.loads(message)
+                        pid = os.fork()
+                        if pid == 0:
+                            _become(start, files[1:])
+                            return list(start["arguments"])
+                        self._started(pid, channel, files)
+                    elif channel is self._owner:
+                        return None
+                    else:
+                        self._leave(channel)
+
+    def _follow(self, channel: socket.socket) -> None:
+        self._channels[channel.fileno()] = channel
+        self._events.register(channel, select.POLLIN)
+
+    def _leave(self, channel: socket.socket) -> None:
+        self._events.unregister(channel)
+        del self._channels[channel.fileno()]
+        channel.close()
+
+    def _started(self, pid: int, channel: socket.socket, files: Sequence[int]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+            channel.send(str(pid).encode())
+        for each in files[1:]:
+            os.close(each)
+        shows_end = os.pidfd_open(pid)
+        self._running[shows_end] = pid, files[0]
+        self._events.register(shows_end, select.POLLIN)
 
     def _tell_end(self, shows_end: int) -> None:
         pid, told = self._running.pop(shows_end)
@@ -59,6 +84,19 @@ class _Server:
         os.close(told)
         self._events.unregister(shows_end)
         os.close(shows_end)
+
+    def forget_files(self) -> None:
+        for each in (*self._channels.values(), *([self._listener] if self._listener else [])):
+            each.detach()
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, Sequence[int]]:
+    """No message once the other end is closed."""
+    try:
+        message, files, *_ = socket.recv_fds(channel, _MESSAGE, _FILES)
+    except ConnectionError:  # it was killed before it had read an answer
+        return b"", ()
+    return message, files
 
 
 def _become(start: Mapping[str, Any], files: Sequence[int]) -> None:
@@ -79,10 +117,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, _, load = sys.argv[1].partition(":")
     run = getattr(importlib.import_module(module), load)()
-    channel = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    arguments = _Server(channel).serve()
+    owner = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    listener = socket.socket(fileno=int(sys.argv[2])) if sys.argv[2:] else None
+    server = _Server(owner, listener)
+    arguments = server.serve()
     if arguments is not None:
-        channel.detach()  # its descriptor is closed
+        server.forget_files()  # which are closed
         run(arguments)
 
 

@@ -2,10 +2,12 @@
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,13 @@ import pytest
 
 from tests.controlplane.waiting import wait_until
 from tests.support import fork_server
-from tests.support.fork_server import ROOT, run_program, start_program
+from tests.support.fork_server import (
+    ROOT,
+    SHARED,
+    run_program,
+    share_fork_servers,
+    start_program,
+)
 from tests.support.shown_process import SHOWN
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -133,10 +141,66 @@ fork_server.start_program(SHOWN, ["0", "HOME"], output=sys.stderr.buffer).wait()
 print(fork_server._servers[SHOWN.load]._process.pid, flush=True)
 {end}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists(), what="the server to end")
+    own = {key: value for key, value in os.environ.items() if key != SHARED}
+    server = int(printed_by(code, own))
+    wait_until(lambda: not Path(f"/proc/{server}").exists(), what="the server to end")
+
+
+def printed_by(code: str, environment: Mapping[str, str]) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_processes_share_a_server_unless_a_fork_would_inherit_something_else() -> None:
+    code = """
+import resource, subprocess, sys
+from tests.support import fork_server
+from tests.support.shown_process import SHOWN
+if False:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+fork_server.start_programs_by_fork()
+process = fork_server.start_program(SHOWN, ["0", "HOME"], output=sys.stderr.buffer, piped=True)
+print(open(f"/proc/{process.pid}/stat").read().rpartition(")")[2].split()[1], flush=True)
+process.stdin.close()
+process.wait(300)
+"""
+    environment = dict(os.environ)
+    with share_fork_servers([SHOWN.load], environment) as folder:
+        environment[SHARED] = folder
+        servers = {printed_by(code, environment) for _ in range(2)}
+        assert len(servers) == 1
+        for changed in (
+            {SHARED: f"{folder}-that-has-ended"},
+            {"GRPC_VERBOSITY": "DEBUG"},
+            {"PYTHONOPTIMIZE": "1"},
+        ):
+            assert printed_by(code, environment | changed) not in servers, changed
+        assert printed_by(code, environment | {"PYTHONSAFEPATH": ""}) in servers
+        limited = code.replace("if False", "if True")
+        assert printed_by(limited, environment) not in servers
+
+
+def test_a_shared_server_serves_others_when_a_process_has_ended_before_its_answer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with share_fork_servers([SHOWN.load], os.environ) as folder:
+        monkeypatch.setenv(SHARED, folder)
+        monkeypatch.setattr(fork_server, "_servers", {})
+        message = {"arguments": ["show", "0", "HOME"], "cwd": "/", "environment": {}}
+        text = json.dumps(message | {"new_session": False}).encode()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ended:
+            ended.connect(f"{folder}/{SHOWN.load}")
+            with Path(os.devnull).open("r+b") as file:
+                socket.send_fds(ended, [text], [file.fileno()] * 4)
+                wait_until(lambda: select.select([ended], [], [], 0)[0], what="the answer")
+        assert start().wait(300) == 0
+        fork_server.end_fork_servers()
 
 
 def test_a_run_that_ctrl_c_ends_can_still_kill_what_it_has_started(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Several runs of pytest beside each other are one: each test runs once, a failure counts."""
 
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -11,6 +12,7 @@ import pytest
 
 from tests import side_by_side
 from tests.side_by_side import Group
+from tests.support.pytest_program import COLLECTED
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +49,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     folder = tmp_path_factory.mktemp("results")
     monkeypatch.setattr(side_by_side, "RESULTS", folder)
     monkeypatch.setattr(side_by_side, "COMMANDS", {"lint": ["echo", "all clean"]})
-    monkeypatch.setattr(side_by_side, "COMPILED", "")
+    # As in `make test`: otherwise no fork is what a run is.
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    for name, value in side_by_side.environment().items():
+        monkeypatch.setenv(name, value)
     return folder
 
 
@@ -140,17 +145,25 @@ async def test_a_file_is_imported_by_the_one_process_that_runs_it(
 
 
 @pytest.mark.slow
-async def test_what_all_runs_import_is_compiled_before_they_begin(
-    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_all_runs_import_is_imported_before_they_are_forked(
+    tmp_path: Path, results: Path
 ) -> None:
-    log = tmp_path / "imports"
-    text = f"import pathlib\nwith pathlib.Path({str(log)!r}).open('a') as log:\n"
-    for name in ("compiled", "a"):
-        code = f"{text}    log.write(f'{{__name__}}\\n')\ndef test_it(): pass\n"
+    log = tmp_path / "log"
+    code = f"""
+import os, pathlib, sys
+loaded = {COLLECTED.removesuffix(".py").replace("/", ".")!r} in sys.modules
+with pathlib.Path({str(log)!r}).open("a") as log:
+    log.write(f"{{os.getppid()}} {{loaded}}\\n")
+def test_it(): pass
+"""
+    names = ("a", "b")
+    for name in names:
         (tmp_path / f"test_{name}.py").write_text(code)
-    monkeypatch.setattr(side_by_side, "COMPILED", str(tmp_path / "test_compiled.py"))
-    assert await side_by_side.main(OPTIONS, {"a": Group(1, [str(tmp_path / "test_a.py")])}) == 0
-    assert log.read_text().splitlines() == ["test_compiled", "test_a"]
+    groups = {name: Group(1, [str(tmp_path / f"test_{name}.py")]) for name in names}
+    assert await side_by_side.main(OPTIONS, groups) == 0
+    [(parent, loaded), other] = (line.split() for line in log.read_text().splitlines())
+    assert (parent, loaded) == tuple(other)
+    assert (int(parent) != os.getpid(), loaded) == (True, "True")
 
 
 @pytest.fixture
