@@ -7,7 +7,8 @@ repaired and booted after a while, and one whose failure no check saw is found i
 The controller's rounds look at all nodes every 5 s, for held proposals and for silence: 518,400 in
 30 days. Here they come every 10 minutes while no event concerns many at once, and every 30 s from
 before a mass event until after it, and look at 50 of those that are held instead of 500; nodes are
-listed every 6 hours. All else is as it is.
+listed every 6 hours. The rounds of nodes' tests, of which there are none, come as often. All else
+is as it is.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field, replace
 import aggregator.quarantine.reconcile.node_rounds as node_rounds_module
 import aggregator.quarantine.reconcile.poller as poller_module
 import aggregator.quarantine.reconcile.rounds as rounds_module
+import aggregator.quarantine.repair.node_tests as node_tests_module
 from aggregator.alerts.alert import DEFAULT_KINDS, alert_of
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
@@ -77,6 +79,8 @@ _RELEASES = 5400.0
 _AFTERMATH = 3600.0
 #: Sums of seconds differ by less.
 _A_TICK = 1e-6
+#: The module's own names; this one it has imported.
+_NODE_TESTS = vars(node_tests_module)
 _STATUS = {"ok": Status.OK, "degraded": Status.DEGRADED, "failed": Status.FAILED}
 
 _WELL: tuple[tuple[str, str], ...] = (
@@ -736,21 +740,21 @@ def _mass_times(stories: list[Story]) -> list[tuple[float, float]]:
 
 
 def _rounds(every: float) -> None:
-    rounds_module.ROUNDS = poller_module._ROUND = every
+    rounds_module.ROUNDS = poller_module._ROUND = _NODE_TESTS["EVERY"] = every
 
 
 @contextmanager
 def fewer_rounds() -> Iterator[None]:
     """See the module's docstring."""
     before = rounds_module.ROUNDS, rounds_module.REFRESH, poller_module._ROUND
-    held = node_rounds_module.HELD_A_ROUND
+    held, tests = node_rounds_module.HELD_A_ROUND, _NODE_TESTS["EVERY"]
     rounds_module.REFRESH, node_rounds_module.HELD_A_ROUND = 6 * 3600.0, 50
     _rounds(QUIET_ROUNDS)
     try:
         yield
     finally:
         rounds_module.ROUNDS, rounds_module.REFRESH, poller_module._ROUND = before
-        node_rounds_module.HELD_A_ROUND = held
+        node_rounds_module.HELD_A_ROUND, _NODE_TESTS["EVERY"] = held, tests
 
 
 def play(
