@@ -57,7 +57,7 @@ RESULTS = ROOT / "build" / "test"
 APART = ("tests/packages",)
 MACHINE = ("tests/agent", "tests/deploy")
 MARKED = "mark.root"
-CLUSTER = ("tests/e2e", "tests/kube")
+CLUSTER = ("tests/e2e", "tests/kube", "tests/deploy/test_docs.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,9 @@ class Run:
 def group_of(file: str) -> str:
     """The name of the group that runs this file of tests."""
     folder = "/".join(file.split("/")[:2])
-    return "machine" if file in MACHINE_FILES else "cluster" if folder in CLUSTER else "rest"
+    if file in MACHINE_FILES:
+        return "machine"
+    return "cluster" if file in CLUSTER or folder in CLUSTER else "rest"
 
 
 def runs_of_tests(
