@@ -6,8 +6,12 @@ Its standard input is a socket. Each message on it is one start: JSON, and file 
 pipe that is told the exit code, standard input, output and errors. The answer is the pid. Others
 connect to LISTENER, the descriptor of a socket, and send the same. It ends when its standard input
 does.
+
+A forked process ends as Python does, but leaves its objects to the system: to destroy those of the
+aggregator, most of which it shares with the server, takes 0.07 s of a processor.
 """
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -16,7 +20,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 #: Bytes of a message, at most, and descriptors with it.
@@ -112,7 +116,36 @@ def _become(start: Mapping[str, Any], files: Sequence[int]) -> None:
     os.environ.update(start["environment"])
 
 
+class _End:
+    """The last that a forked process does, after all that others have registered with atexit."""
+
+    code: int | None = None
+
+    def leave(self) -> None:
+        if self.code is not None:
+            with contextlib.suppress(OSError, ValueError):  # as of a closed pipe: Python reports it
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(self.code)
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """Keep the exit code. A process that Ctrl-C ends has none: it ends by the signal."""
+        try:
+            yield
+        except SystemExit as end:
+            known = 0 if end.code is None else end.code
+            self.code = known if isinstance(known, int) else 1
+            raise
+        except Exception:
+            self.code = 1
+            raise
+        self.code = 0
+
+
 def main() -> None:
+    end = _End()
+    atexit.register(end.leave)  # the first, which is called last
     # Ctrl-C at the terminal is for the tests. The server ends with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, _, load = sys.argv[1].partition(":")
@@ -123,7 +156,8 @@ def main() -> None:
     arguments = server.serve()
     if arguments is not None:
         server.forget_files()  # which are closed
-        run(arguments)
+        with end.known():
+            run(arguments)
 
 
 if __name__ == "__main__":

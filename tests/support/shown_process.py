@@ -3,6 +3,7 @@
 Its arguments are its exit code, and the variable to tell. It ends once its standard input does.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     }
     print(json.dumps(shown), flush=True)
     sys.stdin.read()
+    atexit.register(print, "at exit")
     print("the end", file=sys.stderr)
     sys.exit(int(code))
 
