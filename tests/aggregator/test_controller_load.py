@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.port import ClusterError, Guard, Phase, RecordText, Refused
+from aggregator.cluster.port import ClusterError, Guard, NodeMeta, Phase, RecordText, Refused
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.decide.admission import FleetSize, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
@@ -104,6 +104,30 @@ def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_ar
     assert asked[3] == asked[300]
     assert set(asked[300]) == {"list_nodes"}
     assert asked[300]["list_nodes"] == 3600 / REFRESH
+
+
+class SlowList(MemoryCluster):
+    """A list of many nodes takes longer than several rounds."""
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        found = await super().list_nodes()
+        await asyncio.sleep(6 * ROUNDS)
+        return found
+
+
+def test_a_start_lists_the_nodes_once_however_long_that_takes() -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("n1")
+        cluster = SlowList(world)
+        replica = Replica(world, clock=LoopClock(loop), cluster=cluster)
+        await until(lambda: not replica.fleet.view_lost)
+        assert loop.time() >= 6 * ROUNDS
+        await asyncio.sleep(2 * ROUNDS)
+        assert cluster.asked["list_nodes"] == 1
+        await replica.stop()
+
+    virtual_time.play(test)
 
 
 def test_a_cluster_that_refuses_for_hours_is_asked_on_and_the_node_is_seen_to_then() -> None:

@@ -213,6 +213,8 @@ class ClusterEventHandler:
         self._listing = True
         #: When the list of nodes that was applied last was requested (monotonic seconds).
         self.listed_at = -math.inf
+        #: Whether the nodes are being listed now: many take longer than a round.
+        self.listing_nodes = False
 
     def close(self) -> None:
         """Stop reading."""
@@ -373,6 +375,7 @@ class ClusterEventHandler:
         what is known, the node is read.
         """
         asked_at = self._clocks.now()
+        self.listing_nodes = True
         try:
             nodes = await self._cluster.list_nodes()
         except ClusterError as error:
@@ -381,6 +384,8 @@ class ClusterEventHandler:
                 extra={"event": "cluster.nodes_unlisted", "error": str(error)},
             )
             return False
+        finally:
+            self.listing_nodes = False
         self._registry.listed(nodes)
         for count, meta in enumerate(nodes, 1):
             self._trackers.network.place(meta)

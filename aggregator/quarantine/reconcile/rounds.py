@@ -41,7 +41,8 @@ class ControllerRounds:
         unlisted, listed_for_new = False, -math.inf
         while True:
             now, view = self._clocks.now(), self._queue.view
-            if not view and now - unseen >= REFRESH_AGAIN:
+            listing = self._cluster_events.listing_nodes  # for the view, which is not up before
+            if not view and not listing and now - unseen >= REFRESH_AGAIN:
                 # So that nodes with our marks are shown. They are listed again with the view.
                 await self._cluster_events.refresh_nodes()
                 unseen = now
