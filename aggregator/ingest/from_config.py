@@ -7,7 +7,7 @@ import grpc
 
 from aggregator.config.settings import Config
 from aggregator.ingest.agent_streams import AgentStreams
-from aggregator.ingest.current_node_auth import CurrentNodeAuthenticator, IsCurrent
+from aggregator.ingest.checked_auth import CheckedAuthenticator, IsCurrent
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import (
     Authenticator,
@@ -17,7 +17,6 @@ from aggregator.ingest.identity import (
 )
 from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.jwks import Fetch, JwksCache
-from aggregator.ingest.live_pod_auth import LivePodAuthenticator
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
@@ -132,7 +131,4 @@ def make_authenticator(
         issuer=identity.issuer,
         now=wall,
     )
-    of_live_pods = LivePodAuthenticator(tokens, deleted_pods)
-    return (
-        of_live_pods if is_current is None else CurrentNodeAuthenticator(of_live_pods, is_current)
-    )
+    return CheckedAuthenticator(tokens, deleted_pods, is_current)

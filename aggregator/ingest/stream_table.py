@@ -3,11 +3,11 @@
 import logging
 
 from aggregator.ingest.awaited_hellos import AwaitedHellos
+from aggregator.ingest.checked_auth import pod_deleted
 from aggregator.ingest.close_reason import CloseReason, Code, StreamClosed
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.duplicate_agents import DuplicateAgentDetector
 from aggregator.ingest.interfaces import EvidenceSink
-from aggregator.ingest.live_pod_auth import pod_deleted
 from aggregator.ingest.probe_assignment import ProbeRings, address_of
 from aggregator.ingest.rate_limit import budgets
 from aggregator.ingest.stats import IngestStats, RateLimitedLog

@@ -2,7 +2,7 @@
 
 Any pod of any tenant can get a token with our audience, and it names that pod's node. So the
 account decides: only *our* service account's token identifies the node that it names. The signature
-stays valid until the token expires, also when its pod is gone: `live_pod_auth` knows of those.
+stays valid until the token expires, also when its pod is gone: `checked_auth` knows of those.
 """
 
 from collections.abc import Mapping

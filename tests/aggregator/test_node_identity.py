@@ -9,7 +9,8 @@ import pytest
 
 from aggregator.cluster.port import ClusterError, Phase, Unreachable
 from aggregator.health.model import Cleared, Delta
-from aggregator.ingest.current_node_auth import CurrentNodeAuthenticator
+from aggregator.ingest.checked_auth import CheckedAuthenticator
+from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import CallCredentials, Caller, Identity, IdentityError, Refusal
 from aggregator.quarantine.reconcile.current_nodes import KEPT
 from tests.aggregator.test_identity import ISSUER, tokens
@@ -37,8 +38,8 @@ async def test_the_cluster_is_asked_whether_the_node_of_a_token_is_the_one_there
         asked.append((node, uid))
         return answer
 
-    def make(clock: Clock) -> CurrentNodeAuthenticator:
-        return CurrentNodeAuthenticator(tokens(tmp_path)(clock), is_current)
+    def make(clock: Clock) -> CheckedAuthenticator:
+        return CheckedAuthenticator(tokens(tmp_path)(clock), DeletedPods(now=clock.now), is_current)
 
     async with (
         site(make_authenticator=make) as running,
@@ -70,7 +71,7 @@ async def test_a_renewal_is_asked_about_too() -> None:
     async def is_current(node: str, uid: str) -> bool | None:
         return uid == "uid-1"
 
-    door = CurrentNodeAuthenticator(Proves(), is_current)
+    door = CheckedAuthenticator(Proves(), DeletedPods(now=lambda: 0.0), is_current)
     known = (await door.authenticate(Caller("unix:"))).claimed("n1")
     assert await door.renew(known, "uid-1") == known
     with pytest.raises(IdentityError) as refused:

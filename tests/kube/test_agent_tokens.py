@@ -9,10 +9,10 @@ import pytest
 from aggregator.cluster.agent_pods import PodsListed
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Unreachable
+from aggregator.ingest.checked_auth import CheckedAuthenticator
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.ingest.jwks import JwksCache
-from aggregator.ingest.live_pod_auth import LivePodAuthenticator
 from aggregator.ingest.tokens import TokenAuthenticator
 from tests.controlplane.pytest_plugin import Space
 from tests.support.ingest import site
@@ -126,7 +126,7 @@ async def test_the_stream_and_the_token_of_a_deleted_pod_end_and_a_new_pod_attac
         kube_cluster(plane.kubeconfig, namespace=namespace, agents=account) as kube,
         following_pods(kube, deleted) as listener,
         site(
-            authenticator=LivePodAuthenticator(
+            authenticator=CheckedAuthenticator(
                 authenticator(store(kube, tmp_path), cluster_space), deleted
             ),
             deleted_pods=deleted,

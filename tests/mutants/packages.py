@@ -13,7 +13,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "leader": ("aggregator/leader/*.py",),
     "ingest_auth": tuple(
         f"aggregator/ingest/{name}.py"
-        for name in ("identity", "tokens", "jwks", "current_node_auth", "tls")
+        for name in ("identity", "tokens", "jwks", "checked_auth", "tls")
     ),
     "alerts": ("aggregator/alerts/*.py",),
     "evidence": ("nodeagent/evidence/*.py",),
