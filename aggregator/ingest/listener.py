@@ -167,8 +167,10 @@ class AgentListener:
             return
         self._checking.cancel()
         self._checking = None
-        self.close_port()
-        await asyncio.gather(*(server.stop(STOP_WITHIN) for server in list(self._closed)))
+        listening, self._server = self._server, None
+        ending = list(self._closed.values())
+        servers = [*self._closed, *([] if listening is None else [listening])]
+        await asyncio.gather(*(server.stop(STOP_WITHIN) for server in servers), *ending)
 
     async def _check_certificate(self) -> None:
         reported = ""
