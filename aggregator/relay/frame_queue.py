@@ -19,6 +19,9 @@ class Frame(Protocol):
 
 F = TypeVar("F", bound=Frame)
 
+#: Seconds between two batches: a message of its own for each frame costs more than its content.
+BATCH_SPACING = 0.01
+
 
 class FrameQueue(Generic[F]):
     """``most_bytes`` wait in all, ``most_of_one`` for one stream."""
@@ -31,6 +34,7 @@ class FrameQueue(Generic[F]):
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
         self._emptied.set()
+        self._taken_at = float("-inf")
         self.bytes = 0
 
     def has_room(self, stream: int, size: int) -> bool:
@@ -53,10 +57,14 @@ class FrameQueue(Generic[F]):
         self._filled.set()
 
     async def wait(self, seconds: float) -> None:
-        """Until a frame waits, at most this long."""
+        """Until a frame waits, at most this long, and the last batch is `BATCH_SPACING` old."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._filled.wait()
+        loop = asyncio.get_running_loop()
+        if (since := loop.time() - self._taken_at) < BATCH_SPACING:
+            await asyncio.sleep(BATCH_SPACING - since)
+        self._taken_at = loop.time()
 
     async def room(self) -> None:
         """Until less than the most waits."""
