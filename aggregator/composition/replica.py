@@ -25,7 +25,6 @@ from aggregator.relay.agent_call import GatewayRules
 from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.relay.client import RelayClient
 from aggregator.relay.credentials import ReplicaCredentials
-from aggregator.relay.directory import ControllerAddress
 from aggregator.relay.gateway import Gateway
 from aggregator.relay.server import RelayService
 from aggregator.relay.shared_token import SharedToken
@@ -113,7 +112,7 @@ class Replica:
         self.client = RelayClient(
             self.gateway,
             self.listener,
-            _LeaseDirectory(lease),
+            lease,
             ReplicaCredentials(
                 token_file=replicas.token_file,
                 ca_file=replicas.ca_file,
@@ -209,25 +208,6 @@ class Replica:
         if self.gateway.problem or self.client is None:
             return self.gateway.problem
         return self.client.trouble
-
-
-class _LeaseDirectory:
-    """Implements `ControllerDirectory`."""
-
-    def __init__(self, lease: LeaseHolder) -> None:
-        self._lease = lease
-
-    def controller(self) -> ControllerAddress | None:
-        other = self._lease.other()
-        if other is None or not other.address:
-            return None
-        return ControllerAddress(other.name, other.address)
-
-    def renewed_within(self, seconds: float) -> bool:
-        return self._lease.renewed_within(seconds)
-
-    def on_change(self, call: Callable[[], None]) -> None:
-        self._lease.on_change(call)
 
 
 def replica_authenticator(config: Config, keys: JwksCache | None) -> ReplicaAuthenticator:

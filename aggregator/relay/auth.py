@@ -6,8 +6,6 @@ one of these is refused elsewhere. The Introduction names the replica: all repli
 under one account, so any of them could pose as any other, and gain no right.
 """
 
-import hashlib
-import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -16,8 +14,6 @@ from aggregator.ingest.identity import peer_is_local as is_local
 
 #: The audience of a replica's token.
 AUDIENCE = "sickbay-replicas"
-#: The number of verified tokens that are remembered: a handful of replicas, and their next tokens.
-REMEMBERED = 64
 
 
 class Verifier(Protocol):
@@ -35,7 +31,6 @@ class ReplicaAuthenticator:
         self._verifier = verifier
         self._wall = wall
         self._plaintext = plaintext
-        self._known: dict[bytes, float] = {}
 
     async def authenticate(self, peer: str, metadata: Mapping[str, str]) -> float:
         """Until when the caller is authenticated (seconds since the epoch). Raises
@@ -48,16 +43,7 @@ class ReplicaAuthenticator:
 
     async def renew(self, token: str) -> float:
         """The same, by a token alone."""
-        digest, now = hashlib.sha256(token.encode()).digest(), self._wall()
-        until = self._known.get(digest)
-        if until is not None and now < until + LEEWAY:
-            return until
-        expires = await self._verifier.verify_account(token)
-        if math.isfinite(expires):
-            self._known[digest] = expires
-        while len(self._known) > REMEMBERED:
-            del self._known[next(iter(self._known))]
-        return expires
+        return await self._verifier.verify_account(token)
 
     def has_expired(self, until: float) -> bool:
         return self._wall() >= until + LEEWAY

@@ -17,8 +17,8 @@ import grpc
 from attrs import define, field
 from google.protobuf.message import DecodeError
 
+from aggregator.leader.lease import Candidate
 from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
-from aggregator.relay.directory import ControllerAddress, ControllerDirectory
 from aggregator.relay.gateway import Gateway
 from aggregator.relay.gateway_link import GatewayLink
 from aggregator.relay.protocol import (
@@ -64,6 +64,16 @@ class AgentsPort(Protocol):
         ...
 
 
+class FollowedLease(Protocol):
+    """`LeaseHolder`, as far as a gateway needs it."""
+
+    def other(self) -> Candidate | None: ...
+
+    def renewed_within(self, seconds: float) -> bool: ...
+
+    def on_change(self, call: Callable[[], None]) -> None: ...
+
+
 class _RelayEnded(Exception):
     """The stream is over; the text gives the reason."""
 
@@ -77,7 +87,7 @@ class RelayClient:
 
     _gateway: Gateway
     _port: AgentsPort
-    _directory: ControllerDirectory
+    _lease: FollowedLease
     _credentials: ReplicaCredentials
     _name: str = field(kw_only=True)
     _version: str = field(kw_only=True)
@@ -94,7 +104,7 @@ class RelayClient:
         self._silent = False
         #: Why there is no relay; empty: there is one, or there is no controller.
         self.trouble = ""
-        self._directory.on_change(self._changed.set)
+        self._lease.on_change(self._changed.set)
 
     async def run(self) -> None:
         """Until this replica is the controller itself: the caller cancels it then."""
@@ -104,19 +114,19 @@ class RelayClient:
         failures = 0
         while True:
             self._changed.clear()
-            controller = self._directory.controller()
-            if controller is None:
+            controller = self._lease.other()
+            if controller is None or not controller.address:
                 self.trouble = ""
                 await self._changed.wait()
                 failures = 0
                 continue
             failures = 1 if await self._relay_to(controller) else failures + 1
-            if self._directory.controller() == controller:
+            if self._lease.other() == controller:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_BACKOFF.pause(failures, self._rng)):
                         await self._changed.wait()
 
-    async def _relay_to(self, controller: ControllerAddress) -> bool:
+    async def _relay_to(self, controller: Candidate) -> bool:
         """One stream, to its end. Returns whether there was one."""
         began = False
         try:
@@ -170,7 +180,7 @@ class RelayClient:
             await asyncio.sleep(BUSY_AFTER)
             self._busy = True
 
-    def _report_begin(self, controller: ControllerAddress, hello: pb.ControllerHello) -> None:
+    def _report_begin(self, controller: Candidate, hello: pb.ControllerHello) -> None:
         log.info(
             "agents' messages go to the controller",
             extra={"event": "relay.began", "controller": controller.name},
@@ -185,7 +195,7 @@ class RelayClient:
                 },
             )
 
-    def _complain(self, controller: ControllerAddress, trouble: str) -> None:
+    def _complain(self, controller: Candidate, trouble: str) -> None:
         if _DIGITS.sub("", trouble) != _DIGITS.sub("", self.trouble):  # such as "expired 61 s ago"
             log.warning(
                 "no relay to the controller",
@@ -213,7 +223,7 @@ class RelayClient:
                 liveness.poll()
                 silent_for = liveness.silent_for
                 self._silent = silent_for >= SILENT_FOR
-                busy = silent_for < BUSY_FOR and self._directory.renewed_within(AT_WORK_WITHIN)
+                busy = silent_for < BUSY_FOR and self._lease.renewed_within(AT_WORK_WITHIN)
                 if self._silent and not busy:
                     text = f"the controller has sent no message for {silent_for:g} s"
                     raise _RelayEnded(text)
@@ -280,8 +290,8 @@ class RelayClient:
                 self._now(),
                 relayed=self._gateway.relayed and not self._silent,
                 busy=self._busy or self._silent,
-                controller=self._directory.controller(),
-                renewed_within=self._directory.renewed_within,
+                controller=self._lease.other(),
+                renewed_within=self._lease.renewed_within,
             )
             if leaves is False and self._gateway.problem:
                 self._gateway.problem = ""

@@ -14,6 +14,7 @@ from attrs import define
 from google.protobuf.message import DecodeError
 
 from aggregator.ingest.agent_streams import AgentStreams
+from aggregator.ingest.close_reason import CloseReason, StreamClosed, refused
 from aggregator.ingest.identity import AUTHORIZATION, Caller, IdentityError
 from aggregator.ingest.stats import RateLimitedLog
 from aggregator.ingest.stream import Stream
@@ -50,12 +51,11 @@ _Context = grpc.aio.ServicerContext[pb.GatewayBatch, pb.ControllerBatch]
 _Code = grpc.StatusCode
 
 
-class _Refused(Exception):
+class _Refused(StreamClosed):
     """The relay ends with this code; the text is for the log at the other end."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+        super().__init__(CloseReason.CLOSED, code, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,14 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         """One gateway's relay, until it ends."""
         try:
             await self._serve(context)
-        except _Refused as refused:
-            fields = self._sparingly(refused.code.name, self._now())
+        except StreamClosed as ended:
+            fields = self._sparingly(ended.code.name, self._now())
             if fields is not None:
-                about = {"peer": context.peer(), "code": refused.code.name, "reason": str(refused)}
+                about = {"peer": context.peer(), "code": ended.code.name, "reason": str(ended)}
                 log.info("a relay ends", extra={"event": "relay.refused", **about, **fields})
             # The error that `abort` raises would keep the call in memory until a collection.
-            context.set_code(refused.code)
-            context.set_details(str(refused))
+            context.set_code(ended.code)
+            context.set_details(str(ended))
 
     async def _serve(self, context: _Context) -> None:
         pairs = context.invocation_metadata() or ()
@@ -132,7 +132,7 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         try:
             until = await self._replica_auth.authenticate(context.peer(), metadata)
         except IdentityError as error:
-            raise _of(error) from None
+            raise refused(error) from None
         hello = await self._gateway_hello(context)
         role = self._role
         if role is None or not role.holds():
@@ -330,7 +330,7 @@ class _Link:
         try:
             self._until = await self._replica_auth.renew(token)
         except IdentityError as error:
-            raise _of(error) from None
+            raise refused(error) from None
 
     def _take(self, frame: pb.AgentFrame) -> None:
         kind, number = frame.WhichOneof("body"), frame.stream
@@ -396,9 +396,3 @@ async def _read(context: _Context) -> pb.GatewayBatch | None:
     except DecodeError:
         raise _Refused(_Code.INVALID_ARGUMENT, "no sickbay.v1.GatewayBatch") from None
     return batch if isinstance(batch, pb.GatewayBatch) else None
-
-
-def _of(error: IdentityError) -> _Refused:
-    if error.passing:
-        return _Refused(_Code.UNAVAILABLE, str(error))
-    return _Refused(_Code.PERMISSION_DENIED if error.proven else _Code.UNAUTHENTICATED, str(error))

@@ -8,7 +8,7 @@ begins.
 
 from collections.abc import Callable
 
-from aggregator.relay.directory import ControllerAddress
+from aggregator.leader.lease import Candidate
 
 #: Seconds without a relay, after which a renewal of the Lease shows that the controller is at work.
 UNSERVED_FOR = 10.0
@@ -22,7 +22,7 @@ class UnservedGateway:
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._controller: ControllerAddress | None = None
+        self._controller: Candidate | None = None
 
     def leaves_agents(
         self,
@@ -30,7 +30,7 @@ class UnservedGateway:
         *,
         relayed: bool,
         busy: bool,
-        controller: ControllerAddress | None,
+        controller: Candidate | None,
         renewed_within: Callable[[float], bool],
     ) -> bool | None:
         """Whether the gateway leaves its agents; None: not now, and an earlier answer stays.

@@ -26,7 +26,6 @@ from aggregator.leader.lease import (
     LeaseStoreError,
 )
 from aggregator.leader.standby import Standby
-from aggregator.relay.directory import ControllerAddress
 from aggregator.relay.unserved import UnservedGateway
 from tests.support import virtual_time
 from tests.support.invariants import at_most_one_may_act
@@ -680,7 +679,7 @@ def leaving_moments(world: ElectionWorld, name: str, seconds: float) -> list[flo
             world.work.now - began,
             relayed=world.work.now == began,
             busy=False,
-            controller=None if other is None else ControllerAddress(other.name, other.address),
+            controller=other,
             renewed_within=holder.renewed_within,
         ):
             moments.append(world.work.now - began)

@@ -114,7 +114,7 @@ async def test_a_welcome_promises_the_gateways_answers_and_it_answers_each_heart
             await agent.snapshot()
             await agent.expect("ack")
             for one in site.all.values():
-                one.directory.name(None)
+                one.lease.name(None)
             await until(lambda: not gateway.gateway.relayed)
             await agent.beat(7)
             assert (await agent.expect("ack")).seq == 0
@@ -226,7 +226,7 @@ async def test_agents_keep_their_streams_when_another_replica_takes_over(tmp_pat
             await at_c.attend()
             site.all["a"].service.close("killed")
             for one in site.all.values():
-                one.directory.name(None)
+                one.lease.name(None)
             await until(lambda: not b.gateway.relayed and not c.gateway.relayed)
             await at_c.delta(seq=2)  # taken, and not acknowledged
             await until(lambda: c.gateway.dropped == 1)
@@ -285,7 +285,7 @@ async def test_without_a_controller_a_gateway_refuses_an_agents_request_to_begin
             assert b.gateway._calls[1]._requested == "", "the controller has answered it"
             b.gateway._calls[1]._requested = "op-2"  # forwarded, and the controller dies
             for one in site.all.values():
-                one.directory.name(None)
+                one.lease.name(None)
             answer = await agent.expect("permission")
             assert (answer.operation_id, answer.granted) == ("op-2", False)
             await agent.send(request("op-3"))
@@ -327,7 +327,7 @@ async def test_agents_whose_evidence_was_dropped_come_first(
             await first.attend()
             await second.attend()
             for one in site.all.values():
-                one.directory.name(None)
+                one.lease.name(None)
             await until(lambda: not b.gateway.relayed)
             await second.delta(seq=2)
             await until(lambda: b.gateway.dropped == 1)
@@ -353,7 +353,7 @@ async def test_agents_whose_evidence_no_controller_acknowledged_come_first(
             await until(lambda: isinstance(a.intake.evidence[-1][1], Delta))
             a.intake.safe = None
             for one in site.all.values():
-                one.directory.name(None)
+                one.lease.name(None)
             await until(lambda: not b.gateway.relayed)
             site.elect("a")
             hellos = a.intake.hellos
@@ -371,7 +371,7 @@ async def test_agents_that_came_without_a_controller_come_before_those_that_were
         async with b.agent("n-0") as first, b.agent("n-1") as second:
             await first.attend()
             for one in site.all.values():
-                one.directory.name(None)
+                one.lease.name(None)
             await until(lambda: not b.gateway.relayed)
             await second.hello()
             await until(lambda: b.gateway.stats.attached == 2)
@@ -388,7 +388,7 @@ async def test_a_controller_that_stops_without_an_end_is_left_after_seconds(
         b = site.all["b"]
         await until(lambda: b.gateway.relayed)
         [link] = site.all["a"].service._links
-        b.directory.renewed = False
+        b.lease.renewed = False
         monkeypatch.setattr(link._queue, "wait", lambda _: asyncio.Event().wait())
         await until(lambda: not b.gateway.relayed)
         assert b.client.trouble == "the controller has sent no message for 4 s"
@@ -415,7 +415,7 @@ async def test_a_controller_that_is_busy_and_renews_the_lease_is_not_left(
                 return True
 
             monkeypatch.setattr(link._queue, "wait", wait_until_idle)
-            monkeypatch.setattr(b.directory, "renewed_within", renewed_within)
+            monkeypatch.setattr(b.lease, "renewed_within", renewed_within)
             await until(lambda: b.client._silent)
             # Each look counts as half a second without a message.
             monkeypatch.setattr(client_module, "POLL_EVERY", 0.1)
@@ -526,9 +526,9 @@ async def test_a_gateway_that_reaches_no_controller_leaves_its_agents_to_others(
             assert "FAILED_PRECONDITION: this replica is not the controller" in b.gateway.problem
             # Connections are refused, so that an agent goes on to another address of the name.
             await until(lambda: not takes_connections(b))
-            b.directory.renewed = False  # the Lease stands still: all wait for another controller
+            b.lease.renewed = False  # the Lease stands still: all wait for another controller
             await until(lambda: takes_connections(b))
-            assert (b.gateway.problem, b.directory.named) == ("", dead)
+            assert (b.gateway.problem, b.lease.named) == ("", dead)
 
 
 async def test_a_gateway_keeps_its_agents_while_a_busy_controller_has_not_answered(
@@ -544,7 +544,7 @@ async def test_a_gateway_keeps_its_agents_while_a_busy_controller_has_not_answer
         async with b.agent() as agent:
             await agent.attend()
             idle, looks = asyncio.Event(), 0
-            greet, controller = a.service._gateway_hello, b.directory.controller
+            greet, controller = a.service._gateway_hello, b.lease.other
 
             async def greet_late(context: Any) -> Any:
                 await idle.wait()
@@ -556,7 +556,7 @@ async def test_a_gateway_keeps_its_agents_while_a_busy_controller_has_not_answer
                 return controller()
 
             monkeypatch.setattr(a.service, "_gateway_hello", greet_late)
-            monkeypatch.setattr(b.directory, "controller", count_looks)
+            monkeypatch.setattr(b.lease, "other", count_looks)
             [link] = a.service._links
             link.end("cut")
             await until(lambda: looks > 6)  # 3 s
@@ -599,7 +599,7 @@ async def test_a_controller_that_all_have_left_and_whose_lease_stands_still_leav
             seen = looks
             await until(lambda: looks > seen + 4)
             assert not a.gateway.problem
-            b.directory.name(None)
+            b.lease.name(None)
             code, text = await agent.ending()
             assert code is grpc.StatusCode.UNAVAILABLE
             assert "all gateways have left it" in text

@@ -470,7 +470,7 @@ async def test_a_request_goes_by_a_gateway_to_the_controller_and_its_answer_back
             assert decided[0] == ("node-1", asks())
             # Without a controller the gateway refuses at once.
             for one in site.all.values():
-                one.directory.name(None)
+                one.lease.name(None)
             await until(lambda: not gateway.gateway.relayed)
             await agent.send(pb.AgentMessage(permission_request=request))
             answer = await agent.expect("permission")

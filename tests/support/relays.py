@@ -18,11 +18,11 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.ingest.tokens import TokenAuthenticator
+from aggregator.leader.lease import Candidate
 from aggregator.relay.agent_call import GatewayRules
 from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.relay.client import RelayClient
 from aggregator.relay.credentials import ReplicaCredentials
-from aggregator.relay.directory import ControllerAddress
 from aggregator.relay.gateway import Gateway
 from aggregator.relay.resync_pacer import ResyncPacer
 from aggregator.relay.server import ControllerRole, RelayService
@@ -46,14 +46,14 @@ PROBE_KEY = b"p" * 32
 
 
 @dataclass
-class PlayedDirectory:
+class PlayedLease:
     """The content of the Lease, as the test sets it."""
 
-    named: ControllerAddress | None = None
+    named: Candidate | None = None
     renewed: bool = True
     calls: list[Callable[[], None]] = field(default_factory=list)
 
-    def controller(self) -> ControllerAddress | None:
+    def other(self) -> Candidate | None:
         return self.named
 
     def renewed_within(self, _: float) -> bool:
@@ -62,7 +62,7 @@ class PlayedDirectory:
     def on_change(self, call: Callable[[], None]) -> None:
         self.calls.append(call)
 
-    def name(self, controller: ControllerAddress | None) -> None:
+    def name(self, controller: Candidate | None) -> None:
         self.named = controller
         for call in self.calls:
             call()
@@ -78,7 +78,7 @@ class PlayedReplica:
     gateway: Gateway
     service: RelayService
     client: RelayClient
-    directory: PlayedDirectory
+    lease: PlayedLease
     clock: Clock
     authenticator: Authenticator
     kept_keys: list[bytes]
@@ -93,8 +93,8 @@ class PlayedReplica:
         self.pacer = ResyncPacer(lambda: self.stats.messages["snapshot"])
 
     @property
-    def address(self) -> ControllerAddress:
-        return ControllerAddress(self.name, f"localhost:{self.listener.port}")
+    def address(self) -> Candidate:
+        return Candidate(self.name, address=f"localhost:{self.listener.port}")
 
     def start_client(self) -> None:
         self.tasks.append(asyncio.create_task(self.client.run()))
@@ -250,12 +250,12 @@ class Replicas:
         await listener.start()
         token_file = self.folder / f"token-{name}"
         token_file.write_text(replica_token())
-        directory = PlayedDirectory()
+        lease = PlayedLease()
         kept_keys = list[bytes]()
         client = RelayClient(
             gateway,
             listener,
-            directory,
+            lease,
             ReplicaCredentials(token_file=token_file, ca_file=self.authority.certificate),
             name=name,
             version=VERSION,
@@ -270,7 +270,7 @@ class Replicas:
             gateway,
             service,
             client,
-            directory,
+            lease,
             clock,
             agents,
             kept_keys,
@@ -283,7 +283,7 @@ class Replicas:
         elected = self.all[name]
         intake = elected.become_controller()
         for one in self.all.values():
-            one.directory.name(None if one is elected else elected.address)
+            one.lease.name(None if one is elected else elected.address)
         return intake
 
 
