@@ -8,7 +8,6 @@ its version. A `Quarantine` is read with the attempts and requests that its oper
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from aggregator.cluster.port import (
     Operation,
@@ -233,11 +232,13 @@ def spec_of(quarantine: Quarantine, attempt: RepairAttempt, reason: str = "") ->
     )
 
 
-def begun_status(quarantine: Quarantine, attempt: RepairAttempt, number: int) -> OperationStatus:
-    """The status by which an operation becomes that attempt."""
+def begun_status(
+    quarantine: Quarantine | None, attempt: RepairAttempt, number: int
+) -> OperationStatus:
+    """The status by which an operation becomes that attempt; None: of no quarantine."""
     begun = OperationStatus(
         operation=attempt.operation if attempt.request else "",
-        quarantine=quarantine.uid,
+        quarantine=quarantine.uid if quarantine is not None else "",
         number=number,
         boot_id=attempt.boot_id,
         node_uid=attempt.node_uid,
@@ -247,25 +248,8 @@ def begun_status(quarantine: Quarantine, attempt: RepairAttempt, number: int) ->
     return status_of(attempt, begun)
 
 
-class AttemptProgress(Protocol):
-    """What an attempt of a repair and a test of a node in no quarantine have in common."""
-
-    @property
-    def state(self) -> RepairState: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def began_at(self) -> float: ...
-    @property
-    def deadline_at(self) -> float: ...
-    @property
-    def ended_at(self) -> float: ...
-    @property
-    def ends_as(self) -> RepairState | None: ...
-
-
-def status_of(attempt: AttemptProgress, before: OperationStatus) -> OperationStatus:
-    """The status of an attempt, or of a test, that has gone on since ``before``."""
+def status_of(attempt: RepairAttempt, before: OperationStatus) -> OperationStatus:
+    """The status of an attempt that has gone on since ``before``."""
     return replace(
         before,
         phase=attempt.state,

@@ -63,8 +63,10 @@ from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
+from aggregator.quarantine.repair.engine import OperationEngine
 from aggregator.quarantine.repair.node_test_state import NodeTestContext
 from aggregator.quarantine.repair.permissions import RepairPermissions
+from aggregator.quarantine.repair.quarantine_case import RepairContext
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
 from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
@@ -244,16 +246,23 @@ class _Acts:
             proposals=self.proposals,
             test_namespace=settings.repair.test_namespace,
         )
-        self.repairs = RepairRunner(
-            cluster=cluster,
-            acts=acts,
+        self.operations = OperationEngine(
+            operations=cluster.operations,
             record_writer=writer,
             clocks=clocks,
-            policy=given.policy,
             settings=settings.repair,
+        )
+        self.quarantined = RepairContext(
+            cluster=cluster,
+            acts=acts,
+            clocks=clocks,
+            settings=settings.repair,
+            engine=self.operations,
             checks=self.start_checks,
+            times=writer.times,
             pool_label=settings.limits.pool_label,
         )
+        self.repairs = RepairRunner(self.quarantined, writer, given.policy)
 
 
 def build_controller(
@@ -297,7 +306,7 @@ def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconci
         ReleaseReconciler(
             inputs=inputs,
             release_actions=acts.release,
-            repairs=repairs.at_release,
+            repairs=repairs,
             uncordon=given.settings.uncordon,
         )
     ]
@@ -418,6 +427,7 @@ def _parts(
             fleet=fleet,
             may_act=may_act,
         ),
+        engine=acts.operations,
         pools=base.pools,
         view=view,
         event_sink=base.event_sink,
@@ -489,8 +499,9 @@ def _parts(
             acts=acts.acts,
             record_writer=base.record_writer,
             settings=settings.repair,
-            checks=acts.repairs.order_checks,
-            node_tests=node_tests.permission,
+            quarantined=acts.quarantined,
+            node_tests=node_tests.checks,
+            watch=node_tests.watch,
             registry=registry,
         ),
         mode_preview=ModePreview(

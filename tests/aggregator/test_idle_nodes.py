@@ -212,9 +212,17 @@ async def test_the_longest_untested_node_comes_first() -> None:
     for name, ago in (("n1", 8), ("n2", 9), ("n3", 7)):
         operation = operation_of(f"uid-{name}", "boot-1", 1)
         at = begins - ago * HOUR
-        test = NodeTest(1, operation, "quick", RepairState.SUCCEEDED, "boot-1", ended_at=at)
+        test = NodeTest(
+            number=1,
+            operation=operation,
+            profile="quick",
+            state=RepairState.SUCCEEDED,
+            boot_id="boot-1",
+            node_uid=f"uid-{name}",
+            ended_at=at,
+        )
         spec = OperationSpec(name, "test", profile="quick", requester="sickbay")
-        status = begun_status(test, f"uid-{name}", ())
+        status = begun_status(test)
         site.world.operations.store(Operation(operation, f"o-{name}", "0", spec, status))
     site.start()
     await site.settles(lambda: len(site.program.operations) == 3, within=HOUR)

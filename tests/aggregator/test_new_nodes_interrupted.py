@@ -5,6 +5,7 @@ import pytest
 from aggregator.cluster.port import Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.repair.protocol import RepairAnswer
+from tests.support.idle_node_tests import IdleNodes, dying_before_the_order
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.new_node_tests import FAILED, NOTHING, PASSED, TIMEOUT, NewNodes
 from tests.support.virtual_replica import later
@@ -76,3 +77,49 @@ def test_a_request_that_fails_anywhere_changes_nothing_of_the_end() -> None:
 
     for number in range(1, STEPS):
         one(number)
+
+
+@pytest.mark.parametrize("site", [NewNodes, IdleNodes])
+@in_virtual_time
+async def test_a_test_that_can_not_be_sent_twice_ends_with_the_process_that_began_it(
+    site: type[NewNodes],
+) -> None:
+    """It may have been sent, or not: another one follows, and does not wait for its deadline."""
+    nodes = site()
+    nodes.twice = False
+    cluster = dying_before_the_order(nodes.world)
+    nodes.start(cluster)
+    await nodes.settles(cluster.crashed.is_set)
+    begun = nodes.last_test()
+    assert (begun["state"], nodes.program.orders) == ("Ordering", [])
+    nodes.replica.task.cancel()
+    nodes.start()
+    await nodes.settles(lambda: nodes.last_test()["state"] == "Inconclusive", within=60.0)
+    assert nodes.program.cancelled == [begun["operation"]]
+    assert parse_record(nodes.world.record.text).node_tests == {}
+    await nodes.settles(lambda: nodes.last_test()["state"] == "Succeeded", within=TIMEOUT)
+    nodes.check()
+    await nodes.replica.stop()
+
+
+@pytest.mark.parametrize("site", [NewNodes, IdleNodes])
+@in_virtual_time
+async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
+    site: type[NewNodes],
+) -> None:
+    nodes, stops = site(), 0
+    nodes.twice = False
+
+    def stopped(name: str) -> None:
+        nonlocal stops
+        if name == "write_operation" and not stops:
+            stops += 1
+            nodes.world.person_stops("maintenance")
+
+    nodes.start(MemoryCluster(nodes.world, fails=stopped))
+    await later(TIMEOUT / 2)
+    assert (nodes.last_test()["state"], nodes.program.orders) == ("Ordering", [])
+    nodes.world.person_stops("")
+    await nodes.settles(lambda: nodes.last_test()["state"] == "Succeeded", within=60.0)
+    nodes.check()
+    await nodes.replica.stop()

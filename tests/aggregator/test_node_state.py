@@ -521,7 +521,7 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
         silent_drain_after=0.0 if given["patient_enough"] else 1.0,
         absent_node_after=1.0,
         holds=lambda _: False,
-        at_release=SimpleNamespace(holds=lambda _: False),
+        holds_release=lambda _: False,
         is_due=lambda _: False,
     )
     inputs = PlanInputs(

@@ -437,7 +437,14 @@ async def test_a_second_request_for_a_test_waits_for_the_first_and_reports_that(
         "r3": "operation r1 is before it",
     }
     assert set((await go_round(world, tests=fleet.node_tests)).values()) == {RepairState.PENDING}
-    going = NodeTest(1, "o-1", "quick", RepairState.ORDERED, "b", request="r1")
+    going = NodeTest(
+        number=1,
+        operation="o-1",
+        profile="quick",
+        state=RepairState.ORDERED,
+        boot_id="b",
+        request="r1",
+    )
     fleet.node_tests = {"n2": NodeTestView(going, tainted=False)}
     begun = OperationStatus(RepairState.ORDERED, began_at=NOW, deadline_at=NOW + 60)
     world.operations.by_name["r1"] = replace(world.operations.by_name["r1"], status=begun)

@@ -160,7 +160,8 @@ class Bench:
             waits=lambda _: True,
             is_due=lambda _: False,
             run=recorder.run,
-            at_release=SimpleNamespace(holds=lambda _: False, withdraw=recorder.withdraw),
+            holds_release=lambda _: False,
+            withdraw=recorder.withdraw,
         )
         quarantine_reconciler = quarantines.QuarantineReconciler(
             inputs=inputs,
@@ -187,7 +188,7 @@ class Bench:
                 release.ReleaseReconciler(
                     inputs=inputs,
                     release_actions=recorder,
-                    repairs=repairs.at_release,
+                    repairs=repairs,
                     uncordon=SETTINGS.uncordon,
                 ),
                 operations.OpenOperationReconciler(inputs=inputs, repairs=repairs),

@@ -30,20 +30,19 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
     rebuild,
 )
+from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.repair import (
     MOST_ATTEMPTS,
-    Do,
-    NextRepair,
     RepairFacts,
     RepairLimits,
     RepairRules,
     domains_of,
     is_busy,
+    lost_reservation,
     malformed,
     next_repair,
     operation_id,
     other_party,
-    running_of,
 )
 from aggregator.quarantine.decide.reservation import OperationProposal, reserve
 from aggregator.quarantine.decide.verdicts import is_verified
@@ -79,7 +78,7 @@ def facts(ladder: tuple[str, ...] = FULL, **more: Any) -> RepairFacts:
     return replace(RepairFacts(ladder, ALL), **more)
 
 
-def climb(known: RepairFacts, ends: list[RepairState]) -> tuple[list[str], NextRepair]:
+def climb(known: RepairFacts, ends: list[RepairState]) -> tuple[list[str], NextOperation]:
     """The repairs that are attempted, one after the other, where the evidence stays; the last."""
     had: tuple[RepairAttempt, ...] = ()
     left = list(ends)
@@ -123,22 +122,22 @@ def test_a_rung_that_was_not_begun_is_repeated_and_the_ladder_ends(
 
 def test_what_was_not_begun_waits_and_is_then_repeated() -> None:
     had = status(attempt("gpu-reset", RepairState.INCONCLUSIVE))
-    assert next_repair(had, facts(), RULES, NOW + RULES.test_pause - 1) == NextRepair(Do.NOTHING)
+    assert next_repair(had, facts(), RULES, NOW + RULES.test_pause - 1) == NextOperation(Do.NOTHING)
     again = next_repair(had, facts(), RULES, NOW + RULES.test_pause)
-    assert again == NextRepair(Do.ORDER, "gpu-reset")
+    assert again == NextOperation(Do.ORDER, "gpu-reset")
     failed = status(
         attempt(TEST, RepairState.FAILED, began_at=NOW - 50),
         attempt("reboot", RepairState.INCONCLUSIVE, 2),
     )
     over = facts(("reboot",), is_open=False, returns=True, whole=("reboot",))
     tested = replace(RULES, verify="standard")
-    assert next_repair(failed, over, tested, NOW + 1) == NextRepair(Do.NOTHING)
+    assert next_repair(failed, over, tested, NOW + 1) == NextOperation(Do.NOTHING)
     later = next_repair(failed, over, tested, NOW + RULES.test_pause)
     assert (later.do, later.repair) == (Do.ORDER, "reboot")
 
 
 def test_the_first_rung_of_the_whole_ladder_is_the_mildest() -> None:
-    assert next_repair(None, facts(), RULES, NOW) == NextRepair(Do.ORDER, "gpu-reset")
+    assert next_repair(None, facts(), RULES, NOW) == NextOperation(Do.ORDER, "gpu-reset")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_a_failure_is_followed_by_the_next_rung_at_once() -> None:
 
 
 def test_evidence_without_a_ladder_is_a_persons() -> None:
-    assert next_repair(None, facts(()), RULES, NOW) == NextRepair(Do.NOTHING)
+    assert next_repair(None, facts(()), RULES, NOW) == NextOperation(Do.NOTHING)
 
 
 def test_a_ladder_without_any_repairer_says_so() -> None:
@@ -264,7 +263,7 @@ def test_a_persons_request_is_next_and_past_the_bounds_of_the_ladder() -> None:
     )
     asked = requested("gpu-reset", over)
     step = next_repair(asked, facts((), is_open=False), RULES, NOW)
-    assert step == NextRepair(Do.ORDER, "gpu-reset", "requested by hand", "1")
+    assert step == NextOperation(Do.ORDER, "gpu-reset", "requested by hand", "1")
     done = replace(over, attempts=(attempt("gpu-reset", RepairState.FAILED, request="1"),))
     assert next_repair(done, facts(()), RULES, NOW).do is Do.NOTHING
 
@@ -282,7 +281,7 @@ def test_a_request_that_can_not_begin_holds_up_no_later_one_and_no_ladder() -> N
     both = RepairStatus(requests=three)
     assert next_repair(both, facts(), RULES, NOW).request == "3"
     blocked = RepairStatus(requests=three[:2])
-    assert next_repair(blocked, facts(), RULES, NOW) == NextRepair(Do.ORDER, "gpu-reset")
+    assert next_repair(blocked, facts(), RULES, NOW) == NextOperation(Do.ORDER, "gpu-reset")
     idle = next_repair(blocked, facts(is_open=False), RULES, NOW)
     assert (idle.do, "'dance' was requested" in idle.because) == (Do.NOTHING, True)
     over = replace(blocked, exhausted="over")
@@ -343,7 +342,7 @@ def checked(state: RepairState, number: int = 1, **more: Any) -> RepairAttempt:
     return attempt(TEST, state, number, **{"profile": "standard", "boot_id": "b", **more})
 
 
-def before(had: RepairStatus, now: float = NOW + 5000, **more: Any) -> NextRepair:
+def before(had: RepairStatus, now: float = NOW + 5000, **more: Any) -> NextOperation:
     return next_repair(had, replace(BACK, **more), VERIFYING, now)
 
 
@@ -694,14 +693,14 @@ def test_a_record_made_anew_keeps_the_repairs_that_run_and_those_that_were() -> 
 
 def test_the_reservation_of_an_attempt_under_way_is_known_from_its_quarantine() -> None:
     busy = status(attempt("reboot", RepairState.ORDERED, domains=("rack=1",)))
-    found = running_of("n1", busy, "p")
+    found = lost_reservation("n1", busy, "p")
     assert found is not None
     assert (found.node, found.operation, found.pool) == ("n1", "q-1-reboot", "p")
     assert found.domains == ("rack=1",)
     assert found.until > NOW + 600
-    assert running_of("n1", status(attempt("reboot", RepairState.FAILED)), "") is None
-    assert running_of("n1", status(attempt("ticket", RepairState.ORDERED)), "") is None
-    assert running_of("n1", None, "") is None
+    assert lost_reservation("n1", status(attempt("reboot", RepairState.FAILED)), "") is None
+    assert lost_reservation("n1", status(attempt("ticket", RepairState.ORDERED)), "") is None
+    assert lost_reservation("n1", None, "") is None
 
 
 def test_failure_domains_are_labels_that_the_node_has() -> None:

@@ -639,6 +639,7 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     assert known.status.repair is not None
     deleted = replace(known, deleting=True, version=f"{int(known.version) + 1}")
     node_state.wrote(deleted)
-    await runner._send(node_state, known, known.status.repair.attempts[0])
+    case, attempt = runner._case(node_state, known), known.status.repair.attempts[0]
+    await runner._of.engine._send(case, attempt, site.replica.clock())
     assert len(site.shop.orders) == orders
     await site.replica.stop()

@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.operation_client import (
@@ -29,8 +31,10 @@ from aggregator.cluster.port import (
     RepairState,
     WatchSynced,
 )
-from aggregator.quarantine.decide.node_tests import NodeTest
+from aggregator.quarantine.decide.node_tests import NodeTest, begun_status
+from aggregator.quarantine.repair.engine import OperationEngine
 from aggregator.quarantine.repair.node_test_store import NodeTestStore
+from aggregator.quarantine.repair.protocol import RepairSettings
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.support.put_attempts import drop_operations, put_attempts
@@ -155,26 +159,43 @@ async def until_seen(
                 return
 
 
+def an_engine(operations: KubeOperations) -> OperationEngine:
+    clocks, writer = Clocks(time.monotonic, time.time), cast("Any", None)
+    return OperationEngine(
+        operations=operations, record_writer=writer, clocks=clocks, settings=RepairSettings()
+    )
+
+
 async def test_a_test_of_a_node_that_memory_has_an_old_version_of_goes_on_at_the_second_try(
     kube: KubeCluster,
 ) -> None:
     """A list that was read before a write, and came after it, is older than the watch's events."""
     operations = KubeOperations(kube._transport, time.time)
     store, uid = NodeTestStore(operations), "uid-a"
-    test = NodeTest(1, "uid-a-boot-1-test", "quick", RepairState.ORDERING, "boot", deadline_at=2e9)
-    there = await store.open("node-a", uid, test, "why")
+    engine = an_engine(operations)
+    test = NodeTest(
+        number=1,
+        operation="uid-a-boot-1-test",
+        profile="quick",
+        state=RepairState.ORDERING,
+        boot_id="boot",
+        node_uid=uid,
+        deadline_at=2e9,
+    )
+    spec = OperationSpec("node-a", "test", profile="quick", requester="sickbay")
+    there = await operations.create(test.operation, spec)
     try:
-        await store.write(there, test, uid)
+        await operations.write_status(there, begun_status(test))
         old = await operations.of("node-a")
         ordered = replace(test, state=RepairState.ORDERED)
-        await store.change("node-a", test, ordered)
+        await engine.write(test, ordered)
         operations.known.take_read(old, "node-a")
         passed = replace(test, state=RepairState.SUCCEEDED)
         with pytest.raises(Conflict):
-            await store.change("node-a", test, passed)
+            await engine.write(test, passed)
         known, _ = store.last("node-a", uid)
         assert known == ordered
-        await store.change("node-a", ordered, passed)
+        await engine.write(ordered, passed)
     finally:
         left = await operations.read(test.name)
         assert left is not None

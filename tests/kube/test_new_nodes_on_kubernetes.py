@@ -24,7 +24,6 @@ from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair import (
     idle_node_choice,
     node_test_advance,
-    node_test_steps,
     node_tests,
 )
 from aggregator.quarantine.repair.node_tests import NodeTests
@@ -52,8 +51,7 @@ def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_tests, "EVERY", 0.1)
     for module in (node_tests, node_test_advance, idle_node_choice):
         monkeypatch.setattr(module, "POLL_EVERY", 0.3)
-    for module in (node_test_advance, node_test_steps):
-        monkeypatch.setattr(module, "POLL_BUSY", 0.3)
+    monkeypatch.setattr(node_test_advance, "POLL_BUSY", 0.3)
 
 
 @pytest.fixture(autouse=True)

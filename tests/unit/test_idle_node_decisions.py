@@ -38,7 +38,6 @@ from aggregator.quarantine.decide.node_tests import (
     IDLE,
     NodeTest,
     NodeTestFacts,
-    NodeTestStep,
     begun_status,
     carried_failure,
     ended,
@@ -46,10 +45,11 @@ from aggregator.quarantine.decide.node_tests import (
     last_test,
     open_failure,
     operation_of,
-    running_of,
+    reserved_kind,
     verdict_at,
 )
-from aggregator.quarantine.decide.reservation import OperationProposal
+from aggregator.quarantine.decide.operation_step import Do
+from aggregator.quarantine.decide.reservation import OperationProposal, running_of
 
 DAY = 86400.0
 RULES = IdleNodeRules(every=7 * DAY, concurrent=2)
@@ -60,7 +60,15 @@ PAUSE = 900.0
 
 def a_test(state: RepairState = S.ORDERED, **more: Any) -> NodeTest:
     number, boot = more.pop("number", 1), more.pop("boot_id", "b1")
-    one = NodeTest(number, operation_of("uid", boot, number), "quick", state, boot, reason=IDLE)
+    one = NodeTest(
+        number=number,
+        operation=operation_of("uid", boot, number),
+        profile="quick",
+        state=state,
+        boot_id=boot,
+        node_uid="uid",
+        reason=IDLE,
+    )
     return replace(one, **{"began_at": 1.0, "deadline_at": 2000.0} | more)
 
 
@@ -89,7 +97,7 @@ tests = st.builds(
 @given(tests)
 def test_the_operation_of_an_idle_test_reads_as_it_was_written(test: NodeTest) -> None:
     spec = OperationSpec("n1", "test", profile=test.profile)
-    made = Operation(test.name, "o-1", "1", spec, begun_status(test, "uid", ()))
+    made = Operation(test.name, "o-1", "1", spec, begun_status(test))
     assert last_test([made], "uid") == (test, "")
 
 
@@ -158,8 +166,8 @@ def test_a_test_begins_only_where_it_is_due_or_asked_for_and_nothing_speaks_agai
     what = next_idle_test(last, facts, rules, pause=PAUSE, now=now)
     free = not (tainted or against or (last is not None and last.is_busy))
     due = configured and not waits_for(last, RULES, pause=PAUSE, now=now)
-    assert (what.do is NodeTestStep.ORDER) == (free and bool(request or due))
-    if what.do is not NodeTestStep.ORDER:
+    assert (what.do is Do.ORDER) == (free and bool(request or due))
+    if what.do is not Do.ORDER:
         return
     assert what.test is not None
     assert what.test.request == (request.name if request is not None else "")
@@ -207,16 +215,16 @@ def test_when_the_failure_of_an_idle_node_stands(
 @pytest.mark.parametrize(
     ("facts", "rules", "expected"),
     [
-        (FACTS, RULES, NodeTestStep.PROVE),
-        (replace(FACTS, tainted=True), RULES, NodeTestStep.STOP),
-        (FACTS, None, NodeTestStep.STOP),
-        (replace(FACTS, ends="the node is in quarantine"), RULES, NodeTestStep.STOP),
-        (replace(FACTS, boot_id="b2"), RULES, NodeTestStep.STOP),
-        (replace(FACTS, against="evidence"), RULES, NodeTestStep.PROVE),
+        (FACTS, RULES, Do.PROVE),
+        (replace(FACTS, tainted=True), RULES, Do.CANCEL),
+        (FACTS, None, Do.CANCEL),
+        (replace(FACTS, ends="the node is in quarantine"), RULES, Do.CANCEL),
+        (replace(FACTS, boot_id="b2"), RULES, Do.CANCEL),
+        (replace(FACTS, against="evidence"), RULES, Do.PROVE),
     ],
 )
 def test_the_step_of_a_test_under_way(
-    facts: NodeTestFacts, rules: IdleNodeRules | None, expected: NodeTestStep
+    facts: NodeTestFacts, rules: IdleNodeRules | None, expected: Do
 ) -> None:
     assert next_idle_test(a_test(), facts, rules, pause=PAUSE, now=50.0).do is expected
 
@@ -226,7 +234,7 @@ def test_an_idle_test_counts_for_nothing_of_a_new_node_that_gets_the_taint() -> 
     for state in (S.SUCCEEDED, S.FAILED, S.INCONCLUSIVE):
         last = a_test(state, inconclusive=5, ended_at=49.0)
         step = next_test(last, facts, NEW, pause=PAUSE, now=50.0)
-        assert step.do is NodeTestStep.ORDER
+        assert step.do is Do.ORDER
         assert step.test is not None
         assert (step.test.reason, step.test.inconclusive) == ("", 0)
 
@@ -273,7 +281,7 @@ def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
 ) -> None:
     facts = replace(FACTS, request=ask("r2", "u2"))
     step = next_idle_test(last, facts, None, pause=PAUSE, now=now)
-    if step.test is None or step.do is not NodeTestStep.ORDER:
+    if step.test is None or step.do is not Do.ORDER:
         return
     end = refused(step.test, "the node has work", at=now)
     assert (end.is_busy, end.request, end.deadline_at) == (False, "r2", 0.0)
@@ -282,7 +290,7 @@ def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
     assert end.without_verdict == step.test.inconclusive
     assert (
         next_idle_test(end, replace(facts, request=None), None, pause=PAUSE, now=now).do
-        is NodeTestStep.NOTHING
+        is Do.NOTHING
     )
 
 
@@ -404,10 +412,10 @@ def test_the_stop_switch_holds_the_beginning_of_an_idle_test() -> None:
 
 
 def test_the_reservation_names_the_kind_and_the_domains() -> None:
-    found = running_of("n", a_test(), at=1.0, domains=("rack=1",))
+    test = a_test(domains=("rack=1",))
+    found = running_of("n", test, reserved_kind(test))
     assert (found.kind, found.domains) == (IDLE_TEST, ("rack=1",))
-    found = running_of("n", a_test(reason=""), at=1.0, domains=("rack=1",))
-    assert (found.kind, found.domains) == (NEW_NODE_TEST, ())
+    assert reserved_kind(a_test(reason="")) == NEW_NODE_TEST
 
 
 def test_a_refused_request_does_not_delay_the_periodic_test() -> None:

@@ -36,17 +36,16 @@ from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,
-    NodeTestStep,
     begun_status,
     ended,
     last_test,
     node_test_of,
     not_ready,
     operation_of,
-    running_of,
     status_of,
 )
-from aggregator.quarantine.decide.reservation import OperationProposal, reserve
+from aggregator.quarantine.decide.operation_step import Do
+from aggregator.quarantine.decide.reservation import OperationProposal, reserve, running_of
 
 KEY = "sickbay.dev/untested"
 RULES = NewNodeRules(KEY, "quick", attempts=3, concurrent=2)
@@ -56,7 +55,15 @@ NODE = Node("n", "uid", "1", False, (), {}, {}, "b1", True)
 
 def a_test(*, number: int = 1, state: RepairState = S.ORDERED, **more: Any) -> NodeTest:
     boot = more.pop("boot_id", "b1")
-    one = NodeTest(number, operation_of("uid", boot, number), "quick", state, boot, began_at=1.0)
+    one = NodeTest(
+        number=number,
+        operation=operation_of("uid", boot, number),
+        profile="quick",
+        state=state,
+        boot_id=boot,
+        node_uid="uid",
+        began_at=1.0,
+    )
     return replace(one, deadline_at=100.0, **more)
 
 
@@ -64,7 +71,7 @@ def facts(**more: Any) -> NodeTestFacts:
     return replace(NodeTestFacts("uid", "b1", tainted=True), **more)
 
 
-def step(last: NodeTest | None, now: float = 50.0, **more: Any) -> NodeTestStep:
+def step(last: NodeTest | None, now: float = 50.0, **more: Any) -> Do:
     return next_test(last, facts(**more), RULES, pause=10.0, now=now).do
 
 
@@ -97,11 +104,11 @@ any_facts = st.builds(
 )
 
 
-def operation(test: NodeTest, uid: str = "uid") -> Operation:
+def operation(test: NodeTest) -> Operation:
     """The object that the test is; a person's where that requested it."""
     requester = "ann" if test.request else "sickbay"
     spec = OperationSpec("n1", "test", profile=test.profile, requester=requester)
-    status = begun_status(test, uid, ())
+    status = begun_status(test)
     return Operation(test.name, "o-1", "1", spec, status, deleting=test.deleted)
 
 
@@ -111,7 +118,9 @@ def test_the_operation_reads_as_it_was_written(test: NodeTest) -> None:
     if test.is_busy and not test.deadline_at:
         test = replace(test, deadline_at=1.0)
     assert last_test([operation(test)], "uid") == (test, "")
-    passed = replace(test, state=S.SUCCEEDED, message="since", passed="since", ended_at=9.0)
+    passed = replace(
+        test, state=S.SUCCEEDED, message="since", passed="since", ended_at=9.0, passed_at=9.0
+    )
     written = status_of(passed, operation(test).status)
     assert written.phase is test.state
     assert node_test_of(replace(operation(test), status=written)) == passed
@@ -152,7 +161,7 @@ def test_a_test_begins_only_on_a_tainted_node_that_nothing_speaks_against(
     last: NodeTest | None, found: NodeTestFacts, now: float
 ) -> None:
     what = next_test(last, found, RULES, pause=10.0, now=now)
-    if what.do is not NodeTestStep.ORDER:
+    if what.do is not Do.ORDER:
         return
     assert found.tainted
     assert not found.against
@@ -173,7 +182,7 @@ def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> No
     begun = 0
     for number, end in enumerate(ends):
         what = next_test(last, facts(), RULES, pause=0.0, now=1000.0 * number)
-        if what.do is not NodeTestStep.ORDER:
+        if what.do is not Do.ORDER:
             break
         assert what.test is not None
         begun += 1
@@ -185,35 +194,35 @@ def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> No
 @pytest.mark.parametrize(
     ("last", "more", "expected"),
     [
-        (None, {}, NodeTestStep.ORDER),
-        (None, {"tainted": False}, NodeTestStep.NOTHING),
-        (None, {"against": "cordoned"}, NodeTestStep.NOTHING),
-        (a_test(state=S.ORDERING), {}, NodeTestStep.SEND),
-        (a_test(state=S.ORDERED), {}, NodeTestStep.PROVE),
-        (a_test(state=S.ORDERED), {"now": 100.0}, NodeTestStep.END),
-        (a_test(state=S.ORDERED), {"boot_id": "b2"}, NodeTestStep.STOP),
-        (a_test(state=S.ORDERED), {"boot_id": ""}, NodeTestStep.PROVE),
-        (a_test(state=S.ORDERED), {"tainted": False}, NodeTestStep.STOP),
-        (a_test(state=S.ORDERED), {"ends": "quarantine"}, NodeTestStep.STOP),
-        (a_test(state=S.ORDERED), {"against": "evidence"}, NodeTestStep.PROVE),
-        (a_test(state=S.FAILED), {}, NodeTestStep.NOTHING),
-        (a_test(state=S.FAILED), {"boot_id": "b2"}, NodeTestStep.ORDER),
-        (a_test(state=S.FAILED), {"request": R1}, NodeTestStep.ORDER),
+        (None, {}, Do.ORDER),
+        (None, {"tainted": False}, Do.NOTHING),
+        (None, {"against": "cordoned"}, Do.NOTHING),
+        (a_test(state=S.ORDERING), {}, Do.RESEND),
+        (a_test(state=S.ORDERED), {}, Do.PROVE),
+        (a_test(state=S.ORDERED), {"now": 100.0}, Do.END),
+        (a_test(state=S.ORDERED), {"boot_id": "b2"}, Do.CANCEL),
+        (a_test(state=S.ORDERED), {"boot_id": ""}, Do.PROVE),
+        (a_test(state=S.ORDERED), {"tainted": False}, Do.CANCEL),
+        (a_test(state=S.ORDERED), {"ends": "quarantine"}, Do.CANCEL),
+        (a_test(state=S.ORDERED), {"against": "evidence"}, Do.PROVE),
+        (a_test(state=S.FAILED), {}, Do.NOTHING),
+        (a_test(state=S.FAILED), {"boot_id": "b2"}, Do.ORDER),
+        (a_test(state=S.FAILED), {"request": R1}, Do.ORDER),
         # Its end is known, and the taint may be gone by it.
-        (a_test(state=S.ORDERED, ends_as=S.SUCCEEDED), {"tainted": False}, NodeTestStep.PROVE),
-        (a_test(state=S.INCONCLUSIVE, ended_at=45.0), {}, NodeTestStep.NOTHING),
-        (a_test(state=S.INCONCLUSIVE, ended_at=40.0), {}, NodeTestStep.ORDER),
-        (a_test(state=S.INCONCLUSIVE, inconclusive=2), {}, NodeTestStep.NOTHING),
-        (a_test(state=S.CANCELLED, inconclusive=2), {}, NodeTestStep.ORDER),
-        (a_test(state=S.SUCCEEDED), {}, NodeTestStep.ORDER),
+        (a_test(state=S.ORDERED, ends_as=S.SUCCEEDED), {"tainted": False}, Do.PROVE),
+        (a_test(state=S.INCONCLUSIVE, ended_at=45.0), {}, Do.NOTHING),
+        (a_test(state=S.INCONCLUSIVE, ended_at=40.0), {}, Do.ORDER),
+        (a_test(state=S.INCONCLUSIVE, inconclusive=2), {}, Do.NOTHING),
+        (a_test(state=S.CANCELLED, inconclusive=2), {}, Do.ORDER),
+        (a_test(state=S.SUCCEEDED), {}, Do.ORDER),
     ],
 )
-def test_the_next_step(last: NodeTest | None, more: dict[str, Any], expected: NodeTestStep) -> None:
+def test_the_next_step(last: NodeTest | None, more: dict[str, Any], expected: Do) -> None:
     assert step(last, **more) is expected
 
 
 def test_a_clock_that_was_set_back_does_not_hold_a_test_for_longer_than_the_pause() -> None:
-    assert step(a_test(state=S.INCONCLUSIVE, ended_at=9e9)) is NodeTestStep.ORDER
+    assert step(a_test(state=S.INCONCLUSIVE, ended_at=9e9)) is Do.ORDER
 
 
 def test_only_the_startup_taint_is_removed() -> None:
@@ -286,7 +295,11 @@ def test_why_a_new_node_still_has_its_taint(
     needs_person: bool,  # noqa: FBT001 - a parameter of the test
     expected: str,
 ) -> None:
-    test = NodeTest(1, "o", "quick", state, "b1") if state is not None else None
+    test = (
+        NodeTest(number=1, operation="o", profile="quick", state=state, boot_id="b1")
+        if state is not None
+        else None
+    )
     assert why_untested(test, held, needs_person=needs_person) == expected
 
 
@@ -328,4 +341,4 @@ def test_a_reservation_is_idempotent_ends_with_its_operation_and_holds_to_the_st
 
 
 def test_the_reservation_of_a_test_lasts_beyond_its_deadline() -> None:
-    assert running_of("n", a_test(), at=1.0).until > a_test().deadline_at
+    assert running_of("n", a_test(), NEW_NODE_TEST).until > a_test().deadline_at

@@ -323,7 +323,14 @@ async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
     served.fleet.repairs = replace(
         TESTING, rules=RepairRules(RepairMode.REPAIR, new_nodes=NewNodeRules("k", "quick"))
     )
-    failed = NodeTest(1, "u-b-1-test", "quick", RepairState.FAILED, "b", message="fio: slow")
+    failed = NodeTest(
+        number=1,
+        operation="u-b-1-test",
+        profile="quick",
+        state=RepairState.FAILED,
+        boot_id="b",
+        message="fio: slow",
+    )
     served.fleet.node_tests = {
         "node-3": NodeTestView(failed, tainted=True, held="it failed", needs_person=True)
     }

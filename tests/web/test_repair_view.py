@@ -187,11 +187,11 @@ NEW = replace(
     rules=RepairRules(RepairMode.REPAIR, new_nodes=NewNodeRules("sickbay.dev/untested", "quick")),
 )
 TESTED = NodeTest(
-    2,
-    "uid-b-2-test",
-    "quick",
-    RepairState.FAILED,
-    "b",
+    number=2,
+    operation="uid-b-2-test",
+    profile="quick",
+    state=RepairState.FAILED,
+    boot_id="b",
     began_at=HANDS.wall,
     deadline_at=HANDS.wall + 9,
     ended_at=HANDS.wall + 3,

@@ -56,7 +56,7 @@ from aggregator.quarantine.decide.admission_record import (
     takes_a_place,
 )
 from aggregator.quarantine.decide.pool_budget import PoolBudget
-from aggregator.quarantine.decide.repair import running_of
+from aggregator.quarantine.decide.repair import lost_reservation
 from aggregator.quarantine.decide.reservation import OperationLimits, OperationProposal, reserve
 from aggregator.quarantine.state.operation_times import OperationTimes
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
@@ -461,7 +461,9 @@ class AdmissionRecordWriter:
         ]
         newest, at = self.standing.newest, self._wall()
         rebuilt = Rebuilt(at, self._lost, uid)
-        repairs = [running_of(one.node, one.status.repair, pool_of(one.node)) for one in standing]
+        repairs = [
+            lost_reservation(one.node, one.status.repair, pool_of(one.node)) for one in standing
+        ]
         running = [one for one in repairs if one is not None]
         return rebuild(
             record, self._known, entries, rebuilt=rebuilt, newest=newest, repairs=running

@@ -25,16 +25,14 @@ from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOper
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
-    NextTest,
     NodeTest,
     NodeTestFacts,
-    NodeTestStep,
-    carried_failure,
     ended,
-    operation_of,
-    under_way,
+    new_test,
+    next_of_test,
     verdict_at,
 )
+from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.profiles import Profile
 from aggregator.runtime.text import some_of
@@ -143,7 +141,7 @@ def next_idle_test(
     *,
     pause: float,
     now: float,
-) -> NextTest:
+) -> NextOperation:
     """The next step for a node without the startup taint, or with an idle test under way.
 
     A person's request is due at once, and needs no ``rules``.
@@ -152,34 +150,21 @@ def next_idle_test(
         lost = "the node has the startup taint: it is tested as a new node" if facts.tainted else ""
         if rules is None and not last.request:
             lost = "repair.idle_nodes was removed from the configuration"
-        return under_way(last, facts, now, lost)
+        return next_of_test(last, facts, now, lost)
     requested = facts.request
     due = rules is not None and not waits_for(last, rules, pause=pause, now=now)
     if facts.tainted or not (requested or due):
-        return NextTest(NodeTestStep.NOTHING)
+        return NextOperation(Do.NOTHING)
     if facts.against:
-        return NextTest(NodeTestStep.NOTHING, facts.against)
-    number = last.number + 1 if last is not None else 1
-    failed, failed_boot = carried_failure(last)
+        return NextOperation(Do.NOTHING, because=facts.against)
     goes_on = last is not None and last.reason == IDLE
-    return NextTest(
-        NodeTestStep.ORDER,
-        "requested by hand" if requested else "an idle node",
-        NodeTest(
-            number=number,
-            operation=operation_of(
-                facts.node_uid, facts.boot_id, number, requested.uid if requested else ""
-            ),
-            profile=(requested.profile if requested else "") or (rules or IdleNodeRules()).profile,
-            state=RepairState.ORDERING,
-            boot_id=facts.boot_id,
-            inconclusive=last.without_verdict if last is not None and goes_on else 0,
-            request=requested.name if requested else "",
-            reason=IDLE,
-            verdict_at=verdict_at(last),
-            failed=failed,
-            failed_boot=failed_boot,
-        ),
+    return new_test(
+        last,
+        facts,
+        (rules or IdleNodeRules()).profile,
+        inconclusive=last.without_verdict if last is not None and goes_on else 0,
+        reason=IDLE,
+        verdict_at=verdict_at(last),
     )
 
 

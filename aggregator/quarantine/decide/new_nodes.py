@@ -23,15 +23,14 @@ from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOperation
 from aggregator.quarantine.decide.node_tests import (
     VERDICTS,
-    NextTest,
     NodeTest,
     NodeTestFacts,
-    NodeTestStep,
     carried_failure,
-    operation_of,
-    under_way,
+    new_test,
+    next_of_test,
     verdict_at,
 )
+from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.profiles import Profile
 
 
@@ -70,45 +69,34 @@ class NewNodeRules(SectionDataclass):
 
 def next_test(
     last: NodeTest | None, facts: NodeTestFacts, rules: NewNodeRules, *, pause: float, now: float
-) -> NextTest:
+) -> NextOperation:
     """The next step now. ``pause``: seconds between two tests; ``now``: wall clock seconds."""
     if last is not None and last.is_busy:
-        return under_way(last, facts, now, "" if facts.tainted else "the startup taint was removed")
+        return next_of_test(
+            last, facts, now, "" if facts.tainted else "the startup taint was removed"
+        )
     if not facts.tainted:
-        return NextTest(NodeTestStep.NOTHING)
+        return NextOperation(Do.NOTHING)
     requested = facts.request
     over = "" if requested else why_over(last, facts.boot_id, rules)
     if over:
-        return NextTest(NodeTestStep.NOTHING, over)
+        return NextOperation(Do.NOTHING, because=over)
     earlier = last is not None and not last.reason and last.is_of_boot(facts.boot_id)
     if not requested and last is not None and earlier:
         left = last.ended_at + pause - now
         if 0 < left <= pause:
-            return NextTest(
-                NodeTestStep.NOTHING, f"the next test begins {pause:g} s after the last one"
+            return NextOperation(
+                Do.NOTHING, because=f"the next test begins {pause:g} s after the last one"
             )
     if facts.against:
-        return NextTest(NodeTestStep.NOTHING, facts.against)
-    number = last.number + 1 if last is not None else 1
+        return NextOperation(Do.NOTHING, because=facts.against)
     counts = last is not None and earlier and not requested and not last.quarantined
-    failed, failed_boot = carried_failure(last)
-    return NextTest(
-        NodeTestStep.ORDER,
-        "requested by hand" if requested else "a new node",
-        NodeTest(
-            number=number,
-            operation=operation_of(
-                facts.node_uid, facts.boot_id, number, requested.uid if requested else ""
-            ),
-            profile=(requested.profile if requested else "") or rules.profile,
-            state=RepairState.ORDERING,
-            boot_id=facts.boot_id,
-            inconclusive=last.without_verdict if last and counts else 0,
-            request=requested.name if requested else "",
-            verdict_at=verdict_at(last) if failed else 0.0,
-            failed=failed,
-            failed_boot=failed_boot,
-        ),
+    return new_test(
+        last,
+        facts,
+        rules.profile,
+        inconclusive=last.without_verdict if last and counts else 0,
+        verdict_at=verdict_at(last) if carried_failure(last)[0] else 0.0,
     )
 
 

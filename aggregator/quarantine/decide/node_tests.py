@@ -4,19 +4,21 @@ Invariant: the id of a test follows from the Node's uid, its boot and the number
 process that decides on a test computes the same.
 """
 
-import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from aggregator.cluster import operations as attempts
 from aggregator.cluster.operations import is_unread
 from aggregator.cluster.port import (
+    BUSY,
     Node,
     NodeTestStatus,
     Operation,
     OperationRequest,
     OperationStatus,
     QuarantineStatus,
+    RepairAttempt,
     RepairState,
     RepairStatus,
 )
@@ -25,9 +27,8 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.admission_record import (
     IDLE_TEST,
     NEW_NODE_TEST,
-    RunningOperation,
 )
-from aggregator.quarantine.decide.reservation import LINGERS
+from aggregator.quarantine.decide.operation_step import Do, NextOperation, under_way
 from aggregator.runtime.text import truncate
 
 #: The check of evidence about a failed test, in the aggregator's own name.
@@ -38,7 +39,6 @@ NEW_NODE = "new-node"
 IDLE = "idle"
 #: The reason of a test that a person has requested, in metrics and for people.
 BY_HAND = "by-hand"
-_BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 #: A test that ended so has given no verdict about the node.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
 VERDICTS = (RepairState.SUCCEEDED, RepairState.FAILED)
@@ -53,54 +53,33 @@ _NOT_READY = (
 _AGENT_NOT_READY = "/agent-not-ready"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTest(RepairAttempt):
     """The last test of a node: the newest Operation of such a test of the Node. ``number`` counts
     the tests of the Node.
 
-    ``inconclusive``: the tests without a verdict before this one, in its boot and since a person's
-    last request. ``boot_after``: the boot in which the node was when the test ended, where that is
-    another one than the test's. ``request``: the name of a person's Operation, empty without one.
-    ``quarantined``: the node was in quarantine after its last test. ``ends_as``: how it ends once
-    the startup taint is removed. ``deleted``: a person has deleted its Operation, which cancels it.
-    Times are wall clock seconds.
-
-    ``reason`` is `IDLE` for the test of a node in service, periodic or by a person's request. Such
-    a test without a verdict leaves what was known: ``verdict_at`` is the end of the last test with
-    a verdict before this one, and ``failed`` is an earlier failure that is still open, of the
-    boot ``failed_boot``. ``passed``: a pass in quarantine since, in words.
+    The other fields are those of `NodeTestStatus`. ``reason`` is `IDLE` for the test of a node in
+    service, periodic or by a person's request. Such a test without a verdict leaves what was known:
+    ``verdict_at``, ``failed``, ``failed_boot``. With ``passed`` the state, the message and the end
+    are those of that pass. ``ends_as``: also how it ends once the startup taint is removed.
     """
 
+    repair: str = TEST
     number: int
-    operation: str
-    profile: str
-    state: RepairState
-    boot_id: str
+    reason: str = ""
     boot_after: str = ""
     inconclusive: int = 0
-    request: str = ""
-    began_at: float = 0.0
-    deadline_at: float = 0.0
-    ended_at: float = 0.0
-    message: str = ""
     quarantined: bool = False
-    reason: str = ""
     verdict_at: float = 0.0
     failed: str = ""
     failed_boot: str = ""
     passed: str = ""
-    ends_as: RepairState | None = None
-    deleted: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name of its object."""
-        return self.request or self.operation
+    passed_at: float = 0.0
 
     @property
     def is_busy(self) -> bool:
         """Whether it may still run on the node."""
-        return self.state in _BUSY
+        return self.state in BUSY
 
     @property
     def without_verdict(self) -> int:
@@ -131,64 +110,35 @@ def last_test(operations: Iterable[Operation], node_uid: str) -> tuple[NodeTest 
 
 def node_test_of(operation: Operation) -> NodeTest:
     """The test that an operation is."""
-    spec, status = operation.spec, operation.status
-    about = status.node_test or NodeTestStatus()
-    passed = bool(about.passed)
-    return NodeTest(
-        number=status.number,
-        operation=status.operation or operation.name,
-        profile=status.profile or spec.profile,
-        state=RepairState.SUCCEEDED if passed else status.phase,
-        boot_id=status.boot_id,
-        boot_after=about.boot_after,
-        inconclusive=about.inconclusive,
-        request=operation.name if status.operation else "",
-        began_at=status.began_at,
-        deadline_at=status.deadline_at,
-        ended_at=about.passed_at if passed else status.ended_at,
-        message=about.passed or status.message,
-        quarantined=about.quarantined,
-        reason=about.reason,
-        verdict_at=about.verdict_at,
-        failed=about.failed,
-        failed_boot=about.failed_boot,
-        passed=about.passed,
-        ends_as=status.ends_as,
-        deleted=operation.deleting,
+    about = operation.status.node_test or NodeTestStatus()
+    test = NodeTest(
+        number=operation.status.number,
+        **_values(attempts.attempt_of(operation)),
+        **_values(about),
     )
+    if not about.passed:
+        return test
+    state = RepairState.SUCCEEDED
+    return replace(test, state=state, ended_at=about.passed_at, message=about.passed)
 
 
-def begun_status(test: NodeTest, node_uid: str, domains: tuple[str, ...]) -> OperationStatus:
+def begun_status(test: NodeTest) -> OperationStatus:
     """The status by which an operation becomes that test."""
-    return status_of(
-        test,
-        OperationStatus(
-            operation=test.operation if test.request else "",
-            number=test.number,
-            boot_id=test.boot_id,
-            node_uid=node_uid,
-            domains=domains,
-            profile=test.profile if test.request else "",
-        ),
-    )
+    return status_of(test, attempts.begun_status(None, test, test.number))
 
 
-def status_of(test: NodeTest, before: OperationStatus) -> OperationStatus:
-    """The status of a test that has gone on since ``before``. A pass in quarantine since changes
-    nothing of how it has ended itself.
+def status_of(test: RepairAttempt, before: OperationStatus) -> OperationStatus:
+    """The status of a test, or of an attempt in a quarantine, that has gone on since ``before``. A
+    test in quarantine that was passed since changes nothing of how a test has ended itself.
     """
-    about = NodeTestStatus(
-        reason=test.reason,
-        boot_after=test.boot_after,
-        inconclusive=test.inconclusive,
-        quarantined=test.quarantined,
-        verdict_at=test.verdict_at,
-        failed=test.failed,
-        failed_boot=test.failed_boot,
-        passed=test.passed,
-        passed_at=test.ended_at if test.passed else 0.0,
-    )
+    if not isinstance(test, NodeTest):
+        return attempts.status_of(test, before)
+    about = NodeTestStatus(**{one.name: getattr(test, one.name) for one in fields(NodeTestStatus)})
     return replace(before if test.passed else attempts.status_of(test, before), node_test=about)
+
+
+def _values(of: RepairAttempt | NodeTestStatus) -> dict[str, Any]:
+    return {one.name: getattr(of, one.name) for one in fields(of)}
 
 
 def operation_of(node_uid: str, boot_id: str, number: int, request_uid: str = "") -> str:
@@ -200,29 +150,6 @@ def operation_of(node_uid: str, boot_id: str, number: int, request_uid: str = ""
 
 
 # -- what to do ------------------------------------------------------------------------------
-
-
-class NodeTestStep(enum.Enum):
-    """The next step of the test of a node."""
-
-    NOTHING = "nothing"
-    ORDER = "order"  # begin a test: reserve it, make it durable, send it
-    SEND = "send"  # the order may not have been sent
-    PROVE = "prove"  # read the verdict of the test under way
-    STOP = "stop"  # end it without a verdict
-    END = "end"  # its time is over
-
-
-@dataclass(frozen=True, slots=True)
-class NextTest:
-    """``because``: why it is so; with NOTHING why no test begins now, empty if none is due.
-
-    ``test``: with ORDER the one that begins, without its times.
-    """
-
-    do: NodeTestStep
-    because: str = ""
-    test: NodeTest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +169,38 @@ class NodeTestFacts:
     request: OperationRequest | None = None
 
 
-def under_way(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextTest:
-    """The same of a test under way. ``lost``: why it has no purpose any more."""
+def next_of_test(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextOperation:
+    """The next step of a test under way. ``lost``: why it has no purpose any more."""
     if last.ends_as is not None:  # its end is known
-        return NextTest(NodeTestStep.PROVE)
+        return NextOperation(Do.PROVE, TEST)
     ends = facts.ends or lost
-    if ends:
-        return NextTest(NodeTestStep.STOP, ends)
     if not last.is_of_boot(facts.boot_id):
-        return NextTest(NodeTestStep.STOP, "the node is in another boot than the test was for")
-    if now >= last.deadline_at:
-        return NextTest(NodeTestStep.END, "its time is over")
-    return NextTest(NodeTestStep.SEND if last.state is RepairState.ORDERING else NodeTestStep.PROVE)
+        ends = ends or "the node is in another boot than the test was for"
+    return under_way(last, now, ends)
+
+
+def new_test(
+    last: NodeTest | None, facts: NodeTestFacts, profile: str, **more: Any
+) -> NextOperation:
+    """The test that begins, after the ``last``. ``more``: fields of the test by its reason."""
+    number, asked = last.number + 1 if last is not None else 1, facts.request
+    ident = operation_of(facts.node_uid, facts.boot_id, number, asked.uid if asked else "")
+    failed, failed_boot = carried_failure(last)
+    test = NodeTest(
+        number=number,
+        operation=ident,
+        profile=(asked.profile if asked else "") or profile,
+        state=RepairState.ORDERING,
+        boot_id=facts.boot_id,
+        node_uid=facts.node_uid,
+        request=asked.name if asked else "",
+        failed=failed,
+        failed_boot=failed_boot,
+        **more,
+    )
+    kind = "an idle node" if test.reason else "a new node"
+    because = "requested by hand" if asked else kind
+    return NextOperation(Do.ORDER, TEST, because, test.request, test.profile, test)
 
 
 def ended(
@@ -375,17 +322,8 @@ def _failure_of(test: NodeTest) -> str:
 
 
 def reserved_kind(test: NodeTest) -> str:
-    """Its kind in the admission record."""
+    """Its kind in the admission record. Failure domains count for idle tests alone."""
     return IDLE_TEST if test.reason == IDLE else NEW_NODE_TEST
-
-
-def running_of(
-    node: str, test: NodeTest, *, at: float, domains: tuple[str, ...] = ()
-) -> RunningOperation:
-    """The reservation that a test under way must have. ``domains`` count for idle tests alone."""
-    until, kind = test.deadline_at + LINGERS, reserved_kind(test)
-    counted = domains if kind == IDLE_TEST else ()
-    return RunningOperation(node, test.operation, kind, at, until, domains=counted)
 
 
 def as_details(test: NodeTest) -> dict[str, str]:

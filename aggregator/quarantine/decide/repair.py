@@ -40,9 +40,10 @@ from aggregator.quarantine.decide.admission_record import (
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
+from aggregator.quarantine.decide.operation_step import Do, NextOperation, under_way
 from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.profiles import MaybeProfile
-from aggregator.quarantine.decide.reservation import LINGERS, OperationProposal
+from aggregator.quarantine.decide.reservation import OperationProposal, running_of
 from aggregator.quarantine.decide.verdicts import (
     is_verified,
     last_repair,
@@ -124,32 +125,6 @@ class RepairRules(SectionDataclass):
         return self.idle_nodes or IdleNodeRules()
 
 
-class Do(enum.Enum):
-    """The next step of a node's repair."""
-
-    NOTHING = "nothing"
-    ORDER = "order"  # begin an attempt: reserve it, and send the order
-    RESEND = "resend"  # the order may not have been sent, and is harmless a second time
-    PROVE = "prove"  # look for the proof of the attempt under way
-    END = "end"  # its time is over
-    CANCEL = "cancel"
-    EXHAUST = "exhaust"  # report that a person has to act
-
-
-@dataclass(frozen=True, slots=True)
-class NextRepair:
-    """The next step, with which repair, why, and by which request of a person: the name of that.
-
-    ``profile`` is that of a test.
-    """
-
-    do: Do
-    repair: str = ""
-    because: str = ""
-    request: str = ""
-    profile: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class RepairFacts:
     """All that the next repair depends on, in addition to the Quarantine's status.
@@ -177,16 +152,18 @@ class RepairFacts:
 
 def next_repair(
     status: RepairStatus | None, facts: RepairFacts, rules: RepairRules, now: float
-) -> NextRepair:
+) -> NextOperation:
     """The next step; ``now`` is wall clock seconds."""
     status = status or RepairStatus()
     wrong = malformed(status)
     if wrong:
-        return NextRepair(Do.NOTHING, because=wrong)
+        return NextOperation(Do.NOTHING, because=wrong)
     last = status.attempts[-1] if status.attempts else None
     if last is not None and last.state in BUSY:
         over = bool(status.exhausted) and status.exhausted_at >= last.began_at
-        return _under_way(last, facts, now, over=over)
+        ends = DELETED_BY_HAND if last.deleted else ""
+        again = bool(facts.available.get(last.repair))
+        return under_way(last, now, ends, repeatable=again, over=over)
     status = _since_last_repair(status)
     by_request = [_by_hand(status, facts, one, rules) for one in status.requests]
     begins = next((one for one in by_request if one.do is Do.ORDER), None)
@@ -197,11 +174,11 @@ def next_repair(
 
 def _by_itself(
     status: RepairStatus, facts: RepairFacts, rules: RepairRules, now: float
-) -> NextRepair:
+) -> NextOperation:
     if facts.returns:
         return _before_release(status, facts, rules, now)
     if status.exhausted or not facts.is_open:
-        return NextRepair(Do.NOTHING)
+        return NextOperation(Do.NOTHING)
     before = last_repair(status)
     ended = _after(before, rules, now) if before is not None else None
     return ended or _next_rung(status, facts, rules)
@@ -217,31 +194,14 @@ def _since_last_repair(status: RepairStatus) -> RepairStatus:
     return replace(status, exhausted="", exhausted_at=0.0)
 
 
-def _under_way(
-    last: RepairAttempt,
-    facts: RepairFacts,
-    now: float,
-    *,
-    over: bool,
-) -> NextRepair:
-    """``over``: a person has ended the repairs since it began, so it is not sent any more."""
-    if last.deleted and not over:
-        return NextRepair(Do.CANCEL, last.repair, DELETED_BY_HAND)
-    if now >= last.deadline_at:
-        return NextRepair(Do.END, last.repair)
-    if last.state is RepairState.ORDERING and facts.available.get(last.repair) and not over:
-        return NextRepair(Do.RESEND, last.repair)
-    return NextRepair(Do.PROVE, last.repair)
-
-
 def _by_hand(
     status: RepairStatus, facts: RepairFacts, request: OperationRequest, rules: RepairRules
-) -> NextRepair:
+) -> NextOperation:
     why = why_blocked(status, request, facts.available, rules)
     if why:
-        return NextRepair(Do.NOTHING, because=why)
+        return NextOperation(Do.NOTHING, because=why)
     profile = (request.profile or rules.verify) if request.what == TEST else ""
-    return NextRepair(Do.ORDER, request.what, "requested by hand", request.name, profile)
+    return NextOperation(Do.ORDER, request.what, "requested by hand", request.name, profile)
 
 
 def why_blocked(
@@ -261,10 +221,10 @@ def why_blocked(
 
 def _before_release(
     status: RepairStatus, facts: RepairFacts, rules: RepairRules, now: float
-) -> NextRepair:
+) -> NextOperation:
     """All evidence is over: the node is tested, and repaired where it does not pass."""
     if is_verified(status, rules.verify, facts.boot_id):
-        return NextRepair(Do.NOTHING)
+        return NextOperation(Do.NOTHING)
     failed = open_failure(status)
     if failed is not None:
         return _after_failure(status, facts, rules, failed, now)
@@ -289,10 +249,10 @@ def _before_release(
         )
         return _hand_to_person(status, since, text)
     if TEST not in facts.available:
-        return NextRepair(Do.NOTHING, because="no repairer of kind test is configured")
+        return NextOperation(Do.NOTHING, because="no repairer of kind test is configured")
     if open_ended and now < open_ended[-1].ended_at + rules.test_pause:
-        return NextRepair(Do.NOTHING)
-    return NextRepair(Do.ORDER, TEST, "before the release", profile=rules.verify)
+        return NextOperation(Do.NOTHING)
+    return NextOperation(Do.ORDER, TEST, "before the release", profile=rules.verify)
 
 
 def _after_failure(
@@ -301,7 +261,7 @@ def _after_failure(
     rules: RepairRules,
     failed: RepairAttempt,
     now: float,
-) -> NextRepair:
+) -> NextOperation:
     """The node has failed a test: its evidence counts as in force, and the next rung is due."""
     failure = f"test {failed.profile} failed"
     if status.exhausted:
@@ -316,37 +276,37 @@ def _after_failure(
     if step.do is Do.ORDER:
         return replace(step, because=f"{failure}; {step.because}".removesuffix("; "))
     why = step.because or "a rule of its evidence has no repair"
-    return NextRepair(Do.EXHAUST, because=f"{failure}: {failed.message}; {why}")
+    return NextOperation(Do.EXHAUST, because=f"{failure}: {failed.message}; {why}")
 
 
-def _hand_to_person(status: RepairStatus, since: float, why: str) -> NextRepair:
+def _hand_to_person(status: RepairStatus, since: float, why: str) -> NextOperation:
     """Report once that a person has to act, for a reason that has been open since then."""
     if status.exhausted and status.exhausted_at >= since:
-        return NextRepair(Do.NOTHING)
-    return NextRepair(Do.EXHAUST, because=why)
+        return NextOperation(Do.NOTHING)
+    return NextOperation(Do.EXHAUST, because=why)
 
 
-def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextRepair | None:
+def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextOperation | None:
     """The step that follows from the end of the last attempt; None: the next rung."""
     match last.state:
         case RepairState.UNKNOWN:
             text = f"the outcome of {last.repair} is not known, and it is not repeated"
-            return NextRepair(Do.EXHAUST, because=text)
+            return NextOperation(Do.EXHAUST, because=text)
         case RepairState.CANCELLED:
-            return NextRepair(Do.EXHAUST, because=f"a person cancelled {last.repair}")
+            return NextOperation(Do.EXHAUST, because=f"a person cancelled {last.repair}")
         case RepairState.INCONCLUSIVE if now < last.ended_at + rules.test_pause:
-            return NextRepair(Do.NOTHING)  # it was not begun, and is tried again
+            return NextOperation(Do.NOTHING)  # it was not begun, and is tried again
         case RepairState.SUCCEEDED if last.repair in ASKS_A_PERSON:
-            return NextRepair(Do.EXHAUST, because="a ticket asks a person")
+            return NextOperation(Do.EXHAUST, because="a ticket asks a person")
         case RepairState.SUCCEEDED if now < last.ended_at + rules.clear_within:
-            return NextRepair(Do.NOTHING)
+            return NextOperation(Do.NOTHING)
         case _:
             return None
 
 
-def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> NextRepair:
+def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> NextOperation:
     if not facts.ladder:
-        return NextRepair(Do.NOTHING)  # no rule proposes one: it is a person's from the start
+        return NextOperation(Do.NOTHING)  # no rule proposes one: it is a person's from the start
     rungs = [one for one in facts.ladder if one in facts.available]
     least, why = first_rank(facts)
     begun = (one for one in status.attempts if one.state is not RepairState.INCONCLUSIVE)
@@ -361,10 +321,10 @@ def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> 
         )
     room = len(status.attempts) < MOST_ATTEMPTS
     if left and room:
-        return NextRepair(Do.ORDER, left[0], why)
+        return NextOperation(Do.ORDER, left[0], why)
     if not rungs:
         why = f"no repairer is configured for {', '.join(facts.ladder)}"
-    return NextRepair(Do.EXHAUST, because=why or "no further repair is on its ladder")
+    return NextOperation(Do.EXHAUST, because=why or "no further repair is on its ladder")
 
 
 def first_rank(facts: RepairFacts) -> tuple[int, str]:
@@ -496,12 +456,9 @@ def domains_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...
     return tuple(f"{key}={labels[key]}" for key in dict.fromkeys(keys) if labels.get(key))
 
 
-def running_of(node: str, status: RepairStatus | None, pool: str) -> RunningOperation | None:
+def lost_reservation(node: str, status: RepairStatus | None, pool: str) -> RunningOperation | None:
     """The reservation that an attempt under way must have, for a record that has lost it."""
     last = status.attempts[-1] if status is not None and status.attempts else None
     if last is None or last.state not in BUSY or last.repair in ASKS_A_PERSON:
         return None
-    until = last.deadline_at + LINGERS
-    return RunningOperation(
-        node, last.operation, last.repair, last.began_at, until, pool, last.domains
-    )
+    return running_of(node, last, last.repair, pool)

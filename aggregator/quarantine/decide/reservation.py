@@ -6,6 +6,7 @@ The record is changed by compare-and-set, so its limits hold for any interleavin
 from dataclasses import dataclass
 from typing import Protocol
 
+from aggregator.cluster.port import RepairAttempt
 from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
 from aggregator.quarantine.decide.admission_record import Record, RunningOperation
 
@@ -24,6 +25,14 @@ class OperationProposal:
     lasts: float
     pool: str = ""
     domains: tuple[str, ...] = ()
+
+
+def running_of(node: str, attempt: RepairAttempt, kind: str, pool: str = "") -> RunningOperation:
+    """The reservation that an attempt under way must have. ``kind``: in the record."""
+    until = attempt.deadline_at + LINGERS
+    return RunningOperation(
+        node, attempt.operation, kind, attempt.began_at, until, pool, attempt.domains
+    )
 
 
 class OperationLimits(Protocol):

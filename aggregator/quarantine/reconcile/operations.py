@@ -37,7 +37,7 @@ class OperationReconciler:
             recovered=is_recovered(node_state),
             knows=inputs.knows(node_state),
             due=self._repairs.is_due(node_state),
-            untested=self._repairs.at_release.holds(node_state),
+            untested=self._repairs.holds_release(node_state),
             release_waits=bool(node_state.release_held) and inputs.now() < known.release_poll,
             unforced=is_unforced(node_state),
             exempt=cluster.operator_requests.exempt(inputs.wall()),

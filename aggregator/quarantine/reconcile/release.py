@@ -17,7 +17,7 @@ from aggregator.quarantine.reconcile.plan_inputs import (
     is_recovered,
     is_unforced,
 )
-from aggregator.quarantine.repair.at_release import RepairsAtRelease
+from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still
 
@@ -28,7 +28,7 @@ class ReleaseReconciler:
 
     _inputs: PlanInputs
     _release_actions: ReleaseActions
-    _repairs: RepairsAtRelease
+    _repairs: RepairRunner
     _uncordon: UncordonRules
 
     def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
@@ -46,7 +46,7 @@ class ReleaseReconciler:
             poll_later=inputs.now() < known.release_poll,
             unforced=is_unforced(node_state),
             exempt=cluster.operator_requests.exempt(inputs.wall()),
-            untested=self._repairs.holds(node_state),
+            untested=self._repairs.holds_release(node_state),
             absent_too_long=inputs.is_absent_too_long(quarantine),
             node_gone=cluster.node_gone,
             node_replaced=known.node_replaced,
@@ -65,6 +65,6 @@ class ReleaseReconciler:
             await self._release_actions.drop_finalizer(node_state, quarantine)
         else:
             if step.because == RECOVERED:
-                self._repairs.note(node_state)
+                self._repairs.note_release(node_state)
             await self._release_actions.release(node_state, quarantine, step)
         return False

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, Quarantine
 from aggregator.policy.repairs import TEST
@@ -18,15 +20,15 @@ from aggregator.quarantine.state.node import NodeState
 _POLL_VALID = 60.0
 
 
+@define(eq=False, slots=False)
 class TestsBeforeRelease:
     """Remembers of each node what its Quarantine can't know yet."""
 
-    def __init__(
-        self, settings: RepairSettings, clocks: Clocks, status: RepairStatusWriter
-    ) -> None:
-        self._settings = settings
-        self._clocks = clocks
-        self._status = status
+    _settings: RepairSettings
+    _clocks: Clocks
+    _status: RepairStatusWriter
+
+    def __attrs_post_init__(self) -> None:
         #: The uids of quarantines in which evidence is in force that outdates a test, by node.
         self._outdated: dict[str, str] = {}
         #: Nodes that are in use: the quarantine's uid, why, and until when that counts (monotonic).

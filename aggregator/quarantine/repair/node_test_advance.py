@@ -2,35 +2,41 @@
 
 import enum
 import logging
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from attrs import define
 
-from aggregator.cluster.port import ClusterError, Conflict, GuardRefused, Node, RepairState
+from aggregator.cluster.port import (
+    BUSY,
+    ClusterError,
+    Conflict,
+    GuardRefused,
+    Node,
+    RepairAttempt,
+    RepairState,
+)
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.idle_nodes import next_idle_test
 from aggregator.quarantine.decide.new_nodes import condition_of, needs_a_person, next_test
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
-    NextTest,
     NodeTest,
-    NodeTestStep,
     ended,
+    next_of_test,
+    node_test_of,
     open_failure,
     passed_in_quarantine,
-    under_way,
 )
+from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.repair.before_release import boot_of
-from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_case import NodeTestCase, NodeTestParts
 from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
 from aggregator.quarantine.repair.node_test_state import (
     POLL_BUSY,
     POLL_EVERY,
-    NodeTestContext,
     WatchedNode,
     in_quarantine,
 )
-from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -47,19 +53,18 @@ class Look(enum.Enum):
 class NodeTestAdvance:
     """One node at a time."""
 
-    _shared: NodeTestContext
-    _checks: NodeTestChecks
-    _steps: NodeTestSteps
+    _parts: NodeTestParts
     _display: NodeTestDisplay
 
-    def keep_operations(self, operations: AbstractSet[str]) -> None:
-        """Forget the tests that are under way no more."""
-        self._steps.keep_operations(operations)
+    def __attrs_post_init__(self) -> None:
+        self._shared, self._checks = self._parts.shared, self._parts.checks
+        self._engine = self._parts.engine
 
     async def step(self, name: str, watched: WatchedNode) -> Look:
         """Take its next step. A step that fails is decided anew later."""
         now, tries = self._shared.clocks.now, watched.tries
-        watched.poll_at = now() + POLL_EVERY
+        busy = watched.test is not None and watched.test.is_busy
+        watched.poll_at = now() + (POLL_BUSY if busy else POLL_EVERY)
         try:
             look = await self._take(name, watched)
         except (GuardRefused, Conflict) as error:  # decided anew at the next poll
@@ -100,30 +105,49 @@ class NodeTestAdvance:
         why = "" if busy else self._checks.against_memory(name)
         if why and watched.tainted and not watched.problem:  # no read can change that
             watched.held = why
-            await self._steps.forget_leftover(name, watched)
+            await self._forget_leftover(name, watched.test)
             await self._display.write_condition(name, watched)
             return Look.STAYS
         node = await self._shared.cluster.read_node(name, background=True)
-        await self._steps.end_lost(name, node.uid if node is not None else "")
+        await self._end_lost(name, node.uid if node is not None else "")
         if node is None:
             watched.test = None
-            await self._steps.forget_leftover(name, watched)
+            await self._forget_leftover(name, watched.test)
             return Look.GONE
         self._checks.take_read(watched, node)
         if watched.problem:
             return Look.STAYS
         await self._take_later_pass(name, watched)
         step = self._next(node, watched)
-        watched.held = step.because if step.do is NodeTestStep.NOTHING else ""
-        if step.do is not NodeTestStep.ORDER:
-            await self._steps.forget_leftover(name, watched)
-        await self._steps.take_step(name, watched, node, step)
-        if step.do is NodeTestStep.ORDER:  # it may have been refused after its reservation
-            await self._steps.forget_leftover(name, watched)
+        watched.held = step.because if step.do is Do.NOTHING else ""
+        await self._forget_leftover(name, watched.test, step.test)
+        await self._engine.carry_out(NodeTestCase(self._parts, name, watched, node), step)
+        if step.do is Do.ORDER:  # it may have been refused after its reservation
+            await self._forget_leftover(name, watched.test)
         await self._display.write_condition(name, watched)
         stays = watched.tainted or watched.requested or open_failure(watched.test)[0]
         busy = watched.test is not None and watched.test.is_busy
         return Look.STAYS if stays or busy else Look.DONE
+
+    async def _forget_leftover(self, name: str, *kept: RepairAttempt | None) -> None:
+        """Take out a reservation whose test has ended, or was never begun. ``kept``: the tests that
+        may have it.
+        """
+        known = self._shared.record_writer.record.node_tests.get(name)
+        going = {one.operation for one in kept if one is not None and one.state in BUSY}
+        if known is not None and known.operation not in going:
+            await self._shared.record_writer.end_operation(known.operation)
+
+    async def _end_lost(self, name: str, uid: str) -> None:
+        """End the tests of another Node of this name, as of a consistent read. ``uid``: of the
+        present one, empty without one.
+        """
+        for one in self._checks.store.lost(name, uid):
+            self._checks.require_place()
+            at, test = round(self._shared.clocks.wall(), 3), node_test_of(one)
+            over = ended(test, RepairState.INCONCLUSIVE, "its Node is gone", at=at)
+            await self._engine.write(test, over)
+            self._engine.calls.note_end(TEST, name, test.operation)
 
     async def _note_quarantine(self, name: str, watched: WatchedNode) -> None:
         """The test remembers a quarantine of its node after it: that is decided on anew after it.
@@ -140,7 +164,11 @@ class NodeTestAdvance:
             return
         if not (needs_a_person(test, watched.boot_id, self._shared.rules) or open_failure(test)[0]):
             return
-        await self._steps.change(name, watched, test, replace(test, quarantined=True))
+        await self._write(watched, test, replace(test, quarantined=True))
+
+    async def _write(self, watched: WatchedNode, before: NodeTest, after: NodeTest) -> None:
+        await self._engine.write(before, after)
+        watched.test = after
 
     async def _take_later_pass(self, name: str, watched: WatchedNode) -> None:
         """Write down that the failure of an idle node is over by a test in its quarantine: else it
@@ -154,9 +182,10 @@ class NodeTestAdvance:
             text = f"it has passed a test since, in quarantine (operation {operation})"
             at = round(self._shared.clocks.wall(), 3)
             passed = ended(test, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
-            await self._steps.change(name, watched, test, replace(passed, passed=passed.message))
+            passed = replace(passed, passed=passed.message, passed_at=passed.ended_at)
+            await self._write(watched, test, passed)
 
-    def _next(self, node: Node, watched: WatchedNode) -> NextTest:
+    def _next(self, node: Node, watched: WatchedNode) -> NextOperation:
         test, facts = watched.test, self._checks.facts(node, watched.test)
         pause, now = self._shared.settings.rules.test_pause, self._shared.clocks.earliest()
         requested = (
@@ -171,7 +200,9 @@ class NodeTestAdvance:
             or self._shared.settings.rules.idle_nodes is not None
         )
         if test is not None and busy and test.reason == IDLE and not kept:
-            return under_way(test, facts, now, "no repairer runs tests that work preempts any more")
+            return next_of_test(
+                test, facts, now, "no repairer runs tests that work preempts any more"
+            )
         if (test.reason == IDLE) if test is not None and busy else (requested or watched.chosen):
             idle = self._shared.settings.rules.idle_nodes
             return next_idle_test(test, facts, idle, pause=pause, now=now)

@@ -10,16 +10,21 @@ from aggregator.cluster.port import Action, Guard, GuardRefused, Node, Operation
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
 from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
 from aggregator.quarantine.decide.drain_plan import work_of
+from aggregator.quarantine.decide.idle_nodes import in_use
 from aggregator.quarantine.decide.new_nodes import is_tainted, no_room
 from aggregator.quarantine.decide.node_test_limits import other_tests
 from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,
     is_own_evidence,
+    next_of_test,
     not_ready,
 )
+from aggregator.quarantine.decide.operation_step import Do
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.decide.own_pods import without_tests
 from aggregator.quarantine.decide.repair import other_party
+from aggregator.quarantine.decide.repair_permission import NO_ORDER
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.node_test_state import (
     NodeTestContext,
@@ -141,6 +146,32 @@ class NodeTestChecks:
             return ""
         text = f"pods that do not tolerate {self._shared.rules.taint} are on the node"
         return f"{text}: {some_of(sorted(found), _MOST_NAMED)}; drain it"
+
+    async def others_work(self, name: str, test: NodeTest) -> str:
+        """Which pod, other than the test's own, makes the node one with work; empty: it is idle."""
+        pods = await self._shared.cluster.pods_on(name, background=True)
+        others = without_tests(pods, {test.operation}, self._shared.settings.test_namespace)
+        return in_use(others, self._shared.settings.node_owner_kinds)
+
+    async def refusal(self, name: str, known: NodeTest) -> str:
+        """Why the order of a durable test must not act now; empty: it may. All that it rests on is
+        read: the Node, the test and the pods. Raises ClusterError.
+        """
+        node = await self._shared.cluster.read_node(name)
+        test = await self.store.read(known)
+        if node is None or node.uid != known.node_uid:
+            return "the cluster's Node is another one, or none"
+        if test is None or not test.is_busy or test.ends_as is not None:
+            return NO_ORDER
+        facts = self.facts(node, test)
+        taint = "the startup taint was removed" if not test.reason else "it has the startup taint"
+        changed = "" if facts.tainted is not bool(test.reason) else taint
+        now = self._shared.record_writer.times.time_of(test.operation, test.began_at)
+        step = next_of_test(test, facts, now, changed)
+        if step.do in (Do.CANCEL, Do.END):
+            return step.because
+        why = await (self.others_work(name, test) if test.reason else self.pods_in_the_way(node))
+        return why or await self.store.why_ended_now(test)  # after each other wait
 
     def why_not_begun(self, node: Node, test: NodeTest) -> str:
         """Why the test does not begin after all, by a later read of its node."""

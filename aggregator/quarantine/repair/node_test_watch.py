@@ -51,12 +51,6 @@ class NodeTestWatch:
         fresh = bool(shared.ends) and shared.registry.metas is not self._metas
         return fresh or shared.clocks.now() >= self._list_at
 
-    @property
-    def busy_operations(self) -> AbstractSet[str]:
-        """Those of the tests under way."""
-        tests = [one.test for one in self.nodes.values() if one.test is not None]
-        return {one.operation for one in tests if one.is_busy}
-
     def list_later(self, pause: float) -> None:
         """The list has failed; ``pause``: seconds."""
         self._list_at = self._shared.clocks.now() + pause

@@ -90,7 +90,6 @@ class NodeTests:
     async def _note_list(self) -> None:
         self._events.keep_observed(self._watch.seen or set())
         await self._evidence.end_all_but(self._watch.nodes)  # evidence from before this process
-        self._advance.keep_operations(self._watch.busy_operations)
 
     def _start_steps(self) -> None:
         most = AT_ONCE + (0 if self._shared.ends else self._shared.rules.concurrent)

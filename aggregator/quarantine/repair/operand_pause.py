@@ -1,5 +1,7 @@
 """Stops the GPU operator's pods on a node for a GPU reset, and starts them again after it."""
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster, ClusterError, NodeChange, RepairAttempt
 from aggregator.quarantine.actions.node_actions import NodeActions
@@ -12,15 +14,17 @@ _GO_WITHIN = 120.0
 _MOST_NAMED = 3
 
 
+@define(eq=False, slots=False)
 class OperandPause:
     """The attempt on the Quarantine is durable before the first label changes. So the process which
     finds the attempt resumes the operands at its end.
     """
 
-    def __init__(self, cluster: Cluster, acts: NodeActions, clocks: Clocks) -> None:
-        self._cluster = cluster
-        self._acts = acts
-        self._clocks = clocks
+    _cluster: Cluster
+    _acts: NodeActions
+    _clocks: Clocks
+
+    def __attrs_post_init__(self) -> None:
         #: Since when this process waits for the pods (monotonic seconds), by operation.
         self._since: dict[str, float] = {}
 

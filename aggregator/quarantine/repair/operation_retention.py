@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.operations import (
     is_node_test,
@@ -42,23 +44,17 @@ _NONE = "its node is in no quarantine"
 PER_NODE, MOST = 20, 2000
 
 
+@define(eq=False, slots=False, kw_only=True)
 class OperationRetention:
     """``window`` is `repair.window`, in seconds. ``may_act``: whether we are the controller now."""
 
-    def __init__(
-        self,
-        *,
-        operations: Operations,
-        fleet: FleetState,
-        clocks: Clocks,
-        window: float,
-        may_act: Callable[[], bool],
-    ) -> None:
-        self._operations = operations
-        self._fleet = fleet
-        self._clocks = clocks
-        self._window = window
-        self._may_act = may_act
+    _operations: Operations
+    _fleet: FleetState
+    _clocks: Clocks
+    _window: float
+    _may_act: Callable[[], bool]
+
+    def __attrs_post_init__(self) -> None:
         #: The last error of the last round, and of this one.
         self._trouble = self._failed = ""
 

@@ -7,14 +7,18 @@ object is read anew, and the guard comes last. A refusal needs no certainty; a p
 import asyncio
 from functools import partial
 
+from attrs import define
+
 from aggregator.cluster.port import ClusterError, GuardRefused
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_permission import CANCELLED, NO_ORDER, open_attempt
-from aggregator.quarantine.repair.node_test_permission import NodeTestPermission
-from aggregator.quarantine.repair.order_checks import OrderChecks
+from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_watch import NodeTestWatch
 from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
+from aggregator.quarantine.repair.quarantine_case import RepairContext
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from sickbay.v1.limits import PERMISSION_SECONDS
@@ -23,25 +27,17 @@ from sickbay.v1.limits import PERMISSION_SECONDS
 _AGAIN = 1.0
 
 
+@define(eq=False, slots=False, kw_only=True)
 class RepairPermissions:
     """Reads and changes nothing."""
 
-    def __init__(
-        self,
-        *,
-        acts: NodeActions,
-        record_writer: AdmissionRecordWriter,
-        settings: RepairSettings,
-        checks: OrderChecks,
-        node_tests: NodeTestPermission,
-        registry: NodeRegistry,
-    ) -> None:
-        self._acts = acts
-        self._record_writer = record_writer
-        self._settings = settings
-        self._checks = checks
-        self._node_tests = node_tests
-        self._registry = registry
+    _acts: NodeActions
+    _record_writer: AdmissionRecordWriter
+    _settings: RepairSettings
+    _quarantined: RepairContext
+    _node_tests: NodeTestChecks
+    _watch: NodeTestWatch
+    _registry: NodeRegistry
 
     async def refusal(self, node: str, request: PermissionRequest) -> str:
         """Why the act must not begin; empty: it may, from the last wait of this method on.
@@ -68,13 +64,25 @@ class RepairPermissions:
         node_state = self._registry.known(node)
         known = node_state.quarantine if node_state is not None else None
         if node_state is None or known is None or known.uid != request.quarantine:
-            return await self._node_tests.refusal(node, request)
+            return await self._in_service(node, request)
         if open_attempt(known, request.operation) is None:
             return NO_ORDER  # an agent's invention costs no read
         return await self._in_quarantine(node_state, request)
 
+    async def _in_service(self, node: str, request: PermissionRequest) -> str:
+        watched = self._watch.nodes.get(node)
+        known = watched.test if watched is not None else None
+        if known is None or (known.operation, TEST) != (request.operation, request.repair):
+            return NO_ORDER  # an agent's invention costs no read
+        if known.node_uid != request.quarantine:
+            return "the cluster's Node is another one, or none"
+        why = await self._node_tests.refusal(node, known)
+        if not why:
+            await self._node_tests.order_guard(node, known)()
+        return why
+
     async def _in_quarantine(self, node_state: NodeState, request: PermissionRequest) -> str:
-        why = await self._checks.refusal(
+        why = await self._quarantined.refusal(
             node_state, request.quarantine, request.operation, request.repair
         )
         if why:

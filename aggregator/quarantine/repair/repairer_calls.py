@@ -1,7 +1,8 @@
 """The calls of an operation's repairer, of a repair and of a node's test: order, outcome, end."""
 
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+
+from attrs import define
 
 from aggregator.cluster.port import Guard, RepairState
 from aggregator.quarantine.actions.act_guard import RememberedRefusal
@@ -19,6 +20,8 @@ SEND_WITHIN = 20.0
 #: An operation that has ended waits this long beyond its deadline (seconds) for the removal of what
 #: its order left in the cluster. Then its end is written without that.
 REMOVE_WITHIN = 300.0
+#: Operations whose details are kept.
+_MOST_DETAILS = 1000
 _ENDS: Mapping[AnswerState, RepairState] = {
     AnswerState.DONE: RepairState.SUCCEEDED,
     AnswerState.FAILED: RepairState.FAILED,
@@ -36,11 +39,13 @@ def end_state(kind: str, answer: RepairAnswer) -> RepairState | None:
     return _ENDS.get(answer.state)
 
 
+@define(eq=False, slots=False)
 class RepairerCalls:
     """Remembers what repairers have reported of operations until these end."""
 
-    def __init__(self, repairers: Mapping[str, ConfiguredRepairer]) -> None:
-        self._repairers = repairers
+    _repairers: Mapping[str, ConfiguredRepairer]
+
+    def __attrs_post_init__(self) -> None:
         #: The repairer's details in addition to the text, by operation, for the event of its end.
         self._details: dict[str, Mapping[str, str]] = {}
 
@@ -79,11 +84,9 @@ class RepairerCalls:
             entry.note_end(node, operation)
         return self._details.pop(operation, {})
 
-    def forget_all_but(self, operations: AbstractSet[str]) -> None:
-        """Forget the operations that are under way no more."""
-        self._details = {key: one for key, one in self._details.items() if key in operations}
-
     def _keep(self, order: RepairOrder, answer: RepairAnswer) -> RepairAnswer:
         if answer.details:
+            if len(self._details) >= _MOST_DETAILS:  # another process has ended the others
+                self._details.clear()
             self._details[order.operation] = answer.details
         return answer

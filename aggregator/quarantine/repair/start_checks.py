@@ -1,5 +1,7 @@
 """The reasons against the beginning of a repair on a node in quarantine."""
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, NodesAndPods, Quarantine
@@ -9,8 +11,9 @@ from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.admission import stopped
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.own_pods import without_own
-from aggregator.quarantine.decide.repair import NextRepair, other_party
+from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.repair.attempts import held_text
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.state.node import NodeState
@@ -25,25 +28,16 @@ _MOST_NAMED = 3
 _WORK_LEFT = "work is still on the node: "
 
 
+@define(eq=False, slots=False, kw_only=True)
 class RepairStartChecks:
     """Reads what is known of a node, and changes nothing. ``test_namespace``: of tests' pods."""
 
-    def __init__(
-        self,
-        *,
-        cluster: NodesAndPods,
-        switch: StopSwitch,
-        clocks: Clocks,
-        drain: DrainRules,
-        proposals: Proposals,
-        test_namespace: str,
-    ) -> None:
-        self._cluster = cluster
-        self._switch = switch
-        self._clocks = clocks
-        self._drain = drain
-        self._proposals = proposals
-        self._test_namespace = test_namespace
+    _cluster: NodesAndPods
+    _switch: StopSwitch
+    _clocks: Clocks
+    _drain: DrainRules
+    _proposals: Proposals
+    _test_namespace: str
 
     async def against(
         self,
@@ -95,7 +89,7 @@ class RepairStartChecks:
         return f"{_WORK_LEFT}{some_of(names, _MOST_NAMED)}"
 
 
-def is_in_use(quarantine: Quarantine, step: NextRepair, why: str) -> bool:
+def is_in_use(quarantine: Quarantine, step: NextOperation, why: str) -> bool:
     """Whether a node that was only cordoned is in use, so that no test is due on it.
 
     ``why`` is the reason against the step.

@@ -7,19 +7,16 @@ step depends on is compared with the server's answer.
 import logging
 from dataclasses import replace
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.operations import (
     attempt_of,
-    begun_status,
     cancelled,
-    is_request_of,
-    spec_of,
     status_of,
 )
 from aggregator.cluster.port import (
     ClusterError,
-    Conflict,
-    Operation,
     Operations,
     Quarantine,
     RepairAttempt,
@@ -29,9 +26,9 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.decide.repair import NextRepair, RepairMode
+from aggregator.quarantine.decide.operation_step import NextOperation
+from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details
-from aggregator.quarantine.repair.operation_creation import DELETED, open_pending
 from aggregator.quarantine.state.node import NodeState
 
 log = logging.getLogger("sickbay.quarantine")
@@ -42,16 +39,14 @@ NO_FIELD = (
 )
 
 
+@define(eq=False, slots=False)
 class RepairStatusWriter:
     """Each method raises Conflict where another process has changed the Quarantine."""
 
-    def __init__(
-        self, operations: Operations, acts: NodeActions, clocks: Clocks, mode: RepairMode
-    ) -> None:
-        self._operations = operations
-        self._acts = acts
-        self._clocks = clocks
-        self._mode = mode
+    _operations: Operations
+    _acts: NodeActions
+    _clocks: Clocks
+    _mode: RepairMode
 
     async def write(
         self, node_state: NodeState, quarantine: Quarantine, repair: RepairStatus
@@ -59,77 +54,37 @@ class RepairStatusWriter:
         status = replace(quarantine.status, repair=repair)
         return await self._acts.write_status(node_state, quarantine, status)
 
-    async def begin(
+    async def note_beginning(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
     ) -> Quarantine:
-        """Make the attempt's operation, whose order may be sent after that.
-
-        In this order: its creation, which one process alone succeeds in or continues with; the
-        write of the Quarantine, which fails where a release was written since it was read; and the
-        phase by which it counts as an attempt. A release that reads later finds the operation.
+        """Write that an operation is about to begin, which exists by now: it fails where a release
+        was written since the Quarantine was read. A release that reads later finds the operation.
         """
         before = quarantine.status.repair or RepairStatus()
-        number = len(before.attempts) + 1
-        pending = await self._pending(quarantine, attempt, number)
         begun = replace(before, held="", test_waits_since=0.0, began_at=attempt.began_at)
         written = await self.write(node_state, quarantine, begun)
         if written.status.repair is None or written.status.repair.began_at != begun.began_at:
             # An older definition drops the field: then no write makes that of a release fail.
             raise ClusterError(NO_FIELD)
-        ordering = begun_status(quarantine, attempt, number)
-        await self._operations.write_status(pending, ordering)
-        return self._take(node_state, written, (*before.attempts, attempt))
+        return written
 
-    async def _pending(
-        self, quarantine: Quarantine, attempt: RepairAttempt, number: int
-    ) -> Operation:
-        """The operation, certainly not ordered: a person's request, or made here or by a process
-        that has died.
-        """
-        over = cancelled(begun_status(quarantine, attempt, number), DELETED, attempt.began_at)
-        there = await open_pending(
-            self._operations,
-            attempt.name,
-            spec_of(quarantine, attempt, attempt.message),
-            is_request=bool(attempt.request),
-            deleted=over,
-        )
-        if not attempt.request:
-            return there
-        if not is_request_of(there, quarantine, attempt):
-            raise Conflict(f"operation {attempt.name} is another request by now")
-        return await self._operations.adopt(there)
-
-    async def change(
-        self,
-        node_state: NodeState,
-        before: RepairAttempt,
-        after: RepairAttempt,
-        *,
-        exhausted: str = "",
-    ) -> RepairAttempt:
-        """Write the attempt's operation as it is now, unless another process has changed it.
-
-        ``exhausted``: why no attempt follows.
-        """
-        operation = await self._operations.read(before.name)
-        if operation is None or attempt_of(operation) != before:
-            raise Conflict("the attempt was changed by another process")
-        await self._operations.write_status(operation, status_of(after, operation.status))
+    async def note_progress(
+        self, node_state: NodeState, attempt: RepairAttempt, *, exhausted: str = ""
+    ) -> None:
+        """The attempt has gone on. ``exhausted``: why none follows."""
         quarantine = await self._acts.reread(node_state)
         repair = quarantine.status.repair if quarantine is not None else None
         if quarantine is None or repair is None:
-            return after
+            return
         changed = replace(repair, held="")
         # Not at its beginning, which may fail. A test is no evidence about why no repair begins.
-        if before.repair != TEST and repair.exhausted_at < before.began_at:
+        if attempt.repair != TEST and repair.exhausted_at < attempt.began_at:
             changed = replace(changed, exhausted="", exhausted_at=0.0)
         if exhausted:
-            at = max(round(self._clocks.wall(), 3), before.began_at)
+            at = max(round(self._clocks.wall(), 3), attempt.began_at)
             changed = replace(changed, exhausted=exhausted, exhausted_at=at)
         if changed != repair:
             await self.write(node_state, quarantine, changed)
-        return after
 
     async def end_with_release(
         self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
@@ -157,13 +112,13 @@ class RepairStatusWriter:
             except ClusterError as error:
                 _log_unwritten(node_state.node, one.name, error)
 
-    def _take(
-        self, node_state: NodeState, quarantine: Quarantine, attempts: tuple[RepairAttempt, ...]
+    def take_begun(
+        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
     ) -> Quarantine:
-        """The Quarantine as this process knows it after a write of an operation."""
+        """The Quarantine as this process knows it once the operation is an attempt."""
         known = quarantine.status.repair or RepairStatus()
-        left = tuple(one for one in known.requests if one.name != attempts[-1].request)
-        repair = replace(known, attempts=attempts, requests=left)
+        left = tuple(one for one in known.requests if one.name != attempt.request)
+        repair = replace(known, attempts=(*known.attempts, attempt), requests=left)
         taken = replace(quarantine, status=replace(quarantine.status, repair=repair))
         node_state.wrote(taken)
         return taken
@@ -191,7 +146,7 @@ class RepairStatusWriter:
         node_state: NodeState,
         quarantine: Quarantine,
         why: str,
-        step: NextRepair | None = None,
+        step: NextOperation | None = None,
     ) -> None:
         """Report why the next repair does not begin now; in mode observe no object is written.
 

@@ -1,11 +1,14 @@
 """Chooses the next step of a node's repair, by what this process knows of the node."""
 
+from attrs import define
+
 from aggregator.clock import Clocks
 from aggregator.cluster.port import BUSY, Quarantine
 from aggregator.policy.repairs import is_lemon, verdict_of
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.repair import NextRepair, RepairFacts, next_repair
+from aggregator.quarantine.decide.operation_step import NextOperation
+from aggregator.quarantine.decide.repair import RepairFacts, next_repair
 from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of, is_in_force
 from aggregator.quarantine.repair.protocol import RepairSettings
@@ -13,23 +16,15 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 
 
+@define(eq=False, slots=False, kw_only=True)
 class RepairStepChoice:
     """Collects the facts for the pure decision; reads no object and changes nothing durable."""
 
-    def __init__(
-        self,
-        *,
-        settings: RepairSettings,
-        record_writer: AdmissionRecordWriter,
-        clocks: Clocks,
-        policy: Policy,
-        tests: TestsBeforeRelease,
-    ) -> None:
-        self._settings = settings
-        self._record_writer = record_writer
-        self._clocks = clocks
-        self._policy = policy
-        self._tests = tests
+    _settings: RepairSettings
+    _record_writer: AdmissionRecordWriter
+    _clocks: Clocks
+    _policy: Policy
+    _tests: TestsBeforeRelease
 
     def may_begin(self, quarantine: Quarantine) -> bool:
         """Whether an attempt may begin, as far as settings and the Quarantine show."""
@@ -43,7 +38,7 @@ class RepairStepChoice:
             return self._clocks.earliest()
         return self._record_writer.times.time_of(last.operation, last.began_at)
 
-    def next_step(self, node_state: NodeState, quarantine: Quarantine) -> NextRepair:
+    def next_step(self, node_state: NodeState, quarantine: Quarantine) -> NextOperation:
         now, rules = self._time(quarantine), self._settings.rules
         past = self._record_writer.record.past_repairs.get(node_state.node, ())
         facts = RepairFacts(

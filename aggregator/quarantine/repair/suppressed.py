@@ -1,16 +1,20 @@
 """Reports once what repairs would do, or did not, and changes nothing."""
 
+from attrs import define
+
 from aggregator.cluster.port import Quarantine
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.state.node import NodeState
 
 
+@define(eq=False, slots=False)
 class SuppressedRepairs:
     """Remembers what it has reported of each node."""
 
-    def __init__(self, acts: NodeActions) -> None:
-        self._acts = acts
+    _acts: NodeActions
+
+    def __attrs_post_init__(self) -> None:
         #: By node: the quarantine's uid, and the repair.
         self._reported: dict[str, tuple[str, str]] = {}
 

@@ -1,0 +1,397 @@
+"""Carries out operations: repairs, tickets and tests, of nodes in quarantine and of others.
+
+Order: the reservation in the admission record, the Operation (compare-and-set), the order; then the
+proof, the removal of what the order left, the end of the Operation, and the reservation out of the
+record. So a process that dies between any two of them leaves behind at least as much as it has
+done, and no order without its Operation.
+"""
+
+import logging
+from dataclasses import replace
+
+from attrs import define
+
+from aggregator.clock import Clocks
+from aggregator.cluster.operations import attempt_of, cancelled
+from aggregator.cluster.port import (
+    Conflict,
+    GuardRefused,
+    Operation,
+    Operations,
+    RepairAttempt,
+    RepairState,
+)
+from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.node_tests import NodeTest, node_test_of, status_of
+from aggregator.quarantine.decide.operation_step import Do, NextOperation
+from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.reservation import OperationProposal, running_of
+from aggregator.quarantine.repair.attempts import MOST_TEXT, POLL_SOON
+from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
+from aggregator.quarantine.repair.operation_creation import DELETED, open_pending
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
+from aggregator.quarantine.repair.repairer_calls import (
+    REMOVE_WITHIN,
+    SEND_WITHIN,
+    RepairerCalls,
+    end_state,
+)
+
+log = logging.getLogger("sickbay.quarantine")
+
+_UNSURE = RepairAnswer(AnswerState.UNSURE)
+_NO_TWICE = "it is not known whether it was ordered, and its repairer takes no order twice"
+
+
+@define(eq=False, slots=False, kw_only=True)
+class OperationEngine:
+    """One operation of one node at a time; `OperationCase` has what differs."""
+
+    _operations: Operations
+    _record_writer: AdmissionRecordWriter
+    _clocks: Clocks
+    _settings: RepairSettings
+
+    def __attrs_post_init__(self) -> None:
+        self.calls = RepairerCalls(self._settings.repairers)
+        #: The operations that this process began and has certainly not ordered.
+        self._unsent: set[str] = set()
+
+    async def carry_out(self, case: OperationCase, step: NextOperation) -> None:
+        """Do what is next for the operation that is under way, or begin one."""
+        attempt = case.busy
+        if step.do is Do.ORDER:
+            await self._begin(case, step)
+        if attempt is None:
+            return
+        if step.do is not Do.RESEND:  # that has to keep the limits as they are now
+            await self._restore(case, attempt)
+        match step.do:
+            case Do.RESEND | Do.PROVE if self._is_to_be_sent(attempt, step):
+                await self._resend(case, attempt)
+            case Do.RESEND | Do.PROVE:
+                await self._prove(case, attempt)
+            case Do.END:
+                await self._give_up(case, attempt)
+            case Do.CANCEL:
+                await self.cancel(case, attempt, step.because)
+            case _:
+                pass
+
+    def is_unsent(self, attempt: RepairAttempt) -> bool:
+        """Whether nobody can have sent the order."""
+        return attempt.state is RepairState.ORDERING and attempt.operation in self._unsent
+
+    def counts(self, node: str, attempt: RepairAttempt) -> bool:
+        """Whether the record counts the attempt; a ticket counts for no limit."""
+        reserved = self._record_writer.has_operation(node, attempt.operation)
+        return attempt.repair in ASKS_A_PERSON or reserved
+
+    # -- its reservation --------------------------------------------------------------------
+
+    async def _restore(self, case: OperationCase, attempt: RepairAttempt) -> None:
+        """Count an operation under way again that another version's replica has dropped."""
+        if attempt.repair not in ASKS_A_PERSON:
+            lost = running_of(case.node, attempt, case.limits(attempt)[0], case.pool)
+            await self._record_writer.restore_operation(lost)
+
+    async def _reserve(
+        self, case: OperationCase, attempt: RepairAttempt, step: NextOperation | None = None
+    ) -> bool:
+        """Whether the limits count the attempt now; else it is held. ``step``: by which it begins.
+        One that has begun and was dropped from the record has to keep the limits too.
+        """
+        if self.counts(case.node, attempt):
+            return True
+        kind, limits = case.limits(attempt)
+        # The time of an operation counts from its beginning, and this one may not begin for hours.
+        now = attempt.began_at if step is not None else self._time_of(attempt)
+        left = max(0.0, attempt.deadline_at - now)
+        held = await self._record_writer.reserve(
+            OperationProposal(case.node, attempt.operation, kind, left, case.pool, attempt.domains),
+            limits,
+        )
+        if held is not None:
+            await case.hold_by(held, attempt, step)
+        return held is None
+
+    def _time_of(self, attempt: RepairAttempt) -> float:
+        """The time by the clock that began it."""
+        return self._record_writer.times.time_of(attempt.operation, attempt.began_at)
+
+    # -- it begins --------------------------------------------------------------------------
+
+    async def _begin(self, case: OperationCase, step: NextOperation) -> None:
+        attempt = await case.make(step)
+        if attempt is None or not await self._reserve(case, attempt, step):
+            return
+        await case.beginning_guard(attempt)()
+        there = await self._open(case, attempt, step.because)
+        read_at = self._clocks.now()
+        await case.beginning_guard(attempt)()  # the object took its time
+        await case.note_beginning(attempt)
+        await self._operations.write_status(there, case.begun_status(attempt))
+        self._unsent.add(attempt.operation)
+        case.begun(attempt, step.because)
+        await self._send(case, attempt, read_at)
+
+    async def _open(self, case: OperationCase, attempt: RepairAttempt, because: str) -> Operation:
+        """The operation, certainly not ordered: a person's request, or made here or by a process
+        that has died.
+        """
+        there = await open_pending(
+            self._operations,
+            attempt.name,
+            case.spec(attempt, because),
+            is_request=bool(attempt.request),
+            deleted=cancelled(case.begun_status(attempt), DELETED, attempt.began_at),
+        )
+        if not attempt.request:
+            return there
+        if not case.is_request(there, attempt):
+            raise Conflict(f"operation {attempt.name} is another request by now")
+        return await self._operations.adopt(there)
+
+    # -- its order --------------------------------------------------------------------------
+
+    def _is_to_be_sent(self, attempt: RepairAttempt, step: NextOperation) -> bool:
+        """Whether its order is for this process to send: for the first time, or once more."""
+        if attempt.ends_as is not None or attempt.state is not RepairState.ORDERING:
+            return False
+        return self.is_unsent(attempt) or (step.do is Do.RESEND and self._sends_twice(attempt))
+
+    def _sends_twice(self, attempt: RepairAttempt) -> bool:
+        entry = self._settings.repairers.get(attempt.repair)
+        return entry is not None and entry.repairer.sends_twice
+
+    async def _resend(self, case: OperationCase, attempt: RepairAttempt) -> None:
+        """The process that wrote the attempt may have died before it sent the order, or after."""
+        if self._settings.rules.mode is not RepairMode.REPAIR:
+            await case.hold(f"repair.mode is {self._settings.rules.mode.value}: no order is sent")
+            await self._prove(case, attempt)
+            return
+        outcome = await case.proof(attempt) or await case.lost(attempt, _UNSURE)
+        if outcome is not None:
+            await self._end(case, attempt, outcome)
+        elif await case.may_resend(attempt):
+            await self._send(case, attempt, self._clocks.now())
+
+    async def _send(self, case: OperationCase, attempt: RepairAttempt, read_at: float) -> None:
+        """Send the order of a durable attempt, unless its purpose is gone. ``read_at``: when what
+        it rests on was last read (monotonic).
+        """
+        entry = self._settings.repairers.get(attempt.repair)
+        if entry is None or not await self._reserve(case, attempt):
+            return
+        waits = await case.prepare(attempt)
+        if waits:
+            await case.hold(f"{attempt.repair} waits: {waits}")
+            case.poll_in(POLL_SOON)
+            return
+        if self._clocks.now() - read_at > SEND_WITHIN:
+            return  # the process was paused in between
+        guard = case.order_guard(attempt, read_at)
+        try:
+            await guard()  # the repairer repeats it after its last wait
+        except GuardRefused:
+            if case.is_wanted():
+                raise
+            return
+        known = attempt.operation in self._unsent
+        self._unsent.discard(attempt.operation)
+
+        def note_unsent() -> None:
+            if known:
+                self._unsent.add(attempt.operation)
+
+        ordering = self.calls.order(case.order(attempt), guard, on_unsent=note_unsent)
+        answer = await case.while_wanted(ordering)
+        if answer is not None:
+            await self._take_answer(case, attempt, answer)
+
+    async def _take_answer(
+        self, case: OperationCase, attempt: RepairAttempt, answer: RepairAnswer
+    ) -> None:
+        """The effect of the answer to an order on the attempt."""
+        outcome = _outcome_of(attempt, answer)
+        case.poll_in(POLL_SOON)
+        match answer.state:
+            case _ if outcome is not None:
+                await self._end(case, attempt, outcome)
+            case AnswerState.NOT_SENT if not self._sends_twice(attempt):
+                # A test that was not carried out is no evidence about the node.
+                test = attempt.repair == TEST
+                state = RepairState.INCONCLUSIVE if test else RepairState.FAILED
+                await self._end(case, attempt, AttemptOutcome(state, answer.text))
+            case AnswerState.NOT_SENT if answer.text:
+                await case.hold(f"{attempt.repair} waits: {answer.text}")
+            case AnswerState.TAKEN | AnswerState.DONE:
+                taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
+                await self.change(case, attempt, taken)
+            case AnswerState.UNSURE:
+                log.warning(
+                    "the outcome of a repair's order is not known",
+                    extra={
+                        "event": "repair.unsure",
+                        "node": case.node,
+                        "operation": attempt.operation,
+                        "error": answer.text,
+                    },
+                )
+
+    # -- it is proved, and ends -------------------------------------------------------------
+
+    async def _prove(self, case: OperationCase, attempt: RepairAttempt) -> RepairAnswer | None:
+        """End the attempt where its end is known. Returns the repairer's answer while it is not.
+
+        One that may not have arrived is not queried: a repairer that keeps ids would take the
+        query for the order.
+        """
+        answer, outcome = _UNSURE, _known_outcome(attempt)
+        outcome = outcome or await case.proof(attempt)
+        if outcome is None:
+            if attempt.state is RepairState.ORDERED:
+                answer = await self.calls.outcome(case.order(attempt))
+            elif attempt.repair == TEST and not self.is_unsent(attempt):
+                outcome = await self._of_a_dead_process(case, attempt)
+            outcome = outcome or _outcome_of(attempt, answer) or await case.lost(attempt, answer)
+        if outcome is None:
+            return answer
+        await self._end(case, attempt, outcome)
+        return None
+
+    async def _of_a_dead_process(
+        self, case: OperationCase, attempt: RepairAttempt
+    ) -> AttemptOutcome | None:
+        """The outcome of a test whose order another process has sent, or not, and that can't be
+        sent again: none will come, so that it is taken back.
+        """
+        if self._sends_twice(attempt) or attempt.repair not in self._settings.repairers:
+            return None
+        await self.calls.cancel(case.order(attempt))
+        return AttemptOutcome(RepairState.INCONCLUSIVE, _NO_TWICE)
+
+    async def _give_up(self, case: OperationCase, attempt: RepairAttempt) -> None:
+        """Its time is over. One last look: a proof that has come counts."""
+        answer = await self._prove(case, attempt)
+        if answer is None:
+            return
+        unsent = self.is_unsent(attempt)
+        if attempt.repair == TEST:  # it must not run next to the next one
+            if not unsent:
+                await self.calls.cancel(case.order(attempt))
+                if await self._prove(case, attempt) is None:
+                    return
+            text = case.held or "it gave no verdict in its time"
+            outcome = AttemptOutcome(RepairState.INCONCLUSIVE, text)
+        elif unsent:
+            text = f"the order was never sent; {case.held}".rstrip("; ")
+            outcome = AttemptOutcome(RepairState.FAILED, text)
+        elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
+            outcome = AttemptOutcome(RepairState.FAILED, "no proof of it came in its time")
+        else:
+            text = "it is not known whether the order was carried out"
+            outcome = AttemptOutcome(RepairState.UNKNOWN, text)
+        await self._end(case, attempt, outcome)
+
+    async def cancel(self, case: OperationCase, attempt: RepairAttempt, because: str) -> None:
+        """Take the order back, as far as that goes."""
+        outcome = _known_outcome(attempt)
+        if outcome is not None:  # it is over, and the person ends what would follow it
+            if outcome.state is not RepairState.CANCELLED:
+                await case.nothing_follows(attempt)
+            await self._end(case, attempt, outcome)
+            return
+        # An order that was certainly not sent needs no repairer to take it back.
+        awaited = "" if self.is_unsent(attempt) else await case.take_back(attempt)
+        if awaited:
+            await case.not_taken_back(attempt, because, awaited)
+        else:
+            await self._end(case, attempt, AttemptOutcome(case.cancelled_as(attempt), because))
+
+    async def _end(
+        self, case: OperationCase, attempt: RepairAttempt, outcome: AttemptOutcome
+    ) -> None:
+        """Remove what the order left, write the attempt's end; then its reservation goes.
+
+        The removal comes first, as no process would remember it after a crash, and ``ends_as``
+        before that, as no object has the outcome any more.
+        """
+        entry = self._settings.repairers.get(attempt.repair)
+        clean_up = entry.clean_up if entry is not None else None
+        leaves = entry is not None and (clean_up is not None or entry.pauses_operands)
+        if leaves and attempt.ends_as is None:
+            attempt = await self.change(case, attempt, ending(attempt, outcome))
+        late = self._time_of(attempt) > attempt.deadline_at + REMOVE_WITHIN
+        left = await case.left(attempt)
+        answer = await clean_up(case.order(attempt)) if clean_up and not left else None
+        if answer is not None and answer.state is not AnswerState.DONE:
+            left = answer.text
+            if answer.state is AnswerState.FAILED or late:
+                log_left(case.node, attempt.operation, left)
+                left = f"what it left in the cluster can't be removed: {left}"
+        given_up = late or (answer is not None and answer.state is AnswerState.FAILED)
+        if left and not given_up:
+            case.poll_in(POLL_SOON)
+            await case.hold(left)
+            return
+        text = "; ".join(part for part in (outcome.text, left) if part)
+        ended = await case.end_of(attempt, outcome._replace(text=text), late=late)
+        if ended is None:
+            return
+        await self.change(case, case.busy or attempt, ended)
+        self.announce(case, ended, text)
+        case.poll_in(0.0)
+        await self._record_writer.end_operation(attempt.operation)
+
+    def announce(self, case: OperationCase, ended: RepairAttempt, text: str) -> None:
+        """An end that is durable: report it to the repairer and to people."""
+        self._unsent.discard(ended.operation)
+        case.ended(ended, text, self.calls.note_end(ended.repair, case.node, ended.operation))
+
+    async def change(
+        self, case: OperationCase, before: RepairAttempt, after: RepairAttempt
+    ) -> RepairAttempt:
+        """Write the operation as it is now, and what follows for its node."""
+        await self.write(before, after)
+        await case.changed(before, after)
+        return after
+
+    async def write(self, before: RepairAttempt, after: RepairAttempt) -> None:
+        """Write the operation, unless another process or a person has changed it."""
+        there = await self._operations.read(before.name)
+        read = node_test_of if isinstance(before, NodeTest) else attempt_of
+        if there is None or read(there) != before:
+            raise Conflict("the attempt was changed by another process")
+        await self._operations.write_status(there, status_of(after, there.status))
+
+
+def _known_outcome(attempt: RepairAttempt) -> AttemptOutcome | None:
+    """The outcome of an attempt that is over, where its end only waits for what its order left."""
+    return AttemptOutcome(attempt.ends_as, attempt.message) if attempt.ends_as is not None else None
+
+
+def _outcome_of(attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome | None:
+    """The outcome that the repairer's answer gives the attempt, or None while it gives none."""
+    state = end_state(attempt.repair, answer)
+    return AttemptOutcome(state, answer.text) if state is not None else None
+
+
+def ending(attempt: RepairAttempt, outcome: AttemptOutcome) -> RepairAttempt:
+    """The attempt whose outcome is known before its end can be written."""
+    message = (outcome.text or attempt.message)[:MOST_TEXT]
+    return replace(attempt, ends_as=outcome.state, message=message)
+
+
+def log_left(node: str, operation: str, why: str) -> None:
+    """An order has left something in the cluster that stays."""
+    log.warning(
+        "an object of a repair can't be removed",
+        extra={
+            "event": "repair.left_behind",
+            "node": node,
+            "operation": operation,
+            "error": why,
+        },
+    )

@@ -1,0 +1,456 @@
+"""The operations of nodes in quarantine: repairs by a ladder or by hand, and tests."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from attrs import define, field
+
+from aggregator.clock import Clocks
+from aggregator.cluster.operations import begun_status, is_request_of, spec_of
+from aggregator.cluster.port import (
+    Cluster,
+    Guard,
+    Node,
+    Operation,
+    OperationSpec,
+    OperationStatus,
+    Phase,
+    Quarantine,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
+from aggregator.events import EventKind
+from aggregator.policy.repairs import ASKS_A_PERSON, REBOOT, REPLACE, TEST
+from aggregator.quarantine.actions.act_guard import FreshRead
+from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.operation_step import NextOperation
+from aggregator.quarantine.decide.repair import (
+    RepairLimits,
+    domains_of,
+    is_busy,
+    malformed,
+    operation_id,
+)
+from aggregator.quarantine.decide.repair_permission import (
+    CANCELLED,
+    NO_ORDER,
+    open_attempt,
+    permission_refusal,
+)
+from aggregator.quarantine.decide.reservation import OperationLimits
+from aggregator.quarantine.repair.attempts import (
+    MOST_TEXT,
+    attempt_details,
+    attempt_name,
+    busy_attempt,
+    end_in_words,
+    held_text,
+)
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
+from aggregator.quarantine.repair.engine import OperationEngine, log_left
+from aggregator.quarantine.repair.operand_pause import OperandPause
+from aggregator.quarantine.repair.orders import evidence_bundle
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
+from aggregator.quarantine.repair.start_checks import RepairStartChecks, is_in_use
+from aggregator.quarantine.repair.status_writer import RepairStatusWriter
+from aggregator.quarantine.repair.step_choice import RepairStepChoice
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.operation_times import OperationTimes
+from aggregator.quarantine.state.race import while_in_force
+
+#: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
+_MOST_DOMAINS = 32
+#: Times of attempts are in whole parts of this long (seconds).
+_LATER = 0.001
+#: This long a release waits for what an order left to be removed (seconds): it must not be held up.
+_WITHDRAWS = 5.0
+_BY_A_PERSON = "a person ended the repairs"
+_CANCELLED = AttemptOutcome(RepairState.CANCELLED, "the node is released")
+_MAY_COME = AttemptOutcome(
+    RepairState.UNKNOWN,
+    "the node is released, and the order can't be taken back: it may still reach the node",
+)
+
+
+@define(eq=False, slots=False, kw_only=True)
+class RepairContext:
+    """The parts that the operations of all nodes in quarantine share. ``pool_label`` names the node
+    label by which the limit of a pool counts; empty: none.
+    """
+
+    cluster: Cluster
+    acts: NodeActions
+    clocks: Clocks
+    settings: RepairSettings
+    engine: OperationEngine
+    checks: RepairStartChecks
+    times: OperationTimes
+    pool_label: str
+    status: RepairStatusWriter = field(init=False)
+    tests: TestsBeforeRelease = field(init=False)
+    operands: OperandPause = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        mode = self.settings.rules.mode
+        self.status = RepairStatusWriter(self.cluster.operations, self.acts, self.clocks, mode)
+        self.tests = TestsBeforeRelease(self.settings, self.clocks, self.status)
+        self.operands = OperandPause(self.cluster, self.acts, self.clocks)
+
+    async def refusal(
+        self, node_state: NodeState, quarantine_uid: str, operation: str, repair: str
+    ) -> str:
+        """Why the order of a durable attempt must not act now; empty: it may. All that it rests on
+        is read: the Quarantine, the Node with a person's requests, and the pods. Raises
+        ClusterError.
+        """
+        quarantine, node = await asyncio.gather(
+            self.cluster.read_quarantine(node_state.node),
+            self.cluster.read_node(node_state.node),
+        )
+        if quarantine is not None and quarantine.uid != quarantine_uid:
+            return NO_ORDER
+        attempt = open_attempt(quarantine, operation)
+        now = self.times.time_of(operation, attempt.began_at if attempt is not None else 0.0)
+        why = permission_refusal(quarantine, node, operation, repair, now)
+        if why or quarantine is None or node is None or attempt is None:
+            return why
+        by_hand = bool(attempt.request)
+        why = await self.checks.against(
+            node_state, node, quarantine, repair, by_hand=by_hand, anew=True
+        )
+        if why:
+            return why
+        # The last read: the others took their time, and a person may have cancelled meanwhile.
+        there = await self.cluster.operations.read(attempt.name)
+        gone = there is None or there.deleting or not there.is_open
+        return CANCELLED if gone else ""
+
+
+@define(eq=False, slots=False)
+class QuarantineCase(OperationCase):
+    """``choice`` decides anew on what was read."""
+
+    _of: RepairContext
+    _choice: RepairStepChoice
+    _state: NodeState
+    #: As it was last read for the step: a write at a later version could follow a release.
+    _quarantine: Quarantine
+
+    def __attrs_post_init__(self) -> None:
+        self.node = self._state.node
+        labels = self._state.cluster.labels or {}  # as last seen
+        self.pool = labels.get(self._of.pool_label, "") if self._of.pool_label else ""
+
+    @property
+    def busy(self) -> RepairAttempt | None:
+        quarantine = self._state.quarantine
+        if quarantine is None or not is_busy(quarantine.status.repair):
+            return None
+        repair = quarantine.status.repair or RepairStatus()
+        return None if malformed(repair) else busy_attempt(quarantine)
+
+    @property
+    def _repair(self) -> RepairStatus:
+        return self._quarantine.status.repair or RepairStatus()
+
+    @property
+    def held(self) -> str:
+        quarantine = self._state.quarantine or self._quarantine
+        return (quarantine.status.repair or RepairStatus()).held
+
+    # -- its data ---------------------------------------------------------------------------
+
+    def order(self, attempt: RepairAttempt) -> RepairOrder:
+        quarantine = self._quarantine
+        evidence = quarantine.spec.evidence
+        in_force = [item for item in evidence if not item.cleared]
+        # After a test that failed the evidence that is over has to be repaired too.
+        gpus = {item.component for item in in_force or evidence}
+        now = self._of.times.time_of(attempt.operation, attempt.began_at)
+        asks = attempt.repair in ASKS_A_PERSON
+        collected = self._of.settings.collected(self.node, quarantine.uid) if asks else {}
+        return RepairOrder(
+            operation=attempt.operation,
+            repair=attempt.repair,
+            node=self.node,
+            node_uid=attempt.node_uid,
+            boot_id=attempt.boot_id,
+            quarantine=quarantine.uid,
+            reason=quarantine.spec.reason,
+            lasts=max(1.0, attempt.deadline_at - now),
+            gpus=tuple(sorted(name for name in gpus if name.startswith("GPU-"))),
+            bundle=evidence_bundle(quarantine, collected) if asks else "",
+            profile=attempt.profile,
+        )
+
+    def limits(self, attempt: RepairAttempt) -> tuple[str, OperationLimits]:
+        # One that is under way was admitted within the bound of attempts.
+        by_hand = bool(attempt.request) or self.busy is not None
+        return attempt.repair, RepairLimits(self._of.settings.rules, by_hand=by_hand)
+
+    def spec(self, attempt: RepairAttempt, because: str) -> OperationSpec:
+        return spec_of(self._quarantine, attempt, because)
+
+    def begun_status(self, attempt: RepairAttempt) -> OperationStatus:
+        return begun_status(self._quarantine, attempt, len(self._repair.attempts) + 1)
+
+    def is_request(self, there: Operation, attempt: RepairAttempt) -> bool:
+        return is_request_of(there, self._quarantine, attempt)
+
+    # -- reads, and the guards of its acts --------------------------------------------------
+
+    async def make(self, step: NextOperation) -> RepairAttempt | None:
+        """The node, its pods and the Quarantine are read anew before: it must be marked, empty, and
+        no other party's.
+        """
+        node, fresh = await self._read_anew()
+        if fresh is None or node is None or not self._choice.may_begin(fresh):
+            return None
+        if self._choice.next_step(self._state, fresh) != step:
+            self.poll_in(float("-inf"))  # decide again
+            return None
+        by_hand = bool(step.request)
+        why = await self._of.checks.against(self._state, node, fresh, step.repair, by_hand=by_hand)
+        if why and is_in_use(fresh, step, why):
+            self._of.tests.note_use(fresh, why)
+            return None
+        if why:
+            await self.hold(why, step)
+            return None
+        # Another replica may have written by a clock that is ahead: the attempt counts as later.
+        after = max(self._repair.evidence_at, self._repair.exhausted_at) + _LATER
+        now = round(max(self._of.clocks.latest(), after), 3)
+        return RepairAttempt(
+            operation=operation_id(fresh.uid, fresh.status.repair, step.repair),
+            repair=step.repair,
+            state=RepairState.ORDERING,
+            boot_id=node.boot_id or boot_of(self._state),
+            node_uid=node.uid,
+            domains=domains_of(node.labels, self._of.settings.domain_labels)[:_MOST_DOMAINS],
+            request=step.request,
+            began_at=now,
+            deadline_at=now + self._of.settings.repairers[step.repair].timeout,
+            message=step.because[:MOST_TEXT],
+            profile=step.profile,
+        )
+
+    async def _read_anew(self) -> tuple[Node | None, Quarantine | None]:
+        node = await self._of.cluster.read_node(self.node)
+        fresh = await self._of.acts.reread(self._state)
+        self._quarantine = fresh or self._quarantine
+        self._state.take_node(node)
+        return node, fresh
+
+    def beginning_guard(self, attempt: RepairAttempt) -> Guard:
+        del attempt
+        return self._of.acts.guard(self._state)
+
+    async def may_resend(self, attempt: RepairAttempt) -> bool:
+        node, fresh = await self._read_anew()
+        if fresh is None or node is None or attempt not in self._repair.attempts:
+            return False  # the next poll sees it
+        by_hand = bool(attempt.request)
+        why = await self._of.checks.against(
+            self._state, node, fresh, attempt.repair, by_hand=by_hand
+        )
+        if why:
+            await self.hold(why)
+        return not why
+
+    async def prepare(self, attempt: RepairAttempt) -> str:
+        entry = self._of.settings.repairers[attempt.repair]
+        return await self._of.operands.stop(self._state, attempt) if entry.pauses_operands else ""
+
+    def order_guard(self, attempt: RepairAttempt, read_at: float) -> Guard:
+        uid, operation, repair = self._quarantine.uid, attempt.operation, attempt.repair
+
+        def against() -> str:
+            if not self._of.engine.counts(self.node, attempt):
+                return "the admission record does not have the repair any more"
+            gone = f"{repair} of {self.node} is not wanted any more"
+            return "" if self._is_in_force(uid) else gone
+
+        read = partial(self._of.refusal, self._state, uid, operation, repair)
+        fresh = FreshRead(read, clocks=self._of.clocks, began=read_at)
+        return self._of.acts.guard(self._state, against=against, fresh=fresh)
+
+    def is_wanted(self) -> bool:
+        return self._is_in_force(self._quarantine.uid)
+
+    async def while_wanted(
+        self, ordering: Coroutine[Any, Any, RepairAnswer]
+    ) -> RepairAnswer | None:
+        still = partial(self._is_in_force, self._quarantine.uid)
+        return await while_in_force(self._state, ordering, still)
+
+    def _is_in_force(self, quarantine_uid: str) -> bool:
+        """Whether the quarantine that the order is for is still in force."""
+        known = self._state.quarantine
+        if known is None or known.uid != quarantine_uid or known.deleting:
+            return False
+        self._of.tests.note_evidence(self._state, known)
+        return known.status.phase is not Phase.RELEASING
+
+    async def proof(self, attempt: RepairAttempt) -> AttemptOutcome | None:
+        if attempt.repair not in (REBOOT, REPLACE):
+            return None
+        node = await self._read_node()
+        replaced = attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid)
+        rebooted = attempt.repair == REBOOT and _is_in_another_boot(self._state, node, attempt)
+        if not (replaced or rebooted) or not await self._is_over(attempt):
+            return None
+        proof = "another machine, or none" if replaced else "another boot"
+        return AttemptOutcome(RepairState.SUCCEEDED, proof)
+
+    async def _is_over(self, attempt: RepairAttempt) -> bool:
+        """Whether the controller that carries it out has finished: it may still act on the node,
+        and delete pods there, after the node has returned.
+        """
+        entry = self._of.settings.repairers.get(attempt.repair)
+        if entry is None or entry.is_over is None:
+            return True
+        return await entry.is_over(self.order(attempt))
+
+    async def lost(self, attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome | None:
+        """A test whose node is another one now, or in another boot, has no verdict."""
+        del answer
+        if attempt.repair != TEST:
+            return None
+        node = await self._read_node()
+        if node is not None and node.uid == attempt.node_uid:
+            boots = {node.boot_id, attempt.boot_id} - {""}
+            if len(boots) < 2:
+                return None
+        text = "the node is another one, or in another boot"
+        return AttemptOutcome(RepairState.INCONCLUSIVE, text)
+
+    async def _read_node(self) -> Node | None:
+        node = await self._of.cluster.read_node(self.node)
+        self._state.take_node(node)
+        return node
+
+    async def take_back(self, attempt: RepairAttempt) -> str:
+        if await self._of.engine.calls.cancel(self.order(attempt)):
+            return ""
+        return f"{attempt.repair} can't be taken back any more; its end is waited for"
+
+    # -- what follows -----------------------------------------------------------------------
+
+    def poll_in(self, seconds: float) -> None:
+        view = self._state.own_quarantine_view()
+        view.delay_repair(min(view.repair_poll, self._of.clocks.now() + seconds))
+
+    async def hold(self, why: str, step: NextOperation | None = None) -> None:
+        quarantine = self._state.quarantine or self._quarantine
+        await self._of.status.hold(self._state, quarantine, why, step)
+
+    async def hold_by(self, held: Held, attempt: RepairAttempt, step: NextOperation | None) -> None:
+        await self.hold(held_text(attempt.repair, held), step)
+
+    async def note_beginning(self, attempt: RepairAttempt) -> None:
+        status = self._of.status
+        self._quarantine = await status.note_beginning(self._state, self._quarantine, attempt)
+
+    def begun(self, attempt: RepairAttempt, because: str) -> None:
+        taken = self._of.status.take_begun(self._state, self._quarantine, attempt)
+        self._quarantine = taken
+        reply = f": {because}" if because else ""
+        text = f"{attempt_name(attempt)} is ordered{reply}"
+        details = attempt_details(attempt)
+        self._of.acts.emit_event(self._state, EventKind.REPAIR_ORDERED, text, details)
+
+    async def changed(self, before: RepairAttempt, after: RepairAttempt) -> None:
+        del after
+        await self._of.status.note_progress(self._state, before)
+
+    async def not_taken_back(self, attempt: RepairAttempt, because: str, awaited: str) -> None:
+        """The attempt continues to its proof, is not sent again, and nothing follows it."""
+        del because
+        await self._of.engine.change(self, attempt, replace(attempt, message=awaited))
+        await self.nothing_follows(attempt)
+
+    async def nothing_follows(self, attempt: RepairAttempt) -> None:
+        await self._of.status.note_progress(self._state, attempt, exhausted=_BY_A_PERSON)
+
+    async def left(self, attempt: RepairAttempt) -> str:
+        entry = self._of.settings.repairers.get(attempt.repair)
+        if entry is None or not entry.pauses_operands:
+            return ""
+        stopped_for = await self._of.operands.resume(self._state, attempt)
+        return f"GPU operands are still stopped: {stopped_for}" if stopped_for else ""
+
+    async def end_of(
+        self, attempt: RepairAttempt, outcome: AttemptOutcome, *, late: bool
+    ) -> RepairAttempt | None:
+        del late
+        return replace(
+            attempt,
+            state=outcome.state,
+            ends_as=None,
+            ended_at=round(self._of.clocks.wall(), 3),
+            message=(outcome.text or attempt.message)[:MOST_TEXT],
+        )
+
+    def ended(self, ended: RepairAttempt, text: str, details: Mapping[str, str]) -> None:
+        self._of.acts.stages.note_repair(ended)
+        reply = f": {text}" if text else ""
+        self._of.acts.emit_event(
+            self._state,
+            EventKind.REPAIR_ENDED,
+            f"{attempt_name(ended)} {end_in_words(ended)}{reply}",
+            {**details, **attempt_details(ended), "outcome": ended.state.value},
+        )
+
+    # -- its node is released ---------------------------------------------------------------
+
+    async def withdraw(self, attempt: RepairAttempt) -> AttemptOutcome:
+        """The node is released while the attempt may act on it: cancel its order. A failure holds
+        up no release. Returns what is known of the order then.
+        """
+        entry = self._of.settings.repairers.get(attempt.repair)
+        if entry is None:
+            return _MAY_COME
+        order, late = self.order(attempt), f"no answer in {_WITHDRAWS:g} s"
+        answer, cancelled = RepairAnswer(AnswerState.NOT_SENT, late), False
+        if entry.withdraw is not None:
+            entry.withdraw(order)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHDRAWS):
+                if entry.clean_up is not None:
+                    answer = await entry.clean_up(order)
+                elif entry.withdraw is None:
+                    cancelled = await entry.repairer.cancel(order)
+        if entry.clean_up is not None and answer.state is not AnswerState.DONE:
+            log_left(self.node, attempt.operation, answer.text)
+        if entry.by_agent:
+            return AttemptOutcome(
+                RepairState.UNKNOWN,
+                "the node is released; what its agent has begun goes on, and nothing else begins",
+            )
+        cancelled = cancelled or answer.state is AnswerState.DONE
+        return _CANCELLED if cancelled else _MAY_COME
+
+
+def _is_in_another_boot(node_state: NodeState, node: Node | None, attempt: RepairAttempt) -> bool:
+    """Whether the node has returned in another boot than the attempt's.
+
+    A cluster that knows no boots and no readiness has the word of the node's agent alone.
+    """
+    if node is None:
+        return False
+    by_agent = not node.boot_id and node.ready is None
+    boot = boot_of(node_state) if by_agent else node.boot_id
+    other = bool(boot and attempt.boot_id) and boot != attempt.boot_id
+    return other and (by_agent or node.ready is True)
