@@ -31,16 +31,26 @@ _UNREAD = "its status can't be read: "
 
 
 class KnownOperations:
-    """The operations as last read, seen or written: none goes back to an earlier version."""
+    """The operations as last read, seen or written: none goes back to an earlier version.
 
-    def __init__(self) -> None:
+    Those of another installation are left out. ``installation``: ours; empty: there is one.
+    """
+
+    def __init__(self, installation: str = "") -> None:
+        self.installation = installation
         self._by_node: dict[str, dict[str, Operation]] = {}
         self._requests: dict[str, Operation] = {}
+        self._deleted_tests: dict[str, Operation] = {}
 
     @property
     def requests(self) -> list[Operation]:
         """People's own that have not ended, the oldest first."""
         return sorted(self._requests.values(), key=_age)
+
+    @property
+    def deleted_tests(self) -> list[Operation]:
+        """Tests of nodes in no quarantine that have ended, and that a person has deleted since."""
+        return [*self._deleted_tests.values()]
 
     def node_tests(self, node: str = "") -> list[Operation]:
         """The tests of nodes in no quarantine that have begun: all, or the node's."""
@@ -63,10 +73,19 @@ class KnownOperations:
         return True
 
     def _keep(self, operation: Operation) -> None:
+        if not operation.is_of(self.installation):
+            self.drop(operation)
+            return
         self._by_node.setdefault(operation.spec.node, {})[operation.name] = operation
-        self._requests.pop(operation.name, None)
+        self._leave_out(operation.name)
         if operation.is_open and is_request(operation):
             self._requests[operation.name] = operation
+        if operation.deleting and not operation.is_open and is_node_test(operation):
+            self._deleted_tests[operation.name] = operation
+
+    def _leave_out(self, name: str) -> None:
+        self._requests.pop(name, None)
+        self._deleted_tests.pop(name, None)
 
     def take_read(self, operations: Iterable[Operation], node: str = "") -> None:
         """These are all that there are of the fleet, or of the node and held: versions go backwards
@@ -76,8 +95,9 @@ class KnownOperations:
         if not node:
             self._by_node.clear()
             self._requests.clear()
+            self._deleted_tests.clear()
         for one in before:
-            self._requests.pop(one.name, None)
+            self._leave_out(one.name)
         for one in (*(one for one in before if not one.held), *operations):
             self._keep(one)
 
@@ -87,7 +107,7 @@ class KnownOperations:
         known = there.get(operation.name)
         if known is not None and known.uid == operation.uid:
             del there[operation.name]
-            self._requests.pop(operation.name, None)
+            self._leave_out(operation.name)
         if not there:
             self._by_node.pop(operation.spec.node, None)
 
@@ -136,13 +156,20 @@ def first_tests(requests: Iterable[Operation]) -> dict[str, Operation]:
 
 
 def newest_tests(operations: Iterable[Operation]) -> list[Operation]:
-    """The newest test of each node, whose status has what is known of the node."""
-    found: dict[str, Operation] = {}
-    for one in operations:
-        before = found.get(one.spec.node)
-        if is_node_test(one) and (before is None or before.status.began_at <= one.status.began_at):
-            found[one.spec.node] = one
-    return [*found.values()]
+    """The newest test of each node, whose status has what is known of the node. By their numbers,
+    as a clock may have gone back; of two Nodes of one name by time.
+    """
+    of_nodes: dict[tuple[str, str], Operation] = {}
+    for one in filter(is_node_test, operations):
+        key = one.spec.node, one.status.node_uid
+        of_nodes[key] = max(of_nodes.get(key, one), one, key=test_order)
+    found = sorted(of_nodes.values(), key=lambda one: one.status.began_at)
+    return [*{one.spec.node: one for one in found}.values()]
+
+
+def test_order(operation: Operation) -> tuple[int, float]:
+    """The order of one Node's tests."""
+    return operation.status.number, operation.status.began_at
 
 
 def _number_in(name: str, spec: OperationSpec) -> int:
@@ -235,7 +262,7 @@ def spec_of(quarantine: Quarantine, attempt: RepairAttempt, reason: str = "") ->
 def begun_status(
     quarantine: Quarantine | None, attempt: RepairAttempt, number: int
 ) -> OperationStatus:
-    """The status by which an operation becomes that attempt; None: of no quarantine."""
+    """The status by which an operation becomes that attempt, of this quarantine if of one."""
     begun = OperationStatus(
         operation=attempt.operation if attempt.request else "",
         quarantine=quarantine.uid if quarantine is not None else "",

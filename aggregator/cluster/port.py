@@ -310,7 +310,8 @@ class OperationSpec:
 
     ``quarantine``: the UID of the Quarantine that it is for; empty in a person's request: the one
     that is in force then, and for a test also none. ``profile`` is that of a test. ``requester``
-    and ``reason`` are for people.
+    and ``reason`` are for people. ``installation``: whose test of a node in no quarantine it is, as
+    that of a Quarantine.
     """
 
     node: str
@@ -319,6 +320,7 @@ class OperationSpec:
     profile: str = ""
     requester: str = ""
     reason: str = ""
+    installation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,12 +389,14 @@ class OperationStatus:
     ``ends_as``: the phase in which it ends once what its order left in the cluster is removed,
     after which no object reports it; and of a new node's test once the taint is. ``node_test``: of
     a test of a node in no quarantine, whose ``number`` counts those of the Node.
+    ``installation``: which one has begun such a test by a person's request.
     """
 
     phase: RepairState = RepairState.PENDING
     message: str = ""
     operation: str = ""
     quarantine: str = ""
+    installation: str = ""
     number: int = 0
     boot_id: str = ""
     node_uid: str = ""
@@ -425,6 +429,11 @@ class Operation:
     def is_open(self) -> bool:
         """Whether it has not ended."""
         return self.status.phase in (RepairState.PENDING, *BUSY)
+
+    def is_of(self, installation: str) -> bool:
+        """Whether it is not another installation's, which alone goes on with it."""
+        whose = self.status.installation or self.spec.installation
+        return not whose or installation in ("", whose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -930,6 +939,12 @@ class Operations(Protocol):
     def node_tests(self, node: str = "") -> list[Operation]:
         """The tests of nodes in no quarantine that have begun, all or of one node, as last seen: no
         request is made.
+        """
+        ...
+
+    def deleted_tests(self) -> list[Operation]:
+        """Those of `node_tests` that have ended, and that a person has deleted since, as last seen:
+        no request is made.
         """
         ...
 

@@ -259,10 +259,10 @@ class _Acts:
             settings=settings.repair,
             engine=self.operations,
             checks=self.start_checks,
-            times=writer.times,
+            policy=given.policy,
             pool_label=settings.limits.pool_label,
         )
-        self.repairs = RepairRunner(self.quarantined, writer, given.policy)
+        self.repairs = RepairRunner(self.quarantined)
 
 
 def build_controller(
@@ -496,9 +496,6 @@ def _parts(
         ),
         own_evidence=base.own_evidence,
         repair_permissions=RepairPermissions(
-            acts=acts.acts,
-            record_writer=base.record_writer,
-            settings=settings.repair,
             quarantined=acts.quarantined,
             node_tests=node_tests.checks,
             watch=node_tests.watch,

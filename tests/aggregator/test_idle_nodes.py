@@ -16,7 +16,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.node_tests import NodeTest, begun_status, operation_of
+from aggregator.quarantine.decide.node_tests import NodeTest, begun_status
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -38,6 +38,7 @@ from tests.support.new_node_tests import (
     TIMEOUT,
     UNTESTED,
     ProgramRepairer,
+    own_test,
 )
 from tests.support.replica import fault, shipped_policy
 from tests.support.virtual_replica import later
@@ -68,7 +69,7 @@ async def test_an_idle_node_is_tested_and_again_when_its_verdict_is_old() -> Non
     assert len(site.program.orders) == 1
     await later(2 * HOUR)
     site.check()
-    assert site.program.operations == ["uid-n1-boot-1-1-test", "uid-n1-boot-1-2-test"]
+    assert site.program.operations == [own_test(1), own_test(2)]
     assert site.taints() == (POOL,)
     assert site.world.quarantines == {}
     await site.replica.stop()
@@ -210,7 +211,7 @@ async def test_the_longest_untested_node_comes_first() -> None:
     site.idle["concurrent"] = 1
     begins = 1_000_000.0
     for name, ago in (("n1", 8), ("n2", 9), ("n3", 7)):
-        operation = operation_of(f"uid-{name}", "boot-1", 1)
+        operation = own_test(1, node=name)
         at = begins - ago * HOUR
         test = NodeTest(
             number=1,
@@ -266,6 +267,69 @@ async def test_a_pod_that_waits_behind_work_is_taken_back() -> None:
     assert site.program.cancelled == site.program.operations
     assert parse_record(site.world.record.text).node_tests == {}
     assert site.condition() == ("", "")
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("died", [False, True])
+@in_virtual_time
+async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failure_is_known(
+    died: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """``died``: the process that went before had made what comes in its place, and no more."""
+    site = IdleNodes(verdicts=(FAILED, PASSED))
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    before, shelf = site.last_test(), site.world.operations
+    for number in (2, 3):
+        name = site.last_test()["operation"]
+        if died:
+            spec = replace(shelf.by_name[name].spec, reason="of before")
+            shelf.store(Operation(own_test(number), f"o-{number}", "0", spec))
+        shelf.person_deletes(name)
+        await site.replica.answer_requests()
+        assert list(shelf.by_name) == [own_test(number)]
+        after = site.last_test()
+        changed = {"number": number, "operation": own_test(number)}
+        assert after == before | changed
+    await later(HOUR)
+    assert evidence(site) == ["active-test:failed"]
+    assert len(site.program.operations) == 1
+    await site.settles(lambda: evidence(site) == [], within=8 * HOUR)
+    assert site.last_test()["number"] == 4
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_earlier_test_that_a_person_deletes_is_gone_at_once() -> None:
+    site = IdleNodes()
+    site.start()
+    await site.settles(lambda: site.last_test().get("number") == 2, within=9 * HOUR)
+    await later(60)
+    site.world.operations.person_deletes(own_test(1))
+    await site.replica.answer_requests()
+    assert list(site.world.operations.by_name) == [own_test(2)]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_two_installations_count_their_own_tests_of_a_node() -> None:
+    """Each has its own operations, verdict and numbers, and leaves those of the other."""
+    site = IdleNodes(verdicts=(FAILED, PASSED))
+    site.start(MemoryCluster(site.world, installation="staging"))
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.replica.stop()
+    site.start()
+    await site.settles(lambda: len(site.program.operations) == 2)
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    theirs, ours = site.world.operations.by_name.values()
+    assert (theirs.spec.installation, ours.spec.installation) == ("staging", "sickbay")
+    assert (theirs.status.number, ours.status.number) == (1, 1)
+    assert theirs.status.phase is RepairState.FAILED
+    assert evidence(site) == []
+    site.world.operations.person_deletes(theirs.name)
+    await site.replica.answer_requests()
+    assert theirs.name in site.world.operations.by_name
     await site.replica.stop()
 
 

@@ -34,6 +34,7 @@ from tests.support.new_node_tests import (
     TIMEOUT,
     UNTESTED,
     NewNodes,
+    own_test,
 )
 from tests.support.replica import fault, shipped_policy
 from tests.support.virtual_replica import later
@@ -49,7 +50,7 @@ async def test_a_new_node_that_passes_loses_its_startup_taint_and_no_other() -> 
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
     assert site.taints() == (POOL,)
-    assert site.program.operations == ["uid-n1-boot-1-1-test"]
+    assert site.program.operations == [own_test(1)]
     [order] = site.program.orders
     assert (order.profile, order.tolerates, order.quarantine) == ("quick", KEY, "")
     assert site.program.ended == site.program.operations
@@ -59,7 +60,7 @@ async def test_a_new_node_that_passes_loses_its_startup_taint_and_no_other() -> 
         ("True", "TestPassed"),
     ]
     message = site.world.test_conditions["n1"].message
-    assert "test quick passed (operation uid-n1-boot-1-1-test, boot boot-1)" in message
+    assert f"test quick passed (operation {own_test(1)}, boot boot-1)" in message
     assert site.kinds() == ["repair.ordered", "repair.ended"]
     [ended] = [one for one in site.replica.notes.transitions if one.kind == "repair.ended"]
     assert ended.details["outcome"] == "Succeeded"
@@ -151,7 +152,7 @@ async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
     site.reboot()
     await site.settles(site.is_open)
     site.check()
-    assert site.program.operations == ["uid-n1-boot-1-1-test", "uid-n1-boot-1x-2-test"]
+    assert site.program.operations == [own_test(1), own_test(2, "boot-1x")]
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     await site.replica.stop()
 
@@ -177,8 +178,8 @@ async def test_a_test_that_never_ends_has_no_verdict_and_is_ended() -> None:
     site.start()
     await site.settles(site.is_open)
     site.check()
-    assert site.program.cancelled == ["uid-n1-boot-1-1-test"]
-    assert site.program.operations == ["uid-n1-boot-1-1-test", "uid-n1-boot-1-2-test"]
+    assert site.program.cancelled == [own_test(1)]
+    assert site.program.operations == [own_test(1), own_test(2)]
     await site.replica.stop()
 
 
@@ -434,7 +435,7 @@ async def test_a_person_deletes_the_operation_of_our_own_test_under_way() -> Non
 @in_virtual_time
 async def test_a_person_deletes_the_operation_of_our_own_test_before_it_begins() -> None:
     """A process made it, and died before it began."""
-    site, name = NewNodes(), "uid-n1-boot-1-1-test"
+    site, name = NewNodes(), own_test(1)
     spec = OperationSpec("n1", "test", profile="quick", requester="sickbay")
     site.world.operations.store(Operation(name, "o", "0", spec, deleting=True))
     site.start()

@@ -20,7 +20,7 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.aggregator.repair_site import Site
 from tests.support.gpu_reports import GpuReports
 from tests.support.memory_cluster import MemoryCluster, World
-from tests.support.new_node_tests import GOING, NewNodes
+from tests.support.new_node_tests import GOING, NewNodes, own_test
 from tests.support.relays import replicas
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
@@ -81,7 +81,7 @@ async def ordered() -> Ordered:
     request = PermissionRequest(order.operation, "reboot", order.quarantine)
     one = Ordered(site, cluster, request, unreachable)
     permissions = site.replica.controller.repair_permissions
-    permissions._acts._guards._switch.may_act = lambda: one.acts
+    permissions._quarantined.acts._guards._switch.may_act = lambda: one.acts
     return one
 
 
@@ -303,7 +303,7 @@ async def test_the_test_of_a_new_node_is_permitted_while_it_still_waits_for_it(
     request = PermissionRequest(order.operation, "test", order.node_uid)
     refusal = await permissions.refusal("n1", request)
     assert refusal.startswith(why) if why else not refusal, (name, refusal)
-    other = replace(request, operation="uid-n1-boot-1-7-test")
+    other = replace(request, operation=own_test(7))
     assert await permissions.refusal("n1", other) == NO_ORDER
     await site.replica.stop()
 

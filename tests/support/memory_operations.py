@@ -134,12 +134,18 @@ class MemoryOperations:
         return await self._cluster.call("adopt_operation", effect)
 
     def requests(self) -> list[Operation]:
-        found = [one for one in self._shelf.by_name.values() if one.is_open and is_request(one)]
+        found = [one for one in self._ours() if one.is_open and is_request(one)]
         return sorted(found, key=lambda one: (one.created_at, one.name))
 
     def node_tests(self, node: str = "") -> list[Operation]:
-        there = self._shelf.by_name.values()
-        return [one for one in there if is_node_test(one) and node in ("", one.spec.node)]
+        return [one for one in self._ours() if is_node_test(one) and node in ("", one.spec.node)]
+
+    def deleted_tests(self) -> list[Operation]:
+        return [one for one in self.node_tests() if one.deleting and not one.is_open]
+
+    def _ours(self) -> list[Operation]:
+        ours = self._cluster.installation
+        return [one for one in self._shelf.by_name.values() if one.is_of(ours)]
 
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.call("read_operation", lambda: self._shelf.by_name.get(name))
@@ -148,9 +154,7 @@ class MemoryOperations:
         return [one for one in await self.all() if one.spec.node == node]
 
     async def all(self) -> list[Operation]:
-        return await self._cluster.call(
-            "list_operations", lambda: list(self._shelf.by_name.values())
-        )
+        return await self._cluster.call("list_operations", self._ours)
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         def effect() -> Operation:

@@ -20,7 +20,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
-from aggregator.quarantine.decide.node_tests import NodeTest, last_test
+from aggregator.quarantine.decide.node_tests import NodeTest, last_test, operation_of
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -112,6 +112,11 @@ class TestProgram:
             self.wrong.append(f"{after.name}: it was removed in a quarantine")
         if set(before.taints) - set(after.taints) != {UNTESTED}:
             self.wrong.append(f"{after.name}: {before.taints} became {after.taints}")
+
+
+def own_test(number: int, boot: str = "boot-1", node: str = "n1") -> str:
+    """The id of a test that began by itself."""
+    return operation_of(f"uid-{node}", boot, number, installation="sickbay")
 
 
 def last_test_of(world: World, name: str) -> dict[str, Any]:
@@ -258,7 +263,7 @@ class NewNodes:
 
     def break_test(self, name: str = "n1") -> Operation:
         """A later version has written the node's first test: its status can't be read."""
-        shelf, ident = self.world.operations, f"uid-{name}-boot-1-1-test"
+        shelf, ident = self.world.operations, own_test(1, node=name)
         spec = OperationSpec(name, "test", requester="sickbay")
         there = shelf.by_name.get(ident) or Operation(ident, f"o-{name}", "0", spec)
         readable = OperationStatus(node_uid=f"uid-{name}")

@@ -40,6 +40,7 @@ from aggregator.cluster.port import (
     RepairState,
     RepairStatus,
 )
+from aggregator.quarantine.decide.node_tests import last_test
 from aggregator.quarantine.decide.repair import operation_id
 from tests.support.field_values import values
 
@@ -104,10 +105,52 @@ def test_the_known_tests_are_those_of_a_node_and_need_no_read_for_a_quarantine()
     assert known.node_tests("n1") == [first, second]
     assert len(known.node_tests()) == 3
     assert known.node_tests("n3") == []
-    assert newest_tests(known.node_tests()) == [second, other]
+    assert newest_tests(known.node_tests()) == [other, second]
     assert not known.has("n1")
     known.take(request("r1"))
     assert known.has("n1")
+
+
+def test_the_newest_test_of_a_node_has_the_highest_number_also_after_a_clock_went_back() -> None:
+    first, second = node_test("a", at=9.0, number=1), node_test("b", at=2.0, number=2)
+    other_node = node_test("c", at=10.0, number=1, node_uid="another")
+    assert newest_tests([second, first]) == newest_tests([first, second]) == [second]
+    assert newest_tests([other_node, first, second]) == [other_node]
+    found, _ = last_test([second, first], second.status.node_uid)
+    assert found is not None
+    assert found.operation == "b"
+
+
+def test_another_installations_tests_are_not_known() -> None:
+    known = KnownOperations("ours")
+    spec = OperationSpec("n1", "test", requester="sickbay", installation="theirs")
+    theirs, asked = replace(node_test("a"), spec=spec), request("r1", kind="test")
+    ours = replace(node_test("b"), spec=replace(spec, installation="ours"))
+    for one in (theirs, asked, ours):
+        known.take(one)
+    assert (known.node_tests(), known.requests) == ([ours], [asked])
+    taken = replace(node_test("r1").status, installation="theirs")
+    known.take(replace(asked, version="9", status=taken))
+    assert (known.node_tests(), known.requests) == ([ours], [])
+    known.take_read([theirs, ours])
+    assert known.node_tests() == [ours]
+    for installation in ("", "theirs"):
+        everybodys = KnownOperations(installation)
+        everybodys.take(theirs)
+        assert everybodys.node_tests() == [theirs]
+
+
+def test_a_test_that_has_ended_and_was_deleted_is_known_until_it_is_gone() -> None:
+    known, ended = KnownOperations(), node_test("a", phase=RepairState.ORDERED)
+    known.take(ended)
+    going = replace(ended, deleting=True, version="8")
+    known.take(going)
+    assert known.deleted_tests == []
+    gone = replace(going, status=replace(going.status, phase=RepairState.FAILED), version="9")
+    known.take(gone)
+    assert known.deleted_tests == [gone]
+    known.drop(gone)
+    assert known.deleted_tests == []
 
 
 def test_an_object_of_another_name_is_a_persons_request_of_its_node() -> None:

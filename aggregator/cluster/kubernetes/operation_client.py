@@ -61,13 +61,18 @@ class _Object(msgspec.Struct, frozen=True):
 
 
 class KubeOperations:
-    """Implements `Operations`. ``wall`` (seconds) is the time of conditions that change."""
+    """Implements `Operations`. ``wall`` (seconds) is the time of conditions that change.
 
-    def __init__(self, transport: Transport, wall: Callable[[], float]) -> None:
+    Those of another ``installation`` are neither known nor listed; empty: there is one.
+    """
+
+    def __init__(
+        self, transport: Transport, wall: Callable[[], float], installation: str = ""
+    ) -> None:
         self._transport = transport
         self._wall = wall
         #: What is known of them; the informer keeps it up to date.
-        self.known = KnownOperations()
+        self.known = KnownOperations(installation)
 
     async def create(self, name: str, spec: OperationSpec) -> Operation:
         body = operation_body(name, spec, finalizers=[FINALIZER])
@@ -98,6 +103,9 @@ class KubeOperations:
     def node_tests(self, node: str = "") -> list[Operation]:
         return self.known.node_tests(node)
 
+    def deleted_tests(self) -> list[Operation]:
+        return self.known.deleted_tests
+
     async def read(self, name: str) -> Operation | None:
         try:
             return self._take(await self._request("GET", _path(name)))
@@ -108,12 +116,14 @@ class KubeOperations:
         selector = {"labelSelector": f"{NODE_LABEL}={label_of(node)}"}
         listed = await self._request("GET", paths.OPERATIONS, query=selector)
         operations = (decode_operation(one) for one in decode(listed, RawList).items or ())
-        found = [one for one in operations if one.spec.node == node]
+        ours = self.known.installation
+        found = [one for one in operations if one.spec.node == node and one.is_of(ours)]
         self.known.take_read(found, node)
         return found
 
     async def all(self) -> list[Operation]:
-        return await list_operations(self._transport)
+        found = await list_operations(self._transport)
+        return [one for one in found if one.is_of(self.known.installation)]
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         fence = {"resourceVersion": operation.version, "uid": operation.uid}

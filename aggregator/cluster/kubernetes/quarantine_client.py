@@ -53,7 +53,9 @@ class KubeQuarantines:
         self._transport = transport
         self._installation = installation
         self._wall = wall
-        self.operations = (KubeOperations if operations else NoOperations)(transport, wall)
+        self.operations = (KubeOperations if operations else NoOperations)(
+            transport, wall, installation
+        )
 
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None

@@ -100,6 +100,9 @@ class LocalOperations:
     def node_tests(self, node: str = "") -> list[Operation]:
         return self.known.node_tests(node)
 
+    def deleted_tests(self) -> list[Operation]:
+        return self.known.deleted_tests
+
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.read_store(lambda store: store.operations.read(name))
 

@@ -4,6 +4,7 @@ Invariant: the id of a test follows from the Node's uid, its boot and the number
 process that decides on a test computes the same.
 """
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -97,12 +98,13 @@ def last_test(operations: Iterable[Operation], node_uid: str) -> tuple[NodeTest 
     """
     own = [one for one in operations if one.status.node_uid in (node_uid, "")]
     unread = [one for one in own if is_unread(one) and not one.deleting]
-    found = [node_test_of(one) for one in own if not is_unread(one)]
-    last = max(found, key=lambda one: (one.number, one.began_at), default=None)
+    found = (one for one in own if not is_unread(one))
+    newest = max(found, key=attempts.test_order, default=None)
     if unread:
         return None, f"operation {unread[0].name}: {unread[0].status.message}; delete it to go on"
-    if last is None:
+    if newest is None:
         return None, ""
+    last = node_test_of(newest)
     if last.is_busy and not last.deadline_at:
         return None, f"operation {last.name} is under way without a deadline; delete it to go on"
     return last, ""
@@ -141,11 +143,15 @@ def _values(of: RepairAttempt | NodeTestStatus) -> dict[str, Any]:
     return {one.name: getattr(of, one.name) for one in fields(of)}
 
 
-def operation_of(node_uid: str, boot_id: str, number: int, request_uid: str = "") -> str:
-    """The id of one test of a Node, the same for each process. ``request_uid``: of the object with
-    which a person requested it: numbers come again once the objects of before are deleted.
+def operation_of(
+    node_uid: str, boot_id: str, number: int, request_uid: str = "", *, installation: str = ""
+) -> str:
+    """The id of one test of a Node, the same for each process of the ``installation``: another one
+    counts tests of its own. ``request_uid``: of the object with which a person requested it:
+    numbers come again once the objects of before are deleted.
     """
-    parts = (node_uid, boot_id or "boot", str(number), request_uid[:8], TEST)
+    whose = f"{zlib.crc32(installation.encode()):08x}" if installation else ""
+    parts = (node_uid, boot_id or "boot", str(number), whose, request_uid[:8], TEST)
     return "-".join(part for part in parts if part)
 
 
@@ -158,7 +164,7 @@ class NodeTestFacts:
 
     ``tainted``: the node carries the startup taint. ``against``: why no test may begin on it now.
     ``ends``: why a test under way has to end. ``request``: the oldest of a person that has not
-    begun.
+    begun. ``installation``: ours.
     """
 
     node_uid: str
@@ -167,6 +173,7 @@ class NodeTestFacts:
     against: str = ""
     ends: str = ""
     request: OperationRequest | None = None
+    installation: str = ""
 
 
 def next_of_test(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextOperation:
@@ -184,7 +191,13 @@ def new_test(
 ) -> NextOperation:
     """The test that begins, after the ``last``. ``more``: fields of the test by its reason."""
     number, asked = last.number + 1 if last is not None else 1, facts.request
-    ident = operation_of(facts.node_uid, facts.boot_id, number, asked.uid if asked else "")
+    ident = operation_of(
+        facts.node_uid,
+        facts.boot_id,
+        number,
+        asked.uid if asked else "",
+        installation=facts.installation,
+    )
     failed, failed_boot = carried_failure(last)
     test = NodeTest(
         number=number,

@@ -2,8 +2,12 @@
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aggregator.cluster.port import RepairAttempt, RepairState
+
+if TYPE_CHECKING:
+    from aggregator.quarantine.decide.node_tests import NodeTest
 
 
 class Do(enum.Enum):
@@ -23,7 +27,7 @@ class NextOperation:
     """The next step, of which kind, why, and by which request of a person: the name of that.
 
     ``profile`` is that of a test. ``test``: of a node in no quarantine, the one that begins,
-    without its times. With NOTHING ``because`` is why none begins now; empty: none is due.
+    without its times. With NOTHING ``because`` is why it does not begin now; empty: it is not due.
     """
 
     do: Do
@@ -31,7 +35,7 @@ class NextOperation:
     because: str = ""
     request: str = ""
     profile: str = ""
-    test: RepairAttempt | None = None
+    test: "NodeTest | None" = None
 
 
 def under_way(

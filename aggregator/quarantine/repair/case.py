@@ -1,4 +1,4 @@
-"""One node's operation as the engine sees it: what differs by where the node is."""
+"""One node's operation as the engine sees it: the differences by the place of the node."""
 
 from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -57,8 +57,8 @@ class OperationCase(Protocol):
     # -- reads, and the guards of its acts --------------------------------------------------
 
     async def make(self, step: NextOperation) -> RepairAttempt | None:
-        """The attempt that begins, by the node as it is now; None: one does not, and that is noted
-        where people see it.
+        """The attempt that begins, by the node as it is now, if one does; a reason against it is
+        noted where people see it.
         """
 
     def beginning_guard(self, attempt: RepairAttempt) -> Guard: ...
@@ -83,7 +83,7 @@ class OperationCase(Protocol):
     async def while_wanted(
         self, ordering: Coroutine[Any, Any, RepairAnswer]
     ) -> RepairAnswer | None:
-        """The answer to the order; None: its purpose has gone, and it is not waited for."""
+        """The answer to the order, unless its purpose goes: then it is not waited for."""
         return await ordering
 
     async def proof(self, attempt: RepairAttempt) -> AttemptOutcome | None:
@@ -142,7 +142,7 @@ class OperationCase(Protocol):
     async def end_of(
         self, attempt: RepairAttempt, outcome: AttemptOutcome, *, late: bool
     ) -> RepairAttempt | None:
-        """The attempt with its end, by the node as it is now; None: its end waits, which is noted.
+        """The attempt with its end, by the node as it is now, unless its end waits, which is noted.
         ``late``: it waits no longer.
         """
         ...

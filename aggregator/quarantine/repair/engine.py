@@ -49,7 +49,7 @@ class OperationEngine:
     """One operation of one node at a time; `OperationCase` has what differs."""
 
     _operations: Operations
-    _record_writer: AdmissionRecordWriter
+    record_writer: AdmissionRecordWriter
     _clocks: Clocks
     _settings: RepairSettings
 
@@ -85,7 +85,7 @@ class OperationEngine:
 
     def counts(self, node: str, attempt: RepairAttempt) -> bool:
         """Whether the record counts the attempt; a ticket counts for no limit."""
-        reserved = self._record_writer.has_operation(node, attempt.operation)
+        reserved = self.record_writer.has_operation(node, attempt.operation)
         return attempt.repair in ASKS_A_PERSON or reserved
 
     # -- its reservation --------------------------------------------------------------------
@@ -94,7 +94,7 @@ class OperationEngine:
         """Count an operation under way again that another version's replica has dropped."""
         if attempt.repair not in ASKS_A_PERSON:
             lost = running_of(case.node, attempt, case.limits(attempt)[0], case.pool)
-            await self._record_writer.restore_operation(lost)
+            await self.record_writer.restore_operation(lost)
 
     async def _reserve(
         self, case: OperationCase, attempt: RepairAttempt, step: NextOperation | None = None
@@ -108,7 +108,7 @@ class OperationEngine:
         # The time of an operation counts from its beginning, and this one may not begin for hours.
         now = attempt.began_at if step is not None else self._time_of(attempt)
         left = max(0.0, attempt.deadline_at - now)
-        held = await self._record_writer.reserve(
+        held = await self.record_writer.reserve(
             OperationProposal(case.node, attempt.operation, kind, left, case.pool, attempt.domains),
             limits,
         )
@@ -118,7 +118,7 @@ class OperationEngine:
 
     def _time_of(self, attempt: RepairAttempt) -> float:
         """The time by the clock that began it."""
-        return self._record_writer.times.time_of(attempt.operation, attempt.began_at)
+        return self.record_writer.times.time_of(attempt.operation, attempt.began_at)
 
     # -- it begins --------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class OperationEngine:
         self, case: OperationCase, attempt: RepairAttempt
     ) -> AttemptOutcome | None:
         """The outcome of a test whose order another process has sent, or not, and that can't be
-        sent again: none will come, so that it is taken back.
+        sent again: it has no verdict, and is taken back.
         """
         if self._sends_twice(attempt) or attempt.repair not in self._settings.repairers:
             return None
@@ -343,7 +343,7 @@ class OperationEngine:
         await self.change(case, case.busy or attempt, ended)
         self.announce(case, ended, text)
         case.poll_in(0.0)
-        await self._record_writer.end_operation(attempt.operation)
+        await self.record_writer.end_operation(attempt.operation)
 
     def announce(self, case: OperationCase, ended: RepairAttempt, text: str) -> None:
         """An end that is durable: report it to the repairer and to people."""

@@ -50,7 +50,7 @@ _TRIES = 5
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeTestParts:
-    """What the tests of all nodes share."""
+    """The parts that the tests of all nodes share."""
 
     shared: NodeTestContext
     checks: NodeTestChecks
@@ -108,11 +108,18 @@ class NodeTestCase(OperationCase):
         return reserved_kind(test), NodeTestLimits(rules)
 
     def spec(self, attempt: RepairAttempt, because: str) -> OperationSpec:
-        profile = attempt.profile
-        return OperationSpec(self.node, TEST, profile=profile, requester=OURS, reason=because)
+        return OperationSpec(
+            node=self.node,
+            kind=TEST,
+            profile=attempt.profile,
+            requester=OURS,
+            reason=because,
+            installation=self._of.shared.cluster.installation,
+        )
 
     def begun_status(self, attempt: RepairAttempt) -> OperationStatus:
-        return begun_status(_test(attempt))
+        whose = self._of.shared.cluster.installation if attempt.request else ""
+        return replace(begun_status(_test(attempt)), installation=whose)
 
     def is_request(self, there: Operation, attempt: RepairAttempt) -> bool:
         pending = there.status.phase is RepairState.PENDING
@@ -132,7 +139,7 @@ class NodeTestCase(OperationCase):
         return replace(test, began_at=now, deadline_at=until, domains=domains)
 
     async def _against(self, test: NodeTest) -> str | None:
-        """Why it does not begin, or waits; None: it was refused, or mode observe has shown it."""
+        """Why it does not begin, or waits. Without a text it was refused, or only shown."""
         shared, events = self._of.shared, self._of.events
         observes = shared.settings.rules.mode is RepairMode.OBSERVE
         if observes and not test.reason:
@@ -167,7 +174,7 @@ class NodeTestCase(OperationCase):
         there = await shared.cluster.operations.read(test.request)
         if there is None or there.deleting or not self.is_request(there, test):
             raise Conflict(f"operation {test.request} is gone, or has begun")
-        await shared.cluster.operations.write_status(there, begun_status(over))
+        await shared.cluster.operations.write_status(there, self.begun_status(over))
         self._watched.test, self._watched.requested = over, ""
         self._of.events.emit_refused(self.node, over)
         return True

@@ -66,6 +66,7 @@ class NodeTestChecks:
             or (DELETED_BY_HAND if test is not None and test.deleted else "")
             or self._ends_test(node, node_state),
             request=self.request(node.name),
+            installation=self._shared.cluster.installation,
         )
 
     def request(self, name: str) -> OperationRequest | None:

@@ -1,26 +1,39 @@
 """Reports on people's Operations why they do not begin, and ends those that a person withdraws, or
-a quarantine, before they have begun. It begins none.
+a quarantine, before they have begun. It begins none. Tests that people delete are removed.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+
+from attrs import define
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import cancelled, first_tests, is_of_service
+from aggregator.cluster.operations import (
+    OURS,
+    cancelled,
+    first_tests,
+    is_of_service,
+    is_unread,
+    test_order,
+)
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
     Operation,
     OperationRequest,
     Operations,
+    OperationSpec,
     Quarantine,
     Refused,
     RepairState,
     RepairStatus,
 )
 from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.node_tests import begun_status, node_test_of, operation_of
 from aggregator.quarantine.decide.repair import why_blocked
 from aggregator.quarantine.decide.repair_plan import RepairPlan
+from aggregator.quarantine.repair.operation_creation import open_pending
 from aggregator.quarantine.state.fleet import FleetState
 
 #: Seconds between two rounds.
@@ -34,20 +47,14 @@ _CAME_BETWEEN = (
 )
 
 
+@define(eq=False, slots=False)
 class OperationRequests:
     """``may_act``: whether this process is the controller now."""
 
-    def __init__(
-        self,
-        operations: Operations,
-        fleet: FleetState,
-        clocks: Clocks,
-        may_act: Callable[[], bool],
-    ) -> None:
-        self._operations = operations
-        self._fleet = fleet
-        self._clocks = clocks
-        self._may_act = may_act
+    _operations: Operations
+    _fleet: FleetState
+    _clocks: Clocks
+    _may_act: Callable[[], bool]
 
     async def go_round(self) -> None:
         """Write what has changed since the last round; a write that fails comes with the next."""
@@ -57,12 +64,13 @@ class OperationRequests:
             one for one in self._operations.requests() if one.status.phase is RepairState.PENDING
         ]
         tests = {node: one.name for node, one in first_tests(waiting).items()}
-        due = [one for one in waiting if self._is_due(one, tests)]
-        for one in due[:_MOST]:
+        due = [partial(self._write, one, tests) for one in waiting if self._is_due(one, tests)]
+        due += [partial(self._forget, one) for one in self._operations.deleted_tests()]
+        for act in due[:_MOST]:
             if not self._may_act():
                 return
             try:
-                await self._write(one, tests)
+                await act()
             except (Conflict, Refused):
                 continue  # it keeps none of the others
             except ClusterError:
@@ -82,6 +90,28 @@ class OperationRequests:
         written = await self._operations.write_status(request, ended)
         if request.deleting:
             await self._operations.drop(written)
+
+    async def _forget(self, test: Operation) -> None:
+        """A person has deleted a test that has ended. The newest one of a Node comes again under
+        the next number: else an earlier failure would be open again, a failure that is open would
+        be over, and the number would be used again.
+        """
+        node, uid = test.spec.node, test.status.node_uid
+        others = [one for one in self._operations.node_tests(node) if one.status.node_uid == uid]
+        newest = max((one for one in others if not is_unread(one)), key=test_order, default=None)
+        if newest is not None and newest.name == test.name and node in self._fleet.node_summaries:
+            whose = test.status.installation or test.spec.installation
+            number, boot = test.status.number + 1, test.status.boot_id
+            name = operation_of(uid, boot, number, installation=whose)
+            known = replace(node_test_of(test), number=number, operation=name, request="")
+            why = f"the verdict of {test.name}, which a person has deleted"
+            spec = OperationSpec(node, TEST, "", known.profile, OURS, why, whose)
+            status = begun_status(known)
+            made = await open_pending(
+                self._operations, name, spec, is_request=False, deleted=status
+            )
+            await self._operations.write_status(made, status)
+        await self._operations.drop(test)
 
     def _quarantine(self, request: Operation) -> Quarantine | None:
         summary = self._fleet.node_summaries.get(request.spec.node)

@@ -11,13 +11,11 @@ from attrs import define
 
 from aggregator.cluster.port import ClusterError, GuardRefused
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_permission import CANCELLED, NO_ORDER, open_attempt
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_watch import NodeTestWatch
-from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
+from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.quarantine.repair.quarantine_case import RepairContext
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -31,9 +29,6 @@ _AGAIN = 1.0
 class RepairPermissions:
     """Reads and changes nothing."""
 
-    _acts: NodeActions
-    _record_writer: AdmissionRecordWriter
-    _settings: RepairSettings
     _quarantined: RepairContext
     _node_tests: NodeTestChecks
     _watch: NodeTestWatch
@@ -59,8 +54,8 @@ class RepairPermissions:
             return why
 
     async def _decide(self, node: str, request: PermissionRequest) -> str:
-        if self._settings.rules.mode is not RepairMode.REPAIR:
-            return f"repair.mode is {self._settings.rules.mode.value}"
+        if self._quarantined.settings.rules.mode is not RepairMode.REPAIR:
+            return f"repair.mode is {self._quarantined.settings.rules.mode.value}"
         node_state = self._registry.known(node)
         known = node_state.quarantine if node_state is not None else None
         if node_state is None or known is None or known.uid != request.quarantine:
@@ -88,8 +83,8 @@ class RepairPermissions:
         if why:
             return why
         cancelled = partial(_why_cancelled, node_state, request.operation)
-        await self._acts.guard(node_state, against=cancelled)()
-        if not self._record_writer.has_operation(node_state.node, request.operation):
+        await self._quarantined.acts.guard(node_state, against=cancelled)()
+        if not self._quarantined.record_writer.has_operation(node_state.node, request.operation):
             return "the admission record does not have the repair any more"
         return ""
 

@@ -12,6 +12,7 @@ from attrs import define, field
 from aggregator.clock import Clocks
 from aggregator.cluster.operations import begun_status, is_request_of, spec_of
 from aggregator.cluster.port import (
+    BUSY,
     Cluster,
     Guard,
     Node,
@@ -25,16 +26,26 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.events import EventKind
-from aggregator.policy.repairs import ASKS_A_PERSON, REBOOT, REPLACE, TEST
+from aggregator.policy.repairs import (
+    ASKS_A_PERSON,
+    REBOOT,
+    REPLACE,
+    TEST,
+    is_lemon,
+    verdict_of,
+)
+from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.repair import (
+    RepairFacts,
     RepairLimits,
     domains_of,
     is_busy,
     malformed,
+    next_repair,
     operation_id,
 )
 from aggregator.quarantine.decide.repair_permission import (
@@ -43,6 +54,7 @@ from aggregator.quarantine.decide.repair_permission import (
     open_attempt,
     permission_refusal,
 )
+from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
 from aggregator.quarantine.decide.reservation import OperationLimits
 from aggregator.quarantine.repair.attempts import (
     MOST_TEXT,
@@ -52,7 +64,7 @@ from aggregator.quarantine.repair.attempts import (
     end_in_words,
     held_text,
 )
-from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of, is_in_force
 from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
 from aggregator.quarantine.repair.engine import OperationEngine, log_left
 from aggregator.quarantine.repair.operand_pause import OperandPause
@@ -65,9 +77,8 @@ from aggregator.quarantine.repair.protocol import (
 )
 from aggregator.quarantine.repair.start_checks import RepairStartChecks, is_in_use
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
-from aggregator.quarantine.repair.step_choice import RepairStepChoice
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.operation_times import OperationTimes
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_in_force
 
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
@@ -96,7 +107,7 @@ class RepairContext:
     settings: RepairSettings
     engine: OperationEngine
     checks: RepairStartChecks
-    times: OperationTimes
+    policy: Policy
     pool_label: str
     status: RepairStatusWriter = field(init=False)
     tests: TestsBeforeRelease = field(init=False)
@@ -107,6 +118,39 @@ class RepairContext:
         self.status = RepairStatusWriter(self.cluster.operations, self.acts, self.clocks, mode)
         self.tests = TestsBeforeRelease(self.settings, self.clocks, self.status)
         self.operands = OperandPause(self.cluster, self.acts, self.clocks)
+        self.record_writer = self.engine.record_writer
+
+    def may_begin(self, quarantine: Quarantine) -> bool:
+        """Whether an attempt may begin, as far as settings and the Quarantine show."""
+        return not (self.settings.off or quarantine.deleting) and is_emptied(quarantine)
+
+    def _time(self, quarantine: Quarantine) -> float:
+        """The wall clock's time; while an attempt is under way, that of the clock that began it."""
+        repair = quarantine.status.repair
+        last = repair.attempts[-1] if repair is not None and repair.attempts else None
+        if last is None or last.state not in BUSY:
+            return self.clocks.earliest()
+        return self.record_writer.times.time_of(last.operation, last.began_at)
+
+    def next_step(self, node_state: NodeState, quarantine: Quarantine) -> NextOperation:
+        """By what this process knows of the node: no object is read."""
+        now, rules = self._time(quarantine), self.settings.rules
+        past = self.record_writer.record.past_repairs.get(node_state.node, ())
+        facts = RepairFacts(
+            ladder=ladder_of(quarantine.spec, self.policy),
+            available={
+                kind: one.repairer.sends_twice for kind, one in self.settings.repairers.items()
+            },
+            past=tuple(one for one in past if abs(now - one.at) < rules.window),
+            verdict=verdict_of(node_state.agent.health),
+            lemon=is_lemon(node_state.agent.health),
+            is_open=_is_open(node_state, quarantine),
+            began=quarantine.status.admitted_at or quarantine.created_at,
+            returns=self.tests.is_what_holds(node_state),
+            whole=ladder_of(quarantine.spec, self.policy, cleared=True),
+            boot_id=boot_of(node_state),
+        )
+        return next_repair(quarantine.status.repair, facts, rules, now)
 
     async def refusal(
         self, node_state: NodeState, quarantine_uid: str, operation: str, repair: str
@@ -122,7 +166,9 @@ class RepairContext:
         if quarantine is not None and quarantine.uid != quarantine_uid:
             return NO_ORDER
         attempt = open_attempt(quarantine, operation)
-        now = self.times.time_of(operation, attempt.began_at if attempt is not None else 0.0)
+        now = self.record_writer.times.time_of(
+            operation, attempt.began_at if attempt is not None else 0.0
+        )
         why = permission_refusal(quarantine, node, operation, repair, now)
         if why or quarantine is None or node is None or attempt is None:
             return why
@@ -140,10 +186,7 @@ class RepairContext:
 
 @define(eq=False, slots=False)
 class QuarantineCase(OperationCase):
-    """``choice`` decides anew on what was read."""
-
     _of: RepairContext
-    _choice: RepairStepChoice
     _state: NodeState
     #: As it was last read for the step: a write at a later version could follow a release.
     _quarantine: Quarantine
@@ -178,7 +221,7 @@ class QuarantineCase(OperationCase):
         in_force = [item for item in evidence if not item.cleared]
         # After a test that failed the evidence that is over has to be repaired too.
         gpus = {item.component for item in in_force or evidence}
-        now = self._of.times.time_of(attempt.operation, attempt.began_at)
+        now = self._of.record_writer.times.time_of(attempt.operation, attempt.began_at)
         asks = attempt.repair in ASKS_A_PERSON
         collected = self._of.settings.collected(self.node, quarantine.uid) if asks else {}
         return RepairOrder(
@@ -216,9 +259,9 @@ class QuarantineCase(OperationCase):
         no other party's.
         """
         node, fresh = await self._read_anew()
-        if fresh is None or node is None or not self._choice.may_begin(fresh):
+        if fresh is None or node is None or not self._of.may_begin(fresh):
             return None
-        if self._choice.next_step(self._state, fresh) != step:
+        if self._of.next_step(self._state, fresh) != step:
             self.poll_in(float("-inf"))  # decide again
             return None
         by_hand = bool(step.request)
@@ -349,8 +392,8 @@ class QuarantineCase(OperationCase):
     # -- what follows -----------------------------------------------------------------------
 
     def poll_in(self, seconds: float) -> None:
-        view = self._state.own_quarantine_view()
-        view.delay_repair(min(view.repair_poll, self._of.clocks.now() + seconds))
+        at = min(self._state.quarantine_view.repair_poll, self._of.clocks.now() + seconds)
+        self._state.own_quarantine_view().delay_repair(at)
 
     async def hold(self, why: str, step: NextOperation | None = None) -> None:
         quarantine = self._state.quarantine or self._quarantine
@@ -441,6 +484,15 @@ class QuarantineCase(OperationCase):
             )
         cancelled = cancelled or answer.state is AnswerState.DONE
         return _CANCELLED if cancelled else _MAY_COME
+
+
+def _is_open(node_state: NodeState, quarantine: Quarantine) -> bool:
+    """Whether evidence of the quarantine is in force, and is not only waited for to stay away."""
+    if quarantine.status.phase not in MARKED:
+        return False
+    if node_state.agent.is_fresh:
+        return is_in_force(node_state)
+    return any(not item.cleared for item in quarantine.spec.evidence)
 
 
 def _is_in_another_boot(node_state: NodeState, node: Node | None, attempt: RepairAttempt) -> bool:

@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 
+from attrs import define, field
+
 from aggregator.cluster.port import Quarantine, RepairState
 from aggregator.policy.repairs import TEST
-from aggregator.policy.rules import Policy
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.repair import RepairMode, is_busy, operation_id
 from aggregator.quarantine.repair.attempts import MOST_TEXT
 from aggregator.quarantine.repair.case import AttemptOutcome
 from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
-from aggregator.quarantine.repair.step_choice import RepairStepChoice
 from aggregator.quarantine.repair.suppressed import SuppressedRepairs
 from aggregator.quarantine.state.node import NodeState
 
@@ -19,24 +18,16 @@ from aggregator.quarantine.state.node import NodeState
 POLL_EVERY = 15.0
 
 
+@define(eq=False, slots=False)
 class RepairRunner:
     """Repairs nodes; with ``settings.off`` it begins nothing and reads nothing."""
 
-    def __init__(
-        self, context: RepairContext, record_writer: AdmissionRecordWriter, policy: Policy
-    ) -> None:
-        self._of = context
-        self._record_writer = record_writer
-        self._suppressed = SuppressedRepairs(context.acts)
-        self._choice = RepairStepChoice(
-            settings=context.settings,
-            record_writer=record_writer,
-            clocks=context.clocks,
-            policy=policy,
-            tests=context.tests,
-        )
-        #: The operations whose orders a person's release has withdrawn, by node.
-        self._withdrawn: dict[str, str] = {}
+    _of: RepairContext
+    #: The operations whose orders a person's release has withdrawn, by node.
+    _withdrawn: dict[str, str] = field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._suppressed = SuppressedRepairs(self._of.acts)
 
     # -- read by the reconcilers -----------------------------------------------------------
 
@@ -50,7 +41,7 @@ class RepairRunner:
         quarantine = node_state.quarantine
         if quarantine is None or (self._of.settings.off and quarantine.status.repair is None):
             return False
-        return is_busy(quarantine.status.repair) or self._choice.may_begin(quarantine)
+        return is_busy(quarantine.status.repair) or self._of.may_begin(quarantine)
 
     # -- the step -------------------------------------------------------------------------
 
@@ -63,7 +54,7 @@ class RepairRunner:
         if await self._of.tests.write_evidence(node_state, quarantine):
             node_state.own_quarantine_view().delay_repair(self._of.clocks.now())
             return  # decide again, on what is written
-        step = self._choice.next_step(node_state, quarantine)
+        step = self._of.next_step(node_state, quarantine)
         if not is_busy(quarantine.status.repair):
             await self._forget_leftover(quarantine, step)
         mode = self._of.settings.rules.mode
@@ -81,15 +72,15 @@ class RepairRunner:
                 await self._of.engine.carry_out(self._case(node_state, quarantine), step)
 
     def _case(self, node_state: NodeState, quarantine: Quarantine) -> QuarantineCase:
-        return QuarantineCase(self._of, self._choice, node_state, quarantine)
+        return QuarantineCase(self._of, node_state, quarantine)
 
     async def _forget_leftover(self, quarantine: Quarantine, step: NextOperation) -> None:
         """A process that died in between leaves a reservation behind."""
-        known = self._record_writer.record.repairs.get(quarantine.node)
+        known = self._of.record_writer.record.repairs.get(quarantine.node)
         if known is not None and known.operation.startswith(quarantine.uid):
             coming = operation_id(quarantine.uid, quarantine.status.repair, step.repair)
             if step.do is not Do.ORDER or known.operation != coming:
-                await self._record_writer.end_operation(known.operation)
+                await self._of.record_writer.end_operation(known.operation)
 
     # -- what each release needs, whether any begins or not -------------------------------------
 
@@ -112,7 +103,7 @@ class RepairRunner:
         quarantine = node_state.quarantine
         if quarantine is None:
             return
-        await self._of.status.end_requests(node_state, quarantine)
+        await self._of.status.end_requests(quarantine)
         case = self._case(node_state, quarantine)
         attempt = case.busy
         if attempt is None or self._withdrawn.get(node_state.node) == attempt.operation:

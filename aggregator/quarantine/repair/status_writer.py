@@ -5,6 +5,7 @@ step depends on is compared with the server's answer.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from attrs import define
@@ -17,7 +18,9 @@ from aggregator.cluster.operations import (
 )
 from aggregator.cluster.port import (
     ClusterError,
+    Operation,
     Operations,
+    OperationStatus,
     Quarantine,
     RepairAttempt,
     RepairState,
@@ -92,25 +95,42 @@ class RepairStatusWriter:
         """Write the end of an attempt whose node is released, which no failure holds up: a later
         round of `OperationRetention` ends the others.
         """
-        try:
-            operation = await self._operations.read(before.name)
-            if operation is not None and attempt_of(operation) == before:
-                ended = status_of(after, operation.status)
-                await self._operations.write_status(operation, ended)
-        except ClusterError as error:
-            _log_unwritten(node_state.node, before.operation, error)
 
-    async def end_requests(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        def ended(there: Operation) -> OperationStatus | None:
+            return status_of(after, there.status) if attempt_of(there) == before else None
+
+        await self._end(node_state.node, before.name, ended)
+
+    async def end_requests(self, quarantine: Quarantine) -> None:
         """The same of people's requests that have not begun."""
+
+        def ended(there: Operation) -> OperationStatus | None:
+            pending = there.status.phase is RepairState.PENDING
+            why, now = "its node is released", self._clocks.wall()
+            return cancelled(there.status, why, now) if pending else None
+
         repair = quarantine.status.repair
         for one in repair.requests if repair is not None else ():
-            try:
-                there = await self._operations.read(one.name)
-                if there is not None and there.status.phase is RepairState.PENDING:
-                    ended = cancelled(there.status, "its node is released", self._clocks.wall())
-                    await self._operations.write_status(there, ended)
-            except ClusterError as error:
-                _log_unwritten(node_state.node, one.name, error)
+            await self._end(quarantine.node, one.name, ended)
+
+    async def _end(
+        self, node: str, name: str, ended: Callable[[Operation], OperationStatus | None]
+    ) -> None:
+        try:
+            there = await self._operations.read(name)
+            status = ended(there) if there is not None else None
+            if there is not None and status is not None:
+                await self._operations.write_status(there, status)
+        except ClusterError as error:
+            log.info(
+                "the end of an operation is written later",
+                extra={
+                    "event": "repair.end_unwritten",
+                    "node": node,
+                    "operation": name,
+                    "error": str(error),
+                },
+            )
 
     def take_begun(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
@@ -162,18 +182,6 @@ class RepairStatusWriter:
         written = await self.write(node_state, quarantine, after)
         if since and (written.status.repair is None or not written.status.repair.test_waits_since):
             raise ClusterError(NO_FIELD)  # else it would wait for ever
-
-
-def _log_unwritten(node: str, operation: str, error: ClusterError) -> None:
-    log.info(
-        "the end of an operation is written later",
-        extra={
-            "event": "repair.end_unwritten",
-            "node": node,
-            "operation": operation,
-            "error": str(error),
-        },
-    )
 
 
 def _about(status: RepairStatus) -> dict[str, str]:
