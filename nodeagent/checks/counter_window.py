@@ -25,6 +25,8 @@ class CounterIncrease:
     def add(self, at: float, value: int) -> int:
         """The rise within the window that ends at ``at`` (seconds, never going back)."""
         last, self._last = self._last, value
+        if not self._steps and (last is None or value <= last):
+            return 0  # nearly always
         rose = 0 if last is None else max(0, value - last)
         if rose:
             if self._steps and at - self._steps[-1][0] < self._window / _STEPS:
@@ -46,7 +48,7 @@ class CounterIncreases:
 
     def add(self, at: float, values: dict[str, int]) -> dict[str, int]:
         """Each counter's rise within the window."""
-        self._counters = {
-            name: self._counters.get(name) or CounterIncrease(self._window) for name in values
-        }
+        if self._counters.keys() != values.keys():
+            known = self._counters
+            self._counters = {n: known.get(n) or CounterIncrease(self._window) for n in values}
         return {name: self._counters[name].add(at, value) for name, value in values.items()}

@@ -1,5 +1,6 @@
 """The NVIDIA driver's state in sysfs, to compare with NVML's answers."""
 
+import os
 from collections.abc import Callable
 
 from nodeagent.sources.gpu_sample import GpuSample
@@ -70,9 +71,10 @@ def addresses_by_minor(machine: HostRoots) -> dict[int, str]:
 def bound_driver(machine: HostRoots, address: str) -> str:
     """The driver that has the GPU at ``address`` ("0000:3b:00"); empty without a driver."""
     try:
-        return (machine.sys / "bus/pci/devices" / f"{address}.0" / "driver").readlink().name
+        driver = os.readlink(f"{machine.sys}/bus/pci/devices/{address}.0/driver")  # noqa: PTH115
     except OSError:
         return ""
+    return driver.rpartition("/")[2]
 
 
 def passthrough_driver(machine: HostRoots, address: str) -> str:
@@ -81,9 +83,9 @@ def passthrough_driver(machine: HostRoots, address: str) -> str:
     VFIO's drivers have many names ("nvgrace_gpu_vfio_pci"): the kernel marks their devices with a
     folder (since Linux 6.1). A device without a driver is on its way to its ``driver_override``.
     """
-    folder = machine.sys / "bus/pci/devices" / f"{address}.0"
+    folder = f"{machine.sys}/bus/pci/devices/{address}.0"  # a Path costs more than the look
     driver = bound_driver(machine, address)
     # The kernel writes "(null)" where no driver is named.
-    wanted = driver or read_small(str(folder / "driver_override")) or ""
-    is_vfio = "vfio" in wanted or (bool(driver) and (folder / "vfio-dev").is_dir())
+    wanted = driver or read_small(f"{folder}/driver_override") or ""
+    is_vfio = "vfio" in wanted or (bool(driver) and os.path.lexists(f"{folder}/vfio-dev"))
     return wanted if is_vfio or wanted in _STUBS else ""
