@@ -431,7 +431,9 @@ def main() -> int:
     racks, rack_nodes = number("BENCH_RACKS", 10, 1), small.small_or(4, FABRIC)
     begun = time.perf_counter()
     done: list[Figures] = []
-    with ProcessPoolExecutor(max_workers=processes, max_tasks_per_child=1) as pool:
+    # A process for each play returns its memory, and imports the product; one serves a small form.
+    each = None if small.SMALL else 1
+    with ProcessPoolExecutor(max_workers=processes, max_tasks_per_child=each) as pool:
         asked = [pool.submit(live, seed, nodes, days) for seed in range(1, seeds + 1)]
         repairing = [pool.submit(live_repaired, seed, nodes, days) for seed in range(1, seeds + 1)]
         slow = [pool.submit(play_slow, slow_nodes, seed) for seed in range(1, seeds + 1)]
