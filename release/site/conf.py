@@ -4,7 +4,13 @@ Nothing is read from the network, neither by the build nor by a page: fonts are 
 and diagrams are files of the site.
 """
 
+import functools
 import os
+
+from sphinx.search.en import SearchEnglish
+
+# The stemmer is written in Python, and Sphinx keeps its results for one page: a tenth of a build.
+SearchEnglish.stem = functools.cache(SearchEnglish.stem)
 
 project = "sickbay"
 version = release = os.environ.get("SICKBAY_SITE_VERSION", "dev")
