@@ -112,20 +112,6 @@ class EvidenceRecording(Protocol):
         ...
 
 
-class NoEvidenceRecording:
-    """Records no evidence."""
-
-    def record_hello(self, hello: Hello) -> None: ...
-
-    def record_message(self, node: str, message: Snapshot | Delta, at: float) -> None: ...
-
-    def record_disconnect(self, node: str) -> None: ...
-
-    def forget_node(self, node: str) -> None: ...
-
-    def restart_node(self, hello: Hello, snapshot: Snapshot, at: float) -> None: ...
-
-
 class ChangeNotice:
     """Whether a state of the fleet, as a text, has changed since it was last reported. It begins as
     empty: there is none.

@@ -78,7 +78,7 @@ def counts() -> Mapping[str, int]:
     core = [tree for _, tree in sources(CORE)]
     arguments = (count for tree in core for _, count in constructor_arguments(tree))
     controller = class_named(f"{CORE}/controller.py", "Controller")
-    plans = [tree for _, tree in sources(f"{CORE}/decide/plans")]
+    plans = [tree for _, tree in sources(f"{CORE}/decide")]
     acts = (len(path.read_text().splitlines()) for path, _ in sources(f"{CORE}/actions"))
     return {
         "steps of the largest plan": max(members(plans, "Step", ast.Assign)),

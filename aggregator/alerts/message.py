@@ -10,7 +10,7 @@ from urllib.parse import quote
 from aggregator.alerts.alert import Alert, AlertState, Ending, common, group, named
 from aggregator.alerts.composition import PendingDelivery
 from aggregator.documentation import address, of_alert
-from aggregator.health.gpu_names import hide_gpus
+from aggregator.health.node import hide_gpus
 from aggregator.runtime.text import visible
 
 SEVERITIES = ("critical", "warning", "info")

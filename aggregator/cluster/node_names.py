@@ -1,7 +1,5 @@
 """The keys of everything that sickbay writes on a Node, and whether a Node carries it. Pure."""
 
-from collections.abc import Mapping
-
 from aggregator.cluster.port import Node, NodeMeta
 
 TAINT = "sickbay.dev/quarantine"
@@ -25,8 +23,3 @@ def is_marked(node: Node | NodeMeta) -> bool:
     Our annotation shows it. A taint or a label with our key may be another's.
     """
     return node.annotations.get(APPLIED) is not None
-
-
-def own_annotations(annotations: Mapping[str, str | None]) -> tuple[str, ...]:
-    """The keys of other tools' annotations that we have set on the node, by our record there."""
-    return tuple(key for key in (annotations.get(KEPT) or "").split(",") if key)

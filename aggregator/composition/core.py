@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster
 from aggregator.composition.node_tests import build_node_tests
-from aggregator.events import EventSink, EvidenceRecording, NoEvidenceRecording
+from aggregator.events import EventSink, EvidenceRecording
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.adoption import MarkAdopter
@@ -24,7 +24,7 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.controller import Controller, Parts
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
-from aggregator.quarantine.correlation.evictions import EvictionMemory
+from aggregator.quarantine.correlation.followers import EvictionMemory
 from aggregator.quarantine.correlation.measurements import MeasurementTrackers
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
@@ -42,7 +42,6 @@ from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler, 
 from aggregator.quarantine.reconcile.condition_reader import NodeConditionReader
 from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
 from aggregator.quarantine.reconcile.drain import DrainReconciler
-from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.fleet_report import FleetReport
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
@@ -61,7 +60,7 @@ from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.reconcile.reconciler import Reconciler
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
-from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.reconcile.work_queue import NodeEvaluator, WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
 from aggregator.quarantine.repair.engine import OperationEngine
 from aggregator.quarantine.repair.node_test_state import NodeTestContext
@@ -90,7 +89,7 @@ class Given:
     event_sink: EventSink
     clocks: Clocks
     rng: random.Random
-    evidence_recording: EvidenceRecording
+    evidence_recording: EvidenceRecording | None
     may_act: Callable[[], bool]
 
 
@@ -278,8 +277,9 @@ def build_controller(
     may_act: Callable[[], bool] = lambda: True,
 ) -> Controller:
     """The controller. Without ``may_act`` no other process ever is."""
-    recording = evidence_recording or NoEvidenceRecording()
-    given = Given(cluster, policy, settings, fleet, event_sink, clocks, rng, recording, may_act)
+    given = Given(
+        cluster, policy, settings, fleet, event_sink, clocks, rng, evidence_recording, may_act
+    )
     base = _Base(given)
     acts = _Acts(given, base)
     agent_events = AgentEventHandler(
@@ -290,7 +290,7 @@ def build_controller(
         clocks=clocks,
         silent_after=settings.silence.silent_after,
         trackers=base.trackers,
-        evidence_recording=recording,
+        recording=evidence_recording,
     )
     missing = MissingNodes(cluster=cluster, queue=base.queue, rng=rng)
     worker = _worker(given, base, acts, missing, agent_events)

@@ -19,9 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from aggregator.health.gpu_names import gpu_name, name_gpus
 from aggregator.health.model import ClearedBy, Component, Status
-from aggregator.health.node import NodeHealth, boot_ends
+from aggregator.health.node import NodeHealth, boot_ends, gpu_name, name_gpus
 from aggregator.policy.lemons import CHECK as LEMON
 from aggregator.policy.lemons import REASON
 from aggregator.policy.outliers.measures import CHECK as OUTLIER

@@ -10,7 +10,7 @@ from aggregator.quarantine.actions.mode_preview import ModePreview
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
-from aggregator.quarantine.correlation.evictions import EvictionMemory
+from aggregator.quarantine.correlation.followers import EvictionMemory
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler

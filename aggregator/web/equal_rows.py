@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from aggregator.health.gpu_names import hide_gpus
+from aggregator.health.node import hide_gpus
 from aggregator.web import models
 from aggregator.web.cases import Case
 from aggregator.web.page_delta import tag_of

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from aggregator.health.gpu_names import gpu_name
+from aggregator.health.node import gpu_name
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web import models, node_view, outlier_view
 from aggregator.web.snapshot_cache import SnapshotCache

@@ -15,9 +15,8 @@ from aggregator.cluster import port
 from aggregator.cluster.port import Phase
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import Transition
-from aggregator.health.gpu_names import gpu_name, name_gpus
 from aggregator.health.model import Component, Fault, Status
-from aggregator.health.node import NodeHealth
+from aggregator.health.node import NodeHealth, gpu_name, name_gpus
 from aggregator.policy import evaluate as policy
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict

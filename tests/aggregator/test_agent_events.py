@@ -81,7 +81,7 @@ class Bench:
             clocks=Clocks(loop.time, loop.time),
             silent_after=SILENT_AFTER,
             trackers=trackers,
-            evidence_recording=recorder(
+            recording=recorder(
                 "record_hello",
                 "record_message",
                 "restart_node",

@@ -19,7 +19,7 @@ from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.actions.node_actions import NodeReports
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
-from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
+from aggregator.quarantine.reconcile.work_queue import NodeEvaluator, _is_done
 from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes

@@ -44,7 +44,7 @@ from aggregator.quarantine.state.fleet import NodeHold, QuarantineSummary
 from aggregator.quarantine.state.node import NodeState, _joined
 from aggregator.quarantine.state.quarantine_view import MARKED
 from tests.support.node_states import set_fields, state_of, summary_of
-from tests.support.replica import POLICY, component, fault, hello, snapshot
+from tests.support.replica import POLICY, all_in_mode, component, fault, hello, snapshot
 
 NOW = 500.0
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
@@ -514,7 +514,6 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
         wanted_now=lambda _: None,
         in_record=lambda _: False,
         is_entered_by_hand=lambda _: False,
-        mode_of=lambda _: given["mode"],
         stop="",
         now=lambda: NOW,
         earliest=lambda: given["wall"],
@@ -524,8 +523,9 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
         holds_release=lambda _: False,
         is_due=lambda _: False,
     )
+    pools = all_in_mode(given["mode"])
     inputs = PlanInputs(
-        proposals=parts, queue=parts, pools=parts, fleet=parts, clocks=parts, limits=parts
+        proposals=parts, queue=parts, pools=pools, fleet=parts, clocks=parts, limits=parts
     )
     release = ReleaseReconciler(
         inputs=inputs, release_actions=parts, repairs=parts, uncordon=given["uncordon"]

@@ -25,11 +25,11 @@ from aggregator.cluster.port import (
     Refused,
     Unreachable,
 )
+from aggregator.quarantine.decide.admission import AdmissionStep
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.decide.overrides import Override
-from aggregator.quarantine.decide.plans.admission import AdmissionStep
 from aggregator.quarantine.decide.plans.drain import DrainStep
 from aggregator.quarantine.decide.plans.marks import MarkStep
 from aggregator.quarantine.decide.plans.object import ObjectStep
@@ -210,7 +210,8 @@ class Bench:
             queue=self.queue,
             rng=Most(),
         )
-        self.queue.deliver_to(self, self.made)
+        evaluator: Any = self
+        self.queue.deliver_to(evaluator, self.made)
         self.node_state: Any = NodeState("n1", now=loop.time)
         for module, name, kinds in PLANS:
             patch.setattr(module, name, self._plan(name, kinds))

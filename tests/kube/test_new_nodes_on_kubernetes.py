@@ -183,7 +183,7 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
             tests = site.controller.parts.node_tests
             assert isinstance(tests, NodeTests)
             tests.show()
-            shown = site.controller.parts.worker._inputs._fleet.node_tests.get(node)
+            shown = site.controller.parts.worker._inputs.fleet.node_tests.get(node)
             return shown.held if shown is not None else ""
 
         await until(lambda: "may change the taints that ownTaints" in held(), held)

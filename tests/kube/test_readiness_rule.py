@@ -121,6 +121,6 @@ async def test_a_node_that_passes_meets_the_rule_and_keeps_its_taint_for_the_con
         assert holds(rule, control_plane.node(node))
         await until(lambda: jobs.all() == [])
         assert taints(cluster_space, node) == [rules.taint]
-        await until(lambda: site.controller.parts.worker._inputs._fleet.node_tests[node].passed)
+        await until(lambda: site.controller.parts.worker._inputs.fleet.node_tests[node].passed)
         set_taints(cluster_space, node)  # by the controller
         assert last_test(cluster_space, node)["number"] == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from aggregator.cluster.node_names import TAINT, is_marked, own_annotations
+from aggregator.cluster.node_names import TAINT, is_marked
 from aggregator.cluster.port import (
     BUSY,
     Node,
@@ -28,7 +28,7 @@ from aggregator.quarantine.decide.admission_record import Record, RecordUnreadab
 from aggregator.quarantine.decide.admission_record import parse_record as parse_anew
 from aggregator.quarantine.decide.gpu_operands import DEPLOY
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, known_applied
+from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, known_applied, own_annotations
 from aggregator.quarantine.decide.plans.release import RECOVERED
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import RepairOrder

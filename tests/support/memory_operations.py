@@ -54,7 +54,8 @@ class OperationShelf:
                 )
 
     def show(self, quarantine: Quarantine) -> Quarantine:
-        shown = with_attempts(quarantine, self.by_name.values())
+        there = self.by_name.values()
+        shown = with_attempts(quarantine, there) if there else quarantine
         self.world.quarantines[quarantine.node] = shown
         self.world.emit(QuarantineSeen(shown))
         return shown

@@ -9,9 +9,9 @@ from typing import Any
 
 from aggregator.cluster.port import Action, Quarantine, RepairAttempt, RepairState, RepairStatus
 from aggregator.policy.repairs import REPLACE
+from aggregator.quarantine.decide.admission import AdmissionView, plan_admission
 from aggregator.quarantine.decide.intent import DesiredState
 from aggregator.quarantine.decide.plans import step as steps
-from aggregator.quarantine.decide.plans.admission import AdmissionView, plan_admission
 from aggregator.quarantine.decide.plans.drain import DrainView, plan_drain_step
 from aggregator.quarantine.decide.plans.marks import MarkView, plan_marks
 from aggregator.quarantine.decide.plans.object import ObjectView, plan_object

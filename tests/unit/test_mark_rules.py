@@ -12,7 +12,6 @@ from aggregator.cluster.node_names import (
     APPLIED,
     KEPT,
     TAINT,
-    own_annotations,
 )
 from aggregator.cluster.port import AppliedChanges, Node, Taint
 from aggregator.quarantine.decide.lost_marks import missing_marks
@@ -26,6 +25,7 @@ from aggregator.quarantine.decide.node_marks import (
     applied_taint,
     applied_to_undo,
     cordon_change,
+    own_annotations,
     read_applied,
     taint_text,
     undo_change,

@@ -2,9 +2,8 @@
 
 import pytest
 
-from aggregator.health.gpu_names import gpu_name, hide_gpus, name_gpus
 from aggregator.health.model import Snapshot, Status
-from aggregator.health.node import NodeHealth
+from aggregator.health.node import NodeHealth, gpu_name, hide_gpus, name_gpus
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.node_view import ViewMoment
 from nodeagent.checks.gpu_inventory import evaluate

@@ -10,7 +10,7 @@ from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
-from aggregator.quarantine.correlation.evictions import EvictionMemory
+from aggregator.quarantine.correlation.followers import EvictionMemory
 from aggregator.quarantine.decide.admission import Held, Proposal, stopped
 from aggregator.quarantine.decide.intent import OURS, DesiredState, is_overridden
 from aggregator.quarantine.decide.maintenance import is_stale

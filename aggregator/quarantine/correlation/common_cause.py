@@ -14,7 +14,7 @@ from aggregator.health.model import CheckOff
 from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rack_origin import Origin
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.correlation.rack_origin import RackOrigins
+from aggregator.quarantine.correlation.followers import RackOrigins
 from aggregator.quarantine.decide.admission import Held, Limits, OpenCause
 from aggregator.quarantine.decide.admission_record import FLEET, Record
 from aggregator.quarantine.decide.common_cause import (

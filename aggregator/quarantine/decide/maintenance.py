@@ -13,11 +13,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aggregator.cluster.node_names import own_annotations
 from aggregator.cluster.port import Node
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import Duration, LabelKey
-from aggregator.quarantine.decide.node_marks import DO_NOT_DISRUPT
+from aggregator.quarantine.decide.node_marks import DO_NOT_DISRUPT, own_annotations
 from aggregator.rfc3339 import span
 
 _HOUR, _DAY = 3600.0, 86400.0

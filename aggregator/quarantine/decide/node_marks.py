@@ -21,7 +21,6 @@ from aggregator.cluster.node_names import (
     OVERRULED,
     RELEASED,
     TAINT,
-    own_annotations,
 )
 from aggregator.cluster.port import (
     Action,
@@ -142,6 +141,11 @@ def _parsed(text: str) -> Taint | None:
     key, equals, rest = text.partition("=")
     value, colon, effect = rest.rpartition(":")
     return Taint(key, value, effect) if key and equals and colon and effect in _EFFECTS else None
+
+
+def own_annotations(annotations: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The keys of other tools' annotations that we have set on the node, by our record there."""
+    return tuple(key for key in (annotations.get(KEPT) or "").split(",") if key)
 
 
 def notices_change(

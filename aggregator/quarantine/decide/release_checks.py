@@ -9,9 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from aggregator.cluster.port import EvidenceItem, Node, Quarantine
-from aggregator.health.gpu_names import name_gpus
 from aggregator.health.model import ClearedBy, Component, Status
-from aggregator.health.node import NodeHealth
+from aggregator.health.node import NodeHealth, name_gpus
 from aggregator.policy.rules import LONGEST_REPEAT, Policy, Rule
 from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
 from aggregator.quarantine.decide.verdicts import unknown_repair

@@ -21,15 +21,18 @@ from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission import UNREAD_NODE, NodeRead, Proposal
-from aggregator.quarantine.decide.admission_record import Entry
-from aggregator.quarantine.decide.intent import DesiredState
-from aggregator.quarantine.decide.overrides import Override
-from aggregator.quarantine.decide.plans.admission import (
+from aggregator.quarantine.decide.admission import (
+    UNREAD_NODE,
     AdmissionStep,
     AdmissionView,
+    NodeRead,
+    Proposal,
     plan_admission,
 )
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import DesiredState
+from aggregator.quarantine.decide.operator_requests import NONE
+from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.state.node import NodeState
@@ -57,17 +60,18 @@ class AdmissionReconciler:
 
     def view(self, node_state: NodeState) -> AdmissionView:
         known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        requests = cluster.operator_requests
         return AdmissionView(
             in_record=inputs.in_record(node_state),
             wanted=inputs.wanted(node_state),
             fresh=node_state.agent.is_fresh,
             entered_by_hand=inputs.is_entered_by_hand(node_state),
-            forced=cluster.operator_requests.forced(inputs.wall()),
+            forced=None if requests is NONE else requests.forced(inputs.wall()),
             conflict=bool(node_state.agent.conflict),
             definition_going=known.definition_going,
             unclaimed=bool(known.unclaimed),
             node_gone=cluster.node_gone,
-            stopped=inputs.is_stopped(),
+            stopped=bool(inputs.fleet.stop),
         )
 
     async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
@@ -139,9 +143,10 @@ class AdmissionReconciler:
         """Begin what was just admitted, unless what it was decided on has changed meanwhile."""
         node_state.set_hold(None)
         entry = self._record_writer.record.entries.get(node_state.node)
-        if node is None or (
+        is_other = node is None or (
             node.unread is not None and self._cordon.expected.expect(node_state) is None
-        ):
+        )
+        if is_other:
             node = await self._taken(node_state, await self._picture(node_state))
         if node is None:
             await self._record_writer.withdraw(entry)
@@ -152,7 +157,7 @@ class AdmissionReconciler:
         ):
             await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
             return True
-        if is_marked(node):
+        if is_other and is_marked(node):
             node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
             return True
         if self._holds.leave_alone(node_state, wanted):
@@ -322,6 +327,5 @@ class AdmissionReconciler:
         """Whether an operator, or its pool's mode, allows less than we want, by the node as it was
         just read.
         """
-        cap = node_state.cluster.operator_requests.cap(self._acts.clocks.earliest())
-        allowed = min(cap.strength, self._pools.mode_of(node_state.node).strength)
-        return allowed < wanted.spec.action.strength
+        most = self._pools.most_of(node_state, self._acts.clocks.earliest())
+        return most.strength < wanted.spec.action.strength

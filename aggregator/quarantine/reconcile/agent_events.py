@@ -34,7 +34,9 @@ class AgentLine(Protocol):
 
 @define(eq=False, slots=False, kw_only=True)
 class AgentEventHandler:
-    """Ingest's `EvidenceSink`. ``silent_after`` is in seconds."""
+    """Ingest's `EvidenceSink`. ``silent_after`` is in seconds. Without ``recording`` no history has
+    the evidence.
+    """
 
     _registry: NodeRegistry = field(alias="node_registry")
     _queue: WorkQueue
@@ -43,7 +45,7 @@ class AgentEventHandler:
     _clocks: Clocks
     _silent_after: float
     _trackers: FleetTrackers
-    _evidence_recording: EvidenceRecording
+    _recording: EvidenceRecording | None
 
     def __attrs_post_init__(self) -> None:
         self._network_tracker = self._trackers.network
@@ -79,8 +81,8 @@ class AgentEventHandler:
         self._lines[hello.node], self._hellos[hello.node] = line, hello
         if agent.conflict:
             self._unrecorded.add(hello.node)
-        if hello.node not in self._unrecorded:
-            self._evidence_recording.record_hello(hello)
+        if self._recording is not None and hello.node not in self._unrecorded:
+            self._recording.record_hello(hello)
 
     def on_evidence(
         self, node: str, evidence: Snapshot | Delta, at: float
@@ -151,16 +153,17 @@ class AgentEventHandler:
             self._unrecorded.add(node_state.node)
         elif node_state.node in self._unrecorded:
             self._record_base(node_state, at)
-        else:
-            self._evidence_recording.record_message(node_state.node, evidence, at)
+        elif self._recording is not None:
+            self._recording.record_message(node_state.node, evidence, at)
 
     def _record_base(self, node_state: NodeState, at: float) -> None:
         hello, health = self._hellos.get(node_state.node), node_state.agent.health
         if hello is None or health is None or not health.has_snapshot:
             return  # its next snapshot is the base: an unnamed component was healthy
         self._unrecorded.discard(node_state.node)
-        snapshot = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
-        self._evidence_recording.restart_node(hello, snapshot, at)
+        if self._recording is not None:
+            snapshot = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
+            self._recording.restart_node(hello, snapshot, at)
 
     def on_measurements(self, node: str, told: Measurements, at: float) -> None:
         """Compare the node's measurements with those of the others."""
@@ -197,8 +200,8 @@ class AgentEventHandler:
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node)
         self._measurements.silent(node)
-        if node not in self._unrecorded:
-            self._evidence_recording.record_disconnect(node)
+        if self._recording is not None and node not in self._unrecorded:
+            self._recording.record_disconnect(node)
         # Two agents that push each other out do so every few seconds: ingest logs them.
         level = logging.DEBUG if node_state.agent.conflict else logging.INFO
         log.log(
@@ -239,7 +242,8 @@ class AgentEventHandler:
                 self._record_base(node_state, self._clocks.now())
             else:
                 self._unrecorded.discard(node)
-                self._evidence_recording.forget_node(node)  # its next Hello begins anew
+                if self._recording is not None:
+                    self._recording.forget_node(node)  # its next Hello begins anew
         self._queue.add(node_state)
 
     def note_silence(self, node_state: NodeState, now: float) -> None:

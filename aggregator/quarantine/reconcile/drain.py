@@ -38,7 +38,7 @@ class DrainReconciler:
                 schedulable=node_state.quarantine_view.uncordoned is not Uncordoned.NO,
             ),
             maintained=bool(cluster.maintained),
-            stopped=inputs.is_stopped(),
+            stopped=bool(inputs.fleet.stop),
             node_gone=cluster.node_gone,
         )
 

@@ -22,7 +22,7 @@ from aggregator.cluster.port import (
     NodeMeta,
     WrittenConditions,
 )
-from aggregator.health.gpu_names import name_gpus
+from aggregator.health.node import name_gpus
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule, condition_of
 from aggregator.quarantine.decide.operator_requests import read_operator_requests

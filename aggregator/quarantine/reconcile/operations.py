@@ -42,7 +42,7 @@ class OperationReconciler:
             unforced=is_unforced(node_state),
             exempt=cluster.operator_requests.exempt(inputs.wall()),
             maintained=bool(cluster.maintained),
-            stopped=inputs.is_stopped(),
+            stopped=bool(inputs.fleet.stop),
             node_gone=cluster.node_gone,
             node_replaced=known.node_replaced,
             reborn=bool(known.reborn),

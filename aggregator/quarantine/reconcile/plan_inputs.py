@@ -3,11 +3,10 @@
 from attrs import define
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import STRENGTH, Action, Quarantine
+from aggregator.cluster.port import Action, Quarantine
 from aggregator.quarantine.actions.holds import Proposals
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.intent import OURS, unsaved
-from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
@@ -21,7 +20,7 @@ class PlanInputs:
     proposals: Proposals
     _queue: WorkQueue
     _pools: NodePools
-    _fleet: FleetState
+    fleet: FleetState
     _clocks: Clocks
     _limits: Limits
 
@@ -40,15 +39,11 @@ class PlanInputs:
             return False
         return unsaved(quarantine, self.wanted(node_state))
 
-    def is_stopped(self) -> bool:
-        return bool(self._fleet.stop)
-
     def mode(self, node_state: NodeState, quarantine: Quarantine | None) -> Action:
         """Its pool's mode, as people's requests cap it where no person made the quarantine."""
-        mode, requests = self._pools.mode_of(node_state.node), node_state.cluster.operator_requests
-        if requests is NONE or (quarantine is not None and quarantine.spec.requester != OURS):
-            return mode
-        return min(mode, requests.cap(self.wall()), key=STRENGTH)
+        if quarantine is not None and quarantine.spec.requester != OURS:
+            return self._pools.mode_of(node_state.node)
+        return self._pools.most_of(node_state, self.wall())
 
     def knows(self, node_state: NodeState) -> bool:
         """Whether its agent has reported, or this process has waited for that long enough."""

@@ -9,8 +9,8 @@ from aggregator.quarantine.actions.cordon import CordonActions
 from aggregator.quarantine.actions.holds import NodeHolds
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.object_writes import ObjectWrites
+from aggregator.quarantine.decide.admission import AdmissionStep
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
-from aggregator.quarantine.decide.plans.admission import AdmissionStep
 from aggregator.quarantine.decide.plans.marks import MarkStep, MarkView, plan_marks
 from aggregator.quarantine.decide.plans.object import ObjectStep, ObjectView, plan_object
 from aggregator.quarantine.decide.plans.step import NextStep
@@ -72,7 +72,7 @@ class QuarantineReconciler:
             forced=cluster.operator_requests.forced(wall),
             exempt=cluster.operator_requests.exempt(wall),
             maintained=bool(cluster.maintained),
-            stopped=inputs.is_stopped(),
+            stopped=bool(inputs.fleet.stop),
             node_gone=cluster.node_gone,
             schedulable=known.uncordoned is not Uncordoned.NO,
             recordon=recordon_at <= wall,

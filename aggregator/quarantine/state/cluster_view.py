@@ -55,10 +55,12 @@ class OthersMarks:
         self._earliest = clocks.earliest
         self.words = words
         self._seen: dict[str, _Seen] = {}
-        #: Keys of annotations that are marks: a patch without a read requires their absence.
-        self.annotations = frozenset(
-            one.key for one in self._marks if one.kind is MarkKind.ANNOTATION
+        self._taints, self._labels, annotations = (
+            frozenset(one.key for one in self._marks if one.kind is kind)
+            for kind in (MarkKind.TAINT, MarkKind.LABEL, MarkKind.ANNOTATION)
         )
+        #: Keys of annotations that are marks: a patch without a read requires their absence.
+        self.annotations = annotations
 
     def forbids_all(self, node: Node) -> str:
         """The tool at work on the node, or that wants its work left there; empty without one."""
@@ -92,7 +94,13 @@ class OthersMarks:
         return stale
 
     def _claims(self, node: Node) -> Sequence[_Claim]:
-        found = tuple(claims_on(node, self._marks))
+        found: tuple[tuple[OthersMark, str], ...] = ()
+        if not (  # as on nearly every node
+            self._labels.isdisjoint(node.labels)
+            and self.annotations.isdisjoint(node.annotations)
+            and self._taints.isdisjoint([one.key for one in node.taints])
+        ):
+            found = tuple(claims_on(node, self._marks))
         if not found:
             self._seen.pop(node.name, None)
             return ()
@@ -186,6 +194,18 @@ class ClusterView:
     def has_others_marks_of(self, node: Node, others: OthersMarks) -> bool:
         """Whether the marks of other tools are as on this read."""
         return others.forbidden(node) == (self.maintained, self.evictions_forbidden)
+
+    def has_notes_of(self, node: Node) -> bool:
+        """Whether people's requests and overrides are as in its annotations, and no mark of ours is
+        there.
+        """
+        if not node.annotations:  # as on nearly every node
+            return self.operator_requests == NONE and not self.overruled
+        return (
+            not is_marked(node)
+            and read_operator_requests(node.annotations) == self.operator_requests
+            and read_overruled(node.annotations) - self.ended_overrides == self.overruled
+        )
 
     def take_requests(self, requests: OperatorRequests) -> None:
         """The operators' requests alone, of a read that may be old."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
 from aggregator.cluster.words import KUBERNETES, ClusterWords
-from aggregator.health.gpu_names import name_gpus
 from aggregator.health.model import Hello
-from aggregator.health.node import NodeHealth
+from aggregator.health.node import NodeHealth, name_gpus
 from aggregator.policy.evaluate import Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict

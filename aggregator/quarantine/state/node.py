@@ -3,19 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, Quarantine, RepairStatus, is_older
 from aggregator.policy.evaluate import Evidence, Incident, evaluate
 from aggregator.policy.node_rules import reweighed
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import silent_match
 from aggregator.quarantine.decide.intent import OURS, incidents_of, wanted_of
-from aggregator.quarantine.decide.node_marks import read_overruled, words_of
-from aggregator.quarantine.decide.operator_requests import (
-    NONE,
-    describe,
-    read_operator_requests,
-)
+from aggregator.quarantine.decide.node_marks import words_of
+from aggregator.quarantine.decide.operator_requests import NONE, describe
 from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
 from aggregator.quarantine.state.cluster_view import OthersMarks
@@ -122,14 +117,11 @@ class NodeState(NodeSummary):
         return (
             node is not None
             and not (self.cluster.unread or self.cluster.node_gone or self.agent.misnamed)
-            and not is_marked(node)
             and self.quarantine is None
             and self.agent.claimed in ("", node.uid)
             and self.cluster.maintained == ""
             and self.cluster.has_others_marks_of(node, self.others)
-            and read_operator_requests(node.annotations) == self.cluster.operator_requests
-            and read_overruled(node.annotations) - self.cluster.ended_overrides
-            == self.cluster.overruled
+            and self.cluster.has_notes_of(node)
         )
 
     @property

@@ -15,11 +15,12 @@ from collections.abc import (
 from attrs import define, field
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, Node, NodeMeta, Quarantine, RepairStatus
+from aggregator.cluster.port import STRENGTH, Action, Node, NodeMeta, Quarantine, RepairStatus
 from aggregator.policy.node_rules import policy_for, selection_of
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.agentless import AgentlessNodes
+from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolFacts
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.state.cluster_view import OthersMarks
@@ -320,6 +321,11 @@ class NodePools:
     def mode_of(self, node: str) -> Action:
         """The mode that caps what is done to the node."""
         return self.pools.mode_of(self.name_of(node)) if self.pools.pools else self.pools.mode
+
+    def most_of(self, node_state: NodeState, wall: float) -> Action:
+        """The strongest action that sickbay may take on the node by itself."""
+        mode, requests = self.mode_of(node_state.node), node_state.cluster.operator_requests
+        return mode if requests is NONE else min(mode, requests.cap(wall), key=STRENGTH)
 
     def describe_mode(self, node: str) -> str:
         """The mode that caps what is done to the node, and the pool that has it, for people."""

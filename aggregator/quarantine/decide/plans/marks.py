@@ -4,9 +4,9 @@ import enum
 from dataclasses import dataclass
 
 from aggregator.cluster.port import Action, Quarantine
+from aggregator.quarantine.decide.admission import AdmissionStep
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import FORCED
-from aggregator.quarantine.decide.plans.admission import AdmissionStep
 from aggregator.quarantine.decide.plans.step import UNTOUCHED, NextStep, unless_stopped
 from aggregator.quarantine.decide.uncordon import (
     CORDONED_BY_OTHERS,
