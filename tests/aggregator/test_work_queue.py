@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.reconcile.work_queue import MARKS_FIRST, WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -26,9 +26,8 @@ class QueueBench:
         self.node_state = NodeState("n1", now=loop.time)
 
     def deliver(self) -> None:
-        self.queue.deliver_to(
-            SimpleNamespace(evaluate_node=self._evaluate), SimpleNamespace(start=self._start)
-        )
+        evaluator: Any = SimpleNamespace(evaluate_node=self._evaluate)
+        self.queue.deliver_to(evaluator, SimpleNamespace(start=self._start))
 
     def _start(self, node_state: NodeState) -> None:
         self.did.append(f"start {node_state.node}")
@@ -107,5 +106,27 @@ def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are(
             bench.queue.evaluate(NodeState(f"n{number}", now=loop.time))
         await asyncio.sleep(0)
         assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
+
+    play(test)
+
+
+def test_what_waits_for_marks_begins_with_the_last_of_them_and_each_after_its_own_time() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        queue = QueueBench(loop).queue
+        assert queue.until_marked().done(), "no node is on its way"
+        with queue.marking():
+            first = queue.until_marked()
+            await asyncio.sleep(MARKS_FIRST / 2)
+            given_up, second = queue.until_marked(), queue.until_marked()
+            given_up.cancel()
+            await asyncio.sleep(MARKS_FIRST / 2 + 0.01)
+            assert (first.done(), second.done()) == (True, False)
+            await asyncio.sleep(MARKS_FIRST / 2)
+            assert second.done()
+            third = queue.until_marked()
+            with queue.marking():
+                pass
+            assert not third.done(), "another is still on its way"
+        assert third.done()
 
     play(test)

@@ -9,6 +9,7 @@ where no mark is left to undo, so that a late writer with an older version fails
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -196,6 +197,8 @@ _MOST_WORDS = 256
 #: Of these in all, characters. A path, the longest component, may have 4,096.
 _MOST_TEXT = 48 * 1024
 _MOST_CODE = 300
+#: Characters of a text whose content is remembered; most have half of it.
+_SHORT = 2048
 #: Characters of a person's reason that a node and the record remember.
 MOST_REASON = 300
 _EXCLUDED = "off_balancers"
@@ -540,12 +543,22 @@ def write_overruled(overruled: frozenset[Override]) -> str:
     return json.dumps({"evidence": _rows(overruled, _MOST_TEXT)})
 
 
-def _applied(annotations: Mapping[str, str]) -> dict[str, Any]:
+def _applied(annotations: Mapping[str, str]) -> Mapping[str, Any]:
     return _object(annotations.get(APPLIED) or "")
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str) -> Mapping[str, Any]:
     """The JSON object in an annotation, or an empty one where an edit made it invalid."""
+    return _parsed_once(text) if len(text) <= _SHORT else _parse(text)
+
+
+@lru_cache(maxsize=1024)
+def _parsed_once(text: str) -> Mapping[str, Any]:
+    """The answer to a patch, its watch event and the next steps show the same text."""
+    return _parse(text)
+
+
+def _parse(text: str) -> Mapping[str, Any]:
     try:
         data = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -8,6 +8,7 @@ worked on once more; its evaluation does not wait for the step in progress.
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -49,9 +50,11 @@ class WorkQueue:
         self.holds_lease = record_writer.switch.may_act
         self._receivers: tuple[NodeEvaluator, Worker] | None = None
         self._due: dict[str, NodeState] = {}
-        #: How many nodes are on their way to their marks; the future ends when none is.
+        #: How many nodes are on their way to their marks.
         self._marking = 0
-        self._marked: asyncio.Future[None] | None = None
+        #: What waits until none is, and until when at the latest, in this order.
+        self._behind_marks: deque[tuple[float, asyncio.Future[None]]] = deque()
+        self._latest: asyncio.TimerHandle | None = None
         self.view = False
 
     def deliver_to(self, evaluator: "NodeEvaluator", worker: Worker) -> None:
@@ -93,20 +96,44 @@ class WorkQueue:
             yield
         finally:
             self._marking -= 1
-            if not self._marking and self._marked is not None:
-                self._marked.set_result(None)
-                self._marked = None
+            if not self._marking:
+                self._end_waits(float("inf"))
 
     @property
     def is_marking(self) -> bool:
         """Whether any node is on its way to its marks."""
         return self._marking > 0
 
-    async def until_marked(self) -> None:
-        """Return once no node is on its way to its marks, after `MARKS_FIRST` at the latest."""
-        if self._marking:
-            self._marked = self._marked or asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._marked], timeout=MARKS_FIRST)
+    def until_marked(self) -> "asyncio.Future[None]":
+        """Ends once no node is on its way to its marks, after `MARKS_FIRST` at the latest.
+
+        A future of the caller's, without a task and a timer of its own: in a burst each node waits.
+        """
+        loop = asyncio.get_running_loop()
+        waits, due = loop.create_future(), loop.time() + MARKS_FIRST
+        if not self._marking:
+            waits.set_result(None)
+            return waits
+        self._behind_marks.append((due, waits))
+        if self._latest is None:
+            self._latest = loop.call_at(due, self._end_late_waits)
+        return waits
+
+    def _end_late_waits(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._latest = None
+        self._end_waits(loop.time())
+        if self._behind_marks:
+            self._latest = loop.call_at(self._behind_marks[0][0], self._end_late_waits)
+
+    def _end_waits(self, due: float) -> None:
+        while self._behind_marks and self._behind_marks[0][0] <= due:
+            _, waits = self._behind_marks.popleft()
+            if not waits.done():
+                waits.set_result(None)
+        if self._latest is not None and not self._behind_marks:
+            self._latest.cancel()
+            self._latest = None
 
     def forget_node(self, node_state: NodeState) -> None:
         """The node is gone, and no step is left for it."""

@@ -1,7 +1,7 @@
 """Awaits a coroutine only as long as its purpose is in force."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from aggregator.quarantine.state.node import NodeState
@@ -12,10 +12,8 @@ Still = Callable[[], bool]
 T = TypeVar("T")
 
 
-async def while_in_force(
-    node_state: NodeState, what: Coroutine[Any, Any, T], still: Still
-) -> T | None:
-    """Return the coroutine's result; cancel it and return None as soon as ``still`` returns false.
+async def while_in_force(node_state: NodeState, what: Awaitable[T], still: Still) -> T | None:
+    """Return the result; cancel it and return None as soon as ``still`` returns false.
 
     ``still`` is called at each change of the node.
     """
