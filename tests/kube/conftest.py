@@ -33,9 +33,10 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look is a request here: 25 in the first second of a wait and 4 in each other, not 120 and
-    10.
+    """A look is a request here: 18 in the first second of a wait and 4 in each other, not 120 and
+    10. A write and its event take 0.02 s, so the first look after one is no earlier.
     """
+    monkeypatch.setattr(waiting, "_SHORT", 0.02)
     monkeypatch.setattr(waiting, "PART", 0.2)
     monkeypatch.setattr(waiting, "LONG", 0.25)
 
