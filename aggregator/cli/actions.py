@@ -65,7 +65,7 @@ class AnnotationChange:
     """
 
     annotations: Mapping[str, str | None]
-    said: str
+    message: str
     idle: str = ""
 
     def changes(self, annotations: Mapping[str, str]) -> bool:

@@ -545,9 +545,11 @@ def history_lines(answer: Answer, screen: Screen) -> Iterator[str]:
         head = [one["at"], one["profile"], one["outcome"]]
         for measure, of, value, unit in one["measurements"] or [("", "", "", "")]:
             of_pool = spread.get((measure, unit))
-            beside = f"{of_pool['median']:g} +- {of_pool['mad']:g}" if of_pool is not None else ""
+            of_others = (
+                f"{of_pool['median']:g} +- {of_pool['mad']:g}" if of_pool is not None else ""
+            )
             shown = f"{value:g}" if measure else ""
-            rows.append([*head, measure, of, shown, unit, beside])
+            rows.append([*head, measure, of, shown, unit, of_others])
             head = ["", "", ""]
     titles = ["TIME", "PROFILE", "RESULT", "MEASURE", "OF", "VALUE", "UNIT", "POOL MEDIAN +- MAD"]
     yield table(titles, rows, screen.width)

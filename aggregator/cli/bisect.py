@@ -304,7 +304,7 @@ async def _search(file: SearchFile, progress: _Progress) -> Findings:
         done = await command.run(test.nodes)
         file.add(test, done)
         bisection.record(test, done.outcome)
-        note = f"; {done.said}" if done.said else ""
+        note = f"; {done.message}" if done.message else ""
         last = done.output.rpartition("\n")[2]
         if done.outcome is GroupOutcome.INCONCLUSIVE and last:
             note += f": {last[:200]}"

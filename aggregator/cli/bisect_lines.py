@@ -114,7 +114,7 @@ def _test_fields(known: frozenset[str]) -> _Fields:
         ),
         "code": ("an exit code or null", lambda it: it is None or _is_whole(it)),
         "seconds": ("seconds from 0 on", lambda it: _is_number(it) and it >= 0),
-        "said": ("a text", lambda it: isinstance(it, str)),
+        "message": ("a text", lambda it: isinstance(it, str)),
         "output": ("a text", lambda it: isinstance(it, str)),
     }
 

@@ -113,7 +113,7 @@ def readme(node: str, content: Content, at: dt.datetime, client: str) -> str:
     time = at.strftime("%Y-%m-%d %H:%M:%S")
     lines = [
         f"sickbay's knowledge of node {node}, {time} UTC, by sickbay {client}.",
-        f"Texts that look like secrets are {MARK}. Read the files before you pass them on:",
+        f"Texts that resemble secrets are {MARK}. Read the files before you pass them on:",
         "they have names of nodes, pods and people.",
         "",
         *(f"{name:<22} {_ABOUT[name]}" for name in content.files),

@@ -168,7 +168,7 @@ class Client:
 def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> str:
     """The server is there, and TLS does not trust its certificate."""
     if error.verify_code in _ANOTHER_NAME:
-        do = "Ask by a name that is in its certificate: docs/install.md"
+        do = "Use a name that is in its certificate: docs/install.md"
     elif error.verify_code == _EXPIRED:
         do = "The aggregator's must be renewed, or this machine's clock is ahead."
     else:

@@ -39,7 +39,7 @@ from aggregator.cli.wait import GOALS, duration
 from aggregator.policy.repairs import REPAIRS
 from aggregator.version import VERSION
 
-_STANDINGS = ("ok", "unknown", "silent", "warning", "held", "quarantined")
+_STATES = ("ok", "unknown", "silent", "warning", "held", "quarantined")
 _FLEET, _NODES, _ACT, _OTHER = "The fleet", "Nodes", "Act", "Other"
 
 
@@ -199,18 +199,16 @@ def _add_nodes(
     listed = list_options()
     nodes = add(
         "nodes",
-        "every node, or those of one standing",
+        "every node, or those of one state",
         read_commands.nodes,
         parents=[read, listed],
         examples=[
-            "nodes --standing held",
+            "nodes --state held",
             "nodes -l node.kubernetes.io/instance-type=p5.48xlarge -o wide",
             'nodes -o jsonpath=\'{range .items[*]}{.node}{"\\t"}{.why}{"\\n"}{end}\'',
         ],
     )
-    nodes.add_argument(
-        "--standing", choices=_STANDINGS, default="", help="only nodes of this standing"
-    )
+    nodes.add_argument("--state", choices=_STATES, default="", help="only nodes of this state")
     nodes.flag("--exempt", "only exempt nodes")
     nodes.flag("--untested", "only new nodes that still have their startup taint")
     add(
@@ -239,7 +237,7 @@ def _add_nodes(
         bundle_command.bundle,
         parents=[source],
         more="It has the node's state, evidence, history, kernel lines, versions and objects. "
-        "Texts that look like secrets are left out.",
+        "Texts that resemble secrets are left out.",
         examples=["bundle gpu-0042", "bundle gpu-0042 --file rma-12345.tar.gz"],
         of_node=True,
     )

@@ -30,7 +30,7 @@ _SILENT = (
     "See whether the agent runs on the node (systemctl status sickbay-agent, of a service), and "
     "check the node itself and the network from it to the aggregator."
 )
-_STANDINGS: Mapping[str, str] = {
+_STATES: Mapping[str, str] = {
     "ok": "No evidence against the node is in force.",
     "silent": "Its agent is silent. Silence alone never leads to a quarantine.",
     "unknown": "Its health is not known. Unknown alone never leads to a quarantine.",
@@ -43,7 +43,7 @@ class NodeExplanation:
     """Sentences. ``why``: the causes; ``follows``: the steps of sickbay; ``to_do``: of people."""
 
     node: str
-    standing: str
+    state: str
     why: tuple[str, ...]
     follows: tuple[str, ...]
     to_do: tuple[str, ...]
@@ -56,7 +56,7 @@ def explanation(answer: Answer, now: dt.datetime, how: str = "") -> NodeExplanat
     """Of one node's answer. ``how``: the options of commands for this cluster."""
     return NodeExplanation(
         node=answer["node"],
-        standing=answer["standing"],
+        state=answer["state"],
         why=_unique(_why(answer, now)),
         follows=_unique(_follows(answer, now)),
         to_do=_unique(_to_do(answer, how)),
@@ -65,7 +65,7 @@ def explanation(answer: Answer, now: dt.datetime, how: str = "") -> NodeExplanat
 
 def lines(made: Answer, _: Screen) -> Iterator[str]:
     """The explanation as text."""
-    yield f"{clean(made['node'])} is {clean(made['standing'])}."
+    yield f"{clean(made['node'])} is {clean(made['state'])}."
     for title, key in (("WHY", "why"), ("WHAT FOLLOWS", "follows"), ("TO DO", "to_do")):
         yield f"\n{title}"
         for sentence in made[key] or ["No step is needed."]:
@@ -94,11 +94,11 @@ def _why(answer: Answer, now: dt.datetime) -> Iterator[str]:
     if new is not None:
         yield f"A new node: {startup_taint(new)}."
     if not quarantine and not answer["incidents"]:
-        yield _STANDINGS.get(answer["standing"], "")
+        yield _STATES.get(answer["state"], "")
         yield answer["why"]
     for one in answer["overruled"]:
         yield f"A person has overruled {one['code']} {one['component']}: it does not count."
-    yield from (f"Asked by people: {one}" for one in answer.get("requests") or ())
+    yield from (f"Requested by people: {one}" for one in answer.get("requests") or ())
     if answer["conflict"]:
         yield f"No action while two agents claim the node: {answer['conflict']}"
     if answer["foreign"]:
@@ -263,7 +263,7 @@ def _sentence(text: str) -> str:
 def _to_do(answer: Answer, how: str) -> Iterator[str]:
     quarantine, hold = answer["quarantine"], answer["hold"]
     yield from (_sentence(one) for one in answer.get("unreadable") or ())
-    if answer["standing"] == "silent":
+    if answer["state"] == "silent":
         yield _SILENT
     if answer["mode"] == "observe":  # no step of sickbay follows, so the remedy is first
         yield from (incident["advice"] for incident in answer["incidents"])

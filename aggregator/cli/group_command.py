@@ -28,12 +28,12 @@ _VERDICTS = {0: GroupOutcome.PASSED, 1: GroupOutcome.FAILED}
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """How one run ended. ``said``: the reason for no verdict, or empty. ``output`` is its end."""
+    """How a run ended. ``message``: the reason for no verdict, or empty. ``output`` is its end."""
 
     outcome: GroupOutcome
     code: int | None
     seconds: float
-    said: str
+    message: str
     output: str
 
 

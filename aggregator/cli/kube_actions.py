@@ -156,7 +156,7 @@ class KubeActions:
                 raise CommandFailed(
                     f'there is no node "{node}"\n  See: kubectl get nodes'
                 ) from error
-            return change.said
+            return change.message
 
         return self._session.call(work)
 

@@ -17,7 +17,7 @@ from aggregator.cluster.port import ClusterError, Conflict, OperationSpec, Quara
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 
 #: Requests that a person may have made for a node, and the command that takes each back.
-_ASKED = ((EXEMPT, "exempt", "unexempt"), (PIN, "pinned", "unpin"))
+_REQUESTS = ((EXEMPT, "exempt", "unexempt"), (PIN, "pinned", "unpin"))
 
 
 def _is_ours(path: Path) -> bool:
@@ -172,7 +172,7 @@ class LocalActions:
                     store.write_node(replace(found, annotations=kept))
                 except Conflict:
                     continue  # the aggregator wrote in between
-                return change.said + new
+                return change.message + new
 
     def request_operation(self, name: str, spec: OperationSpec) -> str:
         with self._store() as store:
@@ -199,7 +199,7 @@ class LocalActions:
                 raise CommandFailed(actions.not_forgotten(node, "in quarantine", then=then))
             if found is None:
                 raise CommandFailed(actions.unknown(node))
-            for key, why, command in _ASKED:
+            for key, why, command in _REQUESTS:
                 if key in found.annotations:
                     then = f"sickbay {command} {node}{self._how}"
                     raise CommandFailed(actions.not_forgotten(node, why, then=then))

@@ -37,14 +37,14 @@ def nodes(options: argparse.Namespace) -> None:
     """All pages, as one."""
     with open_source(options) as source:
         try:
-            answer = _all_nodes(source, options.standing)
+            answer = _all_nodes(source, options.state)
         except Unreached as error:
             answer = source.cluster(error).nodes()
-            others = options.standing not in {"", "quarantined"}
+            others = options.state not in {"", "quarantined"}
             if others or options.exempt or options.untested:
                 raise UsageError(
                     "without the aggregator the nodes in quarantine alone are known; expected no "
-                    "--standing, no --exempt and no --untested"
+                    "--state, no --exempt and no --untested"
                 ) from error
     for name in ("exempt", "untested"):
         if getattr(options, name):
@@ -53,7 +53,7 @@ def nodes(options: argparse.Namespace) -> None:
     empty = "No node is known yet."
     if options.exempt:
         empty = "No such node is exempt. A new exemption is shown within three minutes."
-    elif options.standing or options.untested or options.selector:
+    elif options.state or options.untested or options.selector:
         empty = "There is no such node."
 
     def show(page: Answer, screen: Screen) -> Any:
@@ -62,11 +62,11 @@ def nodes(options: argparse.Namespace) -> None:
     print_answer(options, _arranged(options, answer), show, kind=_NODE)
 
 
-def _all_nodes(source: Source, standing: str) -> Answer:
+def _all_nodes(source: Source, state: str) -> Answer:
     items: list[Answer] = []
     after = ""
     while True:
-        page = source.get("nodes", standing=standing, limit=_PAGE, after=after)
+        page = source.get("nodes", state=state, limit=_PAGE, after=after)
         items += page["items"]
         after = page["next"]
         if not after:

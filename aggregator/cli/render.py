@@ -48,21 +48,21 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             yield f"NOT READY: {clean(reason)}"
     held = fleet["counts"].get("held", 0)  # the other holds are of drains that have begun
     yield ""
-    yield table(["STANDING", "NODES"], fleet["counts"].items(), colour=screen.colour)
+    yield table(["STATE", "NODES"], fleet["counts"].items(), colour=screen.colour)
     yield ""
     yield table(
         ["WHAT", "NOW", "SEE"],
         [
             ("incidents", fleet["incidents"], "sickbay incidents"),
             ("quarantines", fleet["quarantines"], "sickbay quarantines"),
-            ("held back", held, "sickbay nodes --standing held"),
+            ("held back", held, "sickbay nodes --state held"),
             ("drains held", fleet["held"] - held, "sickbay quarantines"),
             ("release held", fleet["release_held"], "sickbay quarantines"),
             *_repairs(fleet),
             *_untested(fleet),
             ("exempt", fleet["exempt"], "sickbay nodes --exempt"),
-            ("silent agents", fleet["silent"], "sickbay nodes --standing silent"),
-            ("never heard", fleet["never_heard"], "sickbay nodes --standing unknown"),
+            ("silent agents", fleet["silent"], "sickbay nodes --state silent"),
+            ("never seen", fleet["never_seen"], "sickbay nodes --state unknown"),
         ],
     )
     if fleet["limits"]:
@@ -164,7 +164,7 @@ def alerts(answer: Answer, screen: Screen) -> Iterator[str]:
 def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
     """Nodes that come back again and again."""
     if answer["trouble"]:
-        yield f"THEY CAN'T BE LOOKED FOR NOW: {clean(answer['trouble'])}"
+        yield f"THE SEARCH FOR LEMONS FAILS NOW: {clean(answer['trouble'])}"
     if not answer["items"]:
         yield "No node is a lemon."
         return

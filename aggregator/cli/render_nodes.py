@@ -21,13 +21,13 @@ def nodes(page: Answer, screen: Screen, *, empty: str = "No node is known yet.")
         return
     more = ["REQUESTS"] if screen.wide else []
     yield shown(
-        ["NODE", "STANDING", "AGENT", "HEARD", *more, "WHY"],
+        ["NODE", "STATE", "AGENT", "SEEN", *more, "WHY"],
         [
             (
                 one["node"],
-                one["standing"],
+                one["state"],
                 one["agent"],
-                ago(one["last_heard"], screen.now),
+                ago(one["last_seen"], screen.now),
                 *(["; ".join(one["requests"])] if more else []),
                 one["why"],
             )
@@ -104,17 +104,15 @@ def _read(one: Answer, screen: Screen) -> str:
 
 def node(one: Answer, screen: Screen) -> Iterator[str]:
     """One node's details."""
-    last_heard = (
-        f" (last heard {ago(one['last_heard'], screen.now)} ago)"
-        if one["agent"] == "silent"
-        else ""
+    last_seen = (
+        f" (last seen {ago(one['last_seen'], screen.now)} ago)" if one["agent"] == "silent" else ""
     )
     yield pairs(
         [
             ("node", one["node"]),
-            ("standing", one["standing"]),
+            ("state", one["state"]),
             ("why", one["why"]),
-            ("agent", one["agent"] + last_heard),
+            ("agent", one["agent"] + last_seen),
             ("version", one["agent_version"]),
             ("boot", one["boot_id"]),
             ("pool", one["pool"]),
@@ -169,7 +167,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             )
             for part in one["components"]
         ]
-        head = ["CHECK", "COMPONENT", "STATUS", "SINCE", "SAYS"]
+        head = ["CHECK", "COMPONENT", "STATUS", "SINCE", "MESSAGE"]
         yield "\n" + shown(head, parts, screen)
     yield ""
     past = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}

@@ -23,7 +23,7 @@ _CONTROL = "\x1b["
 _RED, _GREEN, _YELLOW = "31", "32", "33"
 #: The colour of a word in a column of that name.
 _COLOURS: Mapping[str, Mapping[str, str]] = {
-    "STANDING": {
+    "STATE": {
         "quarantined": _RED,
         "held": _YELLOW,
         "warning": _YELLOW,

@@ -83,7 +83,7 @@ def _conditions(
     held = status.release_held
     yield _condition(RELEASE_HELD, (bool(held), "ChecksHold" if held else "NotHeld", held))
     going = status.phase is Phase.RELEASING
-    reason = ("Overruled" if status.overruled else "CauseOver") if going else "Standing"
+    reason = ("Overruled" if status.overruled else "CauseOver") if going else "InForce"
     yield _condition(RELEASING, (going, reason, status.released_because if going else ""))
     repair = status.repair
     if repair is not None and (repair.attempts or repair.held or repair.exhausted):

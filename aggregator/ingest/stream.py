@@ -92,7 +92,7 @@ class Stream(AgentExchange):
         "due_at",
         "hello_written",
         "instance",
-        "last_heard",
+        "last_seen",
         "overdue",
         "repair_verbs",
         "test_profiles",
@@ -132,7 +132,7 @@ class Stream(AgentExchange):
         self.welcomed = False
         #: When the agent wrote its Hello, by its CLOCK_BOOTTIME in milliseconds.
         self.hello_written = 0
-        self.last_heard = rules.now()
+        self.last_seen = rules.now()
         #: When time may next change the stream's state, except for its credentials' end
         #: (monotonic).
         self.due_at = _NOW
@@ -154,7 +154,7 @@ class Stream(AgentExchange):
             await self._greet()
             message = await self._first("snapshot", SNAPSHOT_WITHIN, CloseReason.NO_SNAPSHOT)
             while message is not None:
-                self.last_heard = self._rules.now()
+                self.last_seen = self._rules.now()
                 await self._dispatch(message)
                 message = None
                 message = known_message(await self._context.read())
@@ -180,7 +180,7 @@ class Stream(AgentExchange):
         self.instance = hello.instance
         self.repair_verbs = codec.repair_verbs(introduced)
         self.test_profiles = codec.test_profiles(introduced)
-        self.last_heard = self._rules.now()
+        self.last_seen = self._rules.now()
         self.hello_written = introduced.boottime_ms
         self._calls.attach(self)
         self._attached = True
@@ -270,7 +270,7 @@ class Stream(AgentExchange):
         if isinstance(message, pb.Snapshot):
             self._resyncs.answered()
             self._series = min(self._series, 0)  # with each snapshot the series begin anew
-        self._acks.add(message.seq, self._intake.on_evidence(self.node, evidence, self.last_heard))
+        self._acks.add(message.seq, self._intake.on_evidence(self.node, evidence, self.last_seen))
         # The node is evaluated after this: its agent's next message is charged for that.
         earlier = self._intake.evaluation_cost(self.node)
         self._allowance.charge(self._rules.now() - started + earlier)
@@ -279,7 +279,7 @@ class Stream(AgentExchange):
         self, message: pb.Snapshot | pb.Delta
     ) -> tuple[Snapshot | Delta, codec.Dropped]:
         """The message as evidence. A large one yields to other tasks on the event loop."""
-        dropped, at = codec.Dropped(), self.last_heard
+        dropped, at = codec.Dropped(), self.last_seen
         large = message.ByteSize() >= LARGE
         steps = (
             codec.snapshot_in_steps(message, at=at, dropped=dropped)
@@ -321,7 +321,7 @@ class Stream(AgentExchange):
 
     def _beat(self, heartbeat: pb.Heartbeat) -> None:
         self._note_boottime(heartbeat.boottime_ms)
-        self._intake.on_heartbeat(self.node, self.last_heard)
+        self._intake.on_heartbeat(self.node, self.last_seen)
         if self._intake.digest(self.node) == heartbeat.digest:
             self._resyncs.agreed()
         elif not self._partial:  # a dropped entry would be dropped from the next snapshot, too
@@ -332,9 +332,9 @@ class Stream(AgentExchange):
     def on_agreed_heartbeat(self) -> None:
         """A heartbeat whose digest we have agreed to came to the gateway that forwards it."""
         self._stats.messages["heartbeat"] += 1
-        self.last_heard = self._rules.now()
+        self.last_seen = self._rules.now()
         if self._attached and self._ending is None:
-            self._intake.on_heartbeat(self.node, self.last_heard)
+            self._intake.on_heartbeat(self.node, self.last_seen)
 
     def _measure(self, message: pb.Measurements) -> None:
         """Measurements are no evidence: one that is wrong ends them, and not the stream."""
@@ -351,7 +351,7 @@ class Stream(AgentExchange):
             if log_fields is not None:
                 extra = {"node": self.node, "reason": str(error), **log_fields}
                 log.warning("measurements of this stream are not taken any more", extra=extra)
-        self._intake.on_measurements(self.node, measured, self.last_heard)
+        self._intake.on_measurements(self.node, measured, self.last_seen)
         self._allowance.charge(self._rules.now() - started)
 
     def _second_hello(self, hello: pb.Hello) -> None:
@@ -405,8 +405,8 @@ class Stream(AgentExchange):
         """
         self._resync_if_due(now)
         if not self._resyncs.wanted:
-            self.due_at = self.last_heard + self._rules.silent_after
-        if now - self.last_heard > self._rules.silent_after:
+            self.due_at = self.last_seen + self._rules.silent_after
+        if now - self.last_seen > self._rules.silent_after:
             text = f"no message for {self._rules.silent_after:g} s"
             self.stop(StreamClosed(CloseReason.SILENT, Code.DEADLINE_EXCEEDED, text))
         elif self.identity.expires is not None and wall >= self.identity.expires + LEEWAY:

@@ -93,7 +93,7 @@ class StreamTable:
 
     def detach(self, stream: Stream) -> None:
         """The stream no longer reports for its node."""
-        self._conflicts.on_message(stream.node, stream.instance, stream.last_heard)
+        self._conflicts.on_message(stream.node, stream.instance, stream.last_seen)
         if self._by_node.get(stream.node) is stream:
             del self._by_node[stream.node]
             self._left[stream.node] = self._rules.now()

@@ -24,7 +24,7 @@ class ReadAhead(Protocol):
         ...
 
 
-class StandingLease(Protocol):
+class StandbyLease(Protocol):
     """`LeaseHolder`, as far as it is needed here."""
 
     @property
@@ -36,7 +36,7 @@ class StandingLease(Protocol):
 class Standby:
     """Of one gateway. Its `ReadAhead` is used by the controller that this replica becomes."""
 
-    def __init__(self, lease: StandingLease, ahead: ReadAhead) -> None:
+    def __init__(self, lease: StandbyLease, ahead: ReadAhead) -> None:
         self._lease = lease
         self._ahead = ahead
 

@@ -168,7 +168,7 @@ class ActionEndpoints:
                 "deploy/kubernetes/aggregator-rbac.yaml and deploy/examples/page-actions-rbac.yaml."
             )
         except ClusterError as error:
-            return 409, f"{error}\nLook at the node, then try again."
+            return 409, f"{error}\nCheck the node, then try again."
 
     def _event(
         self, setup: ActionSetup, action: PersonAction, context: ActionContext

@@ -111,10 +111,10 @@ async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
 
 
 async def page_of_nodes(
-    queries: FleetQueries, look: FleetSnapshot, values: Mapping[str, Any]
+    queries: FleetQueries, snapshot: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodePage:
     """Nodes, filtered and sorted, one page of them."""
-    return await node_table.page_of_nodes(queries, queries.row_cache, look, values)
+    return await node_table.page_of_nodes(queries, queries.row_cache, snapshot, values)
 
 
 async def _fleet(queries: FleetQueries, _: Parts, __: Values) -> models.Fleet:
@@ -126,8 +126,8 @@ async def _nodes(queries: FleetQueries, _: Parts, values: Values) -> models.Node
 
 
 async def _groups(queries: FleetQueries, _: Parts, values: Values) -> models.NodeGroupList:
-    look = await queries.current_snapshot()
-    return await node_table.groups_of(queries, queries.row_cache, look, values)
+    snapshot = await queries.current_snapshot()
+    return await node_table.groups_of(queries, queries.row_cache, snapshot, values)
 
 
 async def _node(queries: FleetQueries, parts: Parts, _: Values) -> models.Node:
@@ -201,9 +201,9 @@ async def _trend(queries: FleetQueries, _: Parts, __: Values) -> models.Trend:
 
 
 async def _map(queries: FleetQueries, _: Parts, values: Values) -> models.Map:
-    look = await queries.current_snapshot()
-    layout = queries.map_layout(look, values["blocks"])
-    return map_view.map_model(layout, look.found, look.revision)
+    snapshot = await queries.current_snapshot()
+    layout = queries.map_layout(snapshot, values["blocks"])
+    return map_view.map_model(layout, snapshot.found, snapshot.revision)
 
 
 def _limit(default: int, most: int = MOST) -> Param:
@@ -231,14 +231,14 @@ MAP_BLOCKS = Param(
 
 ENDPOINTS = (
     Endpoint(
-        "/api/v1/fleet", "The fleet in numbers: standings, limits, switches.", models.Fleet, _fleet
+        "/api/v1/fleet", "The fleet in numbers: states, limits, switches.", models.Fleet, _fleet
     ),
     Endpoint(
         "/api/v1/nodes", "Nodes, filtered and sorted, page by page.", models.NodePage, _nodes, NODES
     ),
     Endpoint(
         "/api/v1/groups",
-        "Nodes by the value of a label, and how those of each stand.",
+        "Nodes by the value of a label, and how many of each have which state.",
         models.NodeGroupList,
         _groups,
         GROUPS,
@@ -285,7 +285,7 @@ ENDPOINTS = (
             Param(
                 "until",
                 Form.TIME,
-                "Only up to then: the `at` of the last item asks for what was before it.",
+                "Only up to then: the `at` of the last item requests what was before it.",
                 math.inf,
             ),
             _limit(TIMELINE),
@@ -306,7 +306,7 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/v1/alerts",
-        "Where alerts go, what waits, and deliveries that were given up, of the replica asked.",
+        "Where alerts go, what waits, and deliveries that were given up, of this replica.",
         models.AlertList,
         _alerts,
     ),

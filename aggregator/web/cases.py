@@ -32,7 +32,7 @@ class Case:
     """
 
     node: str
-    standing: QuarantineSummary
+    state: QuarantineSummary
     quarantine: models.Quarantine | None = None
     hold: models.Hold | None = None
     incidents: tuple[models.Incident, ...] = ()
@@ -130,7 +130,7 @@ def open_cases(found: FleetViewFindings) -> list[Case]:
     cases = [
         Case(
             node=name,
-            standing=found.standings.get(name, QuarantineSummary.UNKNOWN),
+            state=found.states.get(name, QuarantineSummary.UNKNOWN),
             quarantine=quarantines.get(name),
             hold=holds.get(name),
             incidents=tuple(incidents.get(name, ())),
@@ -139,14 +139,14 @@ def open_cases(found: FleetViewFindings) -> list[Case]:
         )
         for name in names
     ]
-    cases.sort(key=lambda case: WORST_FIRST.index(case.standing))
+    cases.sort(key=lambda case: WORST_FIRST.index(case.state))
     return cases
 
 
 def selected(
     cases: Iterable[Case],
     *,
-    standing: str = "",
+    state: str = "",
     part: str = "",
     why: str = "",
     has_labels: Callable[[str], bool] | None = None,
@@ -158,7 +158,7 @@ def selected(
     return [
         case
         for case in cases
-        if (not standing or case.standing == standing)
+        if (not state or case.state == state)
         and part in case.node.lower()
         and (not why or case.contains(why))
         and (has_labels is None or has_labels(case.node))
@@ -169,5 +169,5 @@ def by_state(groups: Iterable[Any]) -> list[tuple[QuarantineSummary, list[Any]]]
     """Groups of equal cases by the state of their nodes, worst first, without empty states."""
     found: dict[QuarantineSummary, list[Any]] = {}
     for group in groups:
-        found.setdefault(group.first.standing, []).append(group)
+        found.setdefault(group.first.state, []).append(group)
     return [(state, found[state]) for state in WORST_FIRST if state in found]

@@ -18,9 +18,12 @@ class ChangeNotifier:
     """Ticks on the event stream whenever the view of its subscribers has changed."""
 
     def __init__(
-        self, look: Callable[[], Awaitable[FleetSnapshot]], details: NodeDetails, feed: EventBroker
+        self,
+        snapshot: Callable[[], Awaitable[FleetSnapshot]],
+        details: NodeDetails,
+        feed: EventBroker,
     ) -> None:
-        self._look = look
+        self._snapshot = snapshot
         self._details = details
         self._feed = feed
         self._revision = 0
@@ -38,15 +41,15 @@ class ChangeNotifier:
 
     async def publish_tick(self) -> None:
         """Check once, and notify the subscribers whose view has changed."""
-        look = await self._look()
+        snapshot = await self._snapshot()
         tick = models.Tick(
-            at=look.moment.when(look.moment.now),
-            revision=look.revision,
-            counts=look.found.counts,
-            headline=headline(look.found),
+            at=snapshot.moment.when(snapshot.moment.now),
+            revision=snapshot.revision,
+            counts=snapshot.found.counts,
+            headline=headline(snapshot.found),
         )
-        if look.revision != self._revision:
-            self._revision = look.revision
+        if snapshot.revision != self._revision:
+            self._revision = snapshot.revision
             self._feed.tick(tick)
         watched = sorted(self._feed.nodes)
         nodes_shown = map(self._details.of, watched)

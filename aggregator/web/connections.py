@@ -219,10 +219,10 @@ async def _open_tls(
     can't be aborted once aiohttp has closed it twice (CPython 3.11 to 3.13).
     """
     loop = asyncio.get_running_loop()
-    spoken = asyncio.Event()
-    loop.add_reader(accepted, spoken.set)
+    readable = asyncio.Event()
+    loop.add_reader(accepted, readable.set)
     try:
-        await spoken.wait()
+        await readable.wait()
     finally:
         loop.remove_reader(accepted)
     if not accepted.recv(1, socket.MSG_PEEK):

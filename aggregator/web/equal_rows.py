@@ -42,7 +42,7 @@ def equal_cases(found: Iterable[Case]) -> list[EqualRows[Case]]:
     return _grouped(
         found,
         lambda one: (
-            one.standing,
+            one.state,
             _quarantine_key(one.quarantine) if one.quarantine is not None else (),
             _hold_key(one.hold) if one.hold is not None else (),
             tuple(_incident_key(incident) for incident in one.incidents),

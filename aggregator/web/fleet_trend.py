@@ -91,7 +91,7 @@ def point_of(found: FleetViewFindings, at: float) -> TrendSample:
     quarantined = counts[QuarantineSummary.QUARANTINED]
     return TrendSample(
         at=at,
-        nodes=len(found.standings),
+        nodes=len(found.states),
         held=counts[QuarantineSummary.HELD],
         quarantined=quarantined,
         drained=min(
@@ -136,8 +136,8 @@ def points_before(
     """
     states = _present(found)
     counts = Counter(state.category() for state in states.values())
-    counts["well"] += len(found.standings) - len(states)
-    known = [one for one in transitions if one.node in found.standings]
+    counts["well"] += len(found.states) - len(states)
+    known = [one for one in transitions if one.node in found.states]
     events = sorted([*known, *_begun(found, known)], key=lambda one: one.at)
     before = _ended_states(events)
     points: list[TrendSample] = []
@@ -147,7 +147,7 @@ def points_before(
         while remaining and events[remaining - 1].at > at:
             remaining -= 1
             _undo(events[remaining], before.get(remaining, ""), states, counts)
-        points.append(_point(at, len(found.standings), counts))
+        points.append(_point(at, len(found.states), counts))
         at -= STEP
     return points[::-1]
 
@@ -156,12 +156,12 @@ def _present(found: FleetViewFindings) -> dict[str, _NodeState]:
     """The nodes that are not well now."""
     states = {
         name: _NodeState(
-            quarantined=standing is QuarantineSummary.QUARANTINED,
-            held=standing is QuarantineSummary.HELD,
-            is_silent=standing is QuarantineSummary.SILENT,
+            quarantined=state is QuarantineSummary.QUARANTINED,
+            held=state is QuarantineSummary.HELD,
+            is_silent=state is QuarantineSummary.SILENT,
         )
-        for name, standing in found.standings.items()
-        if standing is not QuarantineSummary.OK
+        for name, state in found.states.items()
+        if state is not QuarantineSummary.OK
     }
     for incident in found.incidents:
         states.setdefault(incident.node, _NodeState()).incidents.add(incident.id)
@@ -189,7 +189,7 @@ def _begun(found: FleetViewFindings, known: Iterable[Transition]) -> list[Transi
     return [
         Transition(time.timestamp(), kind, node, "", incident)
         for time, kind, node, incident in begun
-        if time is not None and (node, kind) not in seen and node in found.standings
+        if time is not None and (node, kind) not in seen and node in found.states
     ]
 
 

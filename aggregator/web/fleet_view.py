@@ -93,7 +93,7 @@ class FleetViewFindings:
     """The content of the fleet's page and API, except history. Lists are whole and sorted."""
 
     names: tuple[str, ...] = ()
-    standings: Mapping[str, QuarantineSummary] = field(default_factory=dict)
+    states: Mapping[str, QuarantineSummary] = field(default_factory=dict)
     incidents: tuple[models.Incident, ...] = ()
     quarantines: tuple[models.Quarantine, ...] = ()
     holds: tuple[models.Hold, ...] = ()
@@ -101,7 +101,7 @@ class FleetViewFindings:
     silent: tuple[models.NodeRow, ...] = ()
     requested: tuple[models.NodeRow, ...] = ()
     exempt: int = 0
-    never_heard: int = 0
+    never_seen: int = 0
     untested: int = 0
     attached: int = 0
     conflicts: int = 0
@@ -124,16 +124,14 @@ class FleetViewFindings:
 
     @property
     def counts(self) -> dict[QuarantineSummary, int]:
-        """Nodes by standing, with every standing."""
-        found = Counter(self.standings.values())
-        return {standing: found[standing] for standing in QuarantineSummary}
+        """Nodes by state, with every state."""
+        found = Counter(self.states.values())
+        return {state: found[state] for state in QuarantineSummary}
 
     def marked_only(self) -> list[str]:
         """Nodes that count as quarantined, without a Quarantine that is known."""
         known = {one.node for one in self.quarantines}
-        marked = (
-            name for name, one in self.standings.items() if one is QuarantineSummary.QUARANTINED
-        )
+        marked = (name for name, one in self.states.items() if one is QuarantineSummary.QUARANTINED)
         return sorted((name for name in marked if name not in known), key=natural)
 
 
@@ -143,7 +141,7 @@ class FleetViewBuilder:
     def __init__(self, fleet: FleetState, moment: ViewMoment) -> None:
         self._fleet = fleet
         self._moment = moment
-        self._standings: dict[str, QuarantineSummary] = {}
+        self._states: dict[str, QuarantineSummary] = {}
         self._incidents: list[models.Incident] = []
         self._quarantines: list[models.Quarantine] = []
         self._holds: list[models.Hold] = []
@@ -160,38 +158,38 @@ class FleetViewBuilder:
 
     def add(self, node_summary: NodeSummary) -> None:
         """Take one node in."""
-        moment, standing = self._moment, node_summary.standing()
-        self._standings[node_summary.node] = standing
-        self._policy_pools.add(self._fleet.pool_of(node_summary), standing)
+        moment, state = self._moment, node_summary.state()
+        self._states[node_summary.node] = state
+        self._policy_pools.add(self._fleet.pool_of(node_summary), state)
         if self._pool_label and node_summary.cluster.meta is not None:
             pool = node_summary.cluster.meta.labels.get(self._pool_label, "")
             self._pools[pool] += 1
             self._taken[pool] += node_summary.work.in_record
-        quarantined = standing is QuarantineSummary.QUARANTINED
+        quarantined = state is QuarantineSummary.QUARANTINED
         self._gpus[quarantined, gpu_counts(node_summary)] += 1
-        self._attached += node_summary.agent.speaks
+        self._attached += node_summary.agent.is_reporting
         self._conflicts += bool(node_summary.agent.conflict)
         self._exempt += node_summary.decision.exempt
         self._untested += bool(node_summary.cluster.untested)
         if node_summary.decision.requests:
             self._requested.append(
-                node_view.node_row(node_summary, moment, standing, self._fleet.words)
+                node_view.node_row(node_summary, moment, state, self._fleet.words)
             )
-        if not node_summary.agent.speaks:
+        if not node_summary.agent.is_reporting:
             if node_view.agent(node_summary) == "never":
                 self._never += 1
             else:
-                last_heard = node_summary.agent.last_heard
-                row = node_view.node_row(node_summary, moment, standing, self._fleet.words)
-                self._silent.append((moment.now if last_heard is None else last_heard, row))
+                last_seen = node_summary.agent.last_seen
+                row = node_view.node_row(node_summary, moment, state, self._fleet.words)
+                self._silent.append((moment.now if last_seen is None else last_seen, row))
         mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
             self._incidents.extend(
                 node_view.incidents(node_summary, moment, mode, self._fleet.how, self._fleet.words)
             )
-        elif standing in _UNWELL:
-            why = node_view.why(node_summary, standing, self._fleet.words)
-            since = _unwell_since(node_summary, standing, moment)
+        elif state in _UNWELL:
+            why = node_view.why(node_summary, state, self._fleet.words)
+            since = _unwell_since(node_summary, state, moment)
             self._unwell.append(UnwellNode(node_summary.node, why, since))
         if node_summary.quarantine is not None:
             shown = self._quarantine(node_summary, node_summary.quarantine)
@@ -213,8 +211,8 @@ class FleetViewBuilder:
         """
         fleet = self._fleet
         return FleetViewFindings(
-            names=tuple(name for name in names if name in self._standings),
-            standings=self._standings,
+            names=tuple(name for name in names if name in self._states),
+            states=self._states,
             incidents=tuple(
                 sorted(
                     self._incidents,
@@ -232,7 +230,7 @@ class FleetViewBuilder:
             silent=tuple(row for _, row in sorted(self._silent, key=lambda pair: pair[0])),
             requested=tuple(sorted(self._requested, key=lambda one: natural(one.node))),
             exempt=self._exempt,
-            never_heard=self._never,
+            never_seen=self._never,
             untested=self._untested,
             attached=self._attached,
             conflicts=self._conflicts,
@@ -263,12 +261,10 @@ class FleetViewBuilder:
         for key, value in self._fleet.limits.items():
             name = f"limits.{key.removeprefix('limits.')}"
             yield self._limit(name, value)
-        yield from repair_view.limits(
-            self._fleet.repairs, self._fleet.repairing, len(self._standings)
-        )
+        yield from repair_view.limits(self._fleet.repairs, self._fleet.repairing, len(self._states))
 
     def _limit(self, name: str, value: str) -> models.LimitUse:
-        nodes = len(self._standings)
+        nodes = len(self._states)
         used = self._fleet.record_entries - self._fleet.absent_entries
         lately = self._fleet.admitted_lately
         within = f"within {_setting(self._fleet.limits, 'window')}"
@@ -303,9 +299,7 @@ class FleetViewBuilder:
     def _floored(self, most: int, of: int) -> int:
         """With the floor of small fleets."""
         floor = self._fleet.limits.get("small_fleet_floor", "")
-        return floored(
-            most, int(floor) if floor.isdecimal() else 1, of=of, fleet=len(self._standings)
-        )
+        return floored(most, int(floor) if floor.isdecimal() else 1, of=of, fleet=len(self._states))
 
 
 def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:
@@ -320,10 +314,10 @@ def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:
 
 
 def _unwell_since(
-    node_summary: NodeSummary, standing: QuarantineSummary, moment: ViewMoment
+    node_summary: NodeSummary, state: QuarantineSummary, moment: ViewMoment
 ) -> dt.datetime | None:
-    if standing is QuarantineSummary.SILENT:
-        return moment.when_or_never(node_summary.agent.last_heard)
+    if state is QuarantineSummary.SILENT:
+        return moment.when_or_never(node_summary.agent.last_seen)
     return node_view.worst_since(node_summary, moment)
 
 

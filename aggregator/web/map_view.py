@@ -39,7 +39,7 @@ class MapLayout:
 
     def letters(self, found: FleetViewFindings) -> str:
         """One letter for each of ``names``."""
-        return "".join(LETTERS[found.standings[name]] for name in self.names)
+        return "".join(LETTERS[found.states[name]] for name in self.names)
 
     def cells(self, found: FleetViewFindings) -> list[str]:
         """The tag, and the letters in lines of one length."""
@@ -114,7 +114,7 @@ def map_model(layout: MapLayout, found: FleetViewFindings, revision: int) -> mod
     return models.Map(
         revision=revision,
         names=list(layout.names),
-        standings=layout.letters(found),
+        states=layout.letters(found),
         label=layout.key,
         blocks=[models.MapBlock(value=value, nodes=len(of)) for value, of in layout.blocks],
     )

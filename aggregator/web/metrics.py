@@ -103,9 +103,9 @@ def _families(scrape: ScrapeContent) -> Iterator[Metric]:
 def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
     yield gauge(
         "sickbay_nodes",
-        "Nodes by standing: ok, unknown, silent, warning, held, quarantined.",
-        ["standing"],
-        {standing.value: found.counts[standing] for standing in QuarantineSummary},
+        "Nodes by state: ok, unknown, silent, warning, held, quarantined.",
+        ["state"],
+        {state.value: found.counts[state] for state in QuarantineSummary},
     )
     yield single_gauge(
         "sickbay_agents_attached", "Agents with a stream that is up.", found.attached
@@ -116,9 +116,9 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
         len(found.silent),
     )
     yield single_gauge(
-        "sickbay_agents_never_heard",
+        "sickbay_agents_never_seen",
         "Nodes whose agent has not reported since the start.",
-        found.never_heard,
+        found.never_seen,
     )
     yield single_gauge(
         "sickbay_nodes_exempt",
@@ -286,7 +286,7 @@ def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
     }
     yield gauge(
         "sickbay_quarantines_oldest_timestamp_seconds",
-        "Since when the oldest Quarantine stands (created), and the work that has "
+        "Since when the oldest Quarantine exists (created), and the work that has "
         "blocked a drain for longest (blocked), in Unix time. A series is absent while "
         "there is none.",
         ["what"],

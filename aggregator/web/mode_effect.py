@@ -38,16 +38,16 @@ class EffectCache:
     """The effect as of the latest snapshot, computed once for all readers."""
 
     def __init__(self) -> None:
-        self._look: FleetSnapshot | None = None
+        self._snapshot: FleetSnapshot | None = None
         self._effect: models.ModeEffect | None = None
 
-    def of(self, look: FleetSnapshot, preview: Preview | None) -> models.ModeEffect | None:
+    def of(self, snapshot: FleetSnapshot, preview: Preview | None) -> models.ModeEffect | None:
         """None without ``preview``, and where the mode holds no node and is not observe."""
-        if self._look is not look:
-            found = look.found
+        if self._snapshot is not snapshot:
+            found = snapshot.found
             capped = found.mode == _OBSERVE or any(one.limit == _MODE for one in found.holds)
             self._effect = mode_effect(found, preview) if preview and capped else None
-            self._look = look
+            self._snapshot = snapshot
         return self._effect
 
 

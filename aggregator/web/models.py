@@ -288,9 +288,9 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     """
 
     node: str
-    standing: QuarantineSummary
+    state: QuarantineSummary
     agent: str
-    last_heard: Time | None
+    last_seen: Time | None
     why: str
     exempt: bool
     requests: list[str]
@@ -431,10 +431,10 @@ class Node(Shape, frozen=True, kw_only=True):
 
     node: str
     uid: str
-    standing: QuarantineSummary
+    state: QuarantineSummary
     why: str
     agent: str
-    last_heard: Time | None
+    last_seen: Time | None
     agent_version: str
     boot_id: str
     conflict: str
@@ -467,7 +467,7 @@ class Node(Shape, frozen=True, kw_only=True):
 class Pool(Shape, frozen=True, kw_only=True):
     """A pool of the configuration, or "default" for the nodes that none selects.
 
-    ``selector`` is as `kubectl get nodes -l` takes it; ``counts`` has every standing; ``cooling``:
+    ``selector`` is as `kubectl get nodes -l` takes it; ``counts`` has every state; ``cooling``:
     until when no node of it is admitted, and why, or empty.
     """
 
@@ -504,7 +504,7 @@ class ModeEffect(Shape, frozen=True, kw_only=True):
 
 
 class Fleet(Shape, frozen=True, kw_only=True):
-    """The whole at a glance. ``counts`` has every standing. ``revision`` grows with each change.
+    """The whole at a glance. ``counts`` has every state. ``revision`` grows with each change.
 
     ``stop``, ``view_lost``, ``waiting_for_quorum`` and ``cooling`` (no new action is admitted) are
     empty, or give the reason; ``causes`` are the common causes that are open;
@@ -541,7 +541,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     silent: int
     exempt: int
     release_held: int
-    never_heard: int
+    never_seen: int
     record_entries: int
     limits: list[LimitUse]
     headline: str
@@ -708,7 +708,7 @@ class MapBlock(Shape, frozen=True, kw_only=True):
 
 
 class Map(Shape, frozen=True, kw_only=True):
-    """Every node in one letter, for drawing: ``standings[i]`` is that of ``names[i]``.
+    """Every node in one letter, for drawing: ``states[i]`` is that of ``names[i]``.
 
     o ok, u unknown, s silent, w warning, h held, q quarantined. ``names`` come block by block,
     ``blocks`` by the values of the label ``label``; without a label one block has all.
@@ -716,7 +716,7 @@ class Map(Shape, frozen=True, kw_only=True):
 
     revision: int
     names: list[str]
-    standings: str
+    states: str
     label: str = ""
     blocks: list[MapBlock] = []
 

@@ -17,9 +17,9 @@ from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.snapshot_cache import FleetSnapshot
 
 #: Columns by which the nodes can be sorted, in addition to the labels.
-COLUMNS = ("node", "standing", "why", "agent")
+COLUMNS = ("node", "state", "why", "agent")
 AGENTS = ("attached", "silent", "never", "unknown")
-_GROUP_COLUMNS = ("value", "nodes", *(standing.value for standing in QuarantineSummary))
+_GROUP_COLUMNS = ("value", "nodes", *(state.value for state in QuarantineSummary))
 _LABEL = "label:"
 _CHUNK = 250
 #: A label's key and value, as Kubernetes allows them.
@@ -29,10 +29,10 @@ _TERM = re.compile(
 )
 #: Terms of one selector.
 _MOST_TERMS = 16
-_WORST_FIRST = {standing: number for number, standing in enumerate(WORST_FIRST)}
+_WORST_FIRST = {state: number for number, state in enumerate(WORST_FIRST)}
 
 FILTERS = (
-    Param("standing", Form.STANDING, "Only nodes of this standing.", ""),
+    Param("state", Form.STATE, "Only nodes of this state.", ""),
     Param("q", Form.TEXT, "Only nodes whose name holds this.", ""),
     Param("why", Form.TEXT, "Only nodes whose line in words holds this.", ""),
     Param("agent", Form.CHOICE, "Only nodes whose agent is so.", "", choices=AGENTS),
@@ -46,13 +46,13 @@ FILTERS = (
 SORT = Param(
     "sort",
     Form.TEXT,
-    "The column: `node`, `standing`, `why`, `agent` or `label:KEY`; `-` before it turns it round.",
+    "The column: `node`, `state`, `why`, `agent` or `label:KEY`; `-` before it turns it round.",
     "node",
 )
 GROUP_SORT = Param(
     "sort",
     Form.TEXT,
-    "The column: `value`, `nodes` or a standing; `-` before it turns it round.",
+    "The column: `value`, `nodes` or a state; `-` before it turns it round.",
     "value",
 )
 
@@ -72,22 +72,22 @@ class RowCache:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._look: FleetSnapshot | None = None
+        self._snapshot: FleetSnapshot | None = None
         self._rows: dict[str, models.NodeRow] = {}
 
     async def all_rows(
-        self, source: RowSource, look: FleetSnapshot
+        self, source: RowSource, snapshot: FleetSnapshot
     ) -> Mapping[str, models.NodeRow]:
         """By node."""
         async with self._lock:
-            if self._look is not look:
+            if self._snapshot is not snapshot:
                 rows: dict[str, models.NodeRow] = {}
-                names = look.found.names
+                names = snapshot.found.names
                 for begin in range(0, len(names), _CHUNK):
                     made = source.rows(names[begin : begin + _CHUNK])
                     rows.update((row.node, row) for row in made)
                     await asyncio.sleep(0)
-                self._look, self._rows = look, rows
+                self._snapshot, self._rows = snapshot, rows
             return self._rows
 
 
@@ -105,17 +105,17 @@ class _Order:
 
 
 async def page_of_nodes(
-    source: RowSource, cache: RowCache, look: FleetSnapshot, values: Mapping[str, Any]
+    source: RowSource, cache: RowCache, snapshot: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodePage:
     """The requested page. Raises BadQuery for an unknown column or an invalid selector."""
     order = _order(values["sort"], COLUMNS, labels=True)
-    names = selected(source, look, values)
+    names = selected(source, snapshot, values)
     rows: Mapping[str, models.NodeRow] = {}
     if values["why"] or values["agent"] or order.column in ("why", "agent"):
-        rows = await cache.all_rows(source, look)
+        rows = await cache.all_rows(source, snapshot)
         names = _with_row(names, rows, values)
     if not order.by_name:
-        names = _sorted(source, look, names, rows, order)
+        names = _sorted(source, snapshot, names, rows, order)
     begin = _begin(names, values["after"], order)
     chosen = names[begin : begin + values["limit"]]
     return models.NodePage(
@@ -125,15 +125,15 @@ async def page_of_nodes(
     )
 
 
-def selected(source: RowSource, look: FleetSnapshot, values: Mapping[str, Any]) -> list[str]:
-    """The nodes that pass the filters by standing, name and label, in the order of their names."""
-    standing, part = values["standing"], values["q"].lower()
-    standings = look.found.standings
+def selected(source: RowSource, snapshot: FleetSnapshot, values: Mapping[str, Any]) -> list[str]:
+    """The nodes that pass the filters by state, name and label, in the order of their names."""
+    state, part = values["state"], values["q"].lower()
+    states = snapshot.found.states
     matches = selector(values["label"])
     return [
         name
-        for name in look.found.names
-        if (not standing or standings[name] == standing)
+        for name in snapshot.found.names
+        if (not state or states[name] == state)
         and part in name.lower()
         and (matches is None or matches(source.labels(name)))
     ]
@@ -154,7 +154,7 @@ def _with_row(
 
 
 async def groups_of(
-    source: RowSource, cache: RowCache, look: FleetSnapshot, values: Mapping[str, Any]
+    source: RowSource, cache: RowCache, snapshot: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodeGroupList:
     """The nodes by the value of the label ``values["key"]``. Raises BadQuery."""
     key, order = values["key"], _order(values["sort"], _GROUP_COLUMNS)
@@ -162,13 +162,13 @@ async def groups_of(
         raise BadQuery("there is no key", "expected key=LABEL, such as topology.kubernetes.io/rack")
     check_key(key)
     counts: dict[str | None, dict[QuarantineSummary, int]] = {}
-    chosen = selected(source, look, values)
+    chosen = selected(source, snapshot, values)
     if values["why"] or values["agent"]:
-        chosen = _with_row(chosen, await cache.all_rows(source, look), values)
+        chosen = _with_row(chosen, await cache.all_rows(source, snapshot), values)
     for name in chosen:
         value = source.labels(name).get(key)
         found = counts.setdefault(value, dict.fromkeys(QuarantineSummary, 0))
-        found[look.found.standings[name]] += 1
+        found[snapshot.found.states[name]] += 1
     items = [
         models.NodeGroup(
             value=value or "", has_label=value is not None, nodes=sum(of.values()), counts=of
@@ -179,8 +179,8 @@ async def groups_of(
     if order.column == "nodes":
         items.sort(key=lambda one: one.nodes, reverse=order.descending)
     elif order.column != "value":
-        standing = QuarantineSummary(order.column)
-        items.sort(key=lambda one: one.counts[standing], reverse=order.descending)
+        state = QuarantineSummary(order.column)
+        items.sort(key=lambda one: one.counts[state], reverse=order.descending)
     elif order.descending:
         items.reverse()
     return models.NodeGroupList(key=key, items=items, total=len(items), nodes=len(chosen))
@@ -254,7 +254,7 @@ def _order(text: str, columns: Collection[str], *, labels: bool = False) -> _Ord
 
 def _sorted(
     source: RowSource,
-    look: FleetSnapshot,
+    snapshot: FleetSnapshot,
     names: Sequence[str],
     rows: Mapping[str, models.NodeRow],
     order: _Order,
@@ -262,11 +262,9 @@ def _sorted(
     """``names``, which are in the order of names, by the column; empty values come last."""
     if order.column == "node":
         return list(reversed(names))
-    if order.column == "standing":
-        standings = look.found.standings
-        return sorted(
-            names, key=lambda name: _WORST_FIRST[standings[name]], reverse=order.descending
-        )
+    if order.column == "state":
+        states = snapshot.found.states
+        return sorted(names, key=lambda name: _WORST_FIRST[states[name]], reverse=order.descending)
     if order.column == "agent":
         rank = {agent: number for number, agent in enumerate(AGENTS)}  # another version's are last
         return sorted(

@@ -70,19 +70,19 @@ def brief(text: str) -> str:
 
 def agent(node_summary: NodeSummary) -> str:
     """attached, silent, or never: no message has come since this aggregator started."""
-    if node_summary.agent.speaks:
+    if node_summary.agent.is_reporting:
         return "attached"
     return (
         "never"
-        if node_summary.agent.health is None and node_summary.agent.last_heard is None
+        if node_summary.agent.health is None and node_summary.agent.last_seen is None
         else "silent"
     )
 
 
 def why(
-    node_summary: NodeSummary, standing: QuarantineSummary, words: ClusterWords = KUBERNETES
+    node_summary: NodeSummary, state: QuarantineSummary, words: ClusterWords = KUBERNETES
 ) -> str:
-    """The reason for the node's standing, in one line. Empty for a healthy node."""
+    """The reason for the node's state, in one line. Empty for a healthy node."""
     if node_summary.quarantine is not None:
         return _why_quarantined(node_summary, node_summary.quarantine, words)
     if node_summary.quarantine_view.unclaimed:
@@ -98,22 +98,22 @@ def why(
         return f"the last step failed and is tried again: {node_summary.work.last_error}"
     if node_summary.agent.conflict:
         return node_summary.agent.conflict
-    if standing is QuarantineSummary.SILENT:
+    if state is QuarantineSummary.SILENT:
         how = (
             f"is not understood ({node_summary.agent.refused})"
             if node_summary.agent.refused
             else "is silent"
         )
         return f"its agent {how}; " + (_worst(node_summary) or "no check was failing")
-    if standing is QuarantineSummary.UNKNOWN and node_summary.agent.refused:
+    if state is QuarantineSummary.UNKNOWN and node_summary.agent.refused:
         return f"its agent is not understood: {node_summary.agent.refused}"
-    if standing is QuarantineSummary.UNKNOWN:
+    if state is QuarantineSummary.UNKNOWN:
         return (
             "no state known yet" if node_summary.agent.attached else "no agent has reported from it"
         )
-    if node_summary.cluster.untested and standing is QuarantineSummary.OK:
+    if node_summary.cluster.untested and state is QuarantineSummary.OK:
         return node_summary.cluster.untested
-    if node_summary.decision.requests and standing is QuarantineSummary.OK:
+    if node_summary.decision.requests and state is QuarantineSummary.OK:
         return node_summary.decision.requests[0]
     return _others_at_work(node_summary) or _worst(node_summary)
 
@@ -184,17 +184,17 @@ def lemon(one: Lemon) -> models.Lemon:
 def node_row(
     node_summary: NodeSummary,
     moment: ViewMoment,
-    standing: QuarantineSummary | None = None,
+    state: QuarantineSummary | None = None,
     words: ClusterWords = KUBERNETES,
 ) -> models.NodeRow:
     """The node in one line."""
-    standing = standing or node_summary.standing()
+    state = state or node_summary.state()
     return models.NodeRow(
         node=node_summary.node,
-        standing=standing,
+        state=state,
         agent=agent(node_summary),
-        last_heard=moment.when_or_never(node_summary.agent.last_heard),
-        why=why(node_summary, standing, words),
+        last_seen=moment.when_or_never(node_summary.agent.last_seen),
+        why=why(node_summary, state, words),
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
         untested=bool(node_summary.cluster.untested),
@@ -506,15 +506,15 @@ def node(
 ) -> models.Node:
     """One node's details. ``timeline`` is newest first, ``test`` the one of a new node."""
     health, meta = node_summary.agent.health, node_summary.cluster.meta
-    standing = node_summary.standing()
+    state = node_summary.state()
     held = node_summary.quarantine
     return models.Node(
         node=node_summary.node,
         uid=meta.uid if meta else "",
-        standing=standing,
-        why=why(node_summary, standing, words),
+        state=state,
+        why=why(node_summary, state, words),
         agent=agent(node_summary),
-        last_heard=moment.when_or_never(node_summary.agent.last_heard),
+        last_seen=moment.when_or_never(node_summary.agent.last_seen),
         read_at=moment.when_or_never(node_summary.cluster.read_at),
         agent_version=health.agent_version if health else "",
         boot_id=health.boot_id if health else "",
@@ -556,4 +556,4 @@ def node(
 
 def steady(shown: models.Node) -> models.Node:
     """Without the fields that change while the node does not, so that two can be compared."""
-    return msgspec.structs.replace(shown, last_heard=None)
+    return msgspec.structs.replace(shown, last_seen=None)

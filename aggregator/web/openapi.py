@@ -178,7 +178,7 @@ def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _problem(what: str) -> dict[str, Any]:
-    return _json(f"The {what} can't be answered; says why.", _ref(models.Problem))
+    return _json(f"The {what} can't be answered; gives the reason.", _ref(models.Problem))
 
 
 def _ident(path: str) -> str:

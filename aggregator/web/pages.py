@@ -72,7 +72,7 @@ FEW = 60
 _MOST_TEXTS = 16
 
 #: The order of the page of nodes, unless a person chooses another.
-_WORST_FIRST = "standing"
+_WORST_FIRST = "state"
 
 _FRAGMENT = Param("fragment", Form.TEXT, "", "")
 _BASE = Param("base", Form.TEXT, "", "")
@@ -88,8 +88,8 @@ _JOBS = (
     Param("days", Form.WHOLE, "", 30, 3650),
 )
 
-#: Standings in words for people, worst first.
-SAID = {
+#: States in words for people, worst first.
+STATE_LABELS = {
     QuarantineSummary.QUARANTINED: "in quarantine",
     QuarantineSummary.HELD: "held back",
     QuarantineSummary.WARNING: "warning",
@@ -147,9 +147,9 @@ class Pages:
         environment.globals.update(
             access=self._access,
             actions=self._actions,
-            said=SAID,
+            state_labels=STATE_LABELS,
             asset=self._assets.url,
-            Standing=QuarantineSummary,
+            State=QuarantineSummary,
             how=self._queries.fleet.how,
             rule_why=self._rule_why,
             words=self._queries.fleet.words,
@@ -183,15 +183,15 @@ class Pages:
     async def fleet(self, request: web.Request) -> web.Response:
         """The fleet at a glance."""
         values = read_query((_ROWS, *_CASES, MAP_BLOCKS, _FRAGMENT, _BASE), request.query)
-        look = await self._queries.current_snapshot()
-        layout = self._queries.map_layout(look, values["blocks"])
-        known = self._known_text("fleet.html", values, look)
+        snapshot = await self._queries.current_snapshot()
+        layout = self._queries.map_layout(snapshot, values["blocks"])
+        known = self._known_text("fleet.html", values, snapshot)
         if known is not None:
             return self._respond(known.text, values, known.tag)
-        found, rows = look.found, values["rows"]
+        found, rows = snapshot.found, values["rows"]
         chosen = cases.selected(
             cases.open_cases(found),
-            standing=values["standing"],
+            state=values["state"],
             part=values["q"],
             why=values["why"],
             has_labels=self._label_filter(values["label"]),
@@ -202,10 +202,10 @@ class Pages:
         return self._page(
             "fleet.html",
             values,
-            look=look,
-            fleet=self._queries.fleet_summary(look),
+            snapshot=snapshot,
+            fleet=self._queries.fleet_summary(snapshot),
             cases=cases.by_state(equal_rows.equal_cases(chosen)),
-            asked=values,
+            params=values,
             rows=rows,
             with_query=_with_query("/", values, (*(one.name for one in _CASES), "blocks", "rows")),
             marked_only=found.marked_only(),
@@ -218,7 +218,7 @@ class Pages:
             lately=equal_rows.equal_events(lately)[:_LATELY],
             drifted=drift_rows(found.incidents),
             few=layout.blocks if few else (),
-            standings=found.standings,
+            states=found.states,
             cells=[] if few else layout.cells(found),
             map_key=layout.key,
             map_keys=layout.keys,
@@ -242,28 +242,30 @@ class Pages:
         values = read_query((*NODES, _GROUP, _FRAGMENT, _BASE), request.query)
         if "sort" not in request.query and not values["group"]:
             values["sort"] = _WORST_FIRST
-        look = await self._queries.current_snapshot()
-        if values["q"] in look.found.standings:
+        snapshot = await self._queries.current_snapshot()
+        if values["q"] in snapshot.found.states:
             url = request.app.router["node"].url_for(name=values["q"])
             raise web.HTTPFound(url)
-        known = self._known_text("nodes.html", values, look)
+        known = self._known_text("nodes.html", values, snapshot)
         if known is not None:
             return self._respond(known.text, values, known.tag)
         groups = page = None
         values["sort"] = node_table.suited_sort(values["sort"], grouped=bool(values["group"]))
         if values["group"]:
-            asked = {**values, "key": values["group"]}
-            groups = await node_table.groups_of(self._queries, self._queries.row_cache, look, asked)
+            params = {**values, "key": values["group"]}
+            groups = await node_table.groups_of(
+                self._queries, self._queries.row_cache, snapshot, params
+            )
         else:
-            page = await page_of_nodes(self._queries, look, values)
+            page = await page_of_nodes(self._queries, snapshot, values)
         return self._page(
             "nodes.html",
             values,
-            look=look,
-            fleet=self._queries.fleet_summary(look),
+            snapshot=snapshot,
+            fleet=self._queries.fleet_summary(snapshot),
             page=page,
             groups=groups,
-            asked=values,
+            params=values,
             columns=_label_columns(self._queries, page, values),
             keys=self._queries.fleet.group_labels,
             agents=node_table.AGENTS,
@@ -276,11 +278,11 @@ class Pages:
         """One node's details."""
         values = read_query((_FRAGMENT, _BASE), request.query)
         story = await story_or_none_such(self._queries, request.match_info["name"])
-        look = await self._queries.current_snapshot()
+        snapshot = await self._queries.current_snapshot()
         return self._page(
             "node.html",
             values,
-            fleet=self._queries.fleet_summary(look),
+            fleet=self._queries.fleet_summary(snapshot),
             node=story,
         )
 
@@ -288,17 +290,17 @@ class Pages:
         """The quarantine of a node; states it where the node has none now."""
         values = read_query((_FRAGMENT, _BASE), request.query)
         story = await story_or_none_such(self._queries, request.match_info["node"])
-        look = await self._queries.current_snapshot()
+        snapshot = await self._queries.current_snapshot()
         return self._page(
-            "quarantine.html", values, fleet=self._queries.fleet_summary(look), node=story
+            "quarantine.html", values, fleet=self._queries.fleet_summary(snapshot), node=story
         )
 
     async def incident(self, request: web.Request) -> web.Response:
         """One incident, open or closed, with its events."""
         values = read_query((_FRAGMENT, _BASE), request.query)
-        id_, look = request.match_info["id"], await self._queries.current_snapshot()
+        id_, snapshot = request.match_info["id"], await self._queries.current_snapshot()
         past = await self._queries.past_of_incident(id_)
-        names = [one.node for one in look.found.incidents if one.id == id_]
+        names = [one.node for one in snapshot.found.incidents if one.id == id_]
         names += [one.node for one in past.transitions if one.node]
         if not names and not past.trouble:
             raise NotThere(
@@ -313,7 +315,7 @@ class Pages:
         return self._page(
             "incident.html",
             values,
-            fleet=self._queries.fleet_summary(look),
+            fleet=self._queries.fleet_summary(snapshot),
             id=id_,
             of=name,
             node=node,
@@ -327,15 +329,15 @@ class Pages:
         """The jobs that faults hit, or one of them."""
         values = read_query((*_JOBS, _FRAGMENT, _BASE), request.query)
         until = self._queries.snapshots.moment().wall
-        asked = {**values, "since": until - values["days"] * 86400.0, "until": until}
-        report = await job_view.job_report(self._queries, {}, {**asked, "limit": _JOB_ROWS})
-        look = await self._queries.current_snapshot()
+        params = {**values, "since": until - values["days"] * 86400.0, "until": until}
+        report = await job_view.job_report(self._queries, {}, {**params, "limit": _JOB_ROWS})
+        snapshot = await self._queries.current_snapshot()
         return self._page(
             "jobs.html",
             values,
-            fleet=self._queries.fleet_summary(look),
+            fleet=self._queries.fleet_summary(snapshot),
             report=report,
-            asked=values,
+            params=values,
             groups=GROUPS,
             longest=max((row.lost_hours for row in report.items), default=0.0),
         )
@@ -380,11 +382,11 @@ class Pages:
         values: Mapping[str, Any],
         status: int = 200,
         *,
-        look: FleetSnapshot | None = None,
+        snapshot: FleetSnapshot | None = None,
         **context: Any,
     ) -> web.Response:
-        """Render it. The text follows from ``values``, from ``look`` if that is given, and from the
-        transitions: then it serves all requests for the same.
+        """Render it. The text follows from ``values``, from ``snapshot`` if that is given, and from
+        the transitions: then it serves all requests for the same.
         """
         moment = self._queries.snapshots.moment()
         now: dt.datetime = moment.when(moment.now)
@@ -392,18 +394,22 @@ class Pages:
             now=now, bare=bool(values["fragment"]), version=self._queries.version, **context
         )
         tag = self._deltas.remember(text) if values["fragment"] else ""
-        if look is not None and tag:
-            self._texts[_key(name, values)] = _Text(look, self._queries.feed.latest, text, tag)
+        if snapshot is not None and tag:
+            self._texts[_key(name, values)] = _Text(snapshot, self._queries.feed.latest, text, tag)
             if len(self._texts) > _MOST_TEXTS:
                 self._texts.popitem(last=False)
         return self._respond(text, values, tag, status)
 
     def _known_text(
-        self, name: str, values: Mapping[str, Any], look: FleetSnapshot
+        self, name: str, values: Mapping[str, Any], snapshot: FleetSnapshot
     ) -> "_Text | None":
         """The text as another reader has just got it, unless the fleet has changed since."""
         found = self._texts.get(_key(name, values)) if values["fragment"] else None
-        if found is None or found.look is not look or found.latest != self._queries.feed.latest:
+        if (
+            found is None
+            or found.snapshot is not snapshot
+            or found.latest != self._queries.feed.latest
+        ):
             return None
         return found
 
@@ -434,14 +440,14 @@ class Pages:
 class _Text:
     """A fragment as it was rendered: from which snapshot, and after which transition."""
 
-    look: FleetSnapshot
+    snapshot: FleetSnapshot
     latest: int
     text: str
     tag: str
 
 
 #: Parameters of the page of nodes that a link to another view of it keeps.
-_KEPT = ("standing", "q", "why", "agent", "label", "group", "sort")
+_KEPT = ("state", "q", "why", "agent", "label", "group", "sort")
 #: Their values that need no place in an address.
 _DEFAULTS = {
     ("sort", _WORST_FIRST),

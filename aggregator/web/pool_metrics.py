@@ -16,14 +16,10 @@ def pool_metrics(pools: Sequence[models.Pool]) -> Iterator[Metric]:
         return
     yield gauge(
         "sickbay_pool_nodes",
-        "Nodes of each pool by standing; default are those that no pool selects. The "
+        "Nodes of each pool by state; default are those that no pool selects. The "
         "five metrics of pools are there with pools alone.",
-        ["pool", "standing"],
-        {
-            (pool.name, standing.value): count
-            for pool in pools
-            for standing, count in pool.counts.items()
-        },
+        ["pool", "state"],
+        {(pool.name, state.value): count for pool in pools for state, count in pool.counts.items()},
     )
     yield gauge(
         "sickbay_pool_mode",

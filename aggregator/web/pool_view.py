@@ -1,4 +1,4 @@
-"""A line for each pool of the fleet: its nodes by standing, its mode, its limits. Pure."""
+"""A line for each pool of the fleet: its nodes by state, its mode, its limits. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from aggregator.web.models import limit_use
 
 
 class PoolCounter:
-    """Counts nodes by pool and standing as they are added."""
+    """Counts nodes by pool and state as they are added."""
 
     def __init__(self, fleet: FleetState) -> None:
         self._fleet = fleet
-        self._standings: Counter[tuple[str, QuarantineSummary]] = Counter()
+        self._states: Counter[tuple[str, QuarantineSummary]] = Counter()
 
-    def add(self, pool: str, standing: QuarantineSummary) -> None:
+    def add(self, pool: str, state: QuarantineSummary) -> None:
         """A node."""
         if pool:
-            self._standings[pool, standing] += 1
+            self._states[pool, state] += 1
 
     def pools(self) -> tuple[models.Pool, ...]:
         """In the order of the configuration, with the nodes that no pool selects last."""
@@ -29,7 +29,7 @@ class PoolCounter:
         return tuple(self._pool(name, found.get(name)) for name in pools.names)
 
     def _pool(self, name: str, pool: Pool | None) -> models.Pool:
-        counts = {standing: self._standings[name, standing] for standing in QuarantineSummary}
+        counts = {state: self._states[name, state] for state in QuarantineSummary}
         use = self._fleet.pool_use.get(name)
         return models.Pool(
             name=name,
@@ -43,12 +43,16 @@ class PoolCounter:
 
     def _limits(self, pool: Pool, total: int) -> Iterator[models.LimitUse]:
         use = self._fleet.pool_use.get(pool.name)
-        standing, lately = (use.standing, use.lately) if use is not None else (0, 0)
+        in_quarantine, lately = (use.in_quarantine, use.lately) if use is not None else (0, 0)
         limits = pool.limits
         if limits.concurrent is not None:
             text = "nodes in quarantine at once"
             yield limit_use(
-                "pools.limits.concurrent", str(limits.concurrent), standing, limits.concurrent, text
+                "pools.limits.concurrent",
+                str(limits.concurrent),
+                in_quarantine,
+                limits.concurrent,
+                text,
             )
         if limits.concurrent_percent is not None:
             value = f"{limits.concurrent_percent:g}%"
@@ -56,7 +60,7 @@ class PoolCounter:
             yield limit_use(
                 "pools.limits.concurrent_percent",
                 value,
-                standing,
+                in_quarantine,
                 most,
                 f"{value} of {total:,} nodes",
             )

@@ -68,19 +68,19 @@ class FleetQueries:
         """The fleet, a moment ago at most."""
         return await self.snapshots.current_snapshot()
 
-    def fleet_summary(self, look: FleetSnapshot) -> models.Fleet:
+    def fleet_summary(self, snapshot: FleetSnapshot) -> models.Fleet:
         """The fleet's numbers."""
         numbers = summarize(
-            look.found,
+            snapshot.found,
             self.snapshots.moment(),
             version=self.version,
-            revision=look.revision,
+            revision=snapshot.revision,
             not_ready=self.ready(),
             history_trouble=self.history.problem,
             alert_trouble=self.alert_trouble(),
             alerts_given_up=sum(route.dead for route in self.alerts().routes),
         )
-        return msgspec.structs.replace(numbers, with_drain=self.effects.of(look, self.preview))
+        return msgspec.structs.replace(numbers, with_drain=self.effects.of(snapshot, self.preview))
 
     def rows(self, names: Iterable[str]) -> list[models.NodeRow]:
         """These nodes in a line each; without those that are gone since."""
@@ -107,12 +107,12 @@ class FleetQueries:
         pools = [key for key in (pool_label, POOL if self.fleet.pools else "") if key]
         return [*places, *pools]
 
-    def map_layout(self, look: FleetSnapshot, requested: str) -> MapLayout:
+    def map_layout(self, snapshot: FleetSnapshot, requested: str) -> MapLayout:
         """The order and the blocks of the map. Raises BadQuery for what is no label's key."""
         if requested:
             check_key(requested)
         return self.layouts.of(
-            look.found.names,
+            snapshot.found.names,
             requested,
             value_of=self._map_value,
             keys=self.map_keys(),

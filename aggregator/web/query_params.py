@@ -25,7 +25,7 @@ class Form(enum.Enum):
     TEXT = "text"
     WHOLE = "whole"
     TIME = "time"
-    STANDING = "standing"
+    STATE = "state"
     CHOICE = "choice"
 
 
@@ -52,10 +52,10 @@ class Param:
                     "maximum": self.most,
                     "default": self.default,
                 }
-            case Form.STANDING:
+            case Form.STATE:
                 return {
                     "type": "string",
-                    "enum": [standing.value for standing in QuarantineSummary],
+                    "enum": [state.value for state in QuarantineSummary],
                 }
             case Form.CHOICE:
                 return {"type": "string", "enum": list(self.choices)}
@@ -74,7 +74,7 @@ class Param:
                 if at is not None:
                     return at
                 expected = "seconds since the epoch, or RFC 3339 such as 2026-01-31T03:14:00Z"
-            case Form.STANDING:
+            case Form.STATE:
                 if text in set(QuarantineSummary):
                     return text
                 expected = "one of " + ", ".join(QuarantineSummary)

@@ -235,9 +235,9 @@ class Web:
         return response
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        look = await self._queries.snapshots.current_snapshot()
+        snapshot = await self._queries.snapshots.current_snapshot()
         scrape = ScrapeContent(
-            found=look.found,
+            found=snapshot.found,
             feed=self._feed,
             requests=self._requests,
             durations=self._durations,
@@ -329,8 +329,8 @@ class Web:
     def _misdirected(self, request: web.Request, name: str) -> web.Response:
         text = f'"{name[:100]}" is no name of this page, which is for this machine alone'
         hint = (
-            "Ask for it by an address or as localhost. If people come by another name, through a "
-            "proxy say, put that name into listen.hosts of the aggregator's configuration."
+            "Open it by an address or as localhost. If people come by another name, through a "
+            "proxy for example, put that name into listen.hosts of the aggregator's configuration."
         )
         return self._problem(request, 421, text, hint)
 

@@ -51,7 +51,7 @@ class SnapshotCache:
         self.now = clocks.now
         self._replicas = replicas
         self._lease_lost = lease_lost
-        self._look: FleetSnapshot | None = None
+        self._snapshot: FleetSnapshot | None = None
         self._old_at = float("-inf")
         self._lock = asyncio.Lock()
         self._names: list[str] = []
@@ -69,9 +69,9 @@ class SnapshotCache:
         fleet.
         """
         async with self._lock:
-            if self._look is None or self._clocks.now() >= self._old_at:
-                self._look = await self._take(self._look)
-            return self._look
+            if self._snapshot is None or self._clocks.now() >= self._old_at:
+                self._snapshot = await self._take(self._snapshot)
+            return self._snapshot
 
     async def _take(self, before: FleetSnapshot | None) -> FleetSnapshot:
         moment, began = self.moment(), self._clocks.now()

@@ -43,7 +43,7 @@ async def serve(
         )
         await response.prepare(request)
         try:
-            await _speak(queries, subscription, response, still_allowed, brief=brief)
+            await _send_events(queries, subscription, response, still_allowed, brief=brief)
         except (ConnectionError, TimeoutError):
             log.debug("an event stream's reader is gone")
             if request.transport is not None:
@@ -51,7 +51,7 @@ async def serve(
         return response
 
 
-async def _speak(
+async def _send_events(
     queries: FleetQueries,
     subscription: Subscription,
     response: web.StreamResponse,

@@ -31,7 +31,7 @@ def summarize(
         clock_doubt=found.clock_doubt,
         causes=list(found.causes),
         not_ready=not_ready,
-        nodes=len(found.standings),
+        nodes=len(found.states),
         attached=found.attached,
         counts=found.counts,
         incidents=len(found.incidents),
@@ -40,7 +40,7 @@ def summarize(
         silent=len(found.silent),
         exempt=found.exempt,
         release_held=sum(1 for one in found.quarantines if one.release_held),
-        never_heard=found.never_heard,
+        never_seen=found.never_seen,
         record_entries=found.record_entries,
         limits=list(found.limits),
         headline=headline(found),
@@ -57,7 +57,7 @@ def summarize(
 
 def headline(found: FleetViewFindings) -> str:
     """The state of the fleet, in a sentence or two."""
-    total, counts = len(found.standings), found.counts
+    total, counts = len(found.states), found.counts
     if not total:
         return "No node is known yet."
     parts = []

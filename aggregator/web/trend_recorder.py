@@ -49,19 +49,19 @@ class TrendRecorder:
         fleet = self._queries.fleet
         if not fleet.node_summaries or fleet.view_lost or fleet.waiting_for_quorum:
             return False
-        look = await self._queries.current_snapshot()
+        snapshot = await self._queries.current_snapshot()
         is_first = self._trend.own_since is None
-        self._trend.add(point_of(look.found, self._wall()))
+        self._trend.add(point_of(snapshot.found, self._wall()))
         if is_first:
-            await self._fill(look)
+            await self._fill(snapshot)
         return True
 
-    async def _fill(self, look: FleetSnapshot) -> None:
+    async def _fill(self, snapshot: FleetSnapshot) -> None:
         """The points before the first one, from the history."""
         now = self._wall()
         transitions, since = await self._past(now - LENGTH)
         if transitions and not self._trend.trouble:  # an empty one is new, and no quiet day
-            self._trend.prepend(points_before(look.found, transitions, now, since))
+            self._trend.prepend(points_before(snapshot.found, transitions, now, since))
 
     async def _past(self, since: float) -> tuple[list[Transition], float]:
         """The newest transitions from then on, and from when on they are all that there are. Read

@@ -65,7 +65,7 @@ def test_a_proc_that_is_no_procfs_is_refused_with_its_reason(tmp_path: Path) -> 
 def test_a_machine_without_a_gpu_says_no_gpu_and_does_not_fail(tmp_path: Path) -> None:
     done = agent("check", "--config", configured(tmp_path))
     assert done.code == 0, done
-    assert done.out.startswith("n1: ok (by one look")
+    assert done.out.startswith("n1: ok (by one run of the checks")
     off = done.out[done.out.index("off, no GPU: ") :]
     for name in ("gpu-inventory", "gpu-ecc", "gpu-rows", "gpu-recovery"):
         assert name in off[: off.index("off, ", 5)]

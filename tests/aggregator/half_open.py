@@ -68,11 +68,11 @@ async def play(bench: InProcessAggregator, agent: AgentProcess) -> dict[str, Any
                     return node
                 await asyncio.sleep(0.05)
 
-    await seen("standing", "ok")
+    await seen("state", "ok")
     cable.swallow()
     began = time.monotonic()
     agent.xid(79)
-    silent = await seen("standing", "silent")
+    silent = await seen("state", "silent")
     told: dict[str, Any] = {
         "silent_at": time.monotonic() - began,
         "why": silent["why"],

@@ -132,7 +132,7 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     await until(lambda: "n1" in replica.fleet.node_summaries)
     node_summary = replica.fleet.node_summaries["n1"]
     await until(lambda: node_summary.quarantine_view.unclaimed)
-    assert node_summary.standing() is QuarantineSummary.QUARANTINED
+    assert node_summary.state() is QuarantineSummary.QUARANTINED
     replica.agent("n1", WELL)
     replica.evaluate_due()
     clock.time += 10_000

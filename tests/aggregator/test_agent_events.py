@@ -114,13 +114,13 @@ def test_who_greets_is_attached_and_has_said_nothing_yet() -> None:
         bench.node_state.agent.silent_failing, bench.node_state.agent.misnamed = "x", True
         assert bench.connect("u9") == ["renew", "record_hello"]
         summary = bench.node_state.agent
-        assert (summary.attached, summary.last_heard) == (True, bench.loop.time())
+        assert (summary.attached, summary.last_seen) == (True, bench.loop.time())
         assert (bench.node_state.agent.claimed, bench.node_state.agent.misnamed) == ("u9", False)
         assert bench.node_state.agent.silent_failing == ""
         assert not bench.node_state.agent.was_received
-        summary.last_heard = 1.0
+        summary.last_seen = 1.0
         assert bench.connect() == ["record_hello"]
-        assert summary.last_heard == 1.0, "to come back is not to be heard"
+        assert summary.last_seen == 1.0, "to come back is not to be heard"
 
     on_bench(test)
 
@@ -313,12 +313,12 @@ def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
         summary = bench.node_state.agent
         assert not summary.attached
         assert summary.refused == "no snapshot of it was accepted: bye"
-        summary.refused, summary.last_heard = "", 1.0
+        summary.refused, summary.last_seen = "", 1.0
         bench.connect()
         bench.send_evidence(snapshot())
-        summary.last_heard = 1.0
+        summary.last_seen = 1.0
         bench.made.on_disconnect("n1", bench.line, "bye")
-        assert (summary.refused, summary.last_heard) == ("", bench.loop.time())
+        assert (summary.refused, summary.last_seen) == ("", bench.loop.time())
         assert summary.health is not None
 
     on_bench(test)
@@ -328,12 +328,12 @@ def test_a_refused_stream_is_shown() -> None:
     async def test(bench: Bench) -> None:
         summary = bench.node_state.agent
         bench.made.on_refusal("n1", "too old")
-        assert (summary.refused, summary.last_heard) == ("too old", bench.loop.time())
-        summary.last_heard = 1.0
+        assert (summary.refused, summary.last_seen) == ("too old", bench.loop.time())
+        summary.last_seen = 1.0
         bench.made.on_refusal("n1", "too old")
-        assert summary.last_heard == 1.0
+        assert summary.last_seen == 1.0
         bench.made.on_heartbeat("n1", 7.0)
-        assert summary.last_heard == 7.0
+        assert summary.last_seen == 7.0
 
     on_bench(test)
 

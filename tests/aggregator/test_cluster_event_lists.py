@@ -111,9 +111,9 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
         assert not is_no_more(ghost), "something is being done"
         await ghost.work.task
         assert is_no_more(ghost)
-        ghost.agent.last_heard = now - FORGOTTEN_AFTER + 1
+        ghost.agent.last_seen = now - FORGOTTEN_AFTER + 1
         assert not is_no_more(ghost)
-        ghost.agent.last_heard = now - FORGOTTEN_AFTER
+        ghost.agent.last_seen = now - FORGOTTEN_AFTER
         assert is_no_more(ghost)
         await bench.replica.controller.parts.record_writer.enter(
             Entry("ghost", "", "", "drain", 1.0)
@@ -128,7 +128,7 @@ def test_where_the_list_lacks_nodes_one_that_was_heard_is_forgotten_only_if_it_w
 ) -> None:
     async def test(bench: Bench) -> None:
         ghost = bench.node_state("ghost")
-        ghost.agent.last_heard = bench.clock() - 2 * FORGOTTEN_AFTER
+        ghost.agent.last_seen = bench.clock() - 2 * FORGOTTEN_AFTER
         assert not bench.cluster_events._is_no_more(ghost)
         ghost.cluster.meta = NodeMeta("ghost", "uid")
         assert bench.cluster_events._is_no_more(ghost)

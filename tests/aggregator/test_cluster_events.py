@@ -139,7 +139,7 @@ def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> 
         assert await bench.send_event(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
         node_state = bench.registry.node_state("n1")
         assert node_state.quarantine is seen
-        assert list(bench.registry.standing.quarantines()) == [seen]
+        assert list(bench.registry.quarantine_index.quarantines()) == [seen]
         assert await bench.send_event(QuarantineSeen(seen)) == [], "it is no news"
         newer = replace(seen, version="2")
         assert len(await bench.send_event(QuarantineSeen(newer))) == 2
@@ -186,7 +186,7 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         set_fields(node_state, release_held="x", release_poll=9.0)
         node_state.own_quarantine_view().definition_going = True
         assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
-        assert list(bench.registry.standing.quarantines()) == []
+        assert list(bench.registry.quarantine_index.quarantines()) == []
         assert bench.registry.absent == set()
         assert [node_state.quarantine] == [None]
         assert (
@@ -285,7 +285,7 @@ def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
         bench.made._is_no_more = lambda _: True
         bench.made._forget = forgotten.append
         node_state = bench.node_state(made())
-        node_state.cluster.node_gone, node_state.agent.last_heard = True, heard
+        node_state.cluster.node_gone, node_state.agent.last_seen = True, heard
         node_state.work.task = asyncio.create_task(asyncio.sleep(1))
         await bench.send_event(QuarantineGone("n1", "q"))
         assert forgotten == []
@@ -423,10 +423,10 @@ def test_a_lost_record_is_told_and_its_end() -> None:
 
 def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() -> None:
     async def test(bench: Bench) -> None:
-        bench.registry.standing.whole = True
+        bench.registry.quarantine_index.whole = True
         found = await bench.send_event(WatchLost("the API server is away"))
         assert found == ["stop view lost", "forget version"]
-        assert not bench.registry.standing.whole
+        assert not bench.registry.quarantine_index.whole
         assert not bench.queue.view
         assert bench.made._listing
         assert bench.fleet.view_lost == "the API server is away"

@@ -200,7 +200,7 @@ async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
             [fault] = node["faults"]
             assert fault["code"] == "xid:79"
             assert not fault["historical"]
-            assert node["standing"] == said[0]["standing"]
+            assert node["state"] == said[0]["state"]
         first = [_when(node["faults"][0]["first_at"]) for node in said]
         assert max(first) - min(first) < took + 1
         # Their own clocks are as wrong as they are meant to be.
@@ -235,7 +235,7 @@ async def test_a_clock_that_takes_a_certificate_for_one_of_tomorrow_is_named(
         assert "certificate is not yet valid" in error
         assert "clock" in error
         said = await bench.node("node-a")
-        assert (said["standing"], said["agent"]) == ("unknown", "never")
+        assert (said["state"], said["agent"]) == ("unknown", "never")
 
 
 # -- an agent that floods -------------------------------------------------------------------------

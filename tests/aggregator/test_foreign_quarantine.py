@@ -60,9 +60,7 @@ def test_anothers_is_not_entered_voided_or_drained_and_takes_no_place() -> None:
             assert set(parse_record(world.record.text).entries) == {"n2"}
             assert world.evicted == ["uid-job-n2"]
             node_summary = replica.fleet.node_summaries["n1"]
-            assert "by the sickbay in namespace staging" in why(
-                node_summary, node_summary.standing()
-            )
+            assert "by the sickbay in namespace staging" in why(node_summary, node_summary.state())
             await replica.stop()
 
         play(test)

@@ -148,7 +148,7 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bo
     finally:
         tracemalloc.stop()
     assert stats.attached == len(tasks) == 180
-    assert all(replica.fleet.node_summaries[f"node-{n:05d}"].standing() == "ok" for n in range(180))
+    assert all(replica.fleet.node_summaries[f"node-{n:05d}"].state() == "ok" for n in range(180))
     assert (more - few) / 120 < bound
     table.close_all("the test is over")
     await asyncio.wait(tasks)

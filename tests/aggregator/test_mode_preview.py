@@ -37,7 +37,7 @@ async def fleet_in(mode: Action, limits: Limits) -> tuple[Replica, World]:
         replica.agent(name, ILL if name in SICK else WELL)
     states = (QuarantineSummary.HELD, QuarantineSummary.QUARANTINED)
     summaries = replica.fleet.node_summaries
-    await until(lambda: all(summaries[name].standing() in states for name in SICK))
+    await until(lambda: all(summaries[name].state() in states for name in SICK))
     return replica, world
 
 

@@ -136,7 +136,7 @@ WELL = component("xid", "", Status.OK)
 def test_a_node_is_shown_by_the_worst_that_is_known_of_it(
     fields: dict[str, Any], expected: QuarantineSummary
 ) -> None:
-    assert summary_of("n1", **fields).standing() is expected
+    assert summary_of("n1", **fields).state() is expected
 
 
 # -- its agent ------------------------------------------------------------------------------------

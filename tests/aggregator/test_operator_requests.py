@@ -209,7 +209,7 @@ def test_an_exempt_node_is_left_alone_shown_and_evaluated_again_when_it_ends() -
         assert parse_record(world.record.text).entries == {}
         assert not is_marked(world.nodes["n1"])
         node_summary = replica.fleet.node_summaries["n1"]
-        assert node_summary.standing() is QuarantineSummary.HELD
+        assert node_summary.state() is QuarantineSummary.HELD
         found = view_fleet(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
         assert found.exempt == 1
         assert [one.limit for one in found.holds] == ["exempt"]

@@ -51,14 +51,14 @@ class Office:
         self.failing = ""
         self.sizes = 0
         self.cluster = MemoryCluster(self.world, fails=self._fails)
-        self.standing = QuarantineIndex()
+        self.quarantine_index = QuarantineIndex()
         self.made: Any = record_writer_of(
             self.cluster,
             limits=limits,
             policy_hash="h",
             size=self._size,
             wall=loop.time,
-            standing=self.standing,
+            quarantine_index=self.quarantine_index,
             pool="pool-a",
         )
         self.made.seen(self.world.record)
@@ -207,20 +207,20 @@ def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_nobody
     None
 ):
     async def test(office: Office) -> None:
-        made, standing = office.made, office.standing
+        made, quarantine_index = office.made, office.quarantine_index
         for name in ("n1", "n2", "n3"):
             await made.propose(proposal(name))
         at = made.record.entries["n1"].at
-        standing.seen(quarantine("n1"))
-        standing.seen(quarantine("n4"))
-        standing.seen(quarantine("n5", Phase.INVALID))
+        quarantine_index.seen(quarantine("n1"))
+        quarantine_index.seen(quarantine("n4"))
+        quarantine_index.seen(quarantine("n5", Phase.INVALID))
         office.world.person_deletes_record()
         made.seen(office.world.record)
         assert not made.grants("n1")
         await asyncio.sleep(1)
         assert office.stored().entries.keys().isdisjoint({"n1", "n4"}), "not all is known yet"
         assert "no new quarantine is admitted until it is rebuilt" in made.trouble
-        standing.whole = True
+        quarantine_index.whole = True
         made.go_round()
         await asyncio.sleep(1)
         stored = office.stored()
@@ -247,13 +247,13 @@ def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_nobody
 
 def test_a_record_older_than_a_quarantine_that_stands_is_found_in_a_round() -> None:
     async def test(office: Office) -> None:
-        made, standing = office.made, office.standing
+        made, quarantine_index = office.made, office.quarantine_index
         await made.propose(proposal("n1"))
-        standing.seen(quarantine("n1", generation=9))
+        quarantine_index.seen(quarantine("n1", generation=9))
         made.go_round()
         await asyncio.sleep(1)
         assert made.record.generation == 1, "a part of them proves nothing"
-        standing.whole = True
+        quarantine_index.whole = True
         made.go_round()
         assert not made.grants("n1")
         await asyncio.sleep(1)
@@ -304,8 +304,8 @@ def test_an_answer_is_dropped_where_a_newer_event_came_before_it() -> None:
 def test_what_stands_without_an_entry_takes_a_place() -> None:
     async def test(office: Office) -> None:
         made = office.made
-        office.standing.seen(quarantine("n1"))
-        office.standing.seen(quarantine("n2", Phase.RELEASING))
+        office.quarantine_index.seen(quarantine("n1"))
+        office.quarantine_index.seen(quarantine("n2", Phase.RELEASING))
         assert made._unrecorded(Record()) == {"n1": "pool-a"}
         assert made._unrecorded(Record().enter([entry("n1")], "h")) == {}
 

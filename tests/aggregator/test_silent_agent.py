@@ -215,13 +215,13 @@ def test_an_agent_that_is_refused_again_and_again_is_silent_and_told_with_the_re
         assert "not understood" in told.summary
         assert "snapshot.seq: 1 after 2" in told.summary
         node_summary = scene.replica.fleet.node_summaries["n1"]
-        assert node_summary.standing() is QuarantineSummary.SILENT
+        assert node_summary.state() is QuarantineSummary.SILENT
         assert "snapshot.seq" in why(node_summary, QuarantineSummary.SILENT)
         assert scene.count_of("agent.back") == 0
         scene.speaks(WELL)
         await later(1)
         assert scene.count_of("agent.back") == 1
-        assert node_summary.standing() is QuarantineSummary.OK
+        assert node_summary.state() is QuarantineSummary.OK
         await scene.replica.stop()
 
     virtual_time.run(main())
@@ -248,7 +248,7 @@ def test_an_agent_whose_hello_is_refused_is_silent() -> None:
             await later(20)
         assert scene.count_of("agent.silent") == 1
         node_summary = scene.replica.fleet.node_summaries["n1"]
-        assert "hello.boot_id: empty" in why(node_summary, node_summary.standing())
+        assert "hello.boot_id: empty" in why(node_summary, node_summary.state())
         await scene.replica.stop()
 
     virtual_time.run(main())

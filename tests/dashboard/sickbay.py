@@ -64,9 +64,9 @@ NOW = Row(
             *_BAD,
         ),
         Panel(
-            "Nodes by standing",
+            "Nodes by state",
             "timeseries",
-            [Query("sum by (standing) (sickbay_nodes)", "{{standing}}")],
+            [Query("sum by (state) (sickbay_nodes)", "{{state}}")],
             "Every node of the fleet: quarantined, held, warning, silent, unknown or ok.",
             stacked=True,
         ),
@@ -202,10 +202,10 @@ POOLS = Row(
             "timeseries",
             [
                 Query(
-                    'sum by (pool) (sickbay_pool_nodes{standing="quarantined"})',
+                    'sum by (pool) (sickbay_pool_nodes{state="quarantined"})',
                     "{{pool}}: in quarantine",
                 ),
-                Query('sum by (pool) (sickbay_pool_nodes{standing="held"})', "{{pool}}: held back"),
+                Query('sum by (pool) (sickbay_pool_nodes{state="held"})', "{{pool}}: held back"),
             ],
             "Empty without pools in the configuration.",
         ),
@@ -293,7 +293,7 @@ ITSELF = Row(
             [
                 Query("sum(sickbay_agents_attached)", "attached"),
                 Query("sum(sickbay_agents_silent)", "silent"),
-                Query("sum(sickbay_agents_never_heard)", "never heard"),
+                Query("sum(sickbay_agents_never_seen)", "never seen"),
             ],
             "Silence is no fault; faults on these nodes are not seen.",
         ),

@@ -72,7 +72,7 @@ def test_each_replica_shows_the_controllers_page_to_readers_alone_and_a_person_a
         def whole(name: str) -> bool:
             rows = replicas.answer(name, "nodes?limit=1000")["items"]
             mine = [one for one in rows if one["node"] in pages.nodes]
-            return len(mine) == len(pages.nodes) and all(one["standing"] == "ok" for one in mine)
+            return len(mine) == len(pages.nodes) and all(one["state"] == "ok" for one in mine)
 
         for name in replicas.names:
             wait_until(partial(whole, name), what=f"{name} to show all", timeout_s=60)

@@ -103,9 +103,7 @@ async def test_marked_nodes_are_shown_in_quarantine_while_the_definition_is_gone
 
     def shown(bench: Bench) -> set[str]:
         node_summaries = bench.fleet.node_summaries.values()
-        return {
-            one.node for one in node_summaries if one.standing() is QuarantineSummary.QUARANTINED
-        }
+        return {one.node for one in node_summaries if one.state() is QuarantineSummary.QUARANTINED}
 
     try:
         async with installed(plane, "bereft") as bench:

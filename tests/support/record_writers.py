@@ -20,12 +20,12 @@ def record_writer_of(
     size: Callable[[], FleetSize],
     wall: Callable[[], float],
     policy_hash: str = "h",
-    standing: QuarantineIndex | None = None,
+    quarantine_index: QuarantineIndex | None = None,
     pool: str = "",
 ) -> AdmissionRecordWriter:
     """``pool``: that of each node, by its label. No common cause is open."""
     registry: Any = SimpleNamespace(
-        size=size, pool_of=lambda _: pool, standing=standing or QuarantineIndex()
+        size=size, pool_of=lambda _: pool, quarantine_index=quarantine_index or QuarantineIndex()
     )
     causes: Any = SimpleNamespace(causes=dict)
     return AdmissionRecordWriter(

@@ -76,7 +76,7 @@ def test_a_command_that_ends_a_quarantine_selects_its_cluster() -> None:
 def test_in_mode_observe_the_remedy_comes_first_and_a_silent_agent_has_a_next_step() -> None:
     one = answer("node-3") | {"mode": "observe"}
     assert explanation(one, NOW).to_do[0] == one["incidents"][0]["advice"]
-    silent = explanation(one | {"standing": "silent"}, NOW).to_do
+    silent = explanation(one | {"state": "silent"}, NOW).to_do
     assert silent[0].startswith("See whether the agent runs on the node")
 
 
@@ -180,7 +180,7 @@ def test_a_test_by_hand_of_a_node_in_service_is_what_follows(
 def test_every_node_of_a_fleet_has_an_explanation(node: str) -> None:
     one = answer(node)
     made = explanation(one, NOW)
-    assert made.why or one["standing"] == "ok"
+    assert made.why or one["state"] == "ok"
     assert made.follows
     assert all(line.isprintable() for line in rendered(one).split("\n"))
 

@@ -117,8 +117,8 @@ def test_wide_letters_take_two_columns() -> None:
 
 def test_colour_is_only_for_a_terminal_and_of_the_cell_alone() -> None:
     rows = [("n", "held"), ("m", "\x1b[31mheld")]
-    assert "\x1b" not in table(["NODE", "STANDING"], rows)
-    painted = table(["NODE", "STANDING"], rows, colour=True)
+    assert "\x1b" not in table(["NODE", "STATE"], rows)
+    painted = table(["NODE", "STATE"], rows, colour=True)
     assert painted.split("\n")[1:] == ["n     \x1b[33mheld\x1b[0m", "m     ?[31mheld"]
 
 
@@ -208,7 +208,7 @@ def test_a_field_that_no_item_has_is_refused_with_those_that_there_are() -> None
     [
         (["stauts"], "Did you mean: sickbay status"),
         (["history", "--sicne", "3"], "Did you mean: --since"),
-        (["nodes", "--standng", "held"], "Did you mean: --standing"),
+        (["nodes", "--stat", "held"], "Did you mean: --state"),
         (["zzz"], "See: sickbay --help"),
         (["alert", "lst"], "Did you mean: sickbay alert list"),
         (["resume", "--yes"], "--yes is an option of: sickbay bisect, sickbay quarantine"),
@@ -365,7 +365,7 @@ def test_a_quarantine_of_the_cluster_is_shown_as_the_aggregator_shows_it() -> No
     assert "QUARANTINE (drain, Draining): xid:79 on 1 GPU" in shown
     assert "2 pods left" in shown
     [row] = cluster_view.nodes_answer([found])["items"]
-    assert (row["standing"], row["why"]) == ("quarantined", "Draining: xid:79 on 1 GPU")
+    assert (row["state"], row["why"]) == ("quarantined", "Draining: xid:79 on 1 GPU")
 
 
 def test_a_node_without_a_quarantine_is_not_said_to_be_healthy() -> None:
@@ -374,7 +374,7 @@ def test_a_node_without_a_quarantine_is_not_said_to_be_healthy() -> None:
         "spec": {"unschedulable": True},
     }
     one = cluster_view.node_answer("node-1", node, None, 0.0)
-    assert (one["standing"], one["foreign"]) == ("unknown", "it is cordoned")
+    assert (one["state"], one["foreign"]) == ("unknown", "it is cordoned")
     shown = "\n".join(render_nodes.node(one, Screen(NOW)))
     assert "its health is known to the aggregator alone" in shown
     assert "pinned: RMA 1" in shown

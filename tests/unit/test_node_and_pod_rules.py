@@ -276,7 +276,7 @@ BOUND = f"it came back although it does not tolerate the taint {TAINT} (Job j)"
 
 
 @pytest.mark.parametrize(
-    ("changes", "first_seen", "evicted", "standing", "said"),
+    ("changes", "first_seen", "evicted", "blocking", "said"),
     [
         ({"created_at": 100.0, "tolerations": TOLERANT}, None, 9, False, None),
         ({"created_at": 100.1, "tolerations": TOLERANT}, None, 0, False, TOLERATES),
@@ -295,7 +295,7 @@ def test_a_pod_is_a_return_by_its_age_its_toleration_and_its_evictions(
     first_seen: list[str] | None,
     evicted: int,
     *,
-    standing: bool,
+    blocking: bool,
     said: str | None,
 ) -> None:
     found = find_returned(
@@ -304,7 +304,7 @@ def test_a_pod_is_a_return_by_its_age_its_toleration_and_its_evictions(
         began=BEGAN,
         first_seen=None if first_seen is None else [*first_seen, "uid-other"],
         evicted={"ns/Job/j": evicted},
-        standing=["ns/p"] if standing else [],
+        blocking=["ns/p"] if blocking else [],
     )
     assert found == ({} if said is None else {"uid-p": said})
     assert all(map(is_return, found.values()))

@@ -176,7 +176,7 @@ def well(fleet: FleetState, node: str, now: float, *, uid: str = "") -> NodeSumm
     parts.append(component(now, "disk-space", "/var", Status.OK, "41 % used"))
     node_summary.agent.health.snapshot(Snapshot(tuple(parts), ()))
     node_summary.agent.attached = True
-    node_summary.agent.last_heard = now - 2.0
+    node_summary.agent.last_seen = now - 2.0
     return node_summary
 
 
@@ -318,7 +318,7 @@ def record_common_cause(fleet: FleetState, now: float) -> None:
 
 
 def small_fleet(hands: Hands) -> FleetState:
-    """One node of each standing, and the words that go with it."""
+    """One node of each state, and the words that go with it."""
     now, wall = hands.now, hands.wall
     fleet = FleetState(
         mode="drain",
@@ -379,9 +379,9 @@ def small_fleet(hands: Hands) -> FleetState:
         ago=7200.0,
     )
     silent = summary_in(fleet, "node-5")
-    silent.agent.attached, silent.agent.last_heard = False, now - 900.0
+    silent.agent.attached, silent.agent.last_seen = False, now - 900.0
     unknown = summary_in(fleet, "node-6")
-    unknown.agent.health, unknown.agent.attached, unknown.agent.last_heard = None, False, None
+    unknown.agent.health, unknown.agent.attached, unknown.agent.last_seen = None, False, None
     by_hand = summary_in(fleet, "node-7")
     quarantine_of(
         by_hand,
@@ -444,9 +444,9 @@ def big_fleet(hands: Hands, count: int = 7500) -> FleetState:
         elif number % 61 == 7:
             incident_of(node_summary, now, action="observe", kind="network", ago=float(number))
         elif number % 83 == 11 or 3000 < number < 3036:
-            node_summary.agent.attached, node_summary.agent.last_heard = False, now - 600.0
+            node_summary.agent.attached, node_summary.agent.last_seen = False, now - 600.0
         elif number % 211 == 17:
-            set_fields(node_summary, health=None, attached=False, last_heard=None)
+            set_fields(node_summary, health=None, attached=False, last_seen=None)
     return fleet
 
 

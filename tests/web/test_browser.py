@@ -176,7 +176,7 @@ async def test_every_page_works_in_light_and_dark(browser: Browser, scheme: str)
         for name, path in (
             ("fleet", "/"),
             ("node", "/nodes/node-2"),
-            ("nodes", "/nodes?sort=standing"),
+            ("nodes", "/nodes?sort=state"),
             ("groups", "/nodes?group=sickbay.dev/pool"),
         ):
             one = await tab(browser, served.url + path, scheme=scheme)
@@ -316,12 +316,12 @@ async def test_the_nodes_are_sorted_and_grouped_by_keyboard_and_stay_so_when_the
         one = await tab(browser, served.url + "/nodes")
         page = one.page
         first = page.locator("#list tbody tr").first
-        await expect(page.locator("th[aria-sort=ascending]")).to_contain_text("Standing")
-        await page.get_by_role("link", name="Standing").focus()
+        await expect(page.locator("th[aria-sort=ascending]")).to_contain_text("State")
+        await page.get_by_role("link", name="State").focus()
         await page.keyboard.press("Enter")
-        await expect(page.locator("th[aria-sort=descending]")).to_contain_text("Standing")
-        await page.get_by_role("link", name="Standing").click()
-        await expect(page.locator("th[aria-sort=ascending]")).to_contain_text("Standing")
+        await expect(page.locator("th[aria-sort=descending]")).to_contain_text("State")
+        await page.get_by_role("link", name="State").click()
+        await expect(page.locator("th[aria-sort=ascending]")).to_contain_text("State")
         await expect(first).to_contain_text("node-2")
         fleet.node_summaries["node-8"].agent.attached = False
         served.feed.record_event(Transition(1.0, EventKind.AGENT_SILENT, "node-8", "silent"))
@@ -460,7 +460,7 @@ async def test_7500_nodes_are_drawn_and_each_can_be_reached(browser: Browser) ->
         assert one.complaints == []
 
 
-async def test_each_standing_has_a_shape_of_its_own_on_the_map_of_10000_nodes(
+async def test_each_state_has_a_shape_of_its_own_on_the_map_of_10000_nodes(
     browser: Browser,
 ) -> None:
     """By the shape alone: where a pixel is drawn at all, whatever its colour."""
@@ -469,7 +469,7 @@ async def test_each_standing_has_a_shape_of_its_own_on_the_map_of_10000_nodes(
         one = await tab(browser, served.url)
         await until_drawn(one.page)
         drawn = await served.json("/api/v1/map")
-        places = {letter: drawn["standings"].index(letter) for letter in "ouswhq"}
+        places = {letter: drawn["states"].index(letter) for letter in "ouswhq"}
         await one.page.wait_for_function(
             """() => document.querySelector("#map canvas").getContext("2d")
               .getImageData(0, 0, 7, 7).data.some((byte) => byte > 0)"""
@@ -733,7 +733,7 @@ async def test_filters_survive_a_reload_and_hold_while_the_page_changes(browser:
         one = await tab(browser, served.url)
         page, rows = one.page, one.page.locator("#cases tr[data-key]")
         await expect(rows).to_have_count(6)
-        await page.locator("select[name=standing]").select_option("quarantined")
+        await page.locator("select[name=state]").select_option("quarantined")
         await page.get_by_label("Text contains").fill("xid:79")
         await page.get_by_role("button", name="Show").click()
         await expect(rows).to_have_count(1)

@@ -54,7 +54,7 @@ def test_each_node_that_is_not_well_is_in_the_table_once_the_worst_state_first()
     fleet = small_fleet(HANDS)
     degraded(fleet, "node-8", "88 % used")
     found = open_cases(view_fleet(fleet, NOW))
-    assert [(one.node, one.standing.value) for one in found] == [
+    assert [(one.node, one.state.value) for one in found] == [
         ("node-2", "quarantined"),
         ("node-7", "quarantined"),
         ("node-3", "held"),
@@ -82,14 +82,14 @@ def test_each_node_that_is_not_well_is_in_the_table_once_the_worst_state_first()
 def test_the_filters_select_by_state_name_text_and_label() -> None:
     found = open_cases(view_fleet(small_fleet(HANDS), NOW))
 
-    def names(standing: str = "", part: str = "", why: str = "") -> list[str]:
-        return [one.node for one in selected(found, standing=standing, part=part, why=why)]
+    def names(state: str = "", part: str = "", why: str = "") -> list[str]:
+        return [one.node for one in selected(found, state=state, part=part, why=why)]
 
-    assert names(standing="held") == ["node-3"]
+    assert names(state="held") == ["node-3"]
     assert names(part="NODE-2") == ["node-2"]
     assert names(why="llm-worker-17") == ["node-2"]  # a pod in the way
     assert names(why="Limits.Concurrent") == ["node-3"]
-    assert names(why="gpu-off-bus", standing="warning") == ["node-4"]
+    assert names(why="gpu-off-bus", state="warning") == ["node-4"]
     assert names(why="rma 12345") == ["node-7"]
     assert names(why="no such text") == []
     assert selected(found, has_labels=lambda name: name == "node-4")[0].node == "node-4"
@@ -136,20 +136,20 @@ async def test_filters_are_in_the_address_and_each_link_keeps_them(served: Serve
     assert rows(await served.text("/")) == [
         *("node-2", "node-7", "node-3", "node-4", "node-5", "node-6")
     ]
-    assert rows(await served.text("/?standing=silent")) == ["node-5"]
+    assert rows(await served.text("/?state=silent")) == ["node-5"]
     assert "Its agent is silent; no check was failing" in table(await served.text("/"))
-    text = await served.text("/?standing=quarantined&q=node&why=xid")
+    text = await served.text("/?state=quarantined&q=node&why=xid")
     assert rows(text) == ["node-2"]
     assert 'name="q" value="node"' in text
     assert '<option value="quarantined" selected>' in text
-    assert 'href="/?standing=quarantined&amp;q=node&amp;why=xid"' in text
-    assert rows(await served.text("/?label=sickbay.dev/pool=h100&standing=held")) == ["node-3"]
+    assert 'href="/?state=quarantined&amp;q=node&amp;why=xid"' in text
+    assert rows(await served.text("/?label=sickbay.dev/pool=h100&state=held")) == ["node-3"]
     assert rows(await served.text("/?label=!sickbay.dev/pool")) == []
     # The script asks for the same filters, so that they also hold while the page changes.
-    assert rows(await served.text("/?standing=held&fragment=1")) == ["node-3"]
+    assert rows(await served.text("/?state=held&fragment=1")) == ["node-3"]
     assert "No such node in the table" in await served.text("/?q=none")
     assert "is not understood" in await served.text("/?label=a%20b", 400)
-    assert "did you mean" in (await served.text("/?standng=held", 400)).lower()
+    assert "did you mean" in (await served.text("/?stte=held", 400)).lower()
 
 
 async def test_a_row_names_the_rule_that_decided_and_its_reason(served: Served) -> None:
@@ -176,8 +176,8 @@ async def test_more_rows_of_one_state_are_a_link_away_that_keeps_the_filter() ->
     async with serving(fleet, HANDS.clocks()) as served:
         text = await served.text("/?rows=10&q=node")
         assert "and 2 more nodes" in text
-        assert 'href="/?standing=held&amp;q=node&amp;rows=1000"' in text
-        assert len(rows(await served.text("/?standing=held&q=node&rows=1000"))) == 12
+        assert 'href="/?state=held&amp;q=node&amp;rows=1000"' in text
+        assert len(rows(await served.text("/?state=held&q=node&rows=1000"))) == 12
 
 
 # -- one incident, one quarantine --------------------------------------------------------------
@@ -319,7 +319,7 @@ async def test_page_and_api_give_the_map_in_the_same_blocks() -> None:
         text = await served.text("/")
         tag, *letters = text.partition('id="cells"')[2].partition("</div>")[0].split()[2:]
         assert re.fullmatch("[0-9a-f]{16}", tag)
-        assert "".join(letters[-2:]) == told["standings"]
+        assert "".join(letters[-2:]) == told["states"]
         by_pool = await served.text("/?blocks=sickbay.dev/pool")
         assert 'data-src="/api/v1/map?blocks=sickbay.dev/pool"' in by_pool
         assert tag not in by_pool

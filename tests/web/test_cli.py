@@ -63,7 +63,7 @@ async def test_status_counts_held_nodes_and_held_drains_apart(served: Served) ->
     done = await in_process("status", "--url", served.url)
     assert re.search(r"^held back +1 ", done.out, re.MULTILINE), done.out
     assert re.search(r"^drains held +1 ", done.out, re.MULTILINE), done.out
-    listed = await in_process("nodes", "--standing", "held", "--url", served.url)
+    listed = await in_process("nodes", "--state", "held", "--url", served.url)
     assert len(listed.out.splitlines()) == 2, listed.out  # the heading, and the node that is held
 
 
@@ -95,7 +95,7 @@ async def test_a_page_that_tls_does_not_believe_is_told_with_what_to_set(tmp_pat
             (),
             "Set --ca-file or SICKBAY_CA_FILE to the CA that signed it",
         ),
-        (dt.timedelta(1), "127.0.0.1", ("--ca-file", ca), "Ask by a name that is in its cert"),
+        (dt.timedelta(1), "127.0.0.1", ("--ca-file", ca), "Use a name that is in its cert"),
         (dt.timedelta(-0.01), "localhost", ("--ca-file", ca), "has expired\n  The aggregator's m"),
         (dt.timedelta(1), "localhost", ("--ca-file", ca), ""),
     ):
@@ -125,10 +125,10 @@ async def test_a_proxy_of_the_environment_does_not_stand_before_loopback(served:
     assert done.code == 0, done.err
 
 
-async def test_nodes_by_standing(served: Served) -> None:
-    done = await in_process("nodes", "--standing", "held", "--url", served.url)
+async def test_nodes_by_state(served: Served) -> None:
+    done = await in_process("nodes", "--state", "held", "--url", served.url)
     lines = done.out.splitlines()
-    assert lines[0].split() == ["NODE", "STANDING", "AGENT", "HEARD", "WHY"]
+    assert lines[0].split() == ["NODE", "STATE", "AGENT", "SEEN", "WHY"]
     assert len(lines) == 2
     assert lines[1].startswith("node-3  held")
 
@@ -230,7 +230,7 @@ async def test_an_aggregator_out_of_reach_is_exit_1_and_says_what_to_do() -> Non
     [
         (["status", "--url", "aggregator:8080"], "expected http://HOST:PORT"),
         (["status", "--url", "http://x:port"], "is no address"),
-        (["nodes", "--standing", "sick"], "invalid choice"),
+        (["nodes", "--state", "sick"], "invalid choice"),
         (["stop"], "--reason"),
         (["stop", "--reason", " ", "--local", "/none"], "there is no database at /none"),
         (["quarantine", "node-1", "--reason", "x"], "--action"),
@@ -476,7 +476,7 @@ async def test_an_empty_fleet_is_no_error() -> None:
         served.feed.prime(())
         for command, says in (
             ("nodes", "No node is known yet."),
-            ("nodes --standing held", "There is no such node."),
+            ("nodes --state held", "There is no such node."),
             (
                 "nodes --exempt",
                 "No such node is exempt. A new exemption is shown within three minutes.",

@@ -275,7 +275,7 @@ _TEST = {
     "outcome": "passed",
     "code": 0,
     "seconds": 0.5,
-    "said": "",
+    "message": "",
     "output": "",
 }
 _DAMAGES: dict[tuple[str, str], list[object]] = {

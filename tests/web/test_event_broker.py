@@ -175,7 +175,7 @@ async def test_a_burst_of_transitions_is_four_ticks_a_second_at_most() -> None:
     assert 1 <= ticks <= 5
 
 
-async def test_a_look_at_a_large_fleet_lets_others_work_in_between() -> None:
+async def test_a_snapshot_at_a_large_fleet_lets_others_work_in_between() -> None:
     hands = Hands()
     snapshots = SnapshotCache(big_fleet(hands), hands.clocks())
     turns = 0
@@ -187,13 +187,13 @@ async def test_a_look_at_a_large_fleet_lets_others_work_in_between() -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(other())
-    look = await snapshots.current_snapshot()
+    snapshot = await snapshots.current_snapshot()
     beside.cancel()
     assert turns >= 20
-    assert len(look.found.names) == 7500
-    assert await snapshots.current_snapshot() is look, "a look serves everybody for a while"
+    assert len(snapshot.found.names) == 7500
+    assert await snapshots.current_snapshot() is snapshot, "one serves all requests for a while"
     hands.advance(60)
-    assert (await snapshots.current_snapshot()).revision == look.revision
+    assert (await snapshots.current_snapshot()).revision == snapshot.revision
     await until(beside.done)
 
 

@@ -106,8 +106,8 @@ async def test_the_numbers_are_the_fleets() -> None:
         record_common_cause(served.fleet, hands.now)
         await served.text("/nodes/none", 404)
         found = await scrape(served)
-    assert found["sickbay_nodes", labels(standing="quarantined")] == 2
-    assert found["sickbay_nodes", labels(standing="ok")] == 2
+    assert found["sickbay_nodes", labels(state="quarantined")] == 2
+    assert found["sickbay_nodes", labels(state="ok")] == 2
     assert found["sickbay_incidents", labels(kind="gpu", action="drain")] == 2
     assert found["sickbay_drifted_nodes", labels(group="nvme")] == 1
     assert found["sickbay_drifted_nodes", labels(group="kernel")] == 0

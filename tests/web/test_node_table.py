@@ -14,7 +14,7 @@ from aggregator.cluster.port import NodeMeta
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.fleet_view import natural
 from aggregator.web.node_table import selector
-from aggregator.web.pages import SAID
+from aggregator.web.pages import STATE_LABELS
 from aggregator.web.query_params import BadQuery
 from tests.web.support import Hands, Served, serving, small_fleet, well
 
@@ -53,10 +53,8 @@ async def test_every_column_sorts_both_ways(served: Served) -> None:
     assert await names(served, "sort=-node") == by_name[::-1]
     rows = {row["node"]: row for row in page}
     worst = ["quarantined", "held", "warning", "silent", "unknown", "ok"]
-    standings = [
-        worst.index(rows[name]["standing"]) for name in await names(served, "sort=standing")
-    ]
-    assert standings == sorted(standings)
+    states = [worst.index(rows[name]["state"]) for name in await names(served, "sort=state")]
+    assert states == sorted(states)
     agents = [rows[name]["agent"] for name in await names(served, "sort=agent")]
     assert agents == ["attached"] * 7 + ["silent", "never"]
     assert [rows[name]["agent"] for name in await names(served, "sort=-agent")] == agents[::-1]
@@ -79,12 +77,12 @@ async def test_every_column_sorts_both_ways(served: Served) -> None:
 async def test_the_page_begins_with_the_worst_nodes_and_the_api_with_the_first(
     served: Served,
 ) -> None:
-    ranks = [value.value for value in SAID]
+    ranks = [value.value for value in STATE_LABELS]
     text = await served.text("/nodes")
     shown = [ranks.index(one) for one in re.findall(r'<tr data-key="\S+ (\w+)">', text)]
     assert shown == sorted(shown)
     assert len(set(shown)) > 2
-    assert 'option value="standing" selected' in text
+    assert 'option value="state" selected' in text
     names = [one["node"] for one in (await served.json("/api/v1/nodes"))["items"]]
     assert names == sorted(names, key=natural)
     by_name = await served.text("/nodes?sort=node")
@@ -95,17 +93,17 @@ async def test_every_column_filters_and_filters_add_up(served: Served) -> None:
     assert await names(served, "q=node-1") == ["node-1", "node-10"]
     assert await names(served, "agent=silent") == ["node-5"]
     assert await names(served, "why=LIMIT%20is%2020") == ["node-3"]
-    assert await names(served, "standing=quarantined") == ["node-2", "node-7"]
+    assert await names(served, "state=quarantined") == ["node-2", "node-7"]
     assert await names(served, f"label={RACK}=r1") == ["node-2", "node-4", "node-6", "node-8"]
     assert await names(served, f"label=!{RACK}") == ["node-10"]
     assert await names(served, f"label={RACK}!=r1,{POOL}=h100,{RACK}&q=-3") == ["node-3"]
-    assert await names(served, f"label={RACK}=r1&standing=quarantined&agent=attached") == ["node-2"]
+    assert await names(served, f"label={RACK}=r1&state=quarantined&agent=attached") == ["node-2"]
 
 
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("sort=stand", "expected one of node, standing, why, agent or label:KEY"),
+        ("sort=stand", "expected one of node, state, why, agent or label:KEY"),
         ("sort=--node", "there is no column"),
         ("sort=label:<b>", "is no label's key"),
         ("agent=dead", "expected one of attached, silent, never, unknown"),
@@ -124,22 +122,22 @@ async def test_an_unknown_column_or_selector_is_refused(
 
 
 async def test_pages_of_a_sorted_list_have_each_node_once(served: Served) -> None:
-    whole = await names(served, "sort=-standing")
+    whole = await names(served, "sort=-state")
     seen: list[str] = []
     after = ""
     for _ in range(9):
-        page = await served.json(f"/api/v1/nodes?sort=-standing&limit=2&after={after}")
+        page = await served.json(f"/api/v1/nodes?sort=-state&limit=2&after={after}")
         seen += [row["node"] for row in page["items"]]
         after = page["next"]
         if not after:
             break
     assert seen == whole
     # A node that is gone has no place in such an order: its page is the first one.
-    gone = await served.json("/api/v1/nodes?sort=-standing&limit=2&after=node-99")
+    gone = await served.json("/api/v1/nodes?sort=-state&limit=2&after=node-99")
     assert [row["node"] for row in gone["items"]] == whole[:2]
 
 
-async def test_groups_count_the_standings_of_their_nodes(served: Served) -> None:
+async def test_groups_count_the_states_of_their_nodes(served: Served) -> None:
     found = await served.json(f"/api/v1/groups?key={RACK}")
     assert [(one["value"], one["nodes"]) for one in found["items"]] == [
         ("r1", 4),
@@ -148,7 +146,7 @@ async def test_groups_count_the_standings_of_their_nodes(served: Served) -> None
     ]
     assert found["items"][0]["counts"]["quarantined"] == 1
     assert sum(sum(one["counts"].values()) for one in found["items"]) == found["nodes"] == 9
-    worst = await served.json(f"/api/v1/groups?key={RACK}&sort=-held&standing=held")
+    worst = await served.json(f"/api/v1/groups?key={RACK}&sort=-held&state=held")
     assert [one["value"] for one in worst["items"]] == ["r2"]
     assert [
         one["value"]
@@ -203,12 +201,12 @@ async def test_a_number_of_any_length_is_sorted() -> None:
 
 
 async def test_the_page_keeps_the_choice_in_every_link(served: Served) -> None:
-    query = f"standing=quarantined&label={quote(RACK, safe='')}%3Dr1&sort=-why"
+    query = f"state=quarantined&label={quote(RACK, safe='')}%3Dr1&sort=-why"
     text = await served.text(f"/nodes?{query}")
     assert 'aria-sort="descending"' in text
     assert "sort=why" in text  # turned round by the same head
     kept = [link.split('"')[0] for link in text.split('href="/nodes?')[1:]]
-    assert sum("standing=quarantined" in link for link in kept) >= 5
+    assert sum("state=quarantined" in link for link in kept) >= 5
     assert '<option value="-why" selected>' in text
     groups = await served.text(f"/nodes?group={RACK}&sort=agent")  # no column of groups
     assert "(no label)" in groups

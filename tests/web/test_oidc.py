@@ -120,16 +120,16 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def test_a_person_logs_in_reads_and_logs_out(site: Site) -> None:
-    status, text, _ = await site.get("/nodes?standing=held")
+    status, text, _ = await site.get("/nodes?state=held")
     assert status == 401
     assert f"Log in with {urlsplit(site.issuer.url).netloc}" in text
-    assert 'href="/login/oidc?next=/nodes%3Fstanding%3Dheld"' in text
+    assert 'href="/login/oidc?next=/nodes%3Fstate%3Dheld"' in text
     assert 'name="token"' in text  # the other way goes on
     assert "Log out of this browser" not in text
-    status, text = await site.log_in("/nodes?standing=held")
+    status, text = await site.log_in("/nodes?state=held")
     assert status == 200
-    assert 'content="0; url=/nodes?standing=held"' in text
-    status, text, _ = await site.get("/nodes?standing=held")
+    assert 'content="0; url=/nodes?state=held"' in text
+    status, text, _ = await site.get("/nodes?state=held")
     assert status == 200
     assert "node-3" in text
     told = json.loads((await site.get("/api/v1/access"))[1])

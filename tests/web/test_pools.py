@@ -88,7 +88,7 @@ async def test_metrics_have_a_label_for_each_pool_and_for_the_rest() -> None:
     hands = Hands()
     async with serving(pooled_fleet(hands), hands.clocks()) as served:
         found = await scrape(served)
-    of = labels(pool="canary", standing="quarantined")
+    of = labels(pool="canary", state="quarantined")
     assert found["sickbay_pool_nodes", of] == 1
     assert found["sickbay_pool_mode", labels(pool="canary", mode="drain")] == 1
     assert found["sickbay_pool_mode", labels(pool="default", mode="observe")] == 1
@@ -99,10 +99,8 @@ async def test_metrics_have_a_label_for_each_pool_and_for_the_rest() -> None:
     pools = {dict(key)["pool"] for name, key in found if name.startswith("sickbay_pool_")}
     assert pools == {"canary", "default"}
     by_pool = sum(v for (name, _), v in found.items() if name == "sickbay_pool_nodes")
-    by_standing = sum(
-        found["sickbay_nodes", labels(standing=one.value)] for one in QuarantineSummary
-    )
-    assert by_pool == by_standing
+    by_state = sum(found["sickbay_nodes", labels(state=one.value)] for one in QuarantineSummary)
+    assert by_pool == by_state
 
 
 async def test_the_command_line_names_the_pool_and_the_mode() -> None:

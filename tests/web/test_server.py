@@ -48,11 +48,11 @@ async def served() -> AsyncIterator[Served]:
         yield one
 
 
-PAGES = ["/", "/nodes", "/nodes/node-2", "/nodes?standing=held", "/nodes?q=node", "/?rows=3"]
+PAGES = ["/", "/nodes", "/nodes/node-2", "/nodes?state=held", "/nodes?q=node", "/?rows=3"]
 ANSWERS = [
     "/api/v1/fleet",
     "/api/v1/nodes",
-    "/api/v1/nodes?standing=quarantined&limit=1",
+    "/api/v1/nodes?state=quarantined&limit=1",
     "/api/v1/quarantines",
     "/api/v1/incidents?limit=2",
     "/api/v1/transitions?node=node-2&limit=5",
@@ -119,9 +119,9 @@ async def test_the_document_names_every_route_of_the_api(served: Served) -> None
 async def test_a_parameter_that_is_documented_is_one_that_is_read(served: Served) -> None:
     document = await served.json("/api/v1/openapi.json")
     moment = "2026-01-31T03:14:00Z"
-    examples = {"limit": "3", "standing": "held", "since": moment, "until": moment}
+    examples = {"limit": "3", "state": "held", "since": moment, "until": moment}
     examples |= {"by": "team", "sort": "-nodes", "agent": "silent", "label": "!x"}
-    by_path = {"/api/v1/nodes": {"sort": "-standing"}}
+    by_path = {"/api/v1/nodes": {"sort": "-state"}}
     for path, item in document["paths"].items():
         if path.endswith("stream") or "post" in item:
             continue
@@ -155,8 +155,8 @@ async def test_paging_goes_on_after_a_node_that_has_gone(served: Served) -> None
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/api/v1/nodes?stnading=held", 'did you mean "standing"?'),
-        ("/api/v1/nodes?standing=sick", "expected one of ok, unknown"),
+        ("/api/v1/nodes?stae=held", 'did you mean "state"?'),
+        ("/api/v1/nodes?state=sick", "expected one of ok, unknown"),
         ("/api/v1/nodes?limit=0", "a whole number from 1 to 1000"),
         ("/api/v1/nodes?limit=1&limit=2", "expected it once"),
         ("/api/v1/nodes?limit=99999999999999999999", "a whole number from 1 to 1000"),
@@ -362,7 +362,7 @@ async def test_a_large_fleet_renders_within_a_bound_and_says_how_many_more() -> 
         assert len(await served.text("/nodes")) < 80_000
         assert len(await served.text("/api/v1/fleet")) < 3_000
         drawn = await served.json("/api/v1/map")
-        assert len(drawn["names"]) == len(drawn["standings"]) == 7500
+        assert len(drawn["names"]) == len(drawn["states"]) == 7500
         async with served.session.get(
             served.url + "/api/v1/map", headers={"Accept-Encoding": "gzip"}
         ) as response:
@@ -595,7 +595,7 @@ async def test_one_nodes_change_on_the_map_of_a_large_fleet_is_one_line() -> Non
         now, _ = joined(text, answer)
         drawn = await served.json("/api/v1/map")
         _, *rows = now.split('id="cells"')[1].split("</div>")[0].partition("\n")[2].split()
-        assert "".join(rows) == drawn["standings"]
+        assert "".join(rows) == drawn["states"]
         assert len(answer) < 2_000
 
 

@@ -54,7 +54,7 @@ def test_no_time_that_a_node_could_send_breaks_the_page(at: float) -> None:
         assert NOW.when(at).tzinfo is dt.UTC
 
 
-def test_every_standing_is_counted_even_those_of_nobody() -> None:
+def test_every_state_is_counted_even_those_of_nobody() -> None:
     fleet = FleetState()
     well(fleet, "node-1", HANDS.now)
     nobody = dict.fromkeys(QuarantineSummary, 0)
@@ -69,7 +69,7 @@ def test_the_small_fleet_has_one_of_each() -> None:
     assert [one.node for one in found.quarantines] == ["node-2", "node-7"]
     assert [one.node for one in found.holds] == ["node-3"]
     assert [one.node for one in found.silent] == ["node-5"]
-    assert found.never_heard == 1
+    assert found.never_seen == 1
 
 
 def test_nodes_are_in_the_order_in_which_people_count() -> None:
@@ -104,7 +104,7 @@ def test_a_new_node_that_is_not_tested_says_why_in_its_line_and_in_the_headline(
     text = "new node, awaits its test: its agent has not reported"
     fleet.node_summaries["a"].cluster.set_untested(text)
     row = node_view.node_row(fleet.node_summaries["a"], NOW)
-    assert (row.standing, row.why, row.untested) == (QuarantineSummary.OK, text, True)
+    assert (row.state, row.why, row.untested) == (QuarantineSummary.OK, text, True)
     assert headline(view_of(fleet)) == "All 2 nodes are well. 1 node is new, and not tested yet."
     fleet.node_summaries["b"].cluster.set_untested(text)
     assert headline(view_of(fleet)).endswith("2 nodes are new, and not tested yet.")
@@ -202,7 +202,7 @@ def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
         maintained="its GPU driver is being upgraded",
         foreign="its GPU driver is being upgraded",
     )
-    assert node_view.why(node_summary, node_summary.standing()) == (
+    assert node_view.why(node_summary, node_summary.state()) == (
         "another tool or person is at work on it: its GPU driver is being upgraded"
     )
 
@@ -450,7 +450,7 @@ def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> N
         ("node-6", "no agent has reported from it"),
     ],
 )
-def test_each_standing_says_why_in_a_line(name: str, expected: str) -> None:
+def test_each_state_says_why_in_a_line(name: str, expected: str) -> None:
     node_summary = small_fleet(HANDS).node_summaries[name]
     assert node_view.node_row(node_summary, NOW).why.startswith(expected)
 
@@ -466,7 +466,7 @@ def test_a_failed_component_without_an_incident_is_the_reason() -> None:
 def test_a_heartbeat_is_no_change() -> None:
     node_summary = small_fleet(HANDS).node_summaries["node-2"]
     before = node_view.steady(node_view.node(node_summary, NOW, "drain", how=""))
-    node_summary.agent.last_heard = HANDS.now - 0.1
+    node_summary.agent.last_seen = HANDS.now - 0.1
     assert node_view.steady(node_view.node(node_summary, NOW, "drain", how="")) == before
 
 

@@ -110,7 +110,7 @@ class AdmissionRecordWriter:
         #: It must run evenly: a jump would let the record forget recent admissions.
         self._wall = self._clocks.trusted_wall
         self.times = OperationTimes(self._clocks)
-        self.standing = self._registry.standing
+        self.quarantine_index = self._registry.quarantine_index
         self._stored: RecordText | None = None
         self._any_version = False
         #: The record as last read or written here.
@@ -196,7 +196,7 @@ class AdmissionRecordWriter:
 
     def go_round(self) -> None:
         """Have a lost record rebuilt, where that could not be done at once."""
-        newest = self.standing.newest if self.standing.whole else 0
+        newest = self.quarantine_index.newest if self.quarantine_index.whole else 0
         if self._stored is not None and not self.problem and self.record.generation < newest:
             self._doubted = self._doubted or "may have been rolled back"
         if (self._lost or self._doubted) and (self._worker is None or self._worker.done()):
@@ -315,7 +315,7 @@ class AdmissionRecordWriter:
         """Whether a reservation counts no more: its attempt has ended, or no attempt holds it and
         its time is over. No attempt loses its reservation by time.
         """
-        repair = self.standing.repair_of(running.node)
+        repair = self.quarantine_index.repair_of(running.node)
         for one in repair.attempts if repair is not None else ():
             if one.operation == running.operation:
                 return one.state not in BUSY
@@ -445,9 +445,9 @@ class AdmissionRecordWriter:
 
     def _whole(self, record: Record, uid: str) -> Record:
         """The rebuild of a lost record from the Quarantines in force."""
-        if not self.standing.whole:
+        if not self.quarantine_index.whole:
             raise ClusterError(lost(self._lost).reason)
-        standing = [one for one in self.standing.quarantines() if has_begun(one)]
+        in_force = [one for one in self.quarantine_index.quarantines() if has_begun(one)]
         pool_of, policy_pool_of = self._registry.pool_of, self._pools.name_of
         entries = [
             entry_of(
@@ -457,12 +457,12 @@ class AdmissionRecordWriter:
                 pool_of(one.node),
                 policy_pool_of(one.node),
             )
-            for one in standing
+            for one in in_force
         ]
-        newest, at = self.standing.newest, self._wall()
+        newest, at = self.quarantine_index.newest, self._wall()
         rebuilt = Rebuilt(at, self._lost, uid)
         repairs = [
-            lost_reservation(one.node, one.status.repair, pool_of(one.node)) for one in standing
+            lost_reservation(one.node, one.status.repair, pool_of(one.node)) for one in in_force
         ]
         running = [one for one in repairs if one is not None]
         return rebuild(
@@ -502,7 +502,7 @@ class AdmissionRecordWriter:
         """The pools, by node, of Quarantines in force of which the record has no entry."""
         return {
             one.node: self._registry.pool_of(one.node)
-            for one in self.standing.quarantines()
+            for one in self.quarantine_index.quarantines()
             if one.node not in record.entries and takes_a_place(one)
         }
 
@@ -531,7 +531,7 @@ class AdmissionRecordWriter:
 
     def _compare(self, stored: RecordText, *, sure: bool) -> None:
         """Check that it continues the known record. Unless ``sure``, the text may be an old one."""
-        newest = self.standing.newest if self.standing.whole else 0
+        newest = self.quarantine_index.newest if self.quarantine_index.whole else 0
         why = discontinuity(self._known, stored.uid, stored.text, self.record, newest=newest)
         if not why:
             if self._lost:

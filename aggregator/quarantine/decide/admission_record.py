@@ -170,25 +170,25 @@ class Record:
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
         """With these entries; one that is there already keeps its time and is no new admission."""
-        standing = dict(self.entries)
+        in_force = dict(self.entries)
         fresh = []
         by_pool = dict(self.pool_admissions)
         for entry in entries:
-            known = standing.get(entry.node)
+            known = in_force.get(entry.node)
             if known is None:
                 fresh.append(entry.at)
-                standing[entry.node] = entry
+                in_force[entry.node] = entry
                 if entry.policy_pool not in ("", DEFAULT_POOL):
                     times = (*by_pool.get(entry.policy_pool, ()), entry.at)
                     by_pool[entry.policy_pool] = times[-MOST_POOL_ADMISSIONS:]
             else:
                 # A node that has moved to another pool stays counted where it was admitted.
                 pool = known.policy_pool or entry.policy_pool
-                standing[entry.node] = replace(entry, at=known.at, policy_pool=pool)
+                in_force[entry.node] = replace(entry, at=known.at, policy_pool=pool)
         admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
         return replace(
             self,
-            entries=standing,
+            entries=in_force,
             admissions=admissions,
             policy_hash=policy_hash,
             pool_admissions=by_pool,
@@ -550,7 +550,7 @@ def discontinuity(
 def rebuild(
     record: Record,
     known: Known | None,
-    standing: Iterable[Entry],
+    in_force: Iterable[Entry],
     *,
     rebuilt: Rebuilt,
     newest: int,
@@ -563,7 +563,7 @@ def rebuild(
     """
     before = known.record if known is not None else Record()
     old = {**before.entries, **record.entries}
-    entries = {entry.node: old.get(entry.node) or entry for entry in standing}
+    entries = {entry.node: old.get(entry.node) or entry for entry in in_force}
     times = Counter(before.admissions) | Counter(record.admissions)
     by_pool = {
         pool: Counter(before.pool_admissions.get(pool, ()))

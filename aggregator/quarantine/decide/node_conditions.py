@@ -29,7 +29,7 @@ _TAKEN = frozenset(
         TEST_CONDITION,
     }
 )
-_STANDING = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
+_IN_FORCE = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 _MOST_MESSAGE = 1024
 _MOST_REASON = 128
 
@@ -126,7 +126,7 @@ def condition_of(
     agent is attached, and has sent all its evidence.
     """
     if rule.basis == "quarantine":
-        in_force = quarantine is not None and quarantine.status.phase in _STANDING
+        in_force = quarantine is not None and quarantine.status.phase in _IN_FORCE
         known = settled or (in_force and quarantine is not None and not quarantine.foreign)
         items = _of_quarantine(rule, quarantine) if in_force and quarantine is not None else []
     else:

@@ -92,13 +92,13 @@ class PoolBudget:
         self._record = record
         self._nodes = (record.entries.keys() | unrecorded) - absent if facts.limits else frozenset()
         self._now, self._window = now, window
-        self._standing: dict[str, int] = {}
+        self._in_quarantine: dict[str, int] = {}
         self._lately: dict[str, int] = {}
 
     def fork(self) -> "PoolBudget":
         """A copy that counts on by itself."""
         twin = copy.copy(self)
-        twin._standing = dict(self._standing)  # noqa: SLF001 - its own class
+        twin._in_quarantine = dict(self._in_quarantine)  # noqa: SLF001 - its own class
         twin._lately = dict(self._lately)  # noqa: SLF001 - its own class
         return twin
 
@@ -121,21 +121,21 @@ class PoolBudget:
             return PoolHold(
                 "pools", pool, f"this replica has no pool {pool}: see its configuration"
             )
-        standing, total = self.standing(pool), self._facts.sizes.get(pool, 0)
-        if limits.concurrent is not None and standing >= limits.concurrent:
+        in_quarantine, total = self.in_quarantine(pool), self._facts.sizes.get(pool, 0)
+        if limits.concurrent is not None and in_quarantine >= limits.concurrent:
             return PoolHold(
                 "pools.limits.concurrent",
                 str(limits.concurrent),
-                f"{standing} nodes of pool {pool} are in quarantine; "
+                f"{in_quarantine} nodes of pool {pool} are in quarantine; "
                 f"its limit is {limits.concurrent}",
             )
         if limits.concurrent_percent is not None:
             most = allowance(total, limits.concurrent_percent)
-            if standing >= most:
+            if in_quarantine >= most:
                 return PoolHold(
                     "pools.limits.concurrent_percent",
                     f"{limits.concurrent_percent:g}%",
-                    f"{standing} of {total} nodes of pool {pool} are in quarantine; "
+                    f"{in_quarantine} of {total} nodes of pool {pool} are in quarantine; "
                     f"{limits.concurrent_percent:g} % allow {most}",
                 )
         return None
@@ -159,14 +159,16 @@ class PoolBudget:
     def take(self, pool: str) -> None:
         """Count a node that was just admitted in the pool."""
         if self._facts.limits:
-            self._standing[pool] = self.standing(pool) + 1
+            self._in_quarantine[pool] = self.in_quarantine(pool) + 1
             self._lately[pool] = self.lately(pool) + 1
 
-    def standing(self, pool: str) -> int:
+    def in_quarantine(self, pool: str) -> int:
         """How many nodes of the pool are in quarantine."""
-        if pool not in self._standing:
-            self._standing[pool] = sum(map(self._is_in, self._nodes, [pool] * len(self._nodes)))
-        return self._standing[pool]
+        if pool not in self._in_quarantine:
+            self._in_quarantine[pool] = sum(
+                map(self._is_in, self._nodes, [pool] * len(self._nodes))
+            )
+        return self._in_quarantine[pool]
 
     def lately(self, pool: str) -> int:
         """How many nodes were admitted in the pool within the window.

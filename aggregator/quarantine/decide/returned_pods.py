@@ -33,24 +33,24 @@ def find_returned(
     began: float,
     first_seen: Collection[str] | None,
     evicted: Mapping[str, int],
-    standing: Collection[str] = (),
+    blocking: Collection[str] = (),
 ) -> dict[str, str]:
     """By uid, the pods that came back, and why each did.
 
     ``taint`` is the one that we set, ``began`` when the drain began (wall clock seconds).
     ``first_seen`` are the uids of this process's first list of the drain, None before it.
-    ``evicted`` counts its accepted evictions by `slot_of`. ``standing`` are the keys of pods that
+    ``evicted`` counts its accepted evictions by `slot_of`. ``blocking`` are the keys of pods that
     the Quarantine names as such already. A pod's time of creation makes this known after a restart;
     the other two hold where clocks differ.
     """
     found: dict[str, str] = {}
     for pod in pods:
         is_new = pod.created_at > began or (first_seen is not None and pod.uid not in first_seen)
-        if not is_new and pod.key not in standing:
+        if not is_new and pod.key not in blocking:
             continue
         who = f" ({pod.owner_kind} {pod.owner_name})" if pod.owner_kind else ""
         if pod.tolerates(taint):
             found[pod.uid] = f"{_TOLERATES}{taint.key} and came back{who}"
-        elif evicted.get(slot_of(pod), 0) >= _FREE_EVICTIONS or pod.key in standing:
+        elif evicted.get(slot_of(pod), 0) >= _FREE_EVICTIONS or pod.key in blocking:
             found[pod.uid] = f"{_BOUND}{taint.key}{who}"
     return found

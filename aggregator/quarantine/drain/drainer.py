@@ -312,7 +312,7 @@ class Drainer:
             began=moment.began,
             first_seen=memory.first_seen,
             evicted=memory.evicted,
-            standing={one.pod for one in quarantine.status.blockers if is_return(one.reason)},
+            blocking={one.pod for one in quarantine.status.blockers if is_return(one.reason)},
         )
         if memory.first_seen is None:
             memory.first_seen = frozenset(pod.uid for pod in pods)

@@ -381,7 +381,7 @@ class Evictor:
 
         Read each time: a person exempts a node because of what runs there.
         """
-        standing = {pod.node: pod for pod in others}
+        by_node = {pod.node: pod for pod in others}
 
         async def why(name: str) -> str:
             async with self._lane:
@@ -392,8 +392,8 @@ class Evictor:
             by_all, by_evictions = self.node_state.others.forbidden(node)
             return capped or by_all or by_evictions
 
-        reasons = await asyncio.gather(*map(why, standing))
-        for pod, reason in zip(standing.values(), reasons, strict=True):
+        reasons = await asyncio.gather(*map(why, by_node))
+        for pod, reason in zip(by_node.values(), reasons, strict=True):
             if reason:
                 return f"{pod.key} is on {pod.node}, which is left alone: {reason}"
         return ""

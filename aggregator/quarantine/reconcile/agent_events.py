@@ -219,7 +219,7 @@ class AgentEventHandler:
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node_state.node)
         self._measurements.forget_node(node_state.node)
-        self._reports.emit_event(node_state, EventKind.AGENT_CONFLICT, f"{text}: not heard")
+        self._reports.emit_event(node_state, EventKind.AGENT_CONFLICT, f"{text}: refused")
         line = self._lines.pop(node_state.node, None)
         self._hellos.pop(node_state.node, None)
         if line is not None:
@@ -249,9 +249,9 @@ class AgentEventHandler:
     def note_silence(self, node_state: NodeState, now: float) -> None:
         """Report, once, that an agent has been gone for too long, or that it is not understood."""
         agent = node_state.agent
-        if agent.is_fresh or agent.last_heard is None or agent.silent:
+        if agent.is_fresh or agent.last_seen is None or agent.silent:
             return
-        if now - agent.last_heard >= self._silent_after:
+        if now - agent.last_seen >= self._silent_after:
             agent.note_silence()
             text = "its agent is silent"
             if agent.refused:

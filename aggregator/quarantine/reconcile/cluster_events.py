@@ -205,7 +205,7 @@ class ClusterEventHandler:
     _pools: NodePools
 
     def __attrs_post_init__(self) -> None:
-        self._index = self._registry.standing
+        self._index = self._registry.quarantine_index
         #: Quarantined nodes that have changed, to be read when the timer is due.
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -332,7 +332,7 @@ class ClusterEventHandler:
         node_state.own_quarantine_view().end(uid, with_definition=with_definition)
         self._queue.add(node_state)
         self._queue.begin(node_state)
-        if node_state.work.task is not None and node_state.agent.last_heard is None:
+        if node_state.work.task is not None and node_state.agent.last_seen is None:
             # A node known from that object alone is forgotten with it, not at the next list.
             node_state.work.task.add_done_callback(lambda _: self._was_made_up(node_state))
 
@@ -441,11 +441,11 @@ class ClusterEventHandler:
             or node_state.quarantine_view.to_adopt
         ):
             return False
-        if node_state.agent.last_heard is None:
+        if node_state.agent.last_seen is None:
             return True
         # Where the list lacks nodes only the agent's report shows that one exists.
         known = node_state.cluster.meta is not None or self._cluster.lists_all
-        return known and self._clocks.now() - node_state.agent.last_heard >= FORGOTTEN_AFTER
+        return known and self._clocks.now() - node_state.agent.last_seen >= FORGOTTEN_AFTER
 
     def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
         view = node_state.cluster

@@ -38,7 +38,7 @@ class FleetReport:
         budget, cooldown = self._record_writer.pool_budget(), self._limits.cooldown
         self._fleet.pool_use = {
             name: PoolUse(
-                budget.standing(name), budget.lately(name), budget.cooling(name, cooldown)
+                budget.in_quarantine(name), budget.lately(name), budget.cooling(name, cooldown)
             )
             for name in self._pools.pools.names
         }

@@ -31,7 +31,7 @@ from aggregator.runtime.interning import EMPTY
 class AgentView:
     """Changed by the agent's events alone, and by a read that shows another Node of its name.
 
-    ``last_heard``: monotonic seconds, None for never.
+    ``last_seen``: monotonic seconds, None for never.
     ``conflict``: which two agents claim the node; empty: one at most does.
     ``refused``: why no snapshot of its agent was accepted; empty: the last one was.
     ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
@@ -43,7 +43,7 @@ class AgentView:
 
     health: NodeHealth | None = None
     attached: bool = False
-    last_heard: float | None = None
+    last_seen: float | None = None
     conflict: str = ""
     refused: str = ""
     claimed: str = ""
@@ -53,7 +53,7 @@ class AgentView:
     silent_failing_since: float = 0.0
 
     @property
-    def speaks(self) -> bool:
+    def is_reporting(self) -> bool:
         """Its agent is attached, and its messages are accepted."""
         return self.attached and not self.refused
 
@@ -79,8 +79,8 @@ class AgentView:
 
     def note_attempt(self, now: float) -> None:
         """The first sign of an agent, which counts as a report: from now on it can be silent."""
-        if self.last_heard is None:
-            self.last_heard = now
+        if self.last_seen is None:
+            self.last_seen = now
 
     def refuse(self, reason: str) -> None:
         """Its stream was refused, or ended before a snapshot of it was accepted."""
@@ -88,7 +88,7 @@ class AgentView:
 
     def note_message(self, at: float) -> None:
         """A message came, of whatever kind."""
-        self.last_heard = at
+        self.last_seen = at
 
     def accept_snapshot(self) -> bool:
         """Returns whether its silence was reported before, which is over now."""
@@ -366,7 +366,7 @@ class NodeSummary:
             self.quarantine_view = QuarantineView()
         return self.quarantine_view
 
-    def standing(self) -> QuarantineSummary:
+    def state(self) -> QuarantineSummary:
         health = self.agent.health
         if awaits_marks(self):
             return QuarantineSummary.HELD
@@ -376,7 +376,7 @@ class NodeSummary:
             return QuarantineSummary.HELD
         if health is None:
             return QuarantineSummary.UNKNOWN
-        if not self.agent.speaks:
+        if not self.agent.is_reporting:
             return QuarantineSummary.SILENT
         if self.agent.conflict or self.decision.incidents or health.worst_is_degraded():
             return QuarantineSummary.WARNING
@@ -398,7 +398,7 @@ class PoolUse:
     and until when it cools down, and why (empty: it does not).
     """
 
-    standing: int
+    in_quarantine: int
     lately: int
     cooling: str = ""
 

@@ -47,7 +47,7 @@ class NodeRegistry:
     _agentless: AgentlessNodes = field(factory=AgentlessNodes, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self.standing = QuarantineIndex()
+        self.quarantine_index = QuarantineIndex()
         self.others = self._others or OthersMarks(clocks=self._clocks)
         self._counted: list[NodeMeta] = []
         self._node_states: dict[str, NodeState] = {}
@@ -79,7 +79,7 @@ class NodeRegistry:
 
     def quarantined(self) -> Iterator[NodeState]:
         """The nodes in quarantine."""
-        known = (self._node_states.get(one.node) for one in self.standing.quarantines())
+        known = (self._node_states.get(one.node) for one in self.quarantine_index.quarantines())
         return (node_state for node_state in known if node_state is not None)
 
     async def by_slices(self) -> AsyncIterator[NodeState]:

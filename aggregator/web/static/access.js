@@ -1,4 +1,4 @@
-// Who reads the page, and the actions that this person may ask for. Without it the page only shows.
+// Who reads the page, and the actions that this person may request. Without it the page only shows.
 "use strict";
 (() => {
   const NEEDS_REASON = new Set(["quarantine", "exempt", "pin", "stop"]);
@@ -16,14 +16,14 @@
       body: JSON.stringify(body),
     });
 
-  function sayReader(reader) {
-    const told = make("span", "Logged in as " + reader.user + ". ", { id: "reader" });
+  function showReader(reader) {
+    const line = make("span", "Logged in as " + reader.user + ". ", { id: "reader" });
     if (["token", "static-token", "oidc"].includes(reader.how)) {
       const out = make("form", "", { method: "post", action: "/logout", className: "inline" });
       out.append(make("button", "Log out", { type: "submit" }));
-      told.append(out);
+      line.append(out);
     }
-    document.querySelector("footer").append(told);
+    document.querySelector("footer").append(line);
   }
 
   function field(label, input) {
@@ -61,8 +61,8 @@
       event.preventDefault();
       const chosen = action.value;
       const quarantines = chosen === "cordon" || chosen === "drain";
-      const asks = document.body.dataset.drain.replace("{node}", node);
-      if (chosen === "drain" && !dry.checked && !confirm(asks)) return;
+      const question = document.body.dataset.drain.replace("{node}", node);
+      if (chosen === "drain" && !dry.checked && !confirm(question)) return;
       const name = quarantines ? "quarantine" : chosen;
       const path = node ? "/api/v1/nodes/" + encodeURIComponent(node) + "/" + name : "/api/v1/" + name;
       const body = { reason: reason.value, dry_run: dry.checked };
@@ -71,13 +71,13 @@
       result.textContent = "...";
       try {
         let response = await send(path, body);
-        let told = await response.json();
-        if (response.status === 428 && confirm(told.error + " Go on?")) {
+        let answer = await response.json();
+        if (response.status === 428 && confirm(answer.error + " Go on?")) {
           response = await send(path, { ...body, cancel_order: true });
-          told = await response.json();
+          answer = await response.json();
         }
-        const begin = told.dry_run ? "Nothing was written. " : "";
-        result.textContent = response.ok ? begin + told.message : told.error + " " + told.hint;
+        const begin = answer.dry_run ? "Nothing was written. " : "";
+        result.textContent = response.ok ? begin + answer.message : answer.error + " " + answer.hint;
         result.className = response.ok ? "" : "error";
       } catch (error) {
         result.textContent = "No answer: " + error.message;
@@ -95,7 +95,7 @@
     const response = await fetch("/api/v1/access" + query, { cache: "no-store" });
     if (!response.ok) return;
     const reader = await response.json();
-    if (reader.user) sayReader(reader);
+    if (reader.user) showReader(reader);
     const here = node || location.pathname === "/";
     if (here && reader.actions && reader.may.length) offerActions(reader.may);
   }

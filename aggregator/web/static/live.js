@@ -1,11 +1,11 @@
-// Keeps the page as the fleet is: listens to the event stream, asks for the page anew when something
+// Keeps the page as the fleet is: listens to the event stream, requests the page anew when something
 // has changed, and puts in only what differs. Without it the page is still whole, as of its time.
 "use strict";
 (() => {
   const PAUSE = 400; // ms between two refreshes
   const DEAF = 25000; // ms without a sign of life (a beat comes every 10 s)
   const LONGEST_WAIT = 15000;
-  const STANDINGS = {
+  const STATES = {
     o: ["ok", "well"],
     u: ["unknown", "unknown"],
     s: ["silent", "silent"],
@@ -34,12 +34,12 @@
   };
   let local = false;
 
-  function sayTimes() {
+  function showTimes() {
     for (const time of document.querySelectorAll("time[datetime]")) {
       const s = (now() - Date.parse(time.dateTime)) / 1000;
       const text = Math.abs(s) < 2 ? "just now" : s > 0 ? span(s) + " ago" : "in " + span(-s);
-      const said = time.querySelector("b");
-      if (said && said.textContent !== text) said.textContent = text;
+      const label = time.querySelector("b");
+      if (label && label.textContent !== text) label.textContent = text;
       const clock = time.querySelector("small");
       if (!clock) continue;
       clock.dataset.utc ||= clock.textContent;
@@ -67,7 +67,7 @@
     const named = Intl.DateTimeFormat().resolvedOptions().timeZone;
     toggle.textContent = local ? "Use UTC" : "Use local time";
     zone.textContent = local ? `Times are this browser's: ${named}.` : "All times are UTC.";
-    sayTimes();
+    showTimes();
   }
 
   if (toggle) {
@@ -92,12 +92,12 @@
     }
   });
 
-  // -- the connection, said --------------------------------------------------------------
+  // -- the connection, shown --------------------------------------------------------------
   const live = document.getElementById("live");
   const lost = document.getElementById("lost");
   let lostAt = 0;
 
-  function sayLive() {
+  function showLive() {
     lostAt = 0;
     live.className = "live on";
     live.lastElementChild.textContent = "live";
@@ -107,7 +107,7 @@
 
   function sayLost() {
     if (lostAt) return;
-    lostAt = heardAt + ahead; // the last sign of life: what the page shows is of that time
+    lostAt = receivedAt + ahead; // the last sign of life: what the page shows is of that time
     live.className = "live off";
     live.lastElementChild.textContent = "connection lost";
     document.body.classList.add("stale");
@@ -118,39 +118,39 @@
 
   // -- the stream ------------------------------------------------------------------------
   let source = null;
-  let heardAt = Date.now();
+  let receivedAt = Date.now();
   let wait = 500;
   let retry = 0;
 
-  function heard(event) {
-    heardAt = Date.now();
+  function received(event) {
+    receivedAt = Date.now();
     wait = 500;
-    const told = JSON.parse(event.data);
-    if (told.at) ahead = Date.parse(told.at) - Date.now();
+    const message = JSON.parse(event.data);
+    if (message.at) ahead = Date.parse(message.at) - Date.now();
   }
 
   function open() {
     clearTimeout(retry);
     if (source) source.close();
-    heardAt = Date.now();
+    receivedAt = Date.now();
     source = new EventSource(document.body.dataset.stream);
     source.addEventListener("hello", (event) => {
-      heard(event);
-      sayLive();
+      received(event);
+      showLive();
       refresh();
     });
     source.addEventListener("changed", (event) => {
-      heard(event);
+      received(event);
       refresh();
     });
-    source.addEventListener("beat", heard);
+    source.addEventListener("beat", received);
     source.onerror = again;
   }
 
   function again() {
     source.close();
     sayLost();
-    heardAt = Date.now(); // the next try begins its own silence
+    receivedAt = Date.now(); // the next try begins its own silence
     clearTimeout(retry);
     retry = setTimeout(open, wait * (0.5 + Math.random()));
     wait = Math.min(wait * 2, LONGEST_WAIT);
@@ -191,7 +191,7 @@
     if (!response.ok || response.status === 204) return;
     const answer = await response.text();
     if (response.headers.get("content-type").startsWith("application/json")) {
-      const told = JSON.parse(answer);
+      const delta = JSON.parse(answer);
       const lines = text.split("\n");
       const whole = (part) => {
         if (typeof part === "string") return part;
@@ -200,8 +200,8 @@
         const line = lines[number];
         return line.slice(0, first) + between + line.slice(line.length - last);
       };
-      text = told.parts.map(whole).join("\n");
-      tag = told.tag;
+      text = delta.parts.map(whole).join("\n");
+      tag = delta.tag;
     } else {
       text = answer;
       tag = ((response.headers.get("etag") || "").match(/[0-9a-f]{16}/) || [""])[0];
@@ -212,7 +212,7 @@
       const mine = document.getElementById(part.id);
       if (mine && shape(mine) !== shape(part)) replace(mine, part);
     }
-    sayTimes();
+    showTimes();
   }
 
   // What an element shows, but for how long ago things were.
@@ -261,19 +261,19 @@
     const [known, ...rows] = document.getElementById("cells").textContent.trim().split(/\s+/);
     figure.hidden = !rows.length;
     if (figure.hidden) return;
-    const standings = rows.join("");
+    const states = rows.join("");
     if (!fleet || fleet.known !== known) {
       const response = await fetch(figure.dataset.src, { cache: "no-store" });
       if (!response.ok) return;
-      const told = await response.json();
-      fleet = { known, names: told.names, blocks: told.blocks };
+      const map = await response.json();
+      fleet = { known, names: map.names, blocks: map.blocks };
     }
-    if (fleet.names.length !== standings.length) fleet.known = ""; // nodes came in between
-    fleet.standings = standings;
+    if (fleet.names.length !== states.length) fleet.known = ""; // nodes came in between
+    fleet.states = states;
     paint();
   }
 
-  // Blocks stand side by side, each about twice as wide as it is high; one block takes all.
+  // Blocks are side by side, each about twice as wide as it is high; one block takes all.
   function place(width) {
     const total = fleet.names.length;
     pitch = Math.max(7, Math.min(18, Math.floor(Math.sqrt((width * 260) / total))));
@@ -297,7 +297,7 @@
   }
 
   function paint() {
-    if (!fleet || !fleet.standings || figure.hidden) return;
+    if (!fleet || !fleet.states || figure.hidden) return;
     const width = canvas.clientWidth;
     const height = place(width);
     const scale = window.devicePixelRatio || 1;
@@ -308,8 +308,8 @@
     pen.scale(scale, scale);
     const style = getComputedStyle(root);
     const colours = {};
-    for (const letter in STANDINGS) {
-      colours[letter] = style.getPropertyValue("--" + STANDINGS[letter][0] + "-cell").trim();
+    for (const letter in STATES) {
+      colours[letter] = style.getPropertyValue("--" + STATES[letter][0] + "-cell").trim();
     }
     pen.font = "10px " + getComputedStyle(document.body).fontFamily;
     const soft = style.getPropertyValue("--soft").trim();
@@ -320,7 +320,7 @@
       }
       for (let i = 0; i < block.count; i++) {
         const [x, y] = corner(block, i);
-        cell(pen, fleet.standings[block.first + i], colours, x, y, pitch - (pitch < 8 ? 1 : 2));
+        cell(pen, fleet.states[block.first + i], colours, x, y, pitch - (pitch < 8 ? 1 : 2));
       }
     }
     if (cursor >= 0 && document.activeElement === canvas) {
@@ -388,12 +388,12 @@
   }
 
   function sayCell(index) {
-    tip.hidden = !fleet || index < 0 || index >= Math.min(fleet.names.length, fleet.standings.length);
+    tip.hidden = !fleet || index < 0 || index >= Math.min(fleet.names.length, fleet.states.length);
     if (tip.hidden) return;
     const block = blockOf(index);
     const [x, y] = corner(block, index - block.first);
     const where = block.value === null ? "" : " in " + block.value;
-    tip.textContent = fleet.names[index] + where + ": " + STANDINGS[fleet.standings[index]][1];
+    tip.textContent = fleet.names[index] + where + ": " + STATES[fleet.states[index]][1];
     const half = tip.offsetWidth / 2;
     tip.style.left = Math.max(half, Math.min(canvas.clientWidth - half, x + pitch / 2)) + "px";
     tip.classList.toggle("below", y < 30);
@@ -437,12 +437,12 @@
   }
 
   // -- begin ---------------------------------------------------------------------------------
-  setInterval(sayTimes, 1000);
-  sayTimes();
+  setInterval(showTimes, 1000);
+  showTimes();
   if (!document.body.dataset.stream) return; // a page that tells of an error
   document.addEventListener("visibilitychange", () => due && refresh());
   window.addEventListener("pagehide", () => source && source.close());
   window.addEventListener("pageshow", (event) => event.persisted && open());
-  setInterval(() => Date.now() - heardAt > DEAF && again(), 5000);
+  setInterval(() => Date.now() - receivedAt > DEAF && again(), 5000);
   open();
 })();
