@@ -240,7 +240,7 @@ def for_quarantine(
     if status.phase is Phase.DRAINING and status.blockers:
         return _for_blockers(status.blockers, words)
     hook = status.pre_evict
-    if status.phase is Phase.DRAINING and hook is not None and hook.state is HookState.ASKING:
+    if status.phase is Phase.DRAINING and hook is not None and hook.state is HookState.RUNNING:
         if hook.ended_at:
             return (
                 "drain.pre_evict was not done in its time, and the drain waits until it is. See "

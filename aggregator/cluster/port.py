@@ -169,20 +169,20 @@ class Blocker:
 class HookState(enum.StrEnum):
     """How far a site's own step before the first eviction has come."""
 
-    ASKING = "Asking"  # begun; it may have run already, and is requested again
+    RUNNING = "Running"  # begun; it may have run already, and is called again
     DONE = "Done"
     GIVEN_UP = "GivenUp"  # not done in its time, and the configuration lets it continue
 
 
 @dataclass(frozen=True, slots=True)
 class HookStatus:
-    """The hook's result. ``asked_at`` is when it was first requested; ``message`` its last output.
+    """The hook's result. ``started_at`` is when it was first called; ``message`` its last output.
 
-    ``ended_at`` in state Asking is when its timeout was reported.
+    ``ended_at`` in state Running is when its timeout was reported.
     """
 
     state: HookState
-    asked_at: float
+    started_at: float
     ended_at: float = 0.0
     message: str = ""
 

@@ -42,11 +42,11 @@ def pod_waits(
                 clocks,
             )
         )
-        hooks = notice_hooks(config.drain.ask.webhooks, wall=clocks.wall)
+        hooks = notice_hooks(config.drain.notice.webhooks, wall=clocks.wall)
         parts.append(
             EvictionNotices(
                 notes,
-                rules=config.drain.ask,
+                rules=config.drain.notice,
                 webhooks=[WebhookRoute(takes, hook) for takes, hook in hooks],
                 keys=config.drain.gang_keys,
                 clocks=clocks,

@@ -17,7 +17,7 @@ from aggregator.configfile.values import (
     without_places,
 )
 from aggregator.configfile.yaml_source import Key
-from aggregator.jobs.settings import AskRules
+from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 
 
@@ -66,7 +66,7 @@ class PostRelease(HookSection):
 class DrainConfig(DrainRules):
     """How pods leave, the site's own steps, and the notices to workloads."""
 
-    ask: AskRules = field(default_factory=AskRules)
+    notice: NoticeRules = field(default_factory=NoticeRules)
     pre_evict: PreEvict = field(default_factory=PreEvict)
     post_release: PostRelease = field(default_factory=PostRelease)
     slurm_jobs_for: Duration = 7 * 86400.0

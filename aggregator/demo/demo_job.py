@@ -1,5 +1,5 @@
 """A job of the demo: it trains step by step, and saves a checkpoint when it gets the notice of a
-drain (`drain.pre_evict`, `drain.ask`).
+drain (`drain.pre_evict`, `drain.notice`).
 """
 
 import http.server

@@ -33,7 +33,7 @@ def _hook(section: HookSection, wall: Callable[[], float]) -> Hook | None:
 def notice_hooks(
     webhooks: Sequence[NoticeWebhook], *, wall: Callable[[], float]
 ) -> list[tuple[NoticeWebhook, Hook]]:
-    """Each webhook of ``drain.ask`` with what calls it."""
+    """Each webhook of ``drain.notice`` with what calls it."""
     rng = random.Random()  # noqa: S311 - jitter, no secret
     return [
         (one, RetriedHook(WebhookHook(one.url, one.secret_file, wall=wall), rng))

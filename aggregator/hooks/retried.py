@@ -1,4 +1,4 @@
-"""A webhook of ``drain.ask`` that is called again after a failure.
+"""A webhook of ``drain.notice`` that is called again after a failure.
 
 Each attempt carries the same body and the same `X-Sickbay-Delivery`, by which a receiver knows a
 call that it has had. An answer ends the attempts: 200 is ready, 202 "the annotation follows".

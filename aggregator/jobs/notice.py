@@ -2,7 +2,7 @@
 
 Both are annotations of pods, so both are the text of whoever may write pods of the namespace. An
 answer counts for the workload of the pod that has it, and only with the id of its notice. No
-annotation moves a deadline beyond ``drain.ask.within``.
+annotation moves a deadline beyond ``drain.notice.within``.
 """
 
 import hashlib

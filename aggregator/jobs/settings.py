@@ -1,4 +1,4 @@
-"""The section ``jobs``, a site's own markers and the defaults of the formulas; ``drain.ask``."""
+"""The section ``jobs``, a site's own markers and the defaults of the formulas; ``drain.notice``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class NoticeWebhook(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class AskRules(SectionDataclass):
+class NoticeRules(SectionDataclass):
     """``within``: a workload gets a notice this long (seconds) before its eviction; 0: no notice.
 
     Only pods of ``namespaces`` with all labels of ``pods`` get one. ``never_for``: codes of faults

@@ -1,4 +1,4 @@
-"""``drain.ask``: a workload gets a notice before its first pod is evicted, and time to end.
+"""``drain.notice``: a workload gets a notice before its first pod is evicted, and time to end.
 
 A notice is in the Quarantine's status before it is sent, by compare-and-set, so that a restart or
 another replica sends no second one. Two drains of one gang share one notice. It ends with the
@@ -32,7 +32,7 @@ from aggregator.jobs.notice import (
     text_of,
     workloads_of,
 )
-from aggregator.jobs.settings import AskRules, NoticeWebhook
+from aggregator.jobs.settings import NoticeRules, NoticeWebhook
 from aggregator.quarantine.drain.hooks import Hook, HookResult
 from aggregator.quarantine.drain.pod_waits import DrainRound
 from aggregator.rfc3339 import write_time
@@ -92,7 +92,7 @@ class EvictionNotices:
     """
 
     _cluster: PodNotes
-    _rules: AskRules
+    _rules: NoticeRules
     _webhooks: Sequence[WebhookRoute]
     _keys: Sequence[str]
     _clocks: Clocks
@@ -349,7 +349,7 @@ class EvictionNotices:
             return f"the drain of {one.quarantine.node} is over" if is_over else ""
 
         values = {
-            "hook": "ask",
+            "hook": "notice",
             "quarantine": notice.ident,
             "id": notice.ident,
             "workload": notice.workload.partition(" ")[0],
@@ -366,7 +366,7 @@ class EvictionNotices:
         delivery.ready |= answer.said is HookResult.DONE
         if answer.said is HookResult.FAILED:
             log.warning(
-                "a webhook of drain.ask failed",
+                "a webhook of drain.notice failed",
                 extra={
                     "event": "notice.failed",
                     "node": one.quarantine.node,
@@ -415,7 +415,7 @@ class EvictionNotices:
         return replace(notice, state=state, message=message[:_MOST_TEXT])
 
 
-def _why_none(one: DrainRound, rules: AskRules) -> str:
+def _why_none(one: DrainRound, rules: NoticeRules) -> str:
     """Why no workload of the node gets a notice; empty where all may."""
     if one.moment.not_ready is not None:
         return f"the node is {one.moment.not_ready}"
@@ -436,8 +436,8 @@ def _has(pod: Pod, notice: EvictionNotice) -> bool:
 
 def _reason(notice: EvictionNotice) -> str:
     until = write_time(notice.deadline_at)
-    return f"may end by itself until {until}: it has notice {notice.ident} (drain.ask)"
+    return f"may end by itself until {until}: it has notice {notice.ident} (drain.notice)"
 
 
 def _reason_of_another(until: float) -> str:
-    return f"may end by itself until {write_time(until)}: it had a notice before (drain.ask)"
+    return f"may end by itself until {write_time(until)}: it had a notice before (drain.notice)"

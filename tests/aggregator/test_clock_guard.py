@@ -221,7 +221,7 @@ def test_a_hook_is_given_its_whole_time_when_the_clock_jumps_ahead() -> None:
         wall.ahead += DAY
         await asyncio.sleep(EVEN_FOR / 2)
         assert world.evicted == []
-        assert status(world).pre_evict.state is HookState.ASKING
+        assert status(world).pre_evict.state is HookState.RUNNING
         await replica.stop()
 
     virtual_time.run(scenario())

@@ -376,8 +376,8 @@ BAD: list[tuple[str, str]] = [
         "alerts.webhooks[0].secret_file: /no/such can't be read",
     ),
     (
-        "drain: {ask: {webhooks: [{match: x, url: 'http://x', secret_file: /no/such}]}}",
-        "drain.ask.webhooks[0].secret_file: /no/such can't be read",
+        "drain: {notice: {webhooks: [{match: x, url: 'http://x', secret_file: /no/such}]}}",
+        "drain.notice.webhooks[0].secret_file: /no/such can't be read",
     ),
     *(
         (

@@ -332,7 +332,7 @@ class ControllerMachine(ControllerWorld):
         applied = known_applied(self.world.nodes[name], found)
         if applied is None or not applied.cordoned:
             return False
-        if self.on_uncordon is OnUncordon.ASK:
+        if self.on_uncordon is OnUncordon.CONFIRM:
             return user == "mary"
         return user != KUBELET
 
@@ -612,7 +612,7 @@ class Observing(ControllerMachine):
 class Asking(ControllerMachine):
     """The same state machine, where an uncordon by a tool or an unknown client releases no node."""
 
-    on_uncordon = OnUncordon.ASK
+    on_uncordon = OnUncordon.CONFIRM
 
 
 ControllerMachine.TestCase.settings = HOW

@@ -67,7 +67,7 @@ def test_the_hook_is_asked_after_the_taint_until_it_is_done_and_then_pods_go() -
         replica = await begun(world, hooked(hook))
         await until(lambda: "n1" in world.quarantines and status(world).pre_evict is not None)
         assert status(world).phase is Phase.DRAINING
-        assert status(world).pre_evict.state is HookState.ASKING
+        assert status(world).pre_evict.state is HookState.RUNNING
         await drained(world)
         assert len(hook.asked) == 3
         assert status(world).pre_evict.state is HookState.DONE
@@ -89,14 +89,14 @@ def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> 
         settings = hooked(hook, pre_evict_timeout=600)
         replica = await begun(world, settings)
         await asyncio.sleep(500)
-        asked_at = status(world).pre_evict.asked_at
+        started_at = status(world).pre_evict.started_at
         await replica.stop()
         again = await begun(world, settings)
         await asyncio.sleep(HOUR)
         assert world.evicted == []
         told = status(world)
-        assert told.pre_evict.asked_at == asked_at
-        assert told.pre_evict.ended_at < asked_at + 700  # restarts don't prolong its time
+        assert told.pre_evict.started_at == started_at
+        assert told.pre_evict.ended_at < started_at + 700  # restarts don't prolong its time
         assert "was not done in 600 s; the drain waits" in told.message
         assert "slurmctld is away" in told.pre_evict.message
         await again.stop()

@@ -55,7 +55,7 @@ class Drain(Bench):
         self.standing = True
         self.due = INFINITE
         self.moved: list[bool] = []
-        self.asked_at: list[float] = []
+        self.requested_at: list[float] = []
         self.made: Any = Drainer(
             acts=self.acts,
             rules=DrainRules(deadline=600.0, off_load_balancers=off_balancers),
@@ -77,7 +77,7 @@ class Drain(Bench):
         return self.standing
 
     async def _evict(self, _: Any) -> bool:
-        self.asked_at.append(self.loop.time())
+        self.requested_at.append(self.loop.time())
         return self.moved.pop(0) if self.moved else False
 
     async def marked(self, phase: Phase = Phase.CORDONED, **changes: Any) -> Any:
@@ -334,7 +334,7 @@ def test_rounds_end_with_their_drain() -> None:
         bench.world.add_pod("n1", "a")
         bench.loop.call_later(3, lambda: setattr(bench, "standing", False))
         assert await rounds(bench) is None
-        assert bench.asked_at != []
+        assert bench.requested_at != []
 
     on_drain(test)
 
@@ -348,7 +348,9 @@ def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_ha
         bench.moved = [True, False, False, False, True]
         bench.loop.call_later(20, lambda: setattr(bench, "standing", False))
         await rounds(bench)
-        waits = [round(later - sooner, 4) for sooner, later in itertools.pairwise(bench.asked_at)]
+        waits = [
+            round(later - sooner, 4) for sooner, later in itertools.pairwise(bench.requested_at)
+        ]
         assert waits[:7] == [0.1, 0.15, 0.225, 0.3375, 0.1, 0.15, 0.225]
 
     on_drain(test)
@@ -362,12 +364,12 @@ def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_cam
         bench.made._lanes.drains = 1
         bench.loop.call_later(1.5, lambda: setattr(bench, "standing", False))
         await rounds(bench)
-        assert round(bench.asked_at[1] - bench.asked_at[0], 3) == 1.0
-        bench.standing, bench.asked_at = True, []
+        assert round(bench.requested_at[1] - bench.requested_at[0], 3) == 1.0
+        bench.standing, bench.requested_at = True, []
         bench.world.pods["n1/a"] = replace(pod, deleting=True)
         bench.loop.call_later(0.5, lambda: setattr(bench, "standing", False))
         assert await rounds(bench) is None
-        assert round(bench.asked_at[1] - bench.asked_at[0], 3) == 0.1
+        assert round(bench.requested_at[1] - bench.requested_at[0], 3) == 0.1
 
     on_drain(test)
 
@@ -391,7 +393,7 @@ def test_no_eviction_follows_an_old_read_of_the_node(age: float, due: float, rea
         await rounds(bench, bench.loop.time() - age)
         assert bench.cluster.asked["read_node"] == reads
         assert bench.cluster.in_background["read_node"] == reads
-        assert len(bench.asked_at) == 1
+        assert len(bench.requested_at) == 1
 
     on_drain(test)
 
@@ -599,9 +601,11 @@ def test_a_hook_that_has_ended_is_not_asked_again(state: HookState) -> None:
 
 def test_a_hook_that_was_asked_before_keeps_its_time() -> None:
     async def test(bench: Hooked) -> None:
-        bench.stands(made(Phase.DRAINING, pre_evict=HookStatus(HookState.ASKING, asked_at=5900.0)))
+        bench.stands(
+            made(Phase.DRAINING, pre_evict=HookStatus(HookState.RUNNING, started_at=5900.0))
+        )
         assert await bench.made.before_evictions(bench.node_state, bench.still) is True
-        assert bench.hook.asked_at == 5900.0
+        assert bench.hook.started_at == 5900.0
         assert bench.hook.state is HookState.DONE
 
     on_hooked(test)
@@ -623,7 +627,7 @@ def test_a_hook_is_told_of_its_node_and_its_result_is_shown() -> None:
             "incident": "",
             "quarantine": "q",
         }
-        assert bench.hook.asked_at == pytest.approx(5000 + began)
+        assert bench.hook.started_at == pytest.approx(5000 + began)
         assert bench.hook.ended_at == pytest.approx(5001 + began)
         assert bench.hook.message == "ok"
         assert bench.now().status.message == "evicting pods"

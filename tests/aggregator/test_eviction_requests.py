@@ -1,4 +1,4 @@
-"""EvictionRequest next to the other notices of ``drain.ask``. Virtual time."""
+"""EvictionRequest next to the other notices of ``drain.notice``. Virtual time."""
 
 import asyncio
 from collections.abc import Mapping

@@ -127,7 +127,7 @@ def test_a_hook_is_asked_with_growing_pauses_until_it_is_done_and_never_again() 
             "quarantine": "uid-q",
         }
         assert bench.hook.state is HookState.DONE
-        assert bench.hook.asked_at == 1000.0
+        assert bench.hook.started_at == 1000.0
         assert bench.hook.ended_at == pytest.approx(1121.0)
         assert bench.acts.notes == [("quarantine.hook", "drain.pre_evict is done")]
         assert await bench.before_evictions()

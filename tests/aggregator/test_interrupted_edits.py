@@ -99,7 +99,7 @@ STORIES = [
 
 @pytest.mark.parametrize("story", STORIES)
 def test_death_at_any_call_loses_no_word_of_a_person(story: Story) -> None:
-    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK))
+    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.CONFIRM))
 
     async def test(loop: VirtualTimeLoop) -> None:
         async def until_draining() -> World:

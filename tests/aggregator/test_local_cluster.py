@@ -387,11 +387,11 @@ def test_every_failure_of_the_file_is_an_error_of_the_protocol(path: Path) -> No
 async def test_a_status_of_a_later_version_is_read_in_part_and_kept_in_the_file(path: Path) -> None:
     async with opened(path) as cluster:
         made = await cluster.create_quarantine("n1", SPEC)
-        hook = HookStatus(HookState.ASKING, asked_at=1.0)
+        hook = HookStatus(HookState.RUNNING, started_at=1.0)
         status = QuarantineStatus(Phase.DRAINED, pre_evict=hook)
         await cluster.write_quarantine_status(made, status)
     with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE quarantines SET status = replace(status, '\"Asking\"', '\"Paused\"')")
+        db.execute("UPDATE quarantines SET status = replace(status, '\"Running\"', '\"Paused\"')")
         db.commit()
 
     def stored() -> dict[str, Any]:

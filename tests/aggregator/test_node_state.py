@@ -496,7 +496,7 @@ def test_a_word_ends_with_what_it_is_about_only_while_the_agent_speaks() -> None
 
 # -- what is decided on ---------------------------------------------------------------------------
 
-ASK = UncordonRules(OnUncordon.ASK)
+CONFIRM = UncordonRules(OnUncordon.CONFIRM)
 RELEASE = UncordonRules(OnUncordon.RELEASE)
 
 
@@ -505,7 +505,7 @@ def situation(node_state: NodeState, **changes: Any) -> Any:
     given: dict[str, Any] = {
         "mode": Action.DRAIN,
         "patient_enough": False,
-        "uncordon": ASK,
+        "uncordon": CONFIRM,
         "marks": RestoreRules(),
         "wall": 1000.0,
         **changes,
@@ -592,7 +592,7 @@ def test_an_uncordon_is_a_release_by_the_rules_and_only_of_a_quarantine() -> Non
     assert situation(node_state).schedulable
     node_state.own_quarantine_view().quarantine = quarantine()
     assert node_state.is_released_by_uncordon(RELEASE)
-    assert not node_state.is_released_by_uncordon(ASK)
+    assert not node_state.is_released_by_uncordon(CONFIRM)
     node_state.own_quarantine_view().uncordoned = Uncordoned.NO
     assert not situation(node_state).schedulable
 

@@ -1,4 +1,4 @@
-"""``drain.ask``: workloads get one notice, time to end, and never more than that. Virtual time."""
+"""``drain.notice``: workloads get one notice, time to end, and no more. Virtual time."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.cluster.port import NoticeState, Phase, Pod
 from aggregator.jobs.notice import READY, REQUESTED, read_notice
-from aggregator.jobs.settings import AskRules
+from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
 from aggregator.rfc3339 import read_time, write_time
 from aggregator.workloads.notices import MOST_NOTICES
@@ -213,9 +213,9 @@ def test_nobody_gets_a_notice_where_nothing_can_be_saved(case: str) -> None:
             world.add_node("n1", ready=None, ready_since=-1.0)
         code = {"gone": "xid:79", "corrupt": "xid:95"}.get(case, "xid:119")
         rules = {
-            "a-sites-own": AskRules(within=WITHIN, never_for=("xid:11?",)),
-            "off": AskRules(),
-            "unwanted": AskRules(within=WITHIN, namespaces=("ml-*",)),
+            "a-sites-own": NoticeRules(within=WITHIN, never_for=("xid:11?",)),
+            "off": NoticeRules(),
+            "unwanted": NoticeRules(within=WITHIN, namespaces=("ml-*",)),
         }.get(case)
         replica = started(world, rules=rules)
         await fall_ill(replica, "n1", evidence=snapshot(fault(code)))

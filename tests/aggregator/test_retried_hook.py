@@ -1,4 +1,4 @@
-"""Retries of a webhook of ``drain.ask``: bounded, spread, and ended by an answer. Virtual time."""
+"""Retries of webhooks of ``drain.notice``: bounded, spread, ended by an answer. Virtual time."""
 
 import asyncio
 import random

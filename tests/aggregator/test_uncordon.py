@@ -96,12 +96,12 @@ def test_the_uncordon_of_somebody_elses_cordon_is_never_a_release(action: OnUnco
         (OnUncordon.RELEASE, False, "", True),
         (OnUncordon.RELEASE, True, TOOL, True),
         (OnUncordon.RELEASE, True, KUBELET, False),
-        (OnUncordon.ASK, False, "", False),
-        (OnUncordon.ASK, False, PERSON, False),  # any client may have written that annotation
-        (OnUncordon.ASK, True, "", False),
-        (OnUncordon.ASK, True, PERSON, True),
-        (OnUncordon.ASK, True, TOOL, False),
-        (OnUncordon.ASK, True, KUBELET, False),
+        (OnUncordon.CONFIRM, False, "", False),
+        (OnUncordon.CONFIRM, False, PERSON, False),  # any client may have written that annotation
+        (OnUncordon.CONFIRM, True, "", False),
+        (OnUncordon.CONFIRM, True, PERSON, True),
+        (OnUncordon.CONFIRM, True, TOOL, False),
+        (OnUncordon.CONFIRM, True, KUBELET, False),
         (OnUncordon.RECORDON, False, "", False),
         (OnUncordon.RECORDON, True, PERSON, False),
     ],
@@ -135,7 +135,7 @@ def test_by_default_an_uncordon_of_unknown_origin_releases_nothing_and_holds_evi
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_with_a_job(blocked=True)
         settings = replace(SETTINGS, uncordon=UncordonRules())
-        assert settings.uncordon.on_uncordon is OnUncordon.ASK
+        assert settings.uncordon.on_uncordon is OnUncordon.CONFIRM
         replica = Replica(world, clock=LoopClock(loop), settings=settings)
         await quarantined(world, replica)
         world.person_uncordons("n1")
@@ -227,7 +227,7 @@ def test_a_node_that_is_well_again_is_released_though_it_was_uncordoned() -> Non
 def test_an_uncordon_while_no_aggregator_runs_is_found_by_the_next() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_with_a_job()
-        settings = under(OnUncordon.ASK)
+        settings = under(OnUncordon.CONFIRM)
         first = Replica(world, clock=LoopClock(loop), settings=settings)
         await quarantined(world, first)
         await first.stop()
@@ -243,7 +243,7 @@ def test_an_uncordon_while_no_aggregator_runs_is_found_by_the_next() -> None:
 def test_a_tool_that_has_left_its_marks_is_named() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_with_a_job(annotations={"weave.works/kured-reboot-in-progress": "2026"})
-        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.ASK))
+        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.CONFIRM))
         await quarantined(world, replica)
         world.person_uncordons("n1")
         await until(lambda: is_cordoned_again(world))
@@ -257,7 +257,7 @@ def test_a_tool_that_has_left_its_marks_is_named() -> None:
 def test_a_node_that_may_not_be_cordoned_again_is_told_to_be_schedulable(held_by: str) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_with_a_job()
-        settings = under(OnUncordon.ASK)
+        settings = under(OnUncordon.CONFIRM)
         replica = Replica(world, clock=LoopClock(loop), settings=settings)
         await quarantined(world, replica)
         world.person_uncordons("n1")
@@ -292,7 +292,7 @@ def test_a_node_that_may_not_be_cordoned_again_is_told_to_be_schedulable(held_by
 def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_with_a_job()
-        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.ASK))
+        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.CONFIRM))
         await quarantined(world, replica)
         world.person_stops("a test")
         await asyncio.sleep(5)
@@ -312,7 +312,7 @@ def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> None:
 def test_a_taint_removed_from_a_node_that_is_left_schedulable_is_told() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_with_a_job()
-        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.ASK))
+        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.CONFIRM))
         await quarantined(world, replica)
         world.person_stops("a test")
         await asyncio.sleep(5)

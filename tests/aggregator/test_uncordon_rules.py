@@ -108,18 +108,24 @@ def test_uncordons_are_counted_while_less_than_a_day_lies_between_them(
 @pytest.mark.parametrize(
     ("action", "trusts", "whose", "recordons", "held"),
     [
-        (OnUncordon.ASK, False, Uncordoned.UNKNOWN, 0, True),
-        (OnUncordon.ASK, False, Uncordoned.PERSON, 0, True),
-        (OnUncordon.ASK, False, Uncordoned.AUTOMATION, 0, True),  # any client may have written that
-        (OnUncordon.ASK, False, Uncordoned.NODE, 0, True),
-        (OnUncordon.ASK, True, Uncordoned.UNKNOWN, 0, True),
-        (OnUncordon.ASK, True, Uncordoned.AUTOMATION, 0, False),
-        (OnUncordon.ASK, True, Uncordoned.NODE, 0, False),
-        (OnUncordon.ASK, False, Uncordoned.FOREIGN, 0, False),
+        (OnUncordon.CONFIRM, False, Uncordoned.UNKNOWN, 0, True),
+        (OnUncordon.CONFIRM, False, Uncordoned.PERSON, 0, True),
+        (
+            OnUncordon.CONFIRM,
+            False,
+            Uncordoned.AUTOMATION,
+            0,
+            True,
+        ),  # any client may have written that
+        (OnUncordon.CONFIRM, False, Uncordoned.NODE, 0, True),
+        (OnUncordon.CONFIRM, True, Uncordoned.UNKNOWN, 0, True),
+        (OnUncordon.CONFIRM, True, Uncordoned.AUTOMATION, 0, False),
+        (OnUncordon.CONFIRM, True, Uncordoned.NODE, 0, False),
+        (OnUncordon.CONFIRM, False, Uncordoned.FOREIGN, 0, False),
         (OnUncordon.RECORDON, False, Uncordoned.UNKNOWN, 0, False),
         (OnUncordon.RELEASE, False, Uncordoned.UNKNOWN, 0, False),
-        (OnUncordon.ASK, False, Uncordoned.UNKNOWN, MOST_RECORDONS - 1, True),
-        (OnUncordon.ASK, False, Uncordoned.UNKNOWN, MOST_RECORDONS, False),
+        (OnUncordon.CONFIRM, False, Uncordoned.UNKNOWN, MOST_RECORDONS - 1, True),
+        (OnUncordon.CONFIRM, False, Uncordoned.UNKNOWN, MOST_RECORDONS, False),
     ],
 )
 def test_evictions_are_held_where_a_person_may_have_meant_the_uncordon(
@@ -241,8 +247,8 @@ def test_whose_an_uncordon_is_goes_by_the_user_that_the_node_names(
 RELEASES = {
     (OnUncordon.RELEASE, False): set(Uncordoned) - {Uncordoned.NO, Uncordoned.FOREIGN},
     (OnUncordon.RELEASE, True): {Uncordoned.PERSON, Uncordoned.AUTOMATION, Uncordoned.UNKNOWN},
-    (OnUncordon.ASK, False): set(),
-    (OnUncordon.ASK, True): {Uncordoned.PERSON},
+    (OnUncordon.CONFIRM, False): set(),
+    (OnUncordon.CONFIRM, True): {Uncordoned.PERSON},
     (OnUncordon.RECORDON, False): set(),
     (OnUncordon.RECORDON, True): set(),
 }

@@ -1,4 +1,4 @@
-"""``drain.ask``, ``scope: gpu`` and ``limits.per_workload`` together, through random failures.
+"""``drain.notice``, ``scope: gpu`` and ``limits.per_workload`` together, through random failures.
 
 Workloads answer, lie or end; reports contradict the kubelet; people stop, resume and release; the
 controller dies at any request. Each eviction is checked as it arrives. Virtual time.
@@ -28,7 +28,7 @@ from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.jobs.gpu_report import GpuReport, PodGpu
 from aggregator.jobs.identity import SHIPPED
 from aggregator.jobs.notice import READY, REQUESTED, never_because, workloads_of
-from aggregator.jobs.settings import AskRules, NoticeWebhook
+from aggregator.jobs.settings import NoticeRules, NoticeWebhook
 from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
 from aggregator.quarantine.drain.pod_waits import InTurn
@@ -113,7 +113,7 @@ class Site:
                 ),
                 EvictionNotices(
                     self.cluster,
-                    rules=AskRules(within=WITHIN),
+                    rules=NoticeRules(within=WITHIN),
                     webhooks=[WebhookRoute(takes, self.webhook)],
                     keys=(),
                     clocks=clocks,
@@ -242,7 +242,7 @@ class Site:
         elif found.state is NoticeState.OVER and self.now < found.deadline_at:
             self.wrong.append(f"{pod.key} before its deadline: {found}")
         elif found.deadline_at > found.sent_at + WITHIN + 0.01:
-            self.wrong.append(f"{pod.key} has more time than drain.ask.within")
+            self.wrong.append(f"{pod.key} has more time than drain.notice.within")
 
     def _check_scope(self, pod: Pod, quarantine: Quarantine, codes: set[str]) -> None:
         began = quarantine.status.drain_started_at or 0.0

@@ -1,4 +1,4 @@
-"""Workloads with ``drain.ask`` over controllers that die: who gets a second notice, who goes early.
+"""Workloads with ``drain.notice`` over controllers that die: second notices, early ends.
 
 Each round is a node with workloads that answer after a save, answer never, or end; its controller
 is killed after a drawn number of calls, and another one goes on. A workload that answers parks at

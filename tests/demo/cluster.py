@@ -68,7 +68,7 @@ def run(*, count: int, once: bool) -> None:
         more = _MORE | {
             "alerts": _alerts(children.folder, alerts.url),
             "limits": _shipped_limits(),
-            "drain": {"ask": {"within": "1m", "webhooks": [_webhook(children.folder, job.url)]}},
+            "drain": {"notice": {"within": "1m", "webhooks": [_webhook(children.folder, job.url)]}},
         }
         stack = Stack(plane, children.folder, more=more, policy=POLICY)
         aggregator = stack.aggregator.start()
@@ -99,7 +99,7 @@ def _run_story(
     sick, guarded, busy, full, *rest = nodes
     events.show_for(pace.first)
     job.node = sick
-    story.job_saves_first(sick, job, "drain.ask")
+    story.job_saves_first(sick, job, "drain.notice")
     events.show_for(pace.between)
     quarantine = f"/apis/sickbay.dev/v1alpha1/quarantines/{sick}"
     story.person_releases(sick, lambda: _delete(plane, quarantine))

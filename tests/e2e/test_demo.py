@@ -189,7 +189,7 @@ def test_the_demo_on_a_real_api_server_tells_its_story_and_leaves_nothing_behind
     assert demo.process.wait(300) == 0, demo.said()
     for text in (
         "export KUBECONFIG=",
-        "its job got a notice (drain.ask), and saved at step",
+        "its job got a notice (drain.notice), and saved at step",
         "evicted training/train",
         "is not evicted: The disruption budget guarded",
         "gpu-00001: drained",

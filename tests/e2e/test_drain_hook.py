@@ -59,7 +59,7 @@ def test_kill_9_around_the_hook_evicts_nobody_before_it_is_done(
     assert stack.taint(node) == "gpu"
     stack.aggregator.kill()
     before = len(asked())
-    assert (stack.quarantine(node) or {})["status"]["preEvict"]["state"] == "Asking"
+    assert (stack.quarantine(node) or {})["status"]["preEvict"]["state"] == "Running"
     stack.aggregator.start().ready()
     stack.until(lambda: len(asked()) > before, "the hook to be asked by the next", timeout_s=60)
     assert accepted_evictions(plane, mark, namespace) == []

@@ -137,7 +137,7 @@ async def test_the_aggregator_cordons_again_under_its_policy(
     aggregator: Path, cluster_space: Space, policies: None
 ) -> None:
     [node] = cluster_space.create_nodes(1)
-    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK))
+    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.CONFIRM))
     async with (
         kube_cluster(aggregator, namespace="sickbay") as kube,
         running_bench(kube, cluster_space, settings=settings) as bench,
@@ -537,7 +537,9 @@ async def test_with_the_policy_that_names_authors_a_persons_uncordon_releases_an
     kube: KubeCluster, cluster_space: Space, authors: None
 ) -> None:
     plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK, trust_uncordoned_by=True))
+    settings = replace(
+        SETTINGS, uncordon=UncordonRules(OnUncordon.CONFIRM, trust_uncordoned_by=True)
+    )
     space = cluster_space.namespace
     plane.create_service_account(space, "kured")
     group = "rbac.authorization.k8s.io"

@@ -24,7 +24,7 @@ from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gangs
 from aggregator.jobs.notice import READY, REQUESTED
-from aggregator.jobs.settings import AskRules
+from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain import drainer as drain_module
@@ -562,7 +562,7 @@ def test_the_pods_grace_and_its_gang_are_read_from_its_spec() -> None:
 def with_notices(kube: KubeCluster, within: float) -> Settings:
     notices = EvictionNotices(
         kube,
-        rules=AskRules(within=within),
+        rules=NoticeRules(within=within),
         webhooks=[],
         keys=(),
         clocks=Clocks(time.monotonic, time.time),

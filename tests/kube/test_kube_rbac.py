@@ -302,7 +302,7 @@ def test_kubectl_get_quarantines_answers_what_people_ask(
     path = "/apis/sickbay.dev/v1alpha1/quarantines"
     control_plane.call("POST", path, made)
     blocker = {"pod": "jobs/a", "reason": "budget llm", "since": "2026-01-01T00:00:00Z"}
-    hook = {"state": "Asking", "askedAt": "2026-01-01T00:00:00Z"}
+    hook = {"state": "Running", "startedAt": "2026-01-01T00:00:00Z"}
     progress = {"podsRemaining": 3, "blockers": [blocker], "preEvict": hook}
     status = {"status": {"phase": "Draining", **progress}}
     control_plane.call("PATCH", f"{path}/{name}/status", status, MERGE_PATCH)

@@ -1,4 +1,4 @@
-"""Webhooks of ``drain.ask`` that misbehave: a real API server, an HTTPS server as a process."""
+"""Webhooks of ``drain.notice`` that misbehave: a real API server, an HTTPS server as a process."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ import pytest
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.hooks.factory import notice_hooks
-from aggregator.jobs.settings import AskRules, NoticeWebhook
+from aggregator.jobs.settings import NoticeRules, NoticeWebhook
 from aggregator.workloads.notices import EvictionNotices, WebhookRoute
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_drain import SETTINGS, aggregator, pod, pods_left, until
@@ -82,7 +82,7 @@ async def test_no_misbehaviour_of_a_webhook_evicts_a_pod_early_or_holds_another(
         await pod(space, node, case, labels={"case": case})
     notices = EvictionNotices(
         kube,
-        rules=AskRules(within=3600),
+        rules=NoticeRules(within=3600),
         webhooks=routes(server, secret, space.namespace),
         keys=(),
         clocks=Clocks(time.monotonic, time.time),

@@ -19,7 +19,7 @@ from aggregator.cluster.port import Quarantine
 from aggregator.ingest import codec as received
 from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.jobs.gpu_report import GpuReport
-from aggregator.jobs.settings import AskRules
+from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.drain.pod_waits import DrainRound, PodWaits
 from aggregator.workloads import eviction_requests
@@ -173,7 +173,7 @@ async def requesting(
     requests = EvictionRequests(bound.objects(""), quarantines, clocks, lambda: True)
     notices = EvictionNotices(
         bound,  # it may annotate no pod
-        rules=AskRules(within=3600),
+        rules=NoticeRules(within=3600),
         webhooks=[],
         keys=(),
         clocks=clocks,
@@ -210,7 +210,7 @@ async def test_a_workload_that_nobody_can_notify_is_evicted_in_seconds(
         await running.quarantine_by_hand(node)
         state, message = await drained(running, node)
         assert state == "Over"
-        assert "has not bound the ClusterRole sickbay-aggregator-ask" in message
+        assert "has not bound the ClusterRole sickbay-aggregator-notice" in message
         assert "does not serve EvictionRequest" in message
 
 
@@ -237,7 +237,7 @@ async def test_eviction_requests_on_the_api_of_kubernetes_and_none_outlives_its_
         plane.create_namespace(name)
     for file in ("crd.yaml", "aggregator-rbac.yaml"):
         plane.apply(DEPLOY / file)
-    role = read_yaml((DEPLOY.parent / "examples" / "ask-rbac.yaml").read_text())
+    role = read_yaml((DEPLOY.parent / "examples" / "notice-rbac.yaml").read_text())
     role["rules"] = [one for one in role["rules"] if one["apiGroups"] == ["lifecycle.k8s.io"]]
     plane.apply(yaml.safe_dump(role) + ROLE_BINDING)
     nodes = space.create_nodes(3)
@@ -332,7 +332,7 @@ async def test_eviction_requests_on_the_api_of_kubernetes_and_none_outlives_its_
 ROLE_BINDING = """---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
-metadata: {name: sickbay-aggregator-ask, namespace: ml}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sickbay-aggregator-ask}
+metadata: {name: sickbay-aggregator-notice, namespace: ml}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sickbay-aggregator-notice}
 subjects: [{kind: ServiceAccount, name: sickbay-aggregator, namespace: sickbay}]
 """

@@ -24,9 +24,9 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.toolchain import NoControlPlane
-from tests.kube.test_ask_examples import EXAMPLES
 from tests.kube.test_coexistence import with_marks
 from tests.kube.test_kube_drain import SETTINGS, aggregator, pods_left, until
+from tests.kube.test_notice_examples import EXAMPLES
 from tests.support.workload_objects import GPUS, WORKLOADS, Site, Workload, defined
 from tests.support.yaml_documents import read_yaml
 

@@ -1,4 +1,4 @@
-"""A controller with ``drain.ask`` over a `World`, and a site's webhook. Virtual time."""
+"""A controller with ``drain.notice`` over a `World`, and a site's webhook. Virtual time."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Guard, GuardRefused
-from aggregator.jobs.settings import AskRules, NoticeWebhook
+from aggregator.jobs.settings import NoticeRules, NoticeWebhook
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
 from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.workloads.eviction_requests import EvictionRequests
@@ -43,17 +43,17 @@ class Webhook:
 def started(
     world: World,
     webhook: Webhook | None = None,
-    rules: AskRules | None = None,
+    rules: NoticeRules | None = None,
     requests: EvictionRequests | None = None,
     **how: Any,
 ) -> Replica:
-    """A controller with ``drain.ask``: another life where the world had one before."""
+    """A controller with ``drain.notice``: another life where the world had one before."""
     cluster = MemoryCluster(world, **how)
     clock = Running()
     takes = NoticeWebhook(match="jobs", url="https://site.example/", secret_file="/s")  # type: ignore[arg-type]
     notices = EvictionNotices(
         cluster,
-        rules=rules or AskRules(within=WITHIN),
+        rules=rules or NoticeRules(within=WITHIN),
         webhooks=[WebhookRoute(takes, webhook)] if webhook is not None else [],
         keys=(),
         clocks=Clocks(clock, clock),

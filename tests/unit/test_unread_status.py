@@ -30,7 +30,7 @@ from aggregator.cluster.unread_status import expect_lossless
 from tests.support.field_values import values, without_operations
 
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79")
-HOOK = HookStatus(HookState.ASKING, asked_at=40.0)
+HOOK = HookStatus(HookState.RUNNING, started_at=40.0)
 STATUS_NOW = QuarantineStatus(Phase.DRAINED, cordoned_at=10.0, drained_at=20.0, pre_evict=HOOK)
 #: A value that no version has in any field: neither a text, a time, a number, a list nor an object.
 UNKNOWN = [{"later": 1}, "later"]

@@ -297,7 +297,7 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
     drain = quarantine_of(node_summary, HANDS.wall)
-    asked = HookStatus(HookState.ASKING, asked_at=HANDS.wall - 60)
+    asked = HookStatus(HookState.RUNNING, started_at=HANDS.wall - 60)
     for hook, said in (
         (asked, "drain.pre_evict is called until it is done"),
         (replace(asked, ended_at=HANDS.wall, message="no Slurm"), "not done in its time"),

@@ -227,7 +227,7 @@ class KubeNodes:
             if error.status == 403:
                 text = (
                     f"{pod.key} may not be annotated: {pod.namespace} has not bound the "
-                    "ClusterRole sickbay-aggregator-ask (deploy/examples/ask-rbac.yaml)"
+                    "ClusterRole sickbay-aggregator-notice (deploy/examples/notice-rbac.yaml)"
                 )
                 raise Refused(text, status=403) from error
             raise

@@ -109,8 +109,8 @@ class StopSwitch:
         the switch can't be read.
         """
         self._refuse()
-        asked_at = self._now()
-        while self._read_at < asked_at - FRESH:
+        requested_at = self._now()
+        while self._read_at < requested_at - FRESH:
             self.begin_check()
             assert self._reading is not None
             await asyncio.shield(self._reading)

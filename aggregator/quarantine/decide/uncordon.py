@@ -53,24 +53,24 @@ class OnUncordon(enum.StrEnum):
 
     RELEASE = "release"
     RECORDON = "recordon"
-    ASK = "ask"
+    CONFIRM = "confirm"
 
 
 @dataclass(frozen=True, slots=True)
 class UncordonRules(SectionDataclass):
     """The section ``release``: the meaning of an uncordon where sickbay set the cordon.
 
-    With `ASK`, evictions wait ``hold_evictions`` (seconds) after an uncordon that does not release
-    the node. ``trust_uncordoned_by``: the admission policy of deploy/examples/uncordoned-by.yaml is
-    applied, and it alone writes `UNCORDONED_BY`.
+    With `CONFIRM`, evictions wait ``hold_evictions`` (seconds) after an uncordon that does not
+    release the node. ``trust_uncordoned_by``: the admission policy of
+    deploy/examples/uncordoned-by.yaml is applied, and it alone writes `UNCORDONED_BY`.
     """
 
-    on_uncordon: Annotated[OnUncordon, Field(strict=False)] = OnUncordon.ASK
-    """The meaning of an uncordon of a cordon that sickbay set: ``ask``, ``recordon`` or
+    on_uncordon: Annotated[OnUncordon, Field(strict=False)] = OnUncordon.CONFIRM
+    """The meaning of an uncordon of a cordon that sickbay set: ``confirm``, ``recordon`` or
     ``release``. See uncordon (docs/release.md#uncordon).
     """
     hold_evictions: Annotated[Duration, Field(ge=0)] = 3600.0
-    """With ``ask``: after an uncordon that is no release, evictions of that node wait this long."""
+    """With ``confirm``: after an uncordon that is no release, its evictions wait this long."""
     trust_uncordoned_by: bool = False
     """``deploy/examples/uncordoned-by.yaml`` is applied, so that ``sickbay.dev/uncordoned-by``
     names who uncordoned a node.
@@ -115,7 +115,7 @@ def is_release(whose: Uncordoned, quarantine: Quarantine, rules: UncordonRules) 
     if rules.on_uncordon is OnUncordon.RELEASE:
         return True
     told = whose is Uncordoned.PERSON and rules.trust_uncordoned_by
-    return told and rules.on_uncordon is OnUncordon.ASK
+    return told and rules.on_uncordon is OnUncordon.CONFIRM
 
 
 def recordon_due(status: QuarantineStatus, wall: float) -> float:
@@ -161,7 +161,7 @@ def after_uncordon(
     count = 1 if quiet else min(status.recordons, MOST_RECORDONS) + 1
     automated = rules.trust_uncordoned_by and whose in (Uncordoned.AUTOMATION, Uncordoned.NODE)
     waits = (
-        rules.on_uncordon is OnUncordon.ASK
+        rules.on_uncordon is OnUncordon.CONFIRM
         and not (automated or whose is Uncordoned.FOREIGN)
         and count <= MOST_RECORDONS
     )

@@ -437,10 +437,10 @@ class Drainer:
         """
         if self._has_begun(node_state):
             return float("-inf") if still() else None
-        asked_at = self._acts.clocks.now()
+        requested_at = self._acts.clocks.now()
         node = await self._cluster.read_node(node_state.node, background=True)
         node_state.take_node(node)
-        node_state.work.note_poll(asked_at)  # it shows all that a poll at once would show
+        node_state.work.note_poll(requested_at)  # it shows all that a poll at once would show
         change = exclude_change(node) if node is not None and self._off_balancers else None
         quarantine = node_state.quarantine
         if change is not None or quarantine is None or quarantine.status.phase is Phase.DRAINING:
@@ -455,10 +455,10 @@ class Drainer:
             node_state.take_node(node)
         self._memory(node_state).not_ready = NotReady.of(node)
         if quarantine.status.phase is Phase.DRAINING:
-            return asked_at
+            return requested_at
         applied = read_applied(node) or quarantine.status.applied
         await self._write_begin(node_state, quarantine, replace(quarantine.status, applied=applied))
-        return asked_at
+        return requested_at
 
     def _has_begun(self, node_state: NodeState) -> bool:
         """Whether the begin was just written with the marks; a second run reads the node first."""

@@ -84,7 +84,7 @@ class HookRunner:
     def is_due(self, status: QuarantineStatus) -> bool:
         """Whether the hook before the evictions has to be called (again)."""
         known = status.pre_evict
-        unfinished = known is None or known.state is HookState.ASKING
+        unfinished = known is None or known.state is HookState.RUNNING
         return self._rules.pre_evict is not None and unfinished
 
     async def before_evictions(self, node_state: NodeState, still: Still) -> bool:
@@ -93,10 +93,10 @@ class HookRunner:
         if hook is None or quarantine is None:
             return quarantine is not None
         known = quarantine.status.pre_evict
-        if known is not None and known.state is not HookState.ASKING:
+        if known is not None and known.state is not HookState.RUNNING:
             return True
         if known is None:
-            known = HookStatus(HookState.ASKING, asked_at=round(self._acts.clocks.latest(), 3))
+            known = HookStatus(HookState.RUNNING, started_at=round(self._acts.clocks.latest(), 3))
             await self._write(
                 node_state, known, "drain.pre_evict is called; the drain waits for it"
             )
@@ -108,7 +108,7 @@ class HookRunner:
         calls, written_at = 0, self._acts.clocks.now()
         limit = self._rules.pre_evict_timeout
         while still():
-            left = max(0.0, known.asked_at + limit - self._acts.clocks.earliest())
+            left = max(0.0, known.started_at + limit - self._acts.clocks.earliest())
             answer = await self._call_once(node_state, hook, left, still)
             if answer is None:
                 return False
@@ -119,7 +119,7 @@ class HookRunner:
                 self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
             text = f"{answer.said.value}: {answer.text}".rstrip(": ")
-            late = self._acts.clocks.earliest() >= known.asked_at + limit
+            late = self._acts.clocks.earliest() >= known.started_at + limit
             if late and self._rules.go_on:
                 await self._end(
                     node_state, HookState.GIVEN_UP, known, text, self._acts.words.draining

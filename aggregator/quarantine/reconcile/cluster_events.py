@@ -374,7 +374,7 @@ class ClusterEventHandler:
         Returns whether they could be listed. The list may be a little old: where it differs from
         what is known, the node is read.
         """
-        asked_at = self._clocks.now()
+        requested_at = self._clocks.now()
         self.listing_nodes = True
         try:
             nodes = await self._cluster.list_nodes()
@@ -389,7 +389,7 @@ class ClusterEventHandler:
         self._registry.listed(nodes)
         for count, meta in enumerate(nodes, 1):
             self._trackers.network.place(meta)
-            self._node_listed(self._registry.node_state(meta.name), meta, asked_at)
+            self._node_listed(self._registry.node_state(meta.name), meta, requested_at)
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
         self._trackers.network.listed()
@@ -400,7 +400,7 @@ class ClusterEventHandler:
                 self._forget(node_state)
             elif self._is_unlisted(node_state):
                 self._queue.add_for_read(node_state)
-        self.listed_at = asked_at
+        self.listed_at = requested_at
         return True
 
     def _is_unlisted(self, node_state: NodeState) -> bool:
@@ -447,14 +447,14 @@ class ClusterEventHandler:
         known = node_state.cluster.meta is not None or self._cluster.lists_all
         return known and self._clocks.now() - node_state.agent.last_seen >= FORGOTTEN_AFTER
 
-    def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
+    def _take_listed(self, node_state: NodeState, meta: NodeMeta, requested_at: float) -> None:
         view = node_state.cluster
         if self._queue.holds_lease():
             _log_unreadable(meta, view.meta, self._cluster.words)
         moved = self._pools.is_other_place(view.labels, meta.labels)
-        is_older = view.read_at is not None and view.read_at > asked_at
+        is_older = view.read_at is not None and view.read_at > requested_at
         # A list from before our marks does not have them; what the watch shows since counts.
-        marked = is_marked(meta) or (view.marked and view.marked_at > asked_at)
+        marked = is_marked(meta) or (view.marked and view.marked_at > requested_at)
         if view.read_at is not None and marked != view.marked:
             # The list may be older than our own last write, and no event would correct that.
             node_state.work.request_read()
@@ -465,11 +465,11 @@ class ClusterEventHandler:
             self._queue.evaluate(node_state)  # its mode may be another
 
     def _node_listed(
-        self, node_state: NodeState, meta: NodeMeta, asked_at: float = math.inf
+        self, node_state: NodeState, meta: NodeMeta, requested_at: float = math.inf
     ) -> None:
-        """``asked_at``: when the list was requested (monotonic seconds); later reads are newer."""
+        """``requested_at``: when the list began (monotonic seconds); later reads are newer."""
         before = node_state.cluster.meta
-        self._take_listed(node_state, meta, asked_at)
+        self._take_listed(node_state, meta, requested_at)
         if node_state.cluster.maintained and before is not None and before.labels != meta.labels:
             node_state.work.request_read()  # another party's label may be gone
         self._trackers.causes.receive_symptoms(node_state)  # its labels may have changed

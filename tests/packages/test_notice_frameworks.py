@@ -1,4 +1,4 @@
-"""The examples of drain.ask with the frameworks themselves: Debian's PyTorch, and Ray of PyPI."""
+"""Examples of drain.notice with the frameworks themselves: Debian's PyTorch, and Ray of PyPI."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import yaml
 from tests.controlplane.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "deploy" / "examples" / "ask"
+EXAMPLES = ROOT / "deploy" / "examples" / "notice"
 RAY = ROOT / "build" / "ray-env" / "bin"
 #: Debian's, which has PyTorch.
 PYTHON = "/usr/bin/python3"

@@ -1,4 +1,4 @@
-"""deploy/examples/ask on a real API server: its objects, its rights, and its scripts as processes.
+"""deploy/examples/notice on a real API server: objects, rights, and scripts as processes.
 
 The frameworks are stand-ins: a trainer, torchrun with two ranks and a torch of this test, the `ray`
 command, and vLLM's metrics. The kubelet's file of annotations is written from the real pod.
@@ -27,7 +27,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_drain import aggregator, until, with_notices
 from tests.support.yaml_documents import read_yaml
 
-EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples" / "ask"
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples" / "notice"
 LEFT_WORK = 75
 TRAINER = """
 import signal, sys, time

@@ -1,4 +1,4 @@
-"""Acts once this pod has the notice of an eviction (drain.ask). No package is needed.
+"""Acts once this pod has the notice of an eviction (drain.notice). No package is needed.
 
     on_eviction_notice.py --signal USR1 train.py    signals the oldest process of this name
     on_eviction_notice.py --answer COMMAND...       answers once the command has ended with 0

@@ -1,4 +1,4 @@
-"""A loop under torchrun that leaves at a notice of drain.ask; replace `train` and `save`."""
+"""A loop under torchrun that leaves at a notice of drain.notice; replace `train` and `save`."""
 
 import os
 import sys
