@@ -125,7 +125,7 @@ docs-serve: docs ## The same, served on 127.0.0.1:8000
 
 # -- the demo and the tests ----------------------------------------------------------
 .PHONY: demo
-demo: env ## This machine's agent beside simulated nodes, a fault injected while you look
+demo: env ## This machine's agent next to simulated nodes, and injected faults
 	@exec $(BIN)/sickbay demo $(DEMO_OPTIONS)
 
 .PHONY: demo-cluster

@@ -33,17 +33,17 @@ _CLEARS = {
 _CAUSE = "Mend what they share; no node is quarantined for it. "
 _CAUSES = {
     "check": _CAUSE + "If the check itself is wrong, turn it off or mend its rule.",
-    "target": _CAUSE + "Look at the target first, then at the way to it.",
-    "place": _CAUSE + "Look at the switch, power and cooling of the place.",
+    "target": _CAUSE + "Check the target first, then the way to it.",
+    "place": _CAUSE + "Check the switch, power and cooling of the place.",
     "version": _CAUSE + "Stop the rollout, or roll it back.",
-    "agents": "Silence is no fault. Look at the aggregator, the network between, certificates, and "
+    "agents": "Silence is no fault. Check the aggregator, the network between, certificates, and "
     "whether the agents run.",
     "network": "Mend what the nodes share: the rack's switch or gateway, the target, the link "
-    "between two halves. docs/network.md says how it was told.",
+    "between two halves. docs/network.md explains how it was found.",
 }
 _POOL_FULL = (
     "This pool has lost as many nodes as its own limit allows. Repair or release some of them, or "
-    "look for what they share."
+    "find what they share."
 )
 #: In these texts {how} is replaced by the options, {nodes} and {record} by words of the cluster.
 _SHARED = "Find the common cause with sickbay status, and mend what the nodes share."
@@ -61,13 +61,13 @@ HOLDS = {
     "evidence ends by that.",
     "limits.fabric_hold": "Wait: in seconds it is clear whether other nodes of its NVLink fabric "
     "show the same.",
-    "limits.cooldown": "Wait, and look for what the nodes that tripped it share.",
+    "limits.cooldown": "Wait, and find what the nodes that tripped it share.",
     "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
     "limits.new_per_window": _RATE,
     "limits.new_per_window_percent": _RATE,
     "record": "Wait 15 seconds: it is rebuilt by itself. If the hold returns, find the program "
     "that writes to {record}.",
-    "installation": "Look at the other installation of sickbay, which has this node in quarantine. "
+    "installation": "Check the other installation of sickbay, which has this node in quarantine. "
     "Two that both act are seldom intended.",
     UNREAD_STATUS: "Run the version of sickbay that wrote the Quarantine on every replica. Before "
     "a release read sickbay repair NODE: a repair may be under way.",
@@ -79,20 +79,20 @@ HOLDS = {
     "fall ill at once, suspect a common cause first; else raise limits.concurrent.",
     "limits.concurrent_percent": "Repair or release nodes in quarantine (sickbay quarantines). If "
     "many fall ill at once, suspect a common cause first.",
-    "no-node": "The agent speaks for a node that {nodes} does not have: end it if the "
+    "no-node": "The agent reports for a node that {nodes} does not have: end it if the "
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "
-    "looked at again.",
+    "read again.",
     "stale-mark": "Find out whether that tool is still at work on the node, and remove its mark if "
     "not. maintenance.on_stale: act ignores stale marks.",
     "pools": "The node's labels are read again soon. If this stays, compare the replicas' "
     "configurations.",
     "pools.limits.concurrent": _POOL_FULL,
     "pools.limits.concurrent_percent": _POOL_FULL,
-    "pools.limits.new_per_window": "The pool cools down now, the others go on: look for what the "
+    "pools.limits.new_per_window": "The pool cools down now, the others go on: find what the "
     "nodes that were just admitted share.",
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
-    "them, or look for what they share.",
+    "them, or find what they share.",
 }
 
 
@@ -156,7 +156,7 @@ def for_hold(
     """The step that lifts a hold. ``mode`` is the node's."""
     text = lift(hold.limit, how, words)
     if not text:
-        return f"Look at {hold.limit} in the aggregator's configuration."
+        return f"Check {hold.limit} in the aggregator's configuration."
     passed = _PASSED_BY_HAND.get(hold.limit, "")
     if not passed or mode == "observe":
         return text
@@ -244,7 +244,7 @@ def for_quarantine(
         if hook.ended_at:
             return (
                 "drain.pre_evict was not done in its time, and the drain waits until it is. See "
-                f"to what it says; or give the node back: sickbay release {node}{how}"
+                f"to its message; or give the node back: sickbay release {node}{how}"
             )
         return "No step is needed yet: drain.pre_evict is called until it is done."
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):

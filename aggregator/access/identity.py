@@ -78,6 +78,6 @@ def unavailable(error: Exception) -> AccessRefused:
     return AccessRefused(
         503,
         "api_unavailable",
-        f"the API server can't be asked whether you may see this: {error}",
-        "Try again later. `sickbay` and `kubectl` with a kubeconfig ask the API server themselves.",
+        f"the API server can't answer whether you may see this: {error}",
+        "Try again later. `sickbay` and `kubectl` with a kubeconfig use the API server directly.",
     )

@@ -64,7 +64,7 @@ POD_KINDS = frozenset({EventKind.JOB_STOPPED, EventKind.BLOCKED, EventKind.FORCE
 GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
 
 #: Holds that need no alert of their own: the fleet's alert reports them, or they last for seconds.
-_TOLD_OTHERWISE = frozenset({"limits.cooldown", "limits.fabric_hold", "record"})
+_REPORTED_OTHERWISE = frozenset({"limits.cooldown", "limits.fabric_hold", "record"})
 
 MAX_TEXT = 4_000
 MAX_DETAILS = 32
@@ -162,7 +162,7 @@ def alert_of(transition: Transition) -> Alert | None:
     """
     kind = transition.kind
     action = transition.details.get("action", "")
-    elsewhere = transition.details.get("limit", "") in _TOLD_OTHERWISE
+    elsewhere = transition.details.get("limit", "") in _REPORTED_OTHERWISE
     if kind in (EventKind.INCIDENT_OPENED, EventKind.HELD) and (
         elsewhere or "cause" in transition.details
     ):

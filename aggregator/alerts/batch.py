@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from aggregator.alerts.alert import GROUPED, Alert, AlertState, NodeDecision, Resolution, ended
 from aggregator.alerts.alert_codec import decode_alert, encode_alert
-from aggregator.alerts.tables import groups, lasting, pending, told
+from aggregator.alerts.tables import groups, lasting, pending, reported
 
 #: Seconds after which an alert that lasts is forgotten: its end is not sent any more.
 LASTS_AT_MOST = 60 * 86400.0
@@ -63,8 +63,8 @@ class Batch:
         self._known = {
             row.topic: row
             for row in (
-                *_rows(db, told, told.c.topic, topics),
-                *_rows(db, told, told.c.node, nodes),
+                *_rows(db, reported, reported.c.topic, topics),
+                *_rows(db, reported, reported.c.node, nodes),
             )
         }
         self._forgotten: set[str] = set()
@@ -154,9 +154,9 @@ class Batch:
     def write(self) -> None:
         db = self._db
         for some in chunks(sorted(self._forgotten)):
-            db.execute(sa.delete(told).where(told.c.topic.in_(some)))
+            db.execute(sa.delete(reported).where(reported.c.topic.in_(some)))
         if self._reported:
-            db.execute(sa.insert(told), list(self._reported.values()))
+            db.execute(sa.insert(reported), list(self._reported.values()))
         dropped = set(self._dropped)
         queue = [row for row in self._queue if (row["route"], row["firing"]) not in dropped]
         begun = [row for key, row in self._begun.items() if key not in dropped]

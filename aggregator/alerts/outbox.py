@@ -22,7 +22,7 @@ from aggregator.alerts.composition import (
     due_rows,
 )
 from aggregator.alerts.store import OutboxError, OutboxStore
-from aggregator.alerts.tables import dead, deliveries, lasting, pending, told
+from aggregator.alerts.tables import dead, deliveries, lasting, pending, reported
 
 __all__ = [
     "AlertHold",
@@ -74,9 +74,9 @@ class AlertOutbox:
         """Make durable. Returns how many alerts were new, and how many old ones were dropped."""
 
         def work(db: sa.Connection) -> tuple[int, int]:
-            db.execute(sa.delete(told).where(told.c.at < now - SAME_WITHIN))
+            db.execute(sa.delete(reported).where(reported.c.at < now - SAME_WITHIN))
             # A clock that was set back must not silence repeated alerts until it has caught up.
-            db.execute(sa.update(told).where(told.c.at > now).values(at=now))
+            db.execute(sa.update(reported).where(reported.c.at > now).values(at=now))
             batch = Batch(db, items, now)
             for item in items:
                 batch.take(item)

@@ -104,7 +104,7 @@ class RouteSender:
         if expired:
             self.tally.dead += expired
             log.error(
-                "alerts are too old to be told",
+                "alerts are too old to be sent",
                 extra={"event": "alerts.expired", "route": self._target.name, "alerts": expired},
             )
         found = await self._thread.run(

@@ -21,8 +21,8 @@ from aggregator.alerts.tables import (
     lasting,
     metadata,
     pending,
+    reported,
     schema,
-    told,
 )
 from aggregator.runtime.database import Engine
 from aggregator.runtime.sqlite_format import OUTBOX, is_of_no_release, of_no_release
@@ -196,7 +196,7 @@ class SharedStore:
 
 
 #: Tables whose rows are moved: the times of groups' last deliveries are of no use elsewhere.
-_MOVED = (pending, deliveries, dead, told, lasting)
+_MOVED = (pending, deliveries, dead, reported, lasting)
 
 
 def _move(file: Path, connection: sa.Connection) -> None:

@@ -67,16 +67,16 @@ dead = sa.Table(
 )
 
 #: Alerts that are not sent again for some hours, unless they end.
-told = sa.Table(
-    "alert_told",
+reported = sa.Table(
+    "alert_reported",
     metadata,
     sa.Column("topic", sa.Text, primary_key=True),
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("node", sa.Text, nullable=False),
     sa.Column("incident", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
-    sa.Index("alert_told_node", "node"),
-    sa.Index("alert_told_at", "at"),
+    sa.Index("alert_reported_node", "node"),
+    sa.Index("alert_reported_at", "at"),
 )
 
 #: Alerts that last, for each route that reports their end. ``delivery`` announced it;

@@ -102,7 +102,7 @@ class Rounds:
     def record(self, test: GroupTest, outcome: GroupOutcome) -> None:
         """Take the outcome of a test of the current round."""
         if test not in self._round or test in self._outcomes:
-            raise ValueError(f"test {test.number} is not one that was asked for")
+            raise ValueError(f"test {test.number} was not requested")
         self._outcomes[test] = outcome
         if len(self._outcomes) == len(self._round):
             self._finish_round()

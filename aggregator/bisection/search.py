@@ -52,7 +52,7 @@ class Bisection:
         self._domains = domains or {}
         self._group = in_order(nodes, self._domains)
         if len(self._group) < 2:
-            raise ValueError("a group has two nodes or more: one alone says nothing of the fabric")
+            raise ValueError("a group has two nodes or more: one alone does not test the fabric")
         self._limits = limits or SearchLimits()
         self._whole: GroupOutcome | None = None
         self._suspects: list[Suspect] = []
@@ -122,7 +122,7 @@ class Bisection:
             rest = tuple(node for node in self._group if node not in self._left_out)
             if len(rest) < 2 or rest == self._group:
                 return
-            ended = yield Together(rest, "all except those that something speaks against")
+            ended = yield Together(rest, "all except those that evidence accuses")
             self._rest_passed = {_PASSED: True, _FAILED: False}.get(ended.outcome)
             if ended.outcome is not _FAILED:
                 return

@@ -103,7 +103,7 @@ KUBERNETES = ClusterWords(
     not_moved="{one} is not evicted: {reason}",
     blockers_title="Pods that may not be evicted now",
     blocked="Waiting for {count} that may not be evicted now. Ask their owners, or let the budget "
-    "heal; pods are deleted by force only where drain.namespaces says so.",
+    "heal; pods are deleted by force only where drain.namespaces sets it.",
     drain_question="A drain evicts the pods of {node}, and their work is lost. Go on?",
     stopped="No new quarantine and no eviction; releases go on.",
     taken_out="uncordoned at {at}",

@@ -12,21 +12,21 @@ from aggregator.events import EventSink, Transition
 log = logging.getLogger("sickbay.app")
 
 #: Sinks receive events after a quiet pause of this length (seconds), at the latest after
-#: _TOLD_WITHIN.
-_TOLD_AFTER = 0.05
-_TOLD_WITHIN = 2.0
+#: _DELIVERED_WITHIN.
+_QUIET_FOR = 0.05
+_DELIVERED_WITHIN = 2.0
 #: In a storm this many at a time, a few milliseconds' work, and then a pause (seconds).
-_TOLD_AT_ONCE = 16
-_TOLD_EVERY = 0.005
+_AT_ONCE = 16
+_PAUSE = 0.005
 #: Bytes of waiting events; beyond them events caused by agents are dropped, and sickbay's own kept.
-_MOST_UNTOLD = 64 * 1024 * 1024
+_MOST_UNDELIVERED = 64 * 1024 * 1024
 
 
 class EventBus:
     """One event sink made of several: the log, history, alerts, the page.
 
     They receive events a moment later, in order: the code that acts on a fault goes first, because
-    each millisecond counts there. Under load they receive them after `_TOLD_WITHIN`. `flush`
+    each millisecond counts there. Under load they receive them after `_DELIVERED_WITHIN`. `flush`
     delivers the rest.
     """
 
@@ -35,7 +35,7 @@ class EventBus:
         ledgers: Sequence[EventSink],
         *,
         for_people: Callable[[str, str], str] = lambda _node, text: text,
-        most_bytes: int = _MOST_UNTOLD,
+        most_bytes: int = _MOST_UNDELIVERED,
     ) -> None:
         """``for_people``: the text about a node as people read it, with GPUs by their slots."""
         self._ledgers = ledgers
@@ -56,7 +56,7 @@ class EventBus:
                 self._lose()
                 continue
             if not self._undelivered:
-                loop.call_later(_TOLD_AFTER, self._deliver_some)
+                loop.call_later(_QUIET_FOR, self._deliver_some)
             self._bytes += size
             self._undelivered.append((loop.time(), one))
 
@@ -67,7 +67,7 @@ class EventBus:
     def _lose(self) -> None:
         if not self.lost:
             log.error(
-                "too many transitions wait to be told; transitions that agents cause are left out",
+                "too many transitions wait; transitions that agents cause are left out",
                 extra={"event": "transitions.dropped"},
             )
         self.lost += 1
@@ -78,22 +78,22 @@ class EventBus:
         self.notify_sinks(transition)
 
     def _deliver_some(self) -> None:
-        """Deliver the events that are due, and look again while any are left."""
+        """Deliver the events that are due, and again while any are left."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        quiet = bool(self._undelivered) and now - self._undelivered[-1][0] >= _TOLD_AFTER
+        quiet = bool(self._undelivered) and now - self._undelivered[-1][0] >= _QUIET_FOR
         try:
-            for _ in range(_TOLD_AT_ONCE):
+            for _ in range(_AT_ONCE):
                 if not self._undelivered or not (
-                    quiet or now - self._undelivered[0][0] >= _TOLD_WITHIN
+                    quiet or now - self._undelivered[0][0] >= _DELIVERED_WITHIN
                 ):
                     break
                 self._deliver_next()
         finally:
             if self._undelivered:
-                due = self._undelivered[0][0] + _TOLD_WITHIN
-                calm = self._undelivered[-1][0] + _TOLD_AFTER
-                loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._deliver_some)
+                due = self._undelivered[0][0] + _DELIVERED_WITHIN
+                calm = self._undelivered[-1][0] + _QUIET_FOR
+                loop.call_later(max(_PAUSE, min(due, calm) - now), self._deliver_some)
 
     def notify_sinks(self, transition: Transition) -> None:
         summary = self._for_people(transition.node, transition.summary)

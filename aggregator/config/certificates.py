@@ -56,11 +56,11 @@ def cross_field_errors(
         text = 'the authority is kept in Kubernetes, and cluster.kind is not "kubernetes"; '
         yield automatic, text + "expected listen.tls with certificates of your own"
     if certificates.automatic and tls:
-        yield automatic, "given beside listen.tls; expected one of them"
+        yield automatic, "given next to listen.tls; expected one of them"
     if makes and ca_file:
         text = (
             "given, and the aggregator makes its certificates itself (certificates.automatic); "
-            "expected listen.tls beside it, or no replicas.ca_file"
+            "expected listen.tls too, or no replicas.ca_file"
         )
         yield ("replicas", "ca_file"), text
     # The next authority is made when a third of its lifetime is left.

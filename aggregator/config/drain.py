@@ -102,7 +102,7 @@ def _times(one: NamespaceRule, key: Key) -> Iterator[tuple[Key, str]]:
         )
         yield (*key, "wait"), text
     if one.wait is None and one.policy is Leave.WAIT:
-        yield key, 'policy "wait" does not say how long; expected wait, such as "2h"'
+        yield key, 'policy "wait" has no time; expected wait, such as "2h"'
     if one.force_after is not None and one.policy is not Leave.FORCE:
         text = f'no pod is deleted by force under policy "{one.policy}"; expected policy "force"'
         yield (*key, "force_after"), text

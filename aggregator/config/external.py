@@ -100,9 +100,9 @@ def _outcome_errors(outcome: OutcomeSection, key: Key) -> Iterator[tuple[Key, st
         given = "condition and field" if outcome.condition else "no condition and no field"
         yield key, f"has {given}; expected one of them"
     if outcome.field and not outcome.equals:
-        yield key, "has a field without a value; expected equals beside it"
+        yield key, "has a field without a value; expected equals too"
     if outcome.equals and not outcome.field:
-        yield (*key, "equals"), "is about a field; expected field beside it"
+        yield (*key, "equals"), "is about a field; expected field too"
 
 
 def _template_errors(template: Mapping[str, Any], key: Key) -> Iterator[tuple[Key, str]]:

@@ -271,7 +271,7 @@ def cross_field_errors(
         if kind == TEST:
             for name in set(one.providers) - set(_TESTS):
                 known = f"{', '.join(_TESTS[:-1])} or {_TESTS[-1]}"
-                yield (*key, name), f"can tell no verdict about the node; expected {known}"
+                yield (*key, name), f"can give no verdict about the node; expected {known}"
         else:
             yield from _repair_errors(one, key)
         yield from _object_errors(one, key, kubernetes=kubernetes, namespace=namespace)
@@ -294,7 +294,7 @@ def cross_field_errors(
 def _command_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
     for name in ("cancel", "idempotent"):
         if getattr(one, name) and not one.command:
-            yield (*key, name), "is about a command; expected command beside it"
+            yield (*key, name), "is about a command; expected command too"
     if one.command and one.call_timeout > one.timeout:
         text = f'is longer than timeout; expected at most "{span(one.timeout)}"'
         yield (*key, "call_timeout"), f'"{span(one.call_timeout)}" {text}'
@@ -408,7 +408,7 @@ def _object_errors(
         if name in _REPLACES and one.kind not in (REPLACE, TEST):
             yield (*key, name), f"replaces the machine; expected it under {REPLACE}"
     if one.management_kubeconfig is not None and not one.cluster_api:
-        text = "is about Machines; expected cluster_api: true beside it"
+        text = "is about Machines; expected cluster_api: true too"
         yield (*key, "management_kubeconfig"), text
     if one.job is not None:
         yield from job_errors(one.job, (*key, "job"), namespace)

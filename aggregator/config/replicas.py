@@ -108,7 +108,7 @@ def cross_field_errors(
         )
         yield key, text
     if replicas.domain and replicas.address:
-        yield key, "given beside replicas.address; expected one of them"
+        yield key, "given next to replicas.address; expected one of them"
     elif replicas.domain and port_of(grpc) is None:
         yield key, f'listen.grpc "{grpc}" has no port that others could know; expected "HOST:PORT"'
     if not replicas.page and port_of(web) is None:
@@ -120,4 +120,4 @@ def cross_field_errors(
         text = "not given; expected the CA file that verifies listen.tls.cert_file"
         yield ("replicas", "ca_file"), text
     if not tls and not (replicas.address and is_loopback(replicas.address)):
-        yield key, "replicas speak without TLS on one machine only; expected listen.tls"
+        yield key, "without TLS replicas are on one machine only; expected listen.tls"

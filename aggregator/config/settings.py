@@ -172,7 +172,7 @@ class TlsConfig(Section):
     """The certificate of both listeners (PEM, with its chain). Read again when it changes. An
     expired certificate makes the aggregator not ready. Without ``tls`` the aggregator makes
     certificates itself (docs/certificates.md), if it runs on Kubernetes and other machines can
-    reach a listener; else the listeners speak plaintext, and only on loopback or a unix socket.
+    reach a listener; else the listeners are plaintext, and only on loopback or a unix socket.
     """
     key_file: OrdinaryPath
     """Its key (PEM, no passphrase)."""
@@ -188,7 +188,7 @@ class ListenConfig(Section):
     web: Address = "0.0.0.0:8080"
     """The page, the JSON API, the metrics."""
     hosts: Annotated[tuple[HostName, ...], Field(strict=False)] = ()
-    """Names by which people request the page, for one that speaks plaintext on loopback. Other
+    """Names by which people request the page, for a plaintext listener on loopback. Other
     names than these and ``localhost`` get 421; addresses are always answered.
     """
     tls: TlsConfig | None = None
@@ -591,8 +591,9 @@ def _unprovable(config: Config) -> Iterator[_Finding]:
         is_loopback(listen.grpc) or listen.insecure_plaintext
     ):
         text = (
-            f'"{kind}" lets every client that reaches "{listen.grpc}" speak for any node; expected '
-            '"token" or "certificate", listen.grpc on loopback, or listen.insecure_plaintext: true'
+            f'"{kind}" lets every client that reaches "{listen.grpc}" report for any node; '
+            'expected "token" or "certificate", listen.grpc on loopback, or '
+            "listen.insecure_plaintext: true"
         )
         yield _finding(key, text, "listen")
 

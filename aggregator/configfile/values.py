@@ -212,7 +212,7 @@ def _postgresql_url(value: object, expected: str) -> str:
     except ValueError:
         raise refuse("this is no URL", expected) from None
     if parts.scheme != POSTGRESQL:
-        raise refuse(f'"{parts.scheme}" is not spoken here', f'"{POSTGRESQL}"')
+        raise refuse(f'"{parts.scheme}" is not known here', f'"{POSTGRESQL}"')
     if parts.password is not None:
         what = "a password in the configuration is shown to every reader of it"
         raise refuse(what, "password_file in this section, and no password here")

@@ -94,12 +94,12 @@ class EventPoller:
         self.seen += fresh
         _show(fresh)
 
-    def until(self, what: Callable[[], Any], told: str, *, within: float = 30.0) -> Any:
+    def until(self, what: Callable[[], Any], text: str, *, within: float = 30.0) -> Any:
         """Poll until ``what`` is true, and return that. Raises NotSeen."""
         deadline = time.monotonic() + within
         while not (found := what()):
             if time.monotonic() > deadline:
-                raise NotSeen(f"not seen within {within:g} s: {told}")
+                raise NotSeen(f"not seen within {within:g} s: {text}")
             self.poll()
             time.sleep(_PAUSE)
         return found

@@ -153,7 +153,7 @@ def _introduce_fleet(events: EventPoller, node: str, config: Path, count: int) -
 
     events.until(attached, f"{count + 1} nodes attached")
     note(f"{count + 1} nodes are attached: {count} simulated, and this machine")
-    headline("what this machine's own agent says: sickbay-agent check")
+    headline("what this machine's own agent reports: sickbay-agent check")
     shown = _settled(events, node, config)
     for line in shown.splitlines():
         print_line(f"             {line}".rstrip())
@@ -161,12 +161,12 @@ def _introduce_fleet(events: EventPoller, node: str, config: Path, count: int) -
 
 def _settled(events: EventPoller, node: str, config: Path) -> str:
     """The table, when each check has run once: no result has come in for a second."""
-    looks: list[list[tuple[str, ...]]] = []
+    results: list[list[tuple[str, ...]]] = []
 
     def same() -> bool:
-        looks.append(_results(events, node))
+        results.append(_results(events, node))
         events.show_for(0.5)
-        return len(looks) > 3 and looks[-1] == looks[-3] != []
+        return len(results) > 3 and results[-1] == results[-3] != []
 
     line: list[str | Path] = [BIN / "sickbay-agent", "check", "--config", config]
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
 from aggregator.events import Transition
-from aggregator.history.dedup import TELLING, Told, is_level, without_repeats
+from aggregator.history.dedup import DECIDING, Reported, is_level, without_repeats
 from aggregator.history.engine import DatabaseCredentials, HistoryError
 from aggregator.history.migrate import RETAINING
 from aggregator.history.row_codec import SPREAD, from_row, incident_text, node_text
@@ -296,19 +296,19 @@ def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dic
     ]
 
 
-def _recent_states(connection: sa.Connection, incidents: Sequence[str]) -> Told:
+def _recent_states(connection: sa.Connection, incidents: Sequence[str]) -> Reported:
     """The recent states of these incidents, oldest first."""
     table = transitions.c
     query = (
         sa.select(transitions)
         .where(
             table.incident.in_(incidents),
-            table.kind.in_([kind.value for kind in TELLING]),
+            table.kind.in_([kind.value for kind in DECIDING]),
         )
         .order_by(table.at.desc(), table.id.desc())
         .limit(_OF_ONE * len(incidents))
     )
-    states: Told = defaultdict(list)
+    states: Reported = defaultdict(list)
     for row in reversed(connection.execute(query).mappings().all()):
         one = from_row(dict(row))
         if one is not None:

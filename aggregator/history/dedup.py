@@ -35,9 +35,9 @@ _ASPECTS: Mapping[EventKind, frozenset[EventKind]] = {
     ),
 }
 #: The kinds that decide whether another is a repeat.
-TELLING = frozenset(_ASPECTS) | frozenset().union(*_ASPECTS.values())
+DECIDING = frozenset(_ASPECTS) | frozenset().union(*_ASPECTS.values())
 
-Told = dict[tuple[str, str], list[Transition]]
+Reported = dict[tuple[str, str], list[Transition]]
 
 
 def is_level(transition: Transition) -> bool:
@@ -45,18 +45,20 @@ def is_level(transition: Transition) -> bool:
     return transition.kind in _ASPECTS and bool(transition.incident)
 
 
-def without_repeats(past: Iterable[Transition], told: Told | None = None) -> list[Transition]:
-    """``past``, oldest first, without repeats; ``told`` has the transitions before it.
+def without_repeats(
+    past: Iterable[Transition], reported: Reported | None = None
+) -> list[Transition]:
+    """``past``, oldest first, without repeats; ``reported`` has the transitions before it.
 
-    ``told`` is by (node, incident), oldest first, and is added to.
+    ``reported`` is by (node, incident), oldest first, and is added to.
     """
-    told = {} if told is None else told
+    reported = {} if reported is None else reported
     kept = []
     for one in past:
-        if one.kind not in TELLING or not one.incident:
+        if one.kind not in DECIDING or not one.incident:
             kept.append(one)
             continue
-        before = told.setdefault((one.node, one.incident), [])
+        before = reported.setdefault((one.node, one.incident), [])
         if is_level(one) and _is_repeat(one, before):
             continue
         before.append(one)

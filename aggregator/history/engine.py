@@ -30,7 +30,7 @@ class DatabaseCredentials(SectionDataclass):
     name.
     """
     insecure_plaintext: bool = False
-    """PostgreSQL may be spoken to without TLS over a network."""
+    """PostgreSQL may be reached without TLS over a network."""
 
 
 def reason(error: Exception) -> str:

@@ -32,12 +32,12 @@ T = TypeVar("T")
 #: Transitions that may wait while the database is away; later ones are lost, and counted.
 MOST_WAITING = 20_000
 #: Rows of evidence that may wait: 10,000 nodes that attach at once are two each.
-MOST_TOLD = 40_000
+MOST_EVIDENCE = 40_000
 #: Bytes of either kind that may wait: long rows leave room for fewer.
 MOST_BYTES = 64 * 1024 * 1024
 #: Bytes of one agent's evidence that are kept at once, and then in a second: 94 MB a day.
-TOLD_BURST = 2 * 1024 * 1024
-TOLD_RATE = 1_092.0
+EVIDENCE_BURST = 2 * 1024 * 1024
+EVIDENCE_RATE = 1_092.0
 #: Rows up to this size are not counted for their node: its message rate bounds their number.
 _SMALL = 2_048
 BATCH = 500
@@ -97,7 +97,7 @@ class History:
         self._most = most_waiting
         self._numbers = IdGenerator(rng.getrandbits(22))
         self._queue, self._evidence_rows = RowQueue(), RowQueue()
-        self._reported_budgets = Budgets(burst=TOLD_BURST, rate=TOLD_RATE)
+        self._reported_budgets = Budgets(burst=EVIDENCE_BURST, rate=EVIDENCE_RATE)
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._write_thread = WorkerThread("history-writer")
@@ -150,7 +150,7 @@ class History:
         spared = size <= _SMALL and not self._reported_budgets.used(node, self._clocks.now())
         if (
             self._closing
-            or len(self._evidence_rows) >= MOST_TOLD
+            or len(self._evidence_rows) >= MOST_EVIDENCE
             or self._evidence_rows.bytes + size > MOST_BYTES
             or not (spared or self._reported_budgets.spend(node, size, self._clocks.now()))
         ):

@@ -31,7 +31,7 @@ FIRST_AFTER = 60.0
 POLL_EVERY = 3600.0
 REPORT_EVERY = 60.0
 #: The same lemon is reported again after this long.
-TOLD_EVERY = 7 * 86400.0
+SAME_EVERY = 7 * 86400.0
 #: Nodes that are examined, those with the most quarantines first; and transitions of each.
 MOST_NODES = 500
 MOST_ROWS = 400
@@ -104,7 +104,7 @@ class LemonDetector:
             )
         except OSError as error:
             if not self._fleet.lemons_trouble:
-                log.warning("no lemons are looked for", extra={"error": str(error)})
+                log.warning("the search for lemons failed", extra={"error": str(error)})
             self._fleet.lemons_trouble = f"history can't be read: {error}"
             return
         self._fleet.lemons_trouble = ""
@@ -161,7 +161,7 @@ class LemonDetector:
 
     def log_verdict(self, lemon: Lemon, past: Iterable[Transition], now: float) -> None:
         lately = (one.at for one in past if one.kind is EventKind.LEMON)
-        if any(now - at < TOLD_EVERY for at in lately):
+        if any(now - at < SAME_EVERY for at in lately):
             return
         self._event_sink.record_event(
             Transition(

@@ -109,7 +109,7 @@ class Sqlite:
         known = log.exists() and shared.exists()
         if not known and log.exists() and log.stat().st_size:
             raise HistoryError(
-                f"{self.name}: its newest rows stand in {log}, which can't be read without {shared}"
+                f"{self.name}: its newest rows are in {log}, which can't be read without {shared}"
                 f" where that can't be made; copy {self.name} and {log} {_COPY}"
             )
         self._settled = not known

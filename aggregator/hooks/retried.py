@@ -36,7 +36,7 @@ class RetriedHook:
             delay = min(answer.retry_after or 0.0, _MOST_DELAY)
             pause = max(_BACKOFF.pause(calls, self.rng), delay)
             over = calls == MOST_CALLS or loop.time() + pause >= ends_at
-            if answer.said is not HookResult.FAILED or over:
+            if answer.result is not HookResult.FAILED or over:
                 return answer
             await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns")

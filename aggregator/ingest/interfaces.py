@@ -77,7 +77,7 @@ class EvidenceSink(Protocol):
         """The digest of the node's evidence, or None before a snapshot. Must be cheap."""
         ...
 
-    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+    def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Measurements for comparison with other nodes; no evidence. ``at`` is monotonic seconds.
 
         Series are numbered within one stream, from `on_connect` on.

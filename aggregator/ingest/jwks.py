@@ -105,7 +105,7 @@ class JwksCache:
             return
         except (OSError, ValueError, KeyError, TypeError, KeysError) as error:
             log.warning(
-                "the keys kept on disk can't be used; asking the API server",
+                "the keys kept on disk can't be used; requesting those of the API server",
                 extra={"file": str(self._cache), "error": str(error)},
             )
 
@@ -153,7 +153,7 @@ class JwksCache:
     def _on_fetched(self, task: asyncio.Task[None]) -> None:
         self._fetching = None
         if not task.cancelled() and task.exception() is not None:
-            log.error("asking for the cluster's keys failed", exc_info=task.exception())
+            log.error("the request for the cluster's keys failed", exc_info=task.exception())
 
     async def _refresh(self) -> None:
         try:
@@ -179,11 +179,11 @@ class JwksCache:
     def _save(self, keys: KeySet) -> None:
         """Write the whole file or leave the old one. Without it a restart needs the API server."""
         text = json.dumps({"issuer": keys.issuer, "jwks": json.loads(keys.text)})
-        beside = self._cache.with_name(f".{self._cache.name}.{os.getpid()}")
+        new_file = self._cache.with_name(f".{self._cache.name}.{os.getpid()}")
         try:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(text, "utf-8")
-            beside.replace(self._cache)
+            new_file.write_text(text, "utf-8")
+            new_file.replace(self._cache)
         except OSError as error:
             log.warning(
                 "the cluster's keys can't be kept on disk",

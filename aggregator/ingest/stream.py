@@ -264,7 +264,7 @@ class Stream(AgentExchange):
             self._partial and not isinstance(message, pb.Snapshot)
         )
         if self._acks.full:
-            text = "too much of it waits to be made durable; say it again in one snapshot"
+            text = "too much of it waits to be made durable; send it again in one snapshot"
             raise StreamClosed(CloseReason.UNSAFE, Code.UNAVAILABLE, text)
         self._seq = message.seq
         if isinstance(message, pb.Snapshot):

@@ -93,7 +93,7 @@ class TokenAuthenticator:
             raise IdentityError(Refusal.BAD_TOKEN, f"no signed token: {error}") from None
         kid = header.get("kid")
         if not isinstance(kid, str) or not kid:
-            raise IdentityError(Refusal.BAD_TOKEN, "the token does not say which key signed it")
+            raise IdentityError(Refusal.BAD_TOKEN, "the token does not name the key that signed it")
         key = await self._keys.key(kid)
         try:
             claims: dict[str, Any] = jwt.decode(
@@ -134,7 +134,7 @@ def _identity(claims: Mapping[str, Any]) -> Identity:
     bound = bound if isinstance(bound, dict) else {}
     node, pod = bound.get("node"), bound.get("pod")
     if not isinstance(node, dict) or not isinstance(pod, dict):
-        text = "the token is not bound to a pod on a node (Kubernetes 1.30 and later say which)"
+        text = "the token is not bound to a pod on a node (Kubernetes 1.30 and later name it)"
         raise IdentityError(Refusal.NO_NODE, text)
     values = (node.get("name"), node.get("uid"), pod.get("uid"))
     if not all(isinstance(value, str) and value for value in values):

@@ -5,7 +5,7 @@ Invariants:
 - Evidence of an incident stays in force until a positive sign: a component seen ok, a fault cleared
   in this boot, or another boot for a fault that a boot ends. Absence, unknown status and silence
   are no sign.
-- It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking. A
+- It closes when none is in force and ``healthy_for`` has passed since, with the agent reporting. A
   check that fails again for a moment, or an agent that falls silent, begins that time again.
 - A level check that has failed `RECURS` times within `RECURS_WITHIN`, each for its rule's time,
   flaps: its recovery takes twice as long from then on, and twice that after each further failure.
@@ -135,12 +135,12 @@ def evaluate(
     before: Mapping[str, Incident],
     now: float,
     *,
-    speaking: bool = True,
+    reporting: bool = True,
     more: Iterable[Match] = (),
 ) -> Evaluation:
     """Update the node's incidents from its health.
 
-    ``speaking`` is whether the agent is attached and has given its snapshot: while it has not, no
+    ``reporting`` is whether the agent is attached and has given its snapshot: while it has not, no
     time counts towards recovery. ``more`` is evidence that no agent reports.
     """
     found = [*matches(policy, health, now), *more]
@@ -148,7 +148,9 @@ def evaluate(
         return _ALL_WELL  # nearly every node at nearly every message
     rules = {**policy.by_name, SILENT_RULE: _SILENT}
     known = _known(before)
-    begun = [match for match in found if match.due <= now and (speaking or _is_alone(match, known))]
+    begun = [
+        match for match in found if match.due <= now and (reporting or _is_alone(match, known))
+    ]
     due = _strongest(begun)
     after: dict[str, Incident] = {}
     closed: list[Incident] = []
@@ -158,7 +160,7 @@ def evaluate(
         for acting in (True, False):
             earlier = _open_of(kind, before, acting=acting)
             evidence = _fold(
-                earlier, due, health, rules, now, kind=kind, acting=acting, speaking=speaking
+                earlier, due, health, rules, now, kind=kind, acting=acting, reporting=reporting
             )
             if not evidence:
                 continue
@@ -168,7 +170,7 @@ def evaluate(
             if acting:
                 incident, ages_at = _recurring(incident, health, rules, now)
                 again += ages_at
-            if incident.in_force or not speaking or (acting and _still_flaps(incident, due)):
+            if incident.in_force or not reporting or (acting and _still_flaps(incident, due)):
                 after[ident] = replace(incident, recovering_since=None)
                 again += _flapping_ends(incident, health, rules)
                 continue
@@ -334,7 +336,7 @@ def _fold(
     *,
     kind: str,
     acting: bool,
-    speaking: bool,
+    reporting: bool,
 ) -> tuple[Evidence, ...]:
     """The earlier evidence, in force or over, with the new evidence."""
     held: dict[tuple[str, str], Evidence] = {}
@@ -344,7 +346,7 @@ def _fold(
         if not acting and item.key in due and due[item.key].rule.action != "observe":
             continue
         if item.code == SILENT_FAILING:
-            over = "speaking" if speaking else ""
+            over = "reporting" if reporting else ""
         elif item.cleared_by is not None:
             over = _fault_over(item, health)
         else:

@@ -219,7 +219,7 @@ def _row(policy: Policy, question: Question) -> str:
     if row is not None:
         return f"{row.unit}, {row.severity}: {row.action}; then {row.then}"
     return (
-        "no row matches: tell --detail intr_info=0x..., --detail error_status=0x... and "
+        "no row matches: add --detail intr_info=0x..., --detail error_status=0x... and "
         "--driver, and if you have, NVIDIA's table has no row for them"
     )
 

@@ -63,7 +63,7 @@ def _fits_operator(one: LabelRequirement) -> LabelRequirement:
     if one.operator in ("In", "NotIn") and not one.values:
         raise refuse(f"operator {one.operator} without values", "values with at least one text")
     if one.operator in ("Exists", "DoesNotExist") and one.values:
-        raise refuse(f"operator {one.operator} with values", "no values beside this operator")
+        raise refuse(f"operator {one.operator} with values", "no values for this operator")
     return one
 
 

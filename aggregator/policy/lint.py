@@ -90,7 +90,9 @@ def _about(
             yield document.problem((*key, name), _unknown_check(words, checks))
     confirming = checks.get(rule.confirmed_by)
     if confirming is not None and confirming.failed == ():
-        text = f"check {rule.confirmed_by} never says failed, at most degraded; it confirms nothing"
+        text = (
+            f"check {rule.confirmed_by} never reports failed, at most degraded; it confirms nothing"
+        )
         yield document.problem((*key, "confirmedBy"), text)
     yield from _slips(rule, key, document)
     of_check = checks.get(rule.check, Reasons(None))
@@ -101,7 +103,7 @@ def _about(
                 text = _unknown_reason(rule.check, reason, reasons, rule.status)
                 yield document.problem((*key, "reasons"), text)
         if not reasons and not rule.reasons:
-            text = f"check {rule.check} never says failed, at most degraded"
+            text = f"check {rule.check} never reports failed, at most degraded"
             hint = (
                 "no rule can match it" if of_check.degraded == () else "expected status: degraded"
             )
@@ -109,7 +111,7 @@ def _about(
     if rule.check in EDGES and rule.acts:
         text = (
             f"acts on every node that can't reach a peer: one dead node means a {rule.action} of "
-            "all that look for it, and no common cause holds them; expected check: triangulation"
+            "all that probe it, and no common cause holds them; expected check: triangulation"
         )
         yield document.problem((*key, "action"), text)
     yield from _hasty(rule, key, document)
@@ -201,7 +203,7 @@ def _hint(word: str, known: Iterable[str]) -> str:
 def _shadowed(
     one: Rule, other: Rule, places: Mapping[str, Key], document: Document
 ) -> Iterator[ConfigProblem]:
-    more = "asks for more" if _strength(other) > _strength(one) else "stands before it"
+    more = "is stronger" if _strength(other) > _strength(one) else "comes before it"
     if one.name in places:
         alone = other.hold - one.hold
         when = "never decides" if alone <= 0 else f"decides for {alone:g} s alone"

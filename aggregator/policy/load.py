@@ -171,7 +171,7 @@ def _rules(document: Document, catalogue: Catalogue, known: Mapping[str, Rule]) 
         if rule is None:
             continue
         if rule.name in rules:
-            text = f"rule {rule.name!r} stands here twice; expected each name once"
+            text = f"rule {rule.name!r} is here twice; expected each name once"
             problems.append(document.problem(("rules", index, "name"), text))
         rules[rule.name] = rule
     problems += _two_meanings(document, rules, known)
@@ -191,7 +191,7 @@ def _two_meanings(
             entries = document.data["rules"]
             index = next(i for i, entry in enumerate(entries) if entry.get("name") == rule.name)
             text = (
-                f'"{rule.unhealthy}", and rule {other.name!r} says "{other.unhealthy}" of the '
+                f'"{rule.unhealthy}", and rule {other.name!r} has "{other.unhealthy}" of the '
                 f"condition {rule.condition}; expected one meaning of it"
             )
             yield document.problem(("rules", index, "unhealthy"), text)
@@ -402,7 +402,7 @@ class _Reader:
     def _check(self, rule: Rule) -> None:
         """Conditions that no policy may have, and those that could never match."""
         if rule.elsewhere and rule.nodes is None:
-            text = "is the action on other nodes; expected nodes beside it, which selects some"
+            text = "is the action on other nodes; expected nodes too, which selects some"
             self._problem(("elsewhere",), text)
         by_fault = bool(rule.faults or rule.classes)
         if by_fault == bool(rule.check):
@@ -470,7 +470,7 @@ class _Reader:
                 "can't match: a flapping check fails for short times, with any reason; "
                 "expected neither"
             )
-            self._problem(("flaps",), f"{text} for nor reasons beside it")
+            self._problem(("flaps",), f"{text} for nor reasons with it")
         if rule.min_jobs and not by_fault:
             self._problem(("minJobs",), "is about faults; expected flaps for a check")
         if rule.min_jobs and rule.apart * (rule.min_jobs - 1) >= rule.within:

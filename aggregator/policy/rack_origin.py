@@ -127,7 +127,7 @@ def _only_explicit(
     lines = [one for one in others if not one.level]
     all_follow = lines and all(one.code == FOLLOWS for one in lines)
     if first.elsewhere and first.row is not None:
-        reason = f"the only Xid {number} of {nodes} nodes, but its register says {first.row.then}"
+        reason = f"the only Xid {number} of {nodes} nodes, but its register has {first.row.then}"
         return _likely(first, reason)
     if first.row is None and first.severity.startswith("non"):  # it may be a warning
         return _likely(first, f"the only Xid {number}, which the driver calls {first.severity}")

@@ -16,7 +16,7 @@ GPU_RESET, REBOOT, EXTERNAL, REPLACE, TICKET = (
 #: Mildest first. A ladder keeps to this order, so that it climbs, and ends.
 REPAIRS = (GPU_RESET, REBOOT, EXTERNAL, REPLACE, TICKET)
 #: A request to a person: it changes nothing on the node, so it needs no turn among the repairs.
-ASKS_A_PERSON = frozenset({TICKET})
+NEEDS_PERSON = frozenset({TICKET})
 #: An active test: its verdict lets a node return, and it is no repair and no rung of a ladder.
 TEST = "test"
 #: The kinds of attempt that a quarantine keeps.

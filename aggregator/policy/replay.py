@@ -90,7 +90,7 @@ class _Life:
         self._policy = policy
         self._node = node
         self._health: NodeHealth | None = None
-        self._speaking: bool = False
+        self._reporting: bool = False
         self._incidents: Mapping[str, Incident] = {}
         self._again: float | None = None
         self._open: dict[str, Episode] = {}
@@ -108,22 +108,22 @@ class _Life:
                     self._health = NodeHealth(hello)
                 else:
                     self._health.greet(hello)
-                self._speaking = False
+                self._reporting = False
             case None:
-                self._speaking = False
+                self._reporting = False
             case Snapshot() as base if self._health is not None:
                 self._health.snapshot(_filled_up(base, self._health, event.at))
-                self._speaking = True
+                self._reporting = True
             case Delta() as change if self._health is not None:
                 self._health.delta(change)
-                self._speaking = True
+                self._reporting = True
         self._evaluate(event.at)
 
     def _evaluate(self, now: float) -> None:
         if self._health is None:
             return
         evaluated = evaluate(
-            self._policy, self._health, self._incidents, now, speaking=self._speaking
+            self._policy, self._health, self._incidents, now, reporting=self._reporting
         )
         self._incidents, self._again = evaluated.incidents, evaluated.evaluate_again
         for incident in evaluated.closed:

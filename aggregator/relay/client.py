@@ -235,7 +235,7 @@ class RelayClient:
         await self._changed.wait()
 
     async def _send(self, link: GatewayLink, call: _Call, token: str) -> None:
-        due, looked = self._now() + BATCH_EVERY, self._now()
+        due, read_at = self._now() + BATCH_EVERY, self._now()
         announced = 0
         while True:
             await link.queue.wait(due - self._now())
@@ -244,10 +244,10 @@ class RelayClient:
                 batch.waiting = link.waiting
             if self._now() >= due:
                 due = self._now() + BATCH_EVERY
-                batch.heard.extend(link.take_received())
+                batch.heartbeats.extend(link.take_received())
                 batch.waiting = link.waiting
-                if self._now() - looked >= TOKEN_EVERY:
-                    looked = self._now()
+                if self._now() - read_at >= TOKEN_EVERY:
+                    read_at = self._now()
                     renewed = await asyncio.to_thread(self._credentials.token)
                     if renewed != token:
                         batch.token = token = renewed

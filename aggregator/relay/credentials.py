@@ -50,7 +50,7 @@ class ReplicaCredentials:
             if not is_loopback(address):
                 raise RelayConfigError(
                     f"{address} is not on this machine, and there is no replicas.ca_file: replicas "
-                    "speak with each other without TLS on one machine only"
+                    "connect to each other without TLS on one machine only"
                 )
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
         certificate = key = None

@@ -318,7 +318,7 @@ class _Link:
                 if count % _AT_ONCE == 0:
                     await asyncio.sleep(0)
                     self._liveness.on_message()  # the next batch is not read before this one's end
-            for number in batch.heard:
+            for number in batch.heartbeats:
                 context = self._contexts.get(number)
                 if context is not None and context.stream is not None:
                     context.stream.on_agreed_heartbeat()

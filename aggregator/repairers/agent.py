@@ -118,7 +118,7 @@ class AgentRepairer:
         known = self._orders.result_of(order.node, order.operation)
         waits = RepairAnswer(
             AnswerState.UNSURE if order.repair == GPU_RESET else AnswerState.TAKEN,
-            "the agent has not told its end",
+            "the agent has not reported its end",
         )
         return waits if known is None or not known.is_final else _answer_of(order.repair, known)
 
@@ -153,7 +153,7 @@ class AgentRepairer:
 def _problem(order: RepairOrder) -> str:
     """Why no agent could carry it out; empty: it could."""
     if not order.boot_id:
-        return "the cluster does not tell the node's boot id, to which an agent's order is bound"
+        return "the cluster does not report the node's boot id, to which an agent's order is bound"
     if order.repair != GPU_RESET:
         return ""
     if not order.gpus:

@@ -150,7 +150,7 @@ class AgentOrders:
     def on_result(self, node: str, result: AgentResult) -> None:
         """The node's agent reports how far it is with an order."""
         log.info(
-            "an agent tells of an order",
+            "an agent reports an order",
             extra={
                 "event": "repair.agent_result",
                 "node": node,

@@ -8,7 +8,7 @@ from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.objects import ObjectStore
 from aggregator.cluster.reboots import NodeReboots
 from aggregator.config.repair import RepairConfig, RepairerSection
-from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.policy.repairs import NEEDS_PERSON, TEST
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, Repairer, RepairSettings
 from aggregator.repairers.agent import AgentRepairer
@@ -82,7 +82,7 @@ def _unless_in_use(
     """A ticket interrupts nothing. A test that is sent again finds its own program: only a Job's
     repairer knows that one first.
     """
-    if section.kind in ASKS_A_PERSON or (section.kind == TEST and section.job is None):
+    if section.kind in NEEDS_PERSON or (section.kind == TEST and section.job is None):
         return entry
     return replace(entry, repairer=UnlessGpuInUse(entry.repairer, agents.gpu_use))
 

@@ -28,7 +28,7 @@ PODS = ObjectResource("v1", "Pod", "pods", namespaced=True)
 #: The Job controller sets it on the pods: https://kubernetes.io/docs/reference/labels-annotations-taints/
 _JOB_NAME = "batch.kubernetes.io/job-name"
 #: A cancellation waits this often for the end of the pods, this long (seconds).
-_LOOKS, _POLL_EVERY = 15, 1.0
+_TRIES, _POLL_EVERY = 15, 1.0
 #: The runner polls once more with this limit (seconds) when the time of an attempt is over.
 _LAST_POLL = 1.0
 
@@ -100,7 +100,7 @@ class JobRepairer:
             found = await self._find(order)
             if found is None or not is_of_order(found, order):
                 return False
-            for _ in range(_LOOKS):
+            for _ in range(_TRIES):
                 if (await self.clean_up(order)).state is AnswerState.DONE:
                     return True
                 await self._sleep(_POLL_EVERY)

@@ -3,7 +3,7 @@
 from aggregator.cluster.port import ClusterError, GuardRefused, GuardUnreadable, Unreachable
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 
-_GRANT = "grant it as docs/repair.md says (section Rights)"
+_GRANT = "grant it as in docs/repair.md (section Rights)"
 #: The server turned the request away before it did anything.
 _TURNED_AWAY = 429
 _WHO, _MAY_NOT = 401, 403

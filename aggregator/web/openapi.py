@@ -87,7 +87,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
 def _reader() -> dict[str, Any]:
     return {
         "operationId": "access",
-        "summary": "The reader, and the actions that they may ask for.",
+        "summary": "The reader, and the actions that they may request.",
         "parameters": [_param(Param("node", Form.TEXT, "The actions on this node.", ""))],
         "responses": {"200": _json("The reader.", _ref(PageReader))},
     }

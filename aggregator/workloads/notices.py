@@ -363,8 +363,8 @@ class EvictionNotices:
         left = max(1.0, notice.deadline_at - self._clocks.latest())
         answer = await hook.call(values, limit=left, guard=guard)
         delivery.text = answer.text[:_MOST_TEXT]
-        delivery.ready |= answer.said is HookResult.DONE
-        if answer.said is HookResult.FAILED:
+        delivery.ready |= answer.result is HookResult.DONE
+        if answer.result is HookResult.FAILED:
             log.warning(
                 "a webhook of drain.notice failed",
                 extra={

@@ -502,9 +502,9 @@ async def outcome(acting: "asyncio.Future[object]") -> bool:
         return True
     except Exception:
         return False
-    said = getattr(answer, "said", None)
+    result = getattr(answer, "result", None)
     return getattr(answer, "state", None) is AnswerState.NOT_SENT or (
-        said is not None and said.value == "not yet"
+        result is not None and result.value == "not yet"
     )
 
 

@@ -443,7 +443,7 @@ def test_certificates_are_made_where_a_listener_is_reachable_and_none_is_given(
     [
         (
             f"certificates: {{automatic: true}}\nlisten: {{{TLS}}}",
-            "certificates.automatic: given beside listen.tls",
+            "certificates.automatic: given next to listen.tls",
         ),
         (
             f"{LOCAL}certificates: {{automatic: true}}\n",

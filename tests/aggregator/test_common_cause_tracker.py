@@ -181,7 +181,7 @@ def test_evidence_on_a_node_with_a_new_version_must_have_stood_for_a_while() -> 
     bench.report("n1", DOWN, driver="560")
     assert bench.cause_tracker.unsettled(node_state).startswith(
         "its version has just changed (now driver 560, agent 1.0); the evidence against it must "
-        "have stood for 2m"
+        "have lasted for 2m"
     )
     bench.report("n1", driver="560")
     bench.clock.time = 1119.0

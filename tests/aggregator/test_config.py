@@ -324,7 +324,7 @@ BAD: list[tuple[str, str]] = [
     ),
     (
         "history: {database: 'postgresql+psycopg://u@db/x'}",
-        'history.database: "postgresql+psycopg" is not spoken here; expected "postgresql+asyncpg"',
+        'history.database: "postgresql+psycopg" is not known here; expected "postgresql+asyncpg"',
     ),
     (
         "history: {database: 'postgresql+asyncpg://u@db/x?ssl=disable'}",

@@ -35,7 +35,7 @@ def test_several_replicas_are_known_by_their_domain_or_by_an_address(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "head", "said"),
     [
-        ("domain: a.test, address: 'a:1'", "", "replicas.domain: given beside replicas.address"),
+        ("domain: a.test, address: 'a:1'", "", "replicas.domain: given next to replicas.address"),
         ("domain: .a.test", "", 'replicas.domain: ".a.test"; expected the DNS name of'),
         ("domain: a.test, name: A_0", "", 'replicas.name: "A_0"; expected small letters, digits'),
         ("address: a.test", "", 'replicas.address: "a.test" is no address; expected "HOST:PORT"'),
@@ -68,7 +68,7 @@ def test_several_replicas_are_known_by_their_domain_or_by_an_address(tmp_path: P
         (
             "domain: a.test",
             "listen: {insecure_plaintext: true}\n",
-            "replicas.domain: replicas speak without TLS on one machine only; expected listen.tls",
+            "replicas.domain: without TLS replicas are on one machine only; expected listen.tls",
         ),
         (
             "address: 'localhost:1'",

@@ -762,9 +762,9 @@ def test_a_hook_that_waits_for_its_turn_is_given_up_too() -> None:
         began = bench.loop.time()
         answer = await bench.made._in_time(*hook_call(bench), 7.0)
         assert bench.loop.time() - began == 7.0
-        assert (answer.said, len(bench.asked)) == (HookResult.FAILED, 1)
+        assert (answer.result, len(bench.asked)) == (HookResult.FAILED, 1)
         assert "drain.hooks_at_once" in answer.text
-        assert (await first).said is HookResult.DONE
+        assert (await first).result is HookResult.DONE
 
     on_hooked(test, at_once=1)
 

@@ -228,8 +228,8 @@ class Bench:
     incidents: Mapping[str, Incident] = field(default_factory=dict)
     closed: list[Incident] = field(default_factory=list)
 
-    def evaluate(self, health: NodeHealth, now: float, *, speaking: bool = True) -> Evaluation:
-        evaluation = evaluate(POLICY, health, self.incidents, now, speaking=speaking)
+    def evaluate(self, health: NodeHealth, now: float, *, reporting: bool = True) -> Evaluation:
+        evaluation = evaluate(POLICY, health, self.incidents, now, reporting=reporting)
         self.incidents = evaluation.incidents
         self.closed += evaluation.closed
         return evaluation
@@ -278,25 +278,25 @@ def test_whatever_happens_the_invariants_of_evaluating_hold(
     recovering: dict[str, float] = {}
     for step, passed, speaks in many:
         now += passed
-        speaking = True
+        reporting = True
         if isinstance(step, str):
             health.greet(hello("n1", health.boot_id if step == "same" else step))
             if speaks:
                 health.snapshot(Snapshot((), ()))
-            speaking = health.has_snapshot
+            reporting = health.has_snapshot
         elif step is not None:
             fold(health, step)
         else:
-            speaking = speaks
+            reporting = speaks
         before = dict(bench.incidents)
-        evaluation = bench.evaluate(health, now, speaking=speaking)
+        evaluation = bench.evaluate(health, now, reporting=reporting)
         after = evaluation.incidents
 
         for ident, incident in after.items():
             assert incident.id == ident
             assert incident.evidence
             assert all(item.since <= now for item in incident.evidence)
-            counts = speaking and not incident.in_force
+            counts = reporting and not incident.in_force
             assert (incident.recovering_since is not None) == counts
             if ident in before:
                 assert incident.since == before[ident].since
@@ -319,7 +319,7 @@ def test_whatever_happens_the_invariants_of_evaluating_hold(
                 if now_there[key].over:
                     assert is_signed_off(item, health)
             if ident in {one.id for one in evaluation.closed}:
-                assert speaking
+                assert reporting
                 assert not any(one.in_force for one in evaluation.closed)
                 assert now >= recovering.get(ident, now) + earlier.healthy_for
         for one in evaluation.closed:
@@ -333,7 +333,7 @@ def test_whatever_happens_the_invariants_of_evaluating_hold(
         if evaluation.evaluate_again is not None:
             assert evaluation.evaluate_again > now
         # A second evaluation at the same time makes no change.
-        again = evaluate(POLICY, health, after, now, speaking=speaking)
+        again = evaluate(POLICY, health, after, now, reporting=reporting)
         assert dict(again.incidents) == dict(after)
         assert again.closed == ()
 
@@ -407,7 +407,7 @@ def test_another_boot_ends_what_a_boot_ends(code: str, over: bool) -> None:  # n
     health.snapshot(snapshot(latched(code)))
     bench.evaluate(health, 1000.0)
     health.greet(hello("n1", "boot-2"))
-    bench.evaluate(health, 1010.0, speaking=False)
+    bench.evaluate(health, 1010.0, reporting=False)
     health.snapshot(snapshot())
     bench.evaluate(health, 1020.0)
     bench.evaluate(health, 1619.0)
@@ -431,7 +431,7 @@ def test_recovery_begins_again_when_it_fails_again_or_falls_silent() -> None:
     assert len(bench.acting) == 1  # its own `for` hasn't passed, and still it is not well
     health.delta(Delta((up,)))
     bench.evaluate(health, 1405.0)
-    bench.evaluate(health, 1500.0, speaking=False)
+    bench.evaluate(health, 1500.0, reporting=False)
     bench.evaluate(health, 1799.0)
     (incident,) = bench.acting
     assert incident.since == opened.since

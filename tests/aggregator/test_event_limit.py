@@ -9,7 +9,7 @@ from aggregator.alerts.store import FileStore
 from aggregator.composition.event_bus import EventBus
 from aggregator.event_limit import BURST, EventLimit, size_of
 from aggregator.events import EventKind, Transition
-from aggregator.history.history import TOLD_BURST, History
+from aggregator.history.history import EVIDENCE_BURST, History
 from tests.support.replica import Notes
 from tests.support.virtual_time import VirtualTimeLoop, play
 from tests.support.waiting import CLOCKS
@@ -95,7 +95,7 @@ async def test_what_one_agent_told_is_kept_up_to_a_bound_and_others_words_are_ke
     try:
         for number in range(200):
             history.record("noisy", "change", {"components": ["x" * 100_000, number]})
-        noisy = TOLD_BURST // 100_000
+        noisy = EVIDENCE_BURST // 100_000
         assert history.untold == 200 - noisy
         history.record("honest", "change", {"components": ["x" * 100_000]})
         history.record("quiet", "left", {})

@@ -452,7 +452,7 @@ async def test_a_clock_that_jumps_ahead_deletes_nothing_before_it_has_run_evenly
 async def test_under_load_it_is_what_agents_told_that_is_lost_and_said(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(history_module, "MOST_TOLD", 10)
+    monkeypatch.setattr(history_module, "MOST_EVIDENCE", 10)
     async with place.history() as history:
         for number in range(30):
             history.record("n1", "change", {"number": number})

@@ -51,7 +51,7 @@ async def test_a_command_says_by_its_exit_code_whether_it_is_done(
     script: str, said: HookResult, text: str
 ) -> None:
     answer = await CommandHook(python(script)).call(VALUES, limit=60, guard=UNGUARDED)
-    assert (answer.said, text in answer.text) == (said, True)
+    assert (answer.result, text in answer.text) == (said, True)
 
 
 async def test_a_command_gets_its_words_as_they_are_and_no_shell(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ async def test_a_command_gets_its_words_as_they_are_and_no_shell(tmp_path: Path)
 
 async def test_a_command_that_is_not_there_or_takes_too_long_has_failed() -> None:
     missing = await CommandHook(["/nowhere/scontrol"]).call(VALUES, limit=60, guard=UNGUARDED)
-    assert missing.said is HookResult.FAILED
+    assert missing.result is HookResult.FAILED
     assert "/nowhere/scontrol can't be run" in missing.text
     slow = await CommandHook(python("import time; time.sleep(600)")).call(
         VALUES, limit=0.3, guard=UNGUARDED
     )
-    assert slow.said is HookResult.FAILED
+    assert slow.result is HookResult.FAILED
     assert "did not end within 0.3 s" in slow.text
 
 
@@ -173,11 +173,11 @@ async def test_a_webhook_that_can_not_be_asked_has_failed_and_says_why(secret: P
         url = receiver.url
         keyless = WebhookHook(url, secret.with_name("none"), wall=time.time)
         unsigned = await keyless.call(VALUES, limit=60, guard=UNGUARDED)
-        assert unsigned.said is HookResult.FAILED
+        assert unsigned.result is HookResult.FAILED
         assert "secret_file" in unsigned.text
         assert len(receiver.bodies) == 1  # no request goes out unsigned
     away = await WebhookHook(url, secret, wall=time.time).call(VALUES, limit=60, guard=UNGUARDED)
-    assert away.said is HookResult.FAILED
+    assert away.result is HookResult.FAILED
     assert "can't be reached" in away.text
     assert "/hook" not in away.text  # a URL is often a secret
 
@@ -223,7 +223,7 @@ def test_the_hooks_and_the_namespaces_are_built_as_configured(written: Written) 
 @pytest.mark.parametrize(
     ("drain", "line", "says"),
     [
-        ("  namespaces: [{match: a, policy: wait}]", 3, "does not say how long"),
+        ("  namespaces: [{match: a, policy: wait}]", 3, "has no time"),
         ('  namespaces: [{match: a, policy: evict, wait: "2h"}]', 3, "no pod is waited for"),
         (
             '  namespaces: [{match: a, policy: evict, force_after: "2h"}]',

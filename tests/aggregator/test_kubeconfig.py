@@ -385,7 +385,7 @@ _NO_KEY = "holds no private key; expected PEM, with -----BEGIN and -----END"
         (
             {"client-certificate": "certificate"},
             "client-certificate",
-            "holds no private key beside the certificate; expected client-key with one",
+            "holds no private key for the certificate; expected client-key with one",
         ),
     ],
 )

@@ -118,7 +118,7 @@ async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(
         said = "the admission record can't be used: no new quarantine is admitted"
         (line,) = (one for one in caplog.records if one.msg == said)
         assert vars(line)["error"] == controller.record_problem
-        said, _, command = controller.record_problem.partition(" that stand: ")
+        said, _, command = controller.record_problem.partition(" in force: ")
         assert said == (
             f"the admission record can't be read: table record of {file}: it is no JSON: Expecting "
             "property name enclosed in double quotes, line 1, column 2. No new quarantine is "

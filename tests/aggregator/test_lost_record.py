@@ -374,7 +374,7 @@ def test_a_record_continues_only_what_it_was_written_on() -> None:
     assert compare(known, "r2", record(9, uid="r2")) == ""
     assert compare(known, "r2", record(9, uid="r1")) == "was deleted and made anew"
     assert compare(known, "r2", record(7, uid="r2")) == "was deleted and made anew"
-    assert "a Quarantine that stands (8)" in compare(None, "r1", record(7), newest=8)
+    assert "a Quarantine in force (8)" in compare(None, "r1", record(7), newest=8)
     assert discontinuity(Known("r1", "x", known), "", "", Record()) == "is gone"
 
 

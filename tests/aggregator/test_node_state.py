@@ -667,16 +667,16 @@ def test_a_force_is_taken_back_where_the_node_is_read_without_it_or_gone() -> No
 
 
 def test_a_situation_says_what_is_known_of_the_node() -> None:
-    silent, speaking, ill = state(), fresh(), fresh()
+    silent, reporting, ill = state(), fresh(), fresh()
     ill.decision.incidents = {"i": incident()}
     assert not situation(silent).knows
     assert situation(silent, patient_enough=True).knows
-    assert situation(speaking).knows
-    assert [situation(one).fresh for one in (silent, speaking, ill)] == [False, True, True]
-    assert [situation(one).recovered for one in (silent, speaking, ill)] == [False, True, False]
-    speaking.agent.attached = False
-    assert not situation(speaking).recovered
-    assert not situation(speaking).absent_too_long
+    assert situation(reporting).knows
+    assert [situation(one).fresh for one in (silent, reporting, ill)] == [False, True, True]
+    assert [situation(one).recovered for one in (silent, reporting, ill)] == [False, True, False]
+    reporting.agent.attached = False
+    assert not situation(reporting).recovered
+    assert not situation(reporting).absent_too_long
     for later, look in ((NOW + 1, True), (NOW, False)):
         set_fields(silent, release_poll=later)
         assert situation(silent).poll_later == look

@@ -133,5 +133,5 @@ def test_explain_shows_the_row_and_what_nvidia_publishes() -> None:
     assert answer.row.startswith("NETIR/NETIR_INT, link fatal: reset")
     assert answer.published.startswith("NVLINK_NETIR_ERROR, on B100, GB200; first WORKFLOW_NVLINK5")
     unread = explain(POLICY, Question("xid:149"))
-    assert unread.row.startswith("no row matches: tell --detail intr_info")
+    assert unread.row.startswith("no row matches: add --detail intr_info")
     assert "unused" in explain(POLICY, Question("xid:61")).published

@@ -131,7 +131,7 @@ async def test_a_version_that_may_not_be_read_is_logged_and_no_obstacle(
     api_server.status = 403
     with caplog.at_level(logging.WARNING), pytest.raises(Refused):
         await start(kubeconfig)
-    assert "does not say its version" in caplog.text
+    assert "does not report its version" in caplog.text
     assert len(api_server.asked) > 1
 
 

@@ -24,13 +24,13 @@ from aggregator.quarantine.decide.node_marks import (
     OFF_BALANCERS,
     cordon_change,
     foreign_hands,
+    marked_evidence,
     read_applied,
     read_overruled,
-    stood_for,
     undo_change,
     write_overruled,
 )
-from aggregator.quarantine.decide.overrides import Override, ended_by, stands
+from aggregator.quarantine.decide.overrides import Override, ended_by, may_be_open
 from aggregator.quarantine.state.cluster_view import ClusterView, OthersMarks
 from tests.aggregator.test_planner import ITEM, SPEC
 from tests.support import virtual_time
@@ -59,30 +59,34 @@ def health_of(*told: Snapshot | Delta, boot_id: str = "boot-1") -> NodeHealth:
 
 
 def test_a_word_outlives_a_fault_that_its_agent_lost() -> None:
-    assert stands(WORD, health_of(ILL))
-    assert stands(WORD, health_of(ILL, snapshot()))  # missing
-    assert stands(WORD, health_of(snapshot()))  # never heard of by this process
+    assert may_be_open(WORD, health_of(ILL))
+    assert may_be_open(WORD, health_of(ILL, snapshot()))  # missing
+    assert may_be_open(WORD, health_of(snapshot()))  # never heard of by this process
 
 
 def test_another_boot_ends_what_a_boot_ends_and_nothing_else() -> None:
-    assert not stands(WORD, health_of(snapshot(), boot_id="boot-2"))
-    assert stands(replace(WORD, cleared_by="operator"), health_of(snapshot(), boot_id="boot-2"))
+    assert not may_be_open(WORD, health_of(snapshot(), boot_id="boot-2"))
+    assert may_be_open(
+        replace(WORD, cleared_by="operator"), health_of(snapshot(), boot_id="boot-2")
+    )
     # An override of evidence that a newer version named is ended by a person alone.
-    assert stands(replace(WORD, cleared_by="moonlight"), health_of(snapshot(), boot_id="boot-2"))
+    assert may_be_open(
+        replace(WORD, cleared_by="moonlight"), health_of(snapshot(), boot_id="boot-2")
+    )
 
 
 def test_a_sign_that_was_heard_ends_a_word_that_is_learned_of_later() -> None:
-    assert not stands(WORD, health_of(snapshot(cleared=CLEARED)))
-    assert not stands(WORD, health_of(ILL, Delta(cleared=CLEARED)))
+    assert not may_be_open(WORD, health_of(snapshot(cleared=CLEARED)))
+    assert not may_be_open(WORD, health_of(ILL, Delta(cleared=CLEARED)))
     ended_less = (Cleared("", "GPU-1", "gpu-reset"),)
-    assert stands(WORD, health_of(snapshot(cleared=ended_less)))  # it wants a reboot
+    assert may_be_open(WORD, health_of(snapshot(cleared=ended_less)))  # it wants a reboot
     # A fault that was cleared and came again is another fault: an override of that one stands.
-    assert stands(WORD, health_of(snapshot(cleared=CLEARED), Delta(faults=(fault(),))))
-    assert stands(WORD, health_of(snapshot(cleared=CLEARED), ILL))
+    assert may_be_open(WORD, health_of(snapshot(cleared=CLEARED), Delta(faults=(fault(),))))
+    assert may_be_open(WORD, health_of(snapshot(cleared=CLEARED), ILL))
 
 
 def test_the_drivers_word_that_nothing_is_due_ends_a_word() -> None:
-    assert not stands(WORD, health_of(snapshot(fault(details={"verdict": "none"}))))
+    assert not may_be_open(WORD, health_of(snapshot(fault(details={"verdict": "none"}))))
 
 
 @pytest.mark.parametrize(
@@ -93,9 +97,9 @@ def test_a_word_about_level_evidence_ends_when_the_check_is_well(
     status: Status, *, standing: bool
 ) -> None:
     word = Override("disk-space:bytes", "/", "boot-1", "")
-    assert stands(word, health_of(snapshot(component("disk-space", "/", status)))) is standing
-    assert stands(word, health_of(snapshot()))  # not looked at yet
-    assert not stands(word, health_of(snapshot(), Delta(gone=(("disk-space", "/"),))))
+    assert may_be_open(word, health_of(snapshot(component("disk-space", "/", status)))) is standing
+    assert may_be_open(word, health_of(snapshot()))  # not looked at yet
+    assert not may_be_open(word, health_of(snapshot(), Delta(gone=(("disk-space", "/"),))))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ def test_the_marks_remember_what_they_were_made_for_but_what_is_over() -> None:
     node = world.nodes["n1"]
     change = cordon_change(node, quarantine)
     marked = replace(node, annotations={k: v for k, v in change.annotations.items() if v})
-    assert stood_for(marked) == {Override("xid:79", "GPU-1", "boot-1", "reboot")}
+    assert marked_evidence(marked) == {Override("xid:79", "GPU-1", "boot-1", "reboot")}
 
 
 @pytest.mark.parametrize("action", [Action.CORDON, Action.DRAIN])

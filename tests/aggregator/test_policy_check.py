@@ -137,7 +137,7 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
         shipped_policy(text)
     (line,) = refused.value.lines()
     assert line.startswith("site.yaml:3: rules[1].unhealthy: ")
-    assert "rule 'a' says \"True\" of the condition X" in line
+    assert "rule 'a' has \"True\" of the condition X" in line
 
 
 @pytest.mark.parametrize(
@@ -158,20 +158,20 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
         ),
         (
             "name: a, kind: node, check: memory, action: cordon",
-            "never says failed, at most degraded; expected status: degraded",
+            "never reports failed, at most degraded; expected status: degraded",
         ),
         (
             "name: a, kind: gpu, check: gpu-rows, status: degraded, reasons: [hot], action: drain",
             "never fails or is degraded with reason 'hot'",
         ),
-        ("name: peer-unreachable, action: drain", "means a drain of all that look for it"),
+        ("name: peer-unreachable, action: drain", "means a drain of all that probe it"),
         (
             "name: a, kind: gpu, faults: [gpu-off-bus], confirmedBy: gpu-inventry, action: cordon",
             "did you mean 'gpu-inventory'?",
         ),
         (
             "name: a, kind: gpu, faults: [gpu-off-bus], confirmedBy: memory, action: cordon",
-            "check memory never says failed, at most degraded; it confirms nothing",
+            "check memory never reports failed, at most degraded; it confirms nothing",
         ),
         (
             "name: gpu-verdict-reset, details: {Verdict: [gpu-reset]}",
@@ -196,16 +196,16 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
         ("name: a, kind: gpu, faults: ['xid:900'], action: observe", "is in no catalogue"),
         (
             "name: a, kind: gpu, faults: ['xid:46'], action: cordon",
-            "'gpu-fatal' meets all that it meets, and asks for more; to lower its action, change",
+            "'gpu-fatal' meets all that it meets, and is stronger; to lower its action, change",
         ),
-        ("name: a, kind: gpu, classes: [fatal-gpu], minCount: 3, action: drain", "stands before"),
+        ("name: a, kind: gpu, classes: [fatal-gpu], minCount: 3, action: drain", "comes before"),
         (
             "name: a, kind: disk, check: disk-space, reasons: [full], for: 1m, action: cordon",
             "never decides: 'disk-full' meets all that it meets",
         ),
         (
             "name: a, kind: disk, check: disk-space, components: ['/scratch*'], action: observe",
-            "decides for 30 s alone: 'disk-full' meets all that it meets, and asks for more",
+            "decides for 30 s alone: 'disk-full' meets all that it meets, and is stronger",
         ),
         (
             "name: a, kind: network, check: nic-link, flaps: 6, within: 30m, action: observe",
@@ -281,7 +281,7 @@ def test_a_pattern_is_shadowed_by_a_wider_pattern_and_by_no_list() -> None:
     wide = "{name: wide, kind: gpu, faults: ['xid:9*'], action: observe}"
     narrow = "{name: narrow, kind: gpu, faults: ['xid:95*', 'xid:92'], action: observe}"
     (line,) = odd(f"rules:\n  - {wide}\n  - {narrow}\n")
-    assert line == "3 rules[1]: never decides: 'wide' meets all that it meets, and stands before it"
+    assert line == "3 rules[1]: never decides: 'wide' meets all that it meets, and comes before it"
     listed = wide.replace("'xid:9*'", "'xid:92', 'xid:94', 'xid:95'")
     assert not any("never decides" in one for one in odd(f"rules:\n  - {listed}\n  - {narrow}\n"))
 

@@ -6,7 +6,7 @@ tests/e2e/test_demo.py compares its shape with that of a run; `make screenshots`
 import re
 
 #: This scene shows checks of the machine at hand.
-_LEFT_OUT = "what this machine's own agent says"
+_LEFT_OUT = "what this machine's own agent reports"
 _LONGEST = 110
 _BLOCK = re.compile(r"(<!-- demo -->\n```\n)(.*?)(```\n<!-- /demo -->)", re.DOTALL)
 _EVENT = re.compile(r"\d\d:\d\d:\d\d  (>> )?")

@@ -20,7 +20,7 @@ from aggregator.cluster.port import (
     RecordText,
 )
 from aggregator.health.model import Delta, Snapshot
-from aggregator.policy.repairs import ASKS_A_PERSON
+from aggregator.policy.repairs import NEEDS_PERSON
 from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.admission.stop_switch import FRESH
 from aggregator.quarantine.decide.admission import Limits
@@ -226,7 +226,7 @@ def intent_comes_first(world: "World", act: Act) -> Iterator[str]:
         last = repair.attempts[-1] if repair is not None and repair.attempts else None
         if last is None or last.operation != act.order.operation or last.state not in BUSY:
             yield f"{act.order.operation} ordered without a durable attempt: {last}"
-        elif act.order.repair not in ASKS_A_PERSON:
+        elif act.order.repair not in NEEDS_PERSON:
             running = parse_record(world.record.text).repairs.get(act.node)
             if running is None or running.operation != act.order.operation:
                 yield f"{act.order.operation} ordered without a reservation: {running}"
@@ -297,7 +297,7 @@ def a_cancellation_ends_the_order(world: "World", act: Act) -> Iterator[str]:
 
 def no_work_is_interrupted(world: "World", act: Act) -> Iterator[str]:
     """No node with work is reset, rebooted, replaced or tested."""
-    if act.order is None or act.order.repair in ASKS_A_PERSON or world.facts.changed_lately(act):
+    if act.order is None or act.order.repair in NEEDS_PERSON or world.facts.changed_lately(act):
         return
     if act.order.tolerates:
         return  # a new node's own test: its taint keeps work away
@@ -514,7 +514,7 @@ def _admitted(world: "World", act: Act) -> set[str]:
 
 
 def _needs_a_place(order: RepairOrder) -> bool:
-    return order.repair not in ASKS_A_PERSON and bool(order.quarantine)
+    return order.repair not in NEEDS_PERSON and bool(order.quarantine)
 
 
 def _read(text: str) -> Record | None:

@@ -75,7 +75,7 @@ class Network:
             found.assign(name(node), self.assigned(node))
             if labels:
                 found.label(name(node), [f"rack=r{node // RACK}"])
-            found.set_report(name(node), speaking=node not in self.silent)
+            found.set_report(name(node), reporting=node not in self.silent)
         for node in nodes:
             for check, component, reached in self._seen_by(node):
                 fine = reached or node in self.silent

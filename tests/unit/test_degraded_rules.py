@@ -12,7 +12,7 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Evaluation, Incident, evaluate
 from aggregator.policy.explain import Question, explain
 from aggregator.policy.rules import Policy, Rule
-from aggregator.quarantine.decide.overrides import Override, stands
+from aggregator.quarantine.decide.overrides import Override, may_be_open
 from aggregator.quarantine.decide.symptoms import Symptom, acting_checks, symptoms_of
 from tests.support.replica import POLICY, hello
 
@@ -128,9 +128,9 @@ def test_a_persons_override_lasts_as_long_as_the_component_is_degraded() -> None
         (heat((0.0, OK)), False),
     ):
         node.health.snapshot(Snapshot((component,), ()))
-        assert stands(word, node.health, node.policy.acting_on_degraded) == still, component
+        assert may_be_open(word, node.health, node.policy.acting_on_degraded) == still, component
     node.health.snapshot(Snapshot((heat((0.0, DEGRADED)),), ()))
-    assert not stands(word, node.health), "no rule acts on it"
+    assert not may_be_open(word, node.health), "no rule acts on it"
 
 
 def test_explain_asks_the_rules_for_the_status_that_is_given() -> None:

@@ -10,7 +10,7 @@ sickbay, a demo
 
 09:07:58  41 nodes are attached
 
-09:07:58  >> what this machine's own agent says: sickbay-agent check
+09:07:58  >> what this machine's own agent reports: sickbay-agent check
              degraded  clock
 09:07:59     vm: degraded
 

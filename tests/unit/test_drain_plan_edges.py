@@ -83,12 +83,12 @@ PROTECTED = "protected by drain.protected_selector"
         (
             {"annotations": {SAFE_TO_EVICT: "false"}},
             {"delete_empty_dir_data": True, "evict_unmanaged": True},
-            f"asks not to be evicted ({SAFE_TO_EVICT}; drain.evict_unwilling is off)",
+            f"must not be evicted ({SAFE_TO_EVICT}; drain.evict_unwilling is off)",
         ),
         (
             {"annotations": {UNDISTURBED: "true"}},
             {},
-            f"asks not to be evicted ({UNDISTURBED}; drain.evict_unwilling is off)",
+            f"must not be evicted ({UNDISTURBED}; drain.evict_unwilling is off)",
         ),
         ({"annotations": {UNDISTURBED: "false"}}, {}, ""),
         ({"annotations": {UNDISTURBED: "true"}}, {"evict_unwilling": True}, ""),

@@ -259,7 +259,7 @@ def test_silence_counts_nothing_towards_recovery() -> None:
     first = evaluate(rules, health(disk()), {}, 1_000.0)
     found = health(well())
     second = evaluate(rules, found, first.incidents, 1_001.0)
-    silent = evaluate(rules, found, second.incidents, 1_030.0, speaking=False)
+    silent = evaluate(rules, found, second.incidents, 1_030.0, reporting=False)
     assert one(silent).recovering_since is None
     again = evaluate(rules, found, silent.incidents, 1_040.0)
     assert one(again).recovering_since == 1_040.0
@@ -286,41 +286,41 @@ def test_no_result_between_good_and_bad_ends_nothing() -> None:
 def test_a_silent_agents_checks_begin_nothing_and_its_faults_do() -> None:
     rules = policy(rule("a"), rule("gpu", "drain", check="", faults=("xid:79",), kind="gpu"))
     broken = health(disk(), fault())
-    silent = evaluate(rules, broken, {}, 1_000.0, speaking=False)
+    silent = evaluate(rules, broken, {}, 1_000.0, reporting=False)
     assert rules_of(one(silent)) == [("xid:79", "gpu", "drain")]
     begun = evaluate(rules, health(disk()), {}, 1_000.0)
-    kept = evaluate(rules, health(disk()), begun.incidents, 1_001.0, speaking=False)
+    kept = evaluate(rules, health(disk()), begun.incidents, 1_001.0, reporting=False)
     assert one(kept).in_force
 
 
 @pytest.mark.parametrize(
-    ("stronger", "speaking", "action"),
+    ("stronger", "reporting", "action"),
     [
         ("drain", False, "cordon"),
         ("drain", True, "drain"),
         ("cordon", False, "cordon"),
     ],
 )
-def test_silence_makes_no_action_stronger(stronger: str, *, speaking: bool, action: str) -> None:
+def test_silence_makes_no_action_stronger(stronger: str, *, reporting: bool, action: str) -> None:
     rules = policy(rule("a"), rule("b", stronger, hold=110.0))
     first = evaluate(rules, health(disk()), {}, 1_000.0)
-    later = evaluate(rules, health(disk()), first.incidents, 1_020.0, speaking=speaking)
+    later = evaluate(rules, health(disk()), first.incidents, 1_020.0, reporting=reporting)
     assert one(later).action == action
 
 
 def test_an_agent_that_is_silent_and_was_failing_is_over_when_it_speaks() -> None:
     broken = health(disk())
     match = silent_match(broken, "disk /: bad", 990.0, "cordon")
-    silent = evaluate(policy(), broken, {}, 1_000.0, speaking=False, more=[match])
+    silent = evaluate(policy(), broken, {}, 1_000.0, reporting=False, more=[match])
     incident = one(silent)
     assert rules_of(incident) == [(SILENT_FAILING, SILENT_RULE, "cordon")]
     assert incident.summary == (
         "its agent is silent, its kubelet is ready, and this was failing: disk /: bad"
     )
-    still = evaluate(policy(), broken, silent.incidents, 1_001.0, speaking=False)
+    still = evaluate(policy(), broken, silent.incidents, 1_001.0, reporting=False)
     assert one(still).in_force
     spoken = evaluate(policy(), broken, silent.incidents, 1_001.0)
-    assert [item.over for item in one(spoken).evidence] == ["speaking"]
+    assert [item.over for item in one(spoken).evidence] == ["reporting"]
     assert one(spoken).healthy_for == 600.0
 
 

@@ -288,7 +288,7 @@ def test_the_row_of_the_registers_is_told_of_nvlink_5_alone() -> None:
     row = asked(Question("xid:145", details=registers, driver="580.82.07")).row
     assert row.startswith("RLW_REMAP, fatal: reset; then ")
     assert asked(Question("xid:145", details=registers)).row.startswith(
-        "no row matches: tell --detail"
+        "no row matches: add --detail"
     )
     assert asked(XID).row == ""
     assert asked(LINK).row == ""

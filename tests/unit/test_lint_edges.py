@@ -41,7 +41,7 @@ def said(site: tuple[str, ...], *rules: Rule, keys: str = "") -> list[str]:
 
 
 def shadowed(narrow: Rule, wide: Rule, *, first: bool = False) -> bool:
-    """Whether ``narrow`` never decides beside ``wide``, which stands ``first`` or asks for more."""
+    """Whether ``narrow`` never decides beside ``wide``, which stands ``first`` or is stronger."""
     narrow, wide = replace(narrow, name="narrow"), replace(wide, name="wide")
     rules = (wide, narrow) if first else (narrow, wide)
     return any("meets all that it meets" in text for text in said(("narrow",), *rules))
@@ -128,19 +128,19 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
     narrow, wide = rule("narrow", hold=5.0), rule("wide", action="drain")
     assert said(("narrow",), narrow, wide) == [
         (
-            "rules[0]: never decides: 'wide' meets all that it meets, and asks for more; "
+            "rules[0]: never decides: 'wide' meets all that it meets, and is stronger; "
             "to lower its action, change 'wide' itself"
         )
     ]
     assert said(("narrow",), replace(wide, action="cordon"), narrow) == [
-        "rules[0]: never decides: 'wide' meets all that it meets, and stands before it"
+        "rules[0]: never decides: 'wide' meets all that it meets, and comes before it"
     ]
     spared = replace(narrow, action="observe")
     later = replace(wide, hold=35.0)
     assert said(("narrow",), spared, later) == [
         (
-            "rules[0]: decides for 30 s alone: 'wide' meets all that it meets, and asks "
-            "for more; to lower its action, change 'wide' itself"
+            "rules[0]: decides for 30 s alone: 'wide' meets all that it meets, and is "
+            "stronger; to lower its action, change 'wide' itself"
         )
     ]
     assert said(("wide",), narrow, wide) == [
@@ -172,7 +172,7 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
         (
             {"check": "memory"},
             "",
-            "check: check memory never says failed, at most degraded; no rule can match it",
+            "check: check memory never reports failed, at most degraded; no rule can match it",
         ),
         (
             {"check": "memory", "reasons": ("big",)},
@@ -194,7 +194,7 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
             "",
             (
                 "action: acts on every node that can't reach a peer: one dead node means a cordon "
-                "of all that look for it, and no common cause holds them; expected check: "
+                "of all that probe it, and no common cause holds them; expected check: "
                 "triangulation"
             ),
         ),
@@ -229,7 +229,7 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
         (
             {"confirmed_by": "memory"},
             "",
-            "confirmedBy: check memory never says failed, at most degraded; it confirms nothing",
+            "confirmedBy: check memory never reports failed, at most degraded; it confirms nothing",
         ),
     ],
 )

@@ -18,7 +18,7 @@ OTHERS = tuple(f"10.0.9.{number}" for number in range(4))
 def node_at(graph: Graph, node: str, address: str) -> None:
     graph.place(node, address)
     graph.enlist(node, listed=True)
-    graph.set_report(node, speaking=True)
+    graph.set_report(node, reporting=True)
 
 
 def looked_for(missing: int, reaching: int, silent: int = 0) -> Graph:
@@ -73,7 +73,7 @@ def test_a_node_is_accused_by_four_and_by_half_of_its_observers_where_none_reach
 
 def test_what_edges_say_is_told_in_numbers_and_names() -> None:
     look = looked_for(4, 0).count_view("n")
-    assert look.message == ("0 of 4 nodes that look for it reach it, though they reach others")
+    assert look.message == ("0 of 4 nodes that probe it reach it, though they reach others")
     assert [(edge.observer, edge.target) for edge in look.edges] == [
         ("o0", "n"),
         ("o1", "n"),
@@ -81,13 +81,13 @@ def test_what_edges_say_is_told_in_numbers_and_names() -> None:
         ("o3", "n"),
     ]
     disputed = looked_for(4, 1).count_view("n")
-    assert disputed.message == "4 nodes that look for it miss it, and 1 reach it: o4"
+    assert disputed.message == "4 nodes that probe it miss it, and 1 reach it: o4"
     assert len(disputed.edges) == 4
-    assert looked_for(1, 3).count_view("n").message == "3 of 4 nodes that look for it reach it"
+    assert looked_for(1, 3).count_view("n").message == "3 of 4 nodes that probe it reach it"
     assert Graph().knows("n") is False
     alone = Graph()
     node_at(alone, "n", TARGET)
-    assert alone.count_view("n").message == "no other node looks for it"
+    assert alone.count_view("n").message == "no other node probes it"
     alone.enlist("n", listed=False)
     assert alone.count_view("n").message == "the cluster does not list it"
     assert outcome(alone.count_view("n")) == UNSURE
@@ -95,7 +95,7 @@ def test_what_edges_say_is_told_in_numbers_and_names() -> None:
 
 def test_a_silent_node_that_nobody_reaches_is_told_apart() -> None:
     graph = looked_for(4, 0)
-    graph.set_report("n", speaking=False)
+    graph.set_report("n", reporting=False)
     assert outcome(graph.count_view("n")) == (UNREACHABLE_SILENT, False, False)
 
 
@@ -115,7 +115,7 @@ def test_an_observer_counts_while_it_speaks_and_the_cluster_lists_it(how: str) -
     graph = looked_for(4, 0)
     assert graph.has_report("o0")
     if how == "silent":
-        graph.set_report("o0", speaking=False)
+        graph.set_report("o0", reporting=False)
     else:
         graph.enlist("o0", listed=False)
     assert not graph.has_report("o0")
@@ -155,7 +155,7 @@ def test_a_node_is_cut_off_by_its_own_word_without_gateway_and_most_of_its_peers
         assert look.message == (f"it reaches neither its gateway nor {lost} of its {peers} peers")
         assert len(look.edges) == lost
         assert {edge.observer for edge in look.edges} == {"n"}
-    graph.set_report("n", speaking=False)
+    graph.set_report("n", reporting=False)
     assert graph.count_view("n").accusation == ""
 
 
@@ -199,7 +199,7 @@ def test_a_node_that_nobody_reaches_and_that_says_so_itself_is_cut_off() -> None
 
 
 def test_the_network_is_in_pieces_where_more_than_three_and_a_twentieth_miss_many_peers() -> None:
-    for troubled, speaking, pieces in (
+    for troubled, reporting, pieces in (
         (FEWEST_TROUBLED, 20, False),
         (FEWEST_TROUBLED + 1, 20, True),
         (4, 79, True),
@@ -207,13 +207,13 @@ def test_the_network_is_in_pieces_where_more_than_three_and_a_twentieth_miss_man
         (5, 80, True),
     ):
         graph = Graph()
-        for number in range(speaking):
+        for number in range(reporting):
             node_at(graph, f"n{number}", f"10.0.1.{number}")
         for number in range(troubled):
             graph.assign(f"n{number}", OTHERS)
             for place, other in enumerate(OTHERS):
                 graph.peer(f"n{number}", other, reached=place >= 2)
-        assert graph.unrest(frozenset()) == pieces, (troubled, speaking)
+        assert graph.unrest(frozenset()) == pieces, (troubled, reporting)
         assert not graph.unrest(frozenset(f"n{number}" for number in range(troubled)))
 
 
@@ -237,7 +237,7 @@ def test_a_node_is_troubled_by_two_lost_peers_that_are_more_than_a_quarter(
 def test_an_address_of_two_nodes_is_nobodys_and_what_was_not_assigned_is_not_heard() -> None:
     graph = looked_for(4, 0)
     node_at(graph, "twin", TARGET)
-    assert graph.count_view("n").message == "no other node looks for it"
+    assert graph.count_view("n").message == "no other node probes it"
     graph.place("twin", "10.0.0.2")
     assert outcome(graph.count_view("n")) == ACCUSED
     graph.assign("o0", OTHERS)  # no more
@@ -257,7 +257,7 @@ def test_whose_standing_may_differ_is_named_once() -> None:
     assert graph.take_dirty() == []
     graph.peer("o0", TARGET, reached=False)  # as before
     graph.gateway("o0", "g", reached=None)
-    graph.set_report("n", speaking=True)
+    graph.set_report("n", reporting=True)
     graph.enlist("n", listed=True)
     graph.place("n", TARGET)
     graph.touch("unknown")

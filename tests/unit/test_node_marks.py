@@ -38,11 +38,11 @@ from aggregator.quarantine.decide.node_marks import (
     foreign_hands,
     known_applied,
     marked_by,
+    marked_evidence,
     marked_for,
     read_applied,
     read_overruled,
     spec_of_marks,
-    stood_for,
     undo_change,
     words_of,
     write_overruled,
@@ -404,7 +404,7 @@ def test_without_an_override_the_annotation_is_removed() -> None:
 
 def test_ours_comes_back_as_a_cordon_for_the_same_evidence() -> None:
     marked = after(cordon_change(FREE, quarantine(evidence=(ITEM, LEVEL))))
-    assert stood_for(marked) == words_of([ITEM, LEVEL])
+    assert marked_evidence(marked) == words_of([ITEM, LEVEL])
     assert spec_of_marks(marked) == QuarantineSpec(
         Action.CORDON,
         "gpu",

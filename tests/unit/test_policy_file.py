@@ -143,7 +143,7 @@ def test_all_mistakes_of_a_file_are_named_at_once_in_their_order() -> None:
         "site.yaml:7",
     ]
     assert "rule: unknown key (did you mean 'rules'?); expected only 'rules'" in found[0]
-    assert "rule 'gpu-gone' stands here twice; expected each name once" in found[3]
+    assert "rule 'gpu-gone' is here twice; expected each name once" in found[3]
     for text in ("rules: {}", "other: []", "rules: x"):
         (line,) = problems(text)
         assert "no list of rules; expected 'rules:' and a list" in line

@@ -29,9 +29,9 @@ KNOWN = Known("uid-1", "text", Record(generation=5))
     [
         (None, "uid-1", "text", 0, 0, ""),
         (None, "uid-1", "text", 7, 7, ""),
-        (None, "uid-1", "text", 6, 7, "is older (generation 6) than a Quarantine that stands (7)"),
+        (None, "uid-1", "text", 6, 7, "is older (generation 6) than a Quarantine in force (7)"),
         (KNOWN, "uid-1", "text", 5, 5, ""),
-        (KNOWN, "uid-1", "text", 5, 6, "is older (generation 5) than a Quarantine that stands (6)"),
+        (KNOWN, "uid-1", "text", 5, 6, "is older (generation 5) than a Quarantine in force (6)"),
         (KNOWN, "uid-1", "other", 6, 6, ""),
         (KNOWN, "uid-1", "other", 9, 6, ""),
         (KNOWN, "uid-1", "other", 5, 0, "has another content in its generation 5"),

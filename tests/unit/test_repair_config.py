@@ -140,7 +140,7 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
                 "repair:\n  repairers:\n    - kind: reboot\n      idempotent: true\n"
                 "      webhook: {url: 'https://x/', secret_file: secret}\n"
             ),
-            "repairers[0].idempotent: is about a command; expected command beside it",
+            "repairers[0].idempotent: is about a command; expected command too",
         ),
         (
             (
@@ -291,7 +291,7 @@ def test_sickbays_own_namespace_is_the_one_of_its_cluster(tmp_path: Path) -> Non
 def test_one_that_cannot_test_is_told_so_once(tmp_path: Path, provider: str) -> None:
     text = f"repair: {{repairers: [{{kind: test, {provider}}}]}}\n"
     (found,) = problems(tmp_path, text, KUBERNETES)
-    assert "can tell no verdict about the node; expected agent, command, webhook or job" in found
+    assert "can give no verdict about the node; expected agent, command, webhook or job" in found
 
 
 @pytest.mark.slow
@@ -440,7 +440,7 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
                 "repair: {repairers: [{kind: replace, karpenter: true,"
                 " management_kubeconfig: secret}]}"
             ),
-            "management_kubeconfig: is about Machines; expected cluster_api: true beside it",
+            "management_kubeconfig: is about Machines; expected cluster_api: true too",
         ),
         (
             (
@@ -471,11 +471,11 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
         ),
         (
             external(succeeded="{field: status.a}"),
-            "external.succeeded: has a field without a value; expected equals beside it",
+            "external.succeeded: has a field without a value; expected equals too",
         ),
         (
             external(succeeded="{condition: A, equals: b}"),
-            "external.succeeded.equals: is about a field; expected field beside it",
+            "external.succeeded.equals: is about a field; expected field too",
         ),
         (external(succeeded="{field: a..b, equals: b}"), "external.succeeded.field: "),
         (external(succeeded="{condition: A, status: yes-no}"), "external.succeeded.status: "),

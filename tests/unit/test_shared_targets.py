@@ -49,7 +49,7 @@ def test_a_verdict_names_the_target_its_numbers_and_the_first_few_nodes() -> Non
     assert verdict == NetworkVerdict(
         "target",
         "dns kube-dns",
-        "10 of 20 nodes that look at kube-dns (dns) miss it",
+        "10 of 20 nodes that probe kube-dns (dns) miss it",
         7.0,
         10,
         20,

@@ -50,7 +50,7 @@ def test_a_profile_has_a_name_of_a_file(tmp_path: Path, value: str) -> None:
 def test_only_a_repairer_that_can_tell_a_verdict_tests(tmp_path: Path, provider: str) -> None:
     text = f"repair:\n  repairers:\n    - {{kind: test, {provider}}}\n"
     told = problems(tmp_path, text, KUBERNETES)
-    assert any("can tell no verdict about the node" in one for one in told)
+    assert any("can give no verdict about the node" in one for one in told)
 
 
 def job(**more: str) -> str:

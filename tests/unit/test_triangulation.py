@@ -206,7 +206,7 @@ def test_a_blamed_node_whose_observers_fall_silent_is_neither_well_nor_blamed() 
     found = evaluated(told)
     for node in range(200):
         if 7 in told.peers[node] or node == 7:
-            found.set_report(name(node), speaking=False)
+            found.set_report(name(node), reporting=False)
     found.settle(NOW + 60)
     finding = found.finding("node-7")
     assert finding is not None
@@ -270,7 +270,7 @@ def test_a_partition_blames_none_of_either_side_for_long(
     st.sets(st.integers(0, 59), max_size=30),
     st.integers(0, 3),
 )
-def test_a_node_that_one_speaking_observer_reaches_and_that_says_nothing_is_never_blamed(
+def test_a_node_that_one_reporting_observer_reaches_and_that_says_nothing_is_never_blamed(
     broken: set[tuple[int, int]], silent: set[int], seed: int
 ) -> None:
     """No set of broken edges makes a healthy node guilty by others' word, whatever else fails."""

@@ -39,7 +39,7 @@ class Fleet:
             self.found.place(node, self.address(number))
             self.found.label(node, labels.get(number, ()))
             self.found.enlist(node, listed=True)
-            self.found.set_report(node, speaking=True)
+            self.found.set_report(node, reporting=True)
             self.found.assign(node, tuple(map(self.address, self.peers(number))))
             self.report(number, OK)
         self.settle(0.0)

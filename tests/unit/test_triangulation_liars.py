@@ -45,7 +45,7 @@ def evaluated(
         found.enlist(name(node), listed=True)
         found.place(name(node), address(node))
         found.assign(name(node), net.assigned(node))
-        found.set_report(name(node), speaking=True)
+        found.set_report(name(node), reporting=True)
     for node in range(net.size):
         if node in liars:
             tell_lies(found, net, node, victims, rng)
@@ -141,7 +141,7 @@ def test_the_bound_is_no_larger_and_no_smaller_than_it_is(size: int, seed: int) 
             found.enlist(name(node), listed=True)
             found.place(name(node), address(node))
             found.assign(name(node), net.assigned(node))
-            found.set_report(name(node), speaking=True)
+            found.set_report(name(node), reporting=True)
         for liar in observers[:liars]:
             for peer in net.peers[liar]:
                 status = Status.FAILED if peer == victim else Status.OK
@@ -306,7 +306,7 @@ class Bookkeeping(RuleBasedStateMachine):
         self.found = Triangulation()
         self.at: dict[int, int] = {}
         self.listed: set[int] = set()
-        self.speaking: set[int] = set()
+        self.reporting: set[int] = set()
         self.assigned: dict[int, tuple[int, ...]] = {}
         self.edges: dict[tuple[int, int], Status] = {}
         self.gateways: dict[int, Status] = {}
@@ -318,7 +318,7 @@ class Bookkeeping(RuleBasedStateMachine):
         for node in range(self.NODES if everything else 0):
             self.place(node, node)
             self.enlist(node, listed=True)
-            self.speak(node, speaking=True)
+            self.speak(node, reporting=True)
             self.assign(node, set(range(self.NODES)) - {node})
 
     @rule(node=some, where=some)
@@ -331,10 +331,10 @@ class Bookkeeping(RuleBasedStateMachine):
         (self.listed.add if listed else self.listed.discard)(node)
         self.found.enlist(name(node), listed=listed)
 
-    @rule(node=some, speaking=st.booleans())
-    def speak(self, node: int, *, speaking: bool) -> None:
-        (self.speaking.add if speaking else self.speaking.discard)(node)
-        self.found.set_report(name(node), speaking=speaking)
+    @rule(node=some, reporting=st.booleans())
+    def speak(self, node: int, *, reporting: bool) -> None:
+        (self.reporting.add if reporting else self.reporting.discard)(node)
+        self.found.set_report(name(node), reporting=reporting)
 
     @rule(node=some, peers=st.sets(some, max_size=NODES))
     def assign(self, node: int, peers: set[int]) -> None:
@@ -367,7 +367,7 @@ class Bookkeeping(RuleBasedStateMachine):
         for known in (self.at, self.assigned, self.gateways):
             known.pop(node, None)
         self.listed.discard(node)
-        self.speaking.discard(node)
+        self.reporting.discard(node)
         self.edges = {edge: one for edge, one in self.edges.items() if edge[0] != node}
 
     def _edge(self, node: int, peer: int, status: Status | None) -> None:
@@ -392,7 +392,7 @@ class Bookkeeping(RuleBasedStateMachine):
             if node in self.gateways:
                 anew.set_edge(name(node), REACH, "gateway", self.gateways[node])
             anew.enlist(name(node), listed=node in self.listed)
-            anew.set_report(name(node), speaking=node in self.speaking)
+            anew.set_report(name(node), reporting=node in self.reporting)
         anew.settle(self.now)
         for node in range(self.NODES):
             if self.found._graph.knows(name(node)):
@@ -401,7 +401,7 @@ class Bookkeeping(RuleBasedStateMachine):
                 assert (name(node) in self.found._accused) == bool(kept.accusation)
         for sight in self.found._graph._sights.values():
             assert sight.peers.keys() <= set(sight.assigned)
-        assert self.found._graph._speaking == len(self.listed & self.speaking)
+        assert self.found._graph._reporting == len(self.listed & self.reporting)
         assert self.found._graph._troubled == anew._graph._troubled
 
     @invariant()
@@ -415,7 +415,7 @@ class Bookkeeping(RuleBasedStateMachine):
                 continue
             where = self.at[node]
             observers = {o for o, peers in self.assigned.items() if where in peers and o != node}
-            heard = observers & self.listed & self.speaking
+            heard = observers & self.listed & self.reporting
             missed = {o for o in heard if self.edges.get((o, where)) is Status.FAILED}
             reached = {o for o in heard if self.edges.get((o, where)) is Status.OK}
             assert node in self.listed

@@ -404,7 +404,7 @@ async def test_the_page_and_the_api_say_what_many_nodes_share_and_what_to_do() -
     for said in (
         "Common causes",
         "rack=&lt;r1&gt;: check nic-link on 9 of 18 nodes",
-        "Look at the switch, power and cooling of the place.",
+        "Check the switch, power and cooling of the place.",
         "No new quarantine is admitted until 03:29 UTC",
     ):
         assert said in text

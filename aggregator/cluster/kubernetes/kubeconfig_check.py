@@ -168,8 +168,8 @@ class _Named:
         return str(file)
 
 
-def _check_user(user: KubeconfigItem, beside: str, *, with_tls: bool) -> None:
-    """``beside``: the file next to which the library looks for certificates, the cluster's."""
+def _check_user(user: KubeconfigItem, config_file: str, *, with_tls: bool) -> None:
+    """``config_file``: the file next to which the library looks for certificates, the cluster's."""
     _must_hold(user, "exec", "auth-provider")
     if "auth-provider" in user.data:
         text = f'auth-provider of "{user.name}" is not supported; expected exec, with a plugin'
@@ -178,9 +178,9 @@ def _check_user(user: KubeconfigItem, beside: str, *, with_tls: bool) -> None:
     if not by_another:
         _must_hold(user, "token")
     _ordinary(user, "tokenFile", "token", user.file, read=not by_another)
-    of_certificate = ("client-certificate", "client-certificate-data", beside)
+    of_certificate = ("client-certificate", "client-certificate-data", config_file)
     certificate = _ordinary(user, *of_certificate, read=with_tls)
-    key = _ordinary(user, "client-key", "client-key-data", beside, read=with_tls)
+    key = _ordinary(user, "client-key", "client-key-data", config_file, read=with_tls)
     if with_tls and certificate is not None:
         _check_pair(certificate, key)
 
@@ -218,7 +218,7 @@ def _check_pair(certificate: _Named, key: _Named | None) -> None:
             except ssl.SSLError:
                 raise certificate.holds_no("certificate") from error
             if key is None:
-                text = "holds no private key beside the certificate; expected client-key with one"
+                text = "holds no private key for the certificate; expected client-key with one"
                 raise certificate.wrong(text) from error
             raise key.holds_no("private key") from error
 
@@ -236,7 +236,7 @@ def _must_hold(item: KubeconfigItem, *keys: str) -> None:
 
 
 def _ordinary(
-    item: KubeconfigItem, key: str, instead: str, beside: str, *, read: bool
+    item: KubeconfigItem, key: str, instead: str, config_file: str, *, read: bool
 ) -> _Named | None:
     """Check that the library will read a file. ``instead`` has its content, and goes first.
 
@@ -252,7 +252,7 @@ def _ordinary(
         raise KubeconfigError(item.file, text)
     if not isinstance(named, str):
         raise KubeconfigError(item.file, f'{key} of "{item.name}" is no text; expected a file')
-    file = Path(beside).absolute().parent / named
+    file = Path(config_file).absolute().parent / named
     try:
         with require_regular_file(file, most=MOST).open("rb"):
             pass

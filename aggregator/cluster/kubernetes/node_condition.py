@@ -19,7 +19,7 @@ _TRIES = 5
 WATCH_S = 1.0
 
 
-class _Said(TypedDict):
+class _Reported(TypedDict):
     quarantined: bool
     reason: str
     message: str
@@ -48,7 +48,7 @@ async def publish(
     """
     announced = False
     for attempt in range(1, _TRIES + 1):
-        wanted: _Said = {
+        wanted: _Reported = {
             "quarantined": quarantined,
             "reason": reason,
             "message": message,
@@ -90,7 +90,7 @@ async def publish(
 
 
 async def _due(
-    transport: Transport, node: str, node_uid: str, wanted: _Said, *, cached: bool
+    transport: Transport, node: str, node_uid: str, wanted: _Reported, *, cached: bool
 ) -> tuple[NodeObject, dict[str, object]] | None:
     """The node and the condition to write to it, or None where no write is due."""
     query = {"resourceVersion": "0"} if cached else None
@@ -112,7 +112,7 @@ async def _due(
     return _change(found, wanted)
 
 
-def _change(found: NodeObject, wanted: _Said) -> tuple[NodeObject, dict[str, object]] | None:
+def _change(found: NodeObject, wanted: _Reported) -> tuple[NodeObject, dict[str, object]] | None:
     """The node and the condition to write to it, or None where the node shows it already."""
     status = "True" if wanted["quarantined"] else "False"
     texts = (status, wanted["reason"], wanted["message"])

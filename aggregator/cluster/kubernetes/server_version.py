@@ -33,7 +33,7 @@ async def check_version(transport: Transport) -> str:
         text = msgspec.json.decode(body, type=_Info).gitVersion
     except (Refused, NotFound, msgspec.DecodeError) as error:
         log.warning(
-            "the API server does not say its version, so that it is not known to be new enough",
+            "the API server does not report its version, so that it is not known to be new enough",
             extra={"path": _PATH, "oldest": describe(OLDEST), "error": str(error)},
         )
         return ""

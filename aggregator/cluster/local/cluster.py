@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reported:
     """The state reported so far, so that only differences are reported."""
 
     quarantines: dict[str, Quarantine]
@@ -214,7 +214,7 @@ class LocalCluster:
 
     async def poll_nodes(self) -> AsyncIterator[ClusterEvent]:
         """The present state, then all changes, until the file can't be read."""
-        reported = _Told({}, frozenset(), RecordText("", ""), StopText())
+        reported = _Reported({}, frozenset(), RecordText("", ""), StopText())
         seen = -1
         whole = False
         while True:
@@ -237,7 +237,7 @@ class LocalCluster:
         """Events of nodes other than the file's; none here."""
         return ()
 
-    def _differences(self, reported: _Told) -> list[ClusterEvent]:
+    def _differences(self, reported: _Reported) -> list[ClusterEvent]:
         news: list[ClusterEvent] = []
         stop = self._open.stop()
         if stop != reported.stop:

@@ -223,7 +223,7 @@ class SlurmCluster(LocalCluster):
         ours = await self.recorded(node.name)
         author = whose(found, ours)
         if node.name not in self._reported and has_changed(author, ours):
-            raise Conflict(f"the drain of {node.name} has changed, and is looked at first")
+            raise Conflict(f"the drain of {node.name} has changed, and is read first")
         self._reported.discard(node.name)
         if author is Whose.ANOTHER:
             # No new work starts there already; the words of the other stay.

@@ -59,7 +59,7 @@ class Observation:
     """
 
     address: str = ""
-    speaking: bool = False
+    reporting: bool = False
     listed: bool = False
     assigned: tuple[str, ...] = ()
     peers: dict[str, bool] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Observation:
     @property
     def counts(self) -> bool:
         """Whether its agent's reports are evidence."""
-        return self.speaking and self.listed
+        return self.reporting and self.listed
 
     def credible_without(self, address: str) -> bool:
         """Whether it reaches most of its peers other than this one."""
@@ -82,7 +82,7 @@ class Observation:
 
     def cut_off(self) -> bool:
         """Whether it is cut off by its own report."""
-        if not self.speaking or not self.gateways or any(self.gateways.values()):
+        if not self.reporting or not self.gateways or any(self.gateways.values()):
             return False
         lost = len(self.peers) - sum(self.peers.values())
         return len(self.peers) >= FEWEST_PEERS and lost >= LOST_PEERS * len(self.peers)
@@ -112,7 +112,7 @@ class Graph:
         self._at: dict[str, tuple[str, ...]] = {}
         self._observers: dict[str, set[str]] = {}  # by address: its assigned observers
         self._dirty: dict[str, None] = {}
-        self._speaking = 0
+        self._reporting = 0
         self._troubled: set[str] = set()
 
     def place(self, node: str, address: str) -> None:
@@ -127,18 +127,18 @@ class Graph:
             self._touch_address(address)
         self._dirty[node] = None
 
-    def set_report(self, node: str, *, speaking: bool) -> None:
+    def set_report(self, node: str, *, reporting: bool) -> None:
         """Set whether the reports of the node's agent are evidence now."""
         sight = self._sight(node)
-        if sight.speaking != speaking:
-            self._count(sight, speaking=speaking, listed=sight.listed)
+        if sight.reporting != reporting:
+            self._count(sight, reporting=reporting, listed=sight.listed)
             self._touch(node, sight)
 
     def enlist(self, node: str, *, listed: bool) -> None:
         """Set whether the cluster lists the node."""
         sight = self._sight(node)
         if sight.listed != listed:
-            self._count(sight, speaking=sight.speaking, listed=listed)
+            self._count(sight, reporting=sight.reporting, listed=listed)
             self._touch(node, sight)
 
     def assign(self, observer: str, addresses: tuple[str, ...]) -> frozenset[str]:
@@ -189,7 +189,7 @@ class Graph:
         """The node no longer exists."""
         if node not in self._sights:
             return
-        self.set_report(node, speaking=False)
+        self.set_report(node, reporting=False)
         sight = self._sights.pop(node)
         self._leave(node, sight)
         for address in dict.fromkeys(sight.assigned):
@@ -217,7 +217,7 @@ class Graph:
     def unrest(self, apart: AbstractSet[str]) -> bool:
         """Whether the network is in pieces, by the reports of others than those ``apart``."""
         troubled = len(self._troubled - apart)
-        return troubled > FEWEST_TROUBLED and troubled > UNREST * self._speaking
+        return troubled > FEWEST_TROUBLED and troubled > UNREST * self._reporting
 
     def count_view(self, node: str) -> GraphView:
         """The conclusion from the node's edges. Costs its observers times their peers: 64 edges."""
@@ -243,10 +243,8 @@ class Graph:
         if accusing and not well:
             return _disputed(node, missed, reaching)
         if not seen:
-            return GraphView("", well, "no other node looks for it")
-        return GraphView(
-            "", well, f"{len(reaching)} of {len(seen)} nodes that look for it reach it"
-        )
+            return GraphView("", well, "no other node probes it")
+        return GraphView("", well, f"{len(reaching)} of {len(seen)} nodes that probe it reach it")
 
     def _observers_of(self, node: str, sight: Observation) -> list[str]:
         """The observers that were assigned the node. An address of several nodes belongs to
@@ -264,10 +262,10 @@ class Graph:
             if theirs.counts and reached is not None:
                 yield observer, reached
 
-    def _count(self, sight: Observation, *, speaking: bool, listed: bool) -> None:
+    def _count(self, sight: Observation, *, reporting: bool, listed: bool) -> None:
         before = sight.counts
-        sight.speaking, sight.listed = speaking, listed
-        self._speaking += sight.counts - before
+        sight.reporting, sight.listed = reporting, listed
+        self._reporting += sight.counts - before
 
     def _sight(self, node: str) -> Observation:
         found = self._sights.get(node)
@@ -302,8 +300,8 @@ class Graph:
 def _unreachable(node: str, sight: Observation, missed: list[str], *, cut_off: bool) -> GraphView:
     missed.sort()
     edges = tuple(Edge(observer, node) for observer in missed[:NAMED])
-    text = f"0 of {len(missed)} nodes that look for it reach it, though they reach others"
-    if not sight.speaking:
+    text = f"0 of {len(missed)} nodes that probe it reach it, though they reach others"
+    if not sight.reporting:
         return GraphView(UNREACHABLE_SILENT, False, f"{text}; its agent is silent", edges)
     if cut_off:
         return GraphView(CUT_OFF, False, f"{text}; nor does it reach its gateway", edges)
@@ -313,7 +311,7 @@ def _unreachable(node: str, sight: Observation, missed: list[str], *, cut_off: b
 def _disputed(node: str, missed: list[str], reaching: list[str]) -> GraphView:
     missed.sort()
     edges = tuple(Edge(observer, node) for observer in missed[:NAMED])
-    text = f"{len(missed)} nodes that look for it miss it, and {len(reaching)} reach it"
+    text = f"{len(missed)} nodes that probe it miss it, and {len(reaching)} reach it"
     return GraphView("", False, f"{text}: {', '.join(reaching[:NAMED])}", edges, disputed=True)
 
 

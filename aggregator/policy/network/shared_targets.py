@@ -88,7 +88,7 @@ class Targets:
             yield NetworkVerdict(
                 "target",
                 f"{check} {component}",
-                f"{missed} of {watched.observers} nodes that look at {component} ({check}) miss it",
+                f"{missed} of {watched.observers} nodes that probe {component} ({check}) miss it",
                 watched.blamed_since,
                 missed,
                 watched.observers,

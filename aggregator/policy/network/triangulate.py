@@ -111,9 +111,9 @@ class Triangulation:
         self._domains_of[node] = wanted
         self._graph.touch(node)
 
-    def set_report(self, node: str, *, speaking: bool) -> None:
+    def set_report(self, node: str, *, reporting: bool) -> None:
         """Set whether the node's agent is attached and has given its snapshot."""
-        self._graph.set_report(node, speaking=speaking)
+        self._graph.set_report(node, reporting=reporting)
         self._count(node)
 
     def enlist(self, node: str, *, listed: bool) -> None:
@@ -278,25 +278,25 @@ class Triangulation:
         if not self._graph.knows(node):
             self._findings.pop(node, None)
             return None
-        look = self._graph.count_view(node)
-        status, reason, message = Status.UNKNOWN, "", look.message
-        if look.accusation:
+        view = self._graph.count_view(node)
+        status, reason, message = Status.UNKNOWN, "", view.message
+        if view.accusation:
             domain = self._blamed_domain(node)
             if domain:
-                reason, message = DOMAIN, f"{look.message}; so it is for others of {domain}"
+                reason, message = DOMAIN, f"{view.message}; so it is for others of {domain}"
             elif self._unrest or node in self._shared:
                 reason = SHARED
-                message = f"{look.message}; so it is for too many others at once"
+                message = f"{view.message}; so it is for too many others at once"
             else:
-                status, reason = Status.FAILED, look.accusation
-        elif look.well:
+                status, reason = Status.FAILED, view.accusation
+        elif view.well:
             status = Status.OK
-        elif look.disputed:
+        elif view.disputed:
             reason = DISPUTED
         before = self._findings.get(node)
         if before is not None and (before.status, before.reason) == (status, reason):
             return None
-        found = Finding(status, reason, message, now, look.edges)
+        found = Finding(status, reason, message, now, view.edges)
         self._findings[node] = found
         return found
 

@@ -37,7 +37,7 @@ _HISTORY_OF_SICK = 0.5
 #: parts of one node share a cause, so they are common only where no other node is compared.
 _COMMON, _FEW = 5, 2
 #: Evaluations of each series a month: as many as its windows of an hour.
-_LOOKS = 30 * 24
+_EVALUATIONS = 30 * 24
 #: Months of a healthy fleet without a false finding of one counter.
 _MONTHS = 50
 
@@ -82,7 +82,7 @@ class Background:
     @property
     def threshold(self) -> float:
         """The logarithm of the likelihood ratio of a finding."""
-        return math.log(max(self.series, 1) * _LOOKS * _MONTHS)
+        return math.log(max(self.series, 1) * _EVALUATIONS * _MONTHS)
 
 
 def score(occurrences: Sequence[int], now: int, fleet: Background, *, had_counted: bool) -> float:

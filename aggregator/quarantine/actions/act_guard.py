@@ -151,7 +151,7 @@ class ActGuards:
 
         def why_not() -> str:
             if granted and not self._record_writer.grants(node_state.node):
-                return "the admission by which it was to be done does not stand any more"
+                return "the admission by which it was to be done is not in force any more"
             if granted and self._is_observed(node_state):
                 return "the mode of the node's pool is observe now"
             return against()

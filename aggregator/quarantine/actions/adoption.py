@@ -29,10 +29,10 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import (
     adopt_change,
     marked_by,
+    marked_evidence,
     marked_for,
     read_applied,
     spec_of_marks,
-    stood_for,
 )
 from aggregator.quarantine.decide.operator_requests import FORCE
 from aggregator.quarantine.state.fleet import UNCLAIMED
@@ -184,14 +184,14 @@ class MarkAdopter:
         """Undo the marks of this quarantine, which is over. Returns whether there were any."""
         node = await self._acts.cluster.read_node(node_state.node)
         if await self._acts.cluster.read_quarantine(node_state.node) is not None:
-            raise Conflict("a quarantine stands there again")
+            raise Conflict("a quarantine is in force there again")
         node_state.take_node(node)
         if node is None or not is_marked(node):
             return False
         if marked_by(node) not in ("", uid):
             node_state.own_quarantine_view().request_adoption()
             return False
-        evidence = stood_for(node)
+        evidence = marked_evidence(node)
         words = node_state.overrule(evidence)
         # A person requested marks without evidence, and the deletion, which is later, revokes that.
         more: dict[str, str | None] = {} if evidence else {FORCE: None}

@@ -90,8 +90,8 @@ class ReleaseActions:
         A person's release goes at once. For a release by recovery the node is read once more, in
         full.
         """
-        looks = quarantine.status.phase in MARKED or step.because == NODE_ABSENT
-        if not step.overruled and looks:
+        checks_node = quarantine.status.phase in MARKED or step.because == NODE_ABSENT
+        if not step.overruled and checks_node:
             recovered = _has_recovered(node_state)
             found = await self._against_release(node_state, quarantine)
             if (

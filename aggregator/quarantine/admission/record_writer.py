@@ -73,7 +73,7 @@ class _Request:
     enter: Entry | None = None
     forget: Entry | None = None
     withdraw: Entry | None = None
-    look: str = ""
+    recheck: str = ""
     reserve: tuple[OperationProposal, OperationLimits] | None = None
     unreserve: str = ""
     restore: RunningOperation | None = None
@@ -150,7 +150,7 @@ class AdmissionRecordWriter:
             return self.problem
         return (
             f"the admission record {because}: no new quarantine is admitted until it is rebuilt "
-            f"from the Quarantines that stand, and for {span(SETTLES)} after that"
+            f"from the Quarantines in force, and for {span(SETTLES)} after that"
         )
 
     def seen(self, stored: RecordText) -> bool:
@@ -270,7 +270,7 @@ class AdmissionRecordWriter:
         used, no answer comes from memory.
         """
         if self.problem or node not in self.record.entries:
-            await self._submit(_Request(look=node))
+            await self._submit(_Request(recheck=node))
         return self.record.entries.get(node)
 
     async def forget_entry(self, entry: Entry | None) -> None:
@@ -354,7 +354,7 @@ class AdmissionRecordWriter:
                 elif request.reserve is not None:
                     request.done.set_result(held.get(_operation_key(request.reserve[0])))
                 else:
-                    node = request.propose.node if request.propose is not None else request.look
+                    node = request.propose.node if request.propose is not None else request.recheck
                     request.done.set_result(held.get(node))
 
     async def _settle(self, batch: list[_Request]) -> tuple[dict[str, Held], ClusterError | None]:
@@ -383,7 +383,9 @@ class AdmissionRecordWriter:
             if unread is None:
                 outcome = self._reserve(outcome, batch)
             if not self._lost and _substance(outcome.record) == _substance(before):
-                sure = any(one.forget or one.withdraw or one.look or one.unreserve for one in batch)
+                sure = any(
+                    one.forget or one.withdraw or one.recheck or one.unreserve for one in batch
+                )
                 if fresh or not (outcome.admitted or sure):
                     return _missing(batch, outcome), unread
                 # After a conflict memory proves neither "it is there already" nor "it has left".
@@ -520,7 +522,7 @@ class AdmissionRecordWriter:
                 place = self._cluster.record_place
                 self.log_change(
                     f"the admission record can't be read: {place.where}: {error}. No new "
-                    "quarantine is admitted. To have it made anew from the Quarantines that stand: "
+                    "quarantine is admitted. To have it made anew from the Quarantines in force: "
                     f"{place.empties}"
                 )
             else:
@@ -581,7 +583,9 @@ def _missing(batch: list[_Request], outcome: Outcome) -> dict[str, Held]:
     """The hold of each node: the decision, or that an entry is not there."""
     held = dict(outcome.held)
     for request in batch:
-        if request.look and request.look not in outcome.record.entries:
-            text = "it was admitted, but the admission record does not have it: asked again"
-            held[request.look] = Held("record", "no entry", text)
+        if request.recheck and request.recheck not in outcome.record.entries:
+            text = (
+                "it was admitted, but the admission record does not have it: it is requested again"
+            )
+            held[request.recheck] = Held("record", "no entry", text)
     return held

@@ -152,7 +152,7 @@ class CommonCauseTracker:
         )
         return (
             f"its version has just changed (now {now_runs}); the evidence against it must have "
-            f"stood for {span(self._after_upgrade)}, in which others with this version may show "
+            f"lasted for {span(self._after_upgrade)}, in which others with this version may show "
             "the same"
         )
 

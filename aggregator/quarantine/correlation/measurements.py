@@ -24,7 +24,7 @@ class MeasurementTracker(Protocol):
     def on_connect(self, node: str) -> None:
         """A new stream of the node: its series are numbered anew."""
 
-    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+    def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Values of the node."""
 
     def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
@@ -47,9 +47,9 @@ class MeasurementTrackers:
         for tracker in self._trackers:
             tracker.on_connect(node)
 
-    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+    def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         for tracker in self._trackers:
-            tracker.on_measurements(node, told, at)
+            tracker.on_measurements(node, measured, at)
 
     def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
         for tracker in self._trackers:

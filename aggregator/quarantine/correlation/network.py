@@ -45,7 +45,7 @@ class _Word:
     """
 
     address: str = ""
-    speaking: bool = False
+    reporting: bool = False
     assigned: tuple[str, ...] = ()
     sees: dict[tuple[str, str], Status] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class NetworkTracker:
         gone: Iterable[tuple[str, str]] = ()
         if isinstance(evidence, Snapshot):
             gone = word.sees.keys() - statuses.keys()
-            self._speak(node, speaking=True)
+            self._set_reporting(node, reporting=True)
             self._soon()
         elif evidence.gone:
             gone = word.sees.keys() & set(evidence.gone)
@@ -115,7 +115,7 @@ class NetworkTracker:
 
     def silent(self, node: str) -> None:
         """The agent's stream has ended: its results are no evidence until it reports again."""
-        self._speak(node, speaking=False)
+        self._set_reporting(node, reporting=False)
         self._soon()
 
     def _word(self, node: str) -> _Word:
@@ -142,9 +142,9 @@ class NetworkTracker:
         word.address = address
         self._network.place(node, address)
 
-    def _speak(self, node: str, *, speaking: bool) -> None:
-        self._word(node).speaking = speaking
-        self._network.set_report(node, speaking=speaking)
+    def _set_reporting(self, node: str, *, reporting: bool) -> None:
+        self._word(node).reporting = reporting
+        self._network.set_report(node, reporting=reporting)
 
     def _see(
         self,
@@ -243,7 +243,7 @@ class NetworkTracker:
             self._lost.pop(node, None)
             if node in self._reported:
                 self._reported.discard(node)
-                self._note(EventKind.NODE_FOUND, node, f"{node} is reached again, or speaks", "")
+                self._note(EventKind.NODE_FOUND, node, f"{node} is reached again, or reports", "")
         self._put(node, finding)
 
     def _put(self, node: str, finding: Finding) -> None:
@@ -273,7 +273,9 @@ class NetworkTracker:
     def _note_verdict(self, kind: EventKind, verdict: NetworkVerdict, text: str) -> None:
         details = {"blamed": verdict.kind, "name": verdict.name, "nodes": ", ".join(verdict.nodes)}
         if verdict.kind == "target" and verdict.count >= LEAST:
-            details["cause"] = "told as a common cause"  # counted there, too: one alert is enough
+            details["cause"] = (
+                "reported as a common cause"  # counted there, too: one alert is enough
+            )
         self._event_sink.record_event(
             Transition(self._clocks.wall(), kind, "", f"network: {text}", verdict.subject, details)
         )

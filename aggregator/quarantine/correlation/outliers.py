@@ -33,21 +33,21 @@ class OutlierTracker:
         """A new stream of the node: its series are numbered anew."""
         self._fleet.measurements.begin(node)
 
-    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+    def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Take the values, and evaluate the node by them. ``at`` is monotonic seconds."""
-        if told.series and told.known == 0:
+        if measured.series and measured.known == 0:
             self._fleet.measurements.begin(node)  # within a stream, after a resync
-        if self._fleet.measurements.size(node) != told.known:
+        if self._fleet.measurements.size(node) != measured.known:
             return  # the node was forgotten within this stream: its next one begins anew
         pool = self._registry.pool_of(node)
         self._fleet.measurements.move(node, pool)
         changes: list[OutlierChange] = []
-        if told.series:
-            self._fleet.measurements.add_series(node, pool, told.series)
+        if measured.series:
+            self._fleet.measurements.add_series(node, pool, measured.series)
             changes += self._fleet.measurements.restore(
                 node, findings_in_quarantine(self._fleet, node, CHECK), at
             )
-        self._fleet.measurements.update(node, told.values, told.absent)
+        self._fleet.measurements.update(node, measured.values, measured.absent)
         changes += self._fleet.measurements.evaluate(node, at)
         self._report(node, changes, at)
 

@@ -35,14 +35,14 @@ class PrecursorTracker:
         """A new stream of the node: its series are numbered anew."""
         self._counters.begin(node)
 
-    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+    def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Take the values, and compare their rises. ``at`` is monotonic seconds."""
-        if self._counters.size(node) != told.known:
+        if self._counters.size(node) != measured.known:
             return  # the node was forgotten within this stream: its next one begins anew
-        if told.series:
-            self._counters.add_series(node, told.series, at)
+        if measured.series:
+            self._counters.add_series(node, measured.series, at)
             self._restore(node, at)
-        changes = self._counters.update(node, told.values, at)
+        changes = self._counters.update(node, measured.values, at)
         if node in self._findings and at - self._checked_at.get(node, at) >= _EXPIRE_EVERY:
             self._checked_at[node] = at
             changes += self._counters.expire(node, at)

@@ -629,7 +629,7 @@ def lost(why: str) -> Held:
     return Held(
         "record",
         "lost",
-        f"the admission record {why}: it is rebuilt from the Quarantines that stand, and no "
+        f"the admission record {why}: it is rebuilt from the Quarantines in force, and no "
         "quarantine is admitted until then",
     )
 
@@ -642,7 +642,7 @@ def settling(record: Record, now: float) -> Held | None:
     return Held(
         "record",
         "rebuilt",
-        f"the admission record {rebuilt.because}: it was rebuilt from the Quarantines that stand, "
+        f"the admission record {rebuilt.because}: it was rebuilt from the Quarantines in force, "
         f"and no quarantine is admitted for {span(SETTLES)} after that, so that none is missed",
     )
 

@@ -534,7 +534,7 @@ def discontinuity(
     """
     generation = record.generation
     if generation < newest:
-        return f"is older (generation {generation}) than a Quarantine that stands ({newest})"
+        return f"is older (generation {generation}) than a Quarantine in force ({newest})"
     if known is None or not known.record.generation:
         return ""  # it never admitted a node
     rebuilt = record.rebuilt is not None and record.rebuilt.uid == uid

@@ -466,13 +466,13 @@ class _Signs:
     acting: set[str] = field(default_factory=set)
     found: dict[str, CommonCause] = field(default_factory=dict)
     changes: int = 0
-    looked: float = float("-inf")
+    counted_at: float = float("-inf")
 
     def is_due(self, now: float) -> bool:
         """Whether to count anew: at once; for many nodes when a fiftieth of them has changed."""
         if not self.changes:
             return False
-        return self.changes * 50 >= len(self.nodes) - MANY or now - self.looked >= AGAIN
+        return self.changes * 50 >= len(self.nodes) - MANY or now - self.counted_at >= AGAIN
 
 
 @dataclass(slots=True)
@@ -600,7 +600,7 @@ class CommonCauses:
             if shown.is_due(now):
                 causes = self._blame.causes(what, shown.nodes, shown.targets, shown.acting)
                 shown.found = {cause.id: cause for cause in causes}
-                shown.changes, shown.looked = 0, now
+                shown.changes, shown.counted_at = 0, now
                 if not (shown.nodes or shown.found):
                     del self._signs[what]  # no node shows it any more
             found |= shown.found

@@ -87,7 +87,7 @@ class NamespaceRule(SectionDataclass):
         return f'drain.namespaces "{self.match}"' + (f" with {labels}" if labels else "")
 
 
-_ASKED = NamespaceRule("*", Leave.EVICT)
+_EVICTED = NamespaceRule("*", Leave.EVICT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class DrainRules(SectionDataclass):
     def of(self, namespace: str, labels: Mapping[str, str] = EMPTY) -> NamespaceRule:
         """The first rule that matches a pod; without one, it is evicted."""
         found = (rule for rule in self.namespaces if rule.matches(namespace, labels))
-        return next(found, _ASKED)
+        return next(found, _EVICTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ def kept_because(pod: Pod, rules: DrainRules) -> str:
         return f"has emptyDir data that would be lost: {names} (drain.delete_empty_dir_data is off)"
     annotation = next((key for key, no in _UNWILLING.items() if pod.annotations.get(key) == no), "")
     if annotation and not rules.evict_unwilling:
-        return f"asks not to be evicted ({annotation}; drain.evict_unwilling is off)"
+        return f"must not be evicted ({annotation}; drain.evict_unwilling is off)"
     return ""
 
 

@@ -158,12 +158,12 @@ def wanted_of(
 
 
 def _fitting(
-    items: Iterable[EvidenceItem], beside: Iterable[EvidenceItem] = ()
+    items: Iterable[EvidenceItem], others: Iterable[EvidenceItem] = ()
 ) -> tuple[EvidenceItem, ...]:
     """As many of the items, the first before the others, as an object accepts in addition to
-    ``beside``.
+    ``others``.
     """
-    left = MOST_EVIDENCE - sum(_size(item) for item in beside)
+    left = MOST_EVIDENCE - sum(_size(item) for item in others)
     kept = []
     for item in items:
         size = _size(item)

@@ -98,9 +98,7 @@ def describe_missing(missing: tuple[str, ...], applied: AppliedChanges | None) -
 def describe_lost(marks: MarksStatus, rules: RestoreRules, applied: AppliedChanges | None) -> str:
     """The missing marks and the response to that, for people; ``applied`` as for their names."""
     at, restored = restore_at(marks, rules), _restored(marks)
-    lost = (
-        f"removed or changed, and the quarantine stands: {describe_missing(marks.missing, applied)}"
-    )
+    lost = f"removed or changed in an open quarantine: {describe_missing(marks.missing, applied)}"
     if at is None:
         return f"{lost}; not set again any more, after {restored} times"
     due = (

@@ -135,7 +135,7 @@ def condition_of(
         return _unhealthy(rule, items)
     if not known:
         return None
-    message = f"nothing stands against it by the rules {', '.join(rule.rules)}"
+    message = f"no evidence against it by the rules {', '.join(rule.rules)}"
     return NodeCondition(rule.healthy, "Recovered", message[:_MOST_MESSAGE], unhealthy=False)
 
 

@@ -46,7 +46,7 @@ SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 KEEPING = (SCALE_DOWN_DISABLED, DO_NOT_DISRUPT)
 _KEPT = "true"
-_SAID = "sickbay: "
+_PREFIX = "sickbay: "
 _MOST_REASON = 300
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule")
@@ -156,7 +156,7 @@ def notices_change(
     known = own_annotations(present)
     texts = dict.fromkeys(KEEPING, _KEPT) if rules.keep_from_autoscalers else {}
     if rules.reason_annotation:
-        texts[rules.reason_annotation] = f"{_SAID}{reason}"[:_MOST_REASON]
+        texts[rules.reason_annotation] = f"{_PREFIX}{reason}"[:_MOST_REASON]
     new = {key: text for key, text in texts.items() if key not in present}
     if not new:
         return {}
@@ -181,7 +181,7 @@ def undo_notices_change(present: Mapping[str, str]) -> dict[str, str | None]:
     ours: dict[str, str | None] = {
         key: None
         for key in own_annotations(present)
-        if (text := present.get(key, "")) == _KEPT or text.startswith(_SAID)
+        if (text := present.get(key, "")) == _KEPT or text.startswith(_PREFIX)
     }
     return {**ours, KEPT: None}
 
@@ -381,7 +381,7 @@ def words_of(evidence: Iterable[EvidenceItem]) -> frozenset[Override]:
     )
 
 
-def stood_for(node: Node) -> frozenset[Override]:
+def marked_evidence(node: Node) -> frozenset[Override]:
     """The evidence that the node was marked for, as the marks themselves remember it."""
     return _words(_applied(node.annotations).get("evidence"))
 
@@ -403,7 +403,7 @@ def spec_of_marks(node: Node) -> QuarantineSpec | None:
     limits. One made by hand comes back as it was.
     """
     data, kind = _applied(node.annotations), _kind(node)
-    rows = sorted(stood_for(node))
+    rows = sorted(marked_evidence(node))
     if rows:
         origins = data.get("rules")
         origins = origins if isinstance(origins, list) and len(origins) == len(rows) else []

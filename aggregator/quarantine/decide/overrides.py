@@ -53,7 +53,9 @@ def ended_by(word: Override, signs: Iterable[Cleared]) -> bool:
     )
 
 
-def stands(word: Override, health: NodeHealth, on_degraded: Collection[str] = frozenset()) -> bool:
+def may_be_open(
+    word: Override, health: NodeHealth, on_degraded: Collection[str] = frozenset()
+) -> bool:
     """Whether the override's evidence may still be open, by the health that the agent reports.
 
     ``on_degraded``: the checks on whose degraded results a rule acts.

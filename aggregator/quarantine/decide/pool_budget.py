@@ -114,7 +114,7 @@ class PoolBudget:
         if not self._facts.limits or pool == DEFAULT_POOL:
             return None
         if not pool:
-            text = "the node's labels are not known yet, and so its pool: it is looked for again"
+            text = "the node's labels are not known yet, and so its pool: they are read again"
             return PoolHold("pools", "unknown", text)
         limits = self._facts.limits.get(pool)
         if limits is None:  # of another replica's configuration, which holds it there as well

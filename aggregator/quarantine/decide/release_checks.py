@@ -138,7 +138,7 @@ def _repeated(quarantine: Quarantine, node: Node, rules: Mapping[str, Rule]) -> 
 
 
 def _same_boot(quarantine: Quarantine, node: Node, health: NodeHealth) -> str:
-    """Boot ids have no order: a late stream of an earlier boot looks like a reboot."""
+    """Boot ids have no order: a late stream of an earlier boot runs like a reboot."""
     if node.boot_id in ("", health.boot_id):
         return ""
     for item in quarantine.spec.evidence:
@@ -159,9 +159,9 @@ def _gpus(node: Node, health: NodeHealth) -> str:
         bad = next((one for one in found if one.status in unsettled), None)
         if bad is not None:
             return f"{_named(bad)} is {bad.status.name.lower()}: {bad.message or bad.reason}"
-        looks = any(one.name == check and not one.off_because for one in health.checks)
-        if check == _INVENTORY and looks and not found:
-            return f"{check} has not looked yet"
+        runs = any(one.name == check and not one.off_because for one in health.checks)
+        if check == _INVENTORY and runs and not found:
+            return f"{check} has not run yet"
     for name, (capacity, allocatable) in sorted(node.devices.items()):
         if capacity != allocatable:
             return (

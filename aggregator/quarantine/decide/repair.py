@@ -28,7 +28,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share
-from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TEST, TICKET, rank
+from aggregator.policy.repairs import ATTEMPTS, NEEDS_PERSON, REPAIRS, TEST, TICKET, rank
 from aggregator.policy.rules import LONGEST_REPEAT
 from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
@@ -296,8 +296,8 @@ def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextOperation
             return NextOperation(Do.EXHAUST, because=f"a person cancelled {last.repair}")
         case RepairState.INCONCLUSIVE if now < last.ended_at + rules.test_pause:
             return NextOperation(Do.NOTHING)  # it was not begun, and is tried again
-        case RepairState.SUCCEEDED if last.repair in ASKS_A_PERSON:
-            return NextOperation(Do.EXHAUST, because="a ticket asks a person")
+        case RepairState.SUCCEEDED if last.repair in NEEDS_PERSON:
+            return NextOperation(Do.EXHAUST, because="a ticket needs a person")
         case RepairState.SUCCEEDED if now < last.ended_at + rules.clear_within:
             return NextOperation(Do.NOTHING)
         case _:
@@ -314,7 +314,7 @@ def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> 
     left = [one for one in rungs if rank(one) >= least and rank(one) > tried]
     full = len(facts.past) >= rules.attempts
     if full:
-        left = [one for one in left if one in ASKS_A_PERSON]
+        left = [one for one in left if one in NEEDS_PERSON]
         why = (
             f"the node has had {len(facts.past)} repairs within {span(rules.window)} "
             f"(repair.attempts = {rules.attempts})"
@@ -459,6 +459,6 @@ def domains_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...
 def lost_reservation(node: str, status: RepairStatus | None, pool: str) -> RunningOperation | None:
     """The reservation that an attempt under way must have, for a record that has lost it."""
     last = status.attempts[-1] if status is not None and status.attempts else None
-    if last is None or last.state not in BUSY or last.repair in ASKS_A_PERSON:
+    if last is None or last.state not in BUSY or last.repair in NEEDS_PERSON:
         return None
     return running_of(node, last, last.repair, pool)

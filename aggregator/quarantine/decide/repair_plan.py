@@ -7,7 +7,7 @@ knows of every node.
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import BUSY, Action, Phase, Quarantine, QuarantineSpec, RepairState
-from aggregator.policy.repairs import ASKS_A_PERSON, joined
+from aggregator.policy.repairs import NEEDS_PERSON, joined
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
@@ -80,7 +80,7 @@ class RepairPlan:
         if spec.evidence and all(item.cleared for item in spec.evidence):
             return self._before_release(quarantine)
         last = last_repair(repair) if repair is not None else None
-        if last is None or last.state is not RepairState.SUCCEEDED or last.repair in ASKS_A_PERSON:
+        if last is None or last.state is not RepairState.SUCCEEDED or last.repair in NEEDS_PERSON:
             return ""
         until = last.ended_at + self.rules.clear_within
         if now >= until:

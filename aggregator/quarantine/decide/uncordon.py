@@ -114,8 +114,8 @@ def is_release(whose: Uncordoned, quarantine: Quarantine, rules: UncordonRules) 
         return False
     if rules.on_uncordon is OnUncordon.RELEASE:
         return True
-    told = whose is Uncordoned.PERSON and rules.trust_uncordoned_by
-    return told and rules.on_uncordon is OnUncordon.CONFIRM
+    trusted = whose is Uncordoned.PERSON and rules.trust_uncordoned_by
+    return trusted and rules.on_uncordon is OnUncordon.CONFIRM
 
 
 def recordon_due(status: QuarantineStatus, wall: float) -> float:

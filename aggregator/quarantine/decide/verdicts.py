@@ -5,7 +5,7 @@ force: an earlier pass is no evidence about the fault that came later.
 """
 
 from aggregator.cluster.port import RepairAttempt, RepairState, RepairStatus
-from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.policy.repairs import NEEDS_PERSON, TEST
 
 #: A test that ended so has given no verdict about the node, and is harmless to repeat.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
@@ -18,7 +18,7 @@ def is_verified(status: RepairStatus | None, profile: str, boot_id: str) -> bool
     A repair that began after the test is something new: the test is due again.
     """
     for one in reversed(status.attempts if status is not None else ()):
-        if one.repair in ASKS_A_PERSON:
+        if one.repair in NEEDS_PERSON:
             continue
         if one.repair != TEST or one.state is RepairState.FAILED:
             return False
@@ -46,7 +46,7 @@ def outdates(status: RepairStatus | None) -> bool:
 def open_failure(status: RepairStatus) -> RepairAttempt | None:
     """The failed test that no repair and no later test has answered."""
     for one in reversed(status.attempts):
-        answered = one.state is RepairState.SUCCEEDED and one.repair not in ASKS_A_PERSON
+        answered = one.state is RepairState.SUCCEEDED and one.repair not in NEEDS_PERSON
         if answered:
             return None
         if one.repair == TEST and one.state is RepairState.FAILED:
@@ -57,7 +57,7 @@ def open_failure(status: RepairStatus) -> RepairAttempt | None:
 def unknown_repair(status: RepairStatus | None) -> RepairAttempt | None:
     """The latest repair whose outcome is not known, unless something succeeded after it."""
     for one in reversed(status.attempts if status is not None else ()):
-        if one.repair in ASKS_A_PERSON:
+        if one.repair in NEEDS_PERSON:
             continue
         if one.state is RepairState.SUCCEEDED:
             return None

@@ -179,7 +179,7 @@ class Drainer:
         ``node_at``: when the node was read (monotonic seconds); minus infinity: it was only marked.
         """
         memory, still = evictions.memory, evictions.still
-        look, before = _POLL_FIRST, frozenset[tuple[str, bool]]()
+        wait, before = _POLL_FIRST, frozenset[tuple[str, bool]]()
         while still():
             began, is_first = self._acts.clocks.now(), memory.first_seen is None
             pods = await self._cluster.pods_on(node_state.node, background=not is_first)
@@ -204,11 +204,11 @@ class Drainer:
             pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
             if moved or pods_now != before:
                 quick = moved or read.plan.leaving
-                look = _POLL_FIRST if quick else blocked_backoff(self._lanes.drains).first
+                wait = _POLL_FIRST if quick else blocked_backoff(self._lanes.drains).first
             else:
-                look = self._longer(look)
+                wait = self._longer(wait)
             before = pods_now
-            await self._rest(node_state, read, evictions, look)
+            await self._rest(node_state, read, evictions, wait)
         return None
 
     def _is_node_due(self, plan: DrainPlan, evictions: Evictor, age: float) -> bool:
@@ -251,11 +251,11 @@ class Drainer:
         return moved
 
     async def _rest(
-        self, node_state: NodeState, read: _Read, evictions: Evictor, look: float
+        self, node_state: NodeState, read: _Read, evictions: Evictor, wait: float
     ) -> None:
         """Until the pods are read again: for a request that is due, a second empty read, or so."""
         memory, now = evictions.memory, self._acts.clocks.now()
-        until = now + look
+        until = now + wait
         due = evictions.next_due(read.plan)
         if memory.found_empty:
             until = now + EMPTY_FOR
@@ -268,10 +268,10 @@ class Drainer:
             now = written
         await asyncio.sleep(until - now)
 
-    def _longer(self, look: float) -> float:
-        """The wait after one of ``look``: with jitter, as thousands of drains wait alike."""
+    def _longer(self, wait: float) -> float:
+        """The wait after one of ``wait``: with jitter, as thousands of drains wait alike."""
         most = max(_POLL_MOST, self._lanes.drains / POLLS_A_SECOND)
-        return min(most, look * 1.5) * self._rng.uniform(0.85, 1.0)
+        return min(most, wait * 1.5) * self._rng.uniform(0.85, 1.0)
 
     async def _read_waits(
         self,

@@ -232,7 +232,7 @@ class Evictor:
             yield
 
     def _why_over(self) -> str:
-        return "" if self.still() else f"the drain of {self.node_state.node} no longer stands"
+        return "" if self.still() else f"the drain of {self.node_state.node} is no longer in force"
 
     def _refuse_if_over(self) -> None:
         if why := self._why_over():
@@ -471,17 +471,17 @@ class Evictor:
         """Report once for all that come back in one place, whatever their names are."""
         place = slot_of(pod)
         known = {one.partition("/")[0] for one, why in self._reasons().items() if why == reason}
-        if place not in self.memory.told and pod.namespace not in known:
+        if place not in self.memory.reported and pod.namespace not in known:
             text = f"{pod.key} is back, and stays for now: {reason}"
             self.acts.emit_event(self.node_state, EventKind.BLOCKED, text, {"pod": pod.key})
-        self.memory.told.add(place)
+        self.memory.reported.add(place)
 
     def emit_evictions(self, key: str, reason: str) -> None:
         """Report once for each pod, however often the drain is taken up again."""
-        if key not in self.memory.told and key not in self._reasons():
+        if key not in self.memory.reported and key not in self._reasons():
             text = self.cluster.words.not_moved.format(one=key, reason=reason)
             self.acts.emit_event(self.node_state, EventKind.BLOCKED, text, {"pod": key})
-        self.memory.told.add(key)
+        self.memory.reported.add(key)
 
     def _since(self, key: str) -> float:
         """When the pod was first found blocking the drain; survives a restart in the status."""

@@ -45,7 +45,7 @@ class HookResult(enum.Enum):
 class HookAnswer:
     """``retry_after``: seconds, where the hook named them."""
 
-    said: HookResult
+    result: HookResult
     text: str = ""
     retry_after: float | None = None
 
@@ -112,13 +112,13 @@ class HookRunner:
             answer = await self._call_once(node_state, hook, left, still)
             if answer is None:
                 return False
-            if answer.said is HookResult.DONE:
+            if answer.result is HookResult.DONE:
                 await self._end(
                     node_state, HookState.DONE, known, answer.text, self._acts.words.draining
                 )
                 self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
-            text = f"{answer.said.value}: {answer.text}".rstrip(": ")
+            text = f"{answer.result.value}: {answer.text}".rstrip(": ")
             late = self._acts.clocks.earliest() >= known.started_at + limit
             if late and self._rules.go_on:
                 await self._end(
@@ -186,7 +186,7 @@ class HookRunner:
         while True:
             left = max(1.0, ends_at - self._acts.clocks.now())
             answer = await self._in_time(hook, quarantine, left)
-            if answer.said is HookResult.DONE:
+            if answer.result is HookResult.DONE:
                 self._note(node_state, EventKind.HOOK, "post_release", "drain.post_release is done")
                 return
             calls += 1

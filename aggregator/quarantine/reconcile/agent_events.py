@@ -165,10 +165,10 @@ class AgentEventHandler:
             snapshot = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
             self._recording.restart_node(hello, snapshot, at)
 
-    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+    def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Compare the node's measurements with those of the others."""
         if node in self._lines:
-            self._measurements.on_measurements(node, told, at)
+            self._measurements.on_measurements(node, measured, at)
 
     def digest(self, node: str) -> int | None:
         node_state = self._registry.known(node)

@@ -21,7 +21,7 @@ from aggregator.cluster.port import (
     RepairAttempt,
     RepairState,
 )
-from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.policy.repairs import NEEDS_PERSON, TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.node_tests import NodeTest, node_test_of, status_of
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
@@ -86,13 +86,13 @@ class OperationEngine:
     def counts(self, node: str, attempt: RepairAttempt) -> bool:
         """Whether the record counts the attempt; a ticket counts for no limit."""
         reserved = self.record_writer.has_operation(node, attempt.operation)
-        return attempt.repair in ASKS_A_PERSON or reserved
+        return attempt.repair in NEEDS_PERSON or reserved
 
     # -- its reservation --------------------------------------------------------------------
 
     async def _restore(self, case: OperationCase, attempt: RepairAttempt) -> None:
         """Count an operation under way again that another version's replica has dropped."""
-        if attempt.repair not in ASKS_A_PERSON:
+        if attempt.repair not in NEEDS_PERSON:
             lost = running_of(case.node, attempt, case.limits(attempt)[0], case.pool)
             await self.record_writer.restore_operation(lost)
 

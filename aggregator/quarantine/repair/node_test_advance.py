@@ -41,7 +41,7 @@ from aggregator.quarantine.repair.node_test_state import (
 log = logging.getLogger("sickbay.quarantine")
 
 
-class Look(enum.Enum):
+class StepOutcome(enum.Enum):
     """The state of a node after its step."""
 
     STAYS = "stays"  # it is polled again
@@ -60,13 +60,13 @@ class NodeTestAdvance:
         self._shared, self._checks = self._parts.shared, self._parts.checks
         self._engine = self._parts.engine
 
-    async def step(self, name: str, watched: WatchedNode) -> Look:
+    async def step(self, name: str, watched: WatchedNode) -> StepOutcome:
         """Take its next step. A step that fails is decided anew later."""
         now, tries = self._shared.clocks.now, watched.tries
         busy = watched.test is not None and watched.test.is_busy
         watched.poll_at = now() + (POLL_BUSY if busy else POLL_EVERY)
         try:
-            look = await self._take(name, watched)
+            outcome = await self._take(name, watched)
         except (GuardRefused, Conflict) as error:  # decided anew at the next poll
             watched.poll_at = now() + POLL_BUSY
             log.info(
@@ -82,10 +82,10 @@ class NodeTestAdvance:
             elif watched.tries == tries:
                 watched.tries = 0
             self._note_failure(name, watched, watched.problem)
-            return look
+            return outcome
         finally:
             watched.step, watched.chosen = None, False
-        return Look.STAYS
+        return StepOutcome.STAYS
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
         """The page shows what the cluster refuses, or why a test can't be read, and so does
@@ -97,7 +97,7 @@ class NodeTestAdvance:
                 extra={"event": "node.test_unfinished", "node": name, "error": error},
             )
 
-    async def _take(self, name: str, watched: WatchedNode) -> Look:
+    async def _take(self, name: str, watched: WatchedNode) -> StepOutcome:
         # It may have gone on since the last look, by another process or a person.
         watched.test, watched.problem = self._checks.store.last(name, watched.uid)
         await self._note_quarantine(name, watched)
@@ -107,16 +107,16 @@ class NodeTestAdvance:
             watched.held = why
             await self._forget_leftover(name, watched.test)
             await self._display.write_condition(name, watched)
-            return Look.STAYS
+            return StepOutcome.STAYS
         node = await self._shared.cluster.read_node(name, background=True)
         await self._end_lost(name, node.uid if node is not None else "")
         if node is None:
             watched.test = None
             await self._forget_leftover(name, watched.test)
-            return Look.GONE
+            return StepOutcome.GONE
         self._checks.take_read(watched, node)
         if watched.problem:
-            return Look.STAYS
+            return StepOutcome.STAYS
         await self._take_later_pass(name, watched)
         step = self._next(node, watched)
         watched.held = step.because if step.do is Do.NOTHING else ""
@@ -127,7 +127,7 @@ class NodeTestAdvance:
         await self._display.write_condition(name, watched)
         stays = watched.tainted or watched.requested or open_failure(watched.test)[0]
         busy = watched.test is not None and watched.test.is_busy
-        return Look.STAYS if stays or busy else Look.DONE
+        return StepOutcome.STAYS if stays or busy else StepOutcome.DONE
 
     async def _forget_leftover(self, name: str, *kept: RepairAttempt | None) -> None:
         """Take out a reservation whose test has ended, or was never begun. ``kept``: the tests that
@@ -221,7 +221,7 @@ class NodeTestAdvance:
         if in_quarantine(self._shared.registry.known(name)) and not test.quarantined:
             return False
         condition = condition_of(test, tainted=False, rules=self._shared.rules)
-        return condition is None or condition == watched.said
+        return condition is None or condition == watched.shown
 
     def _passed_since(self, name: str, test: NodeTest) -> str:
         """The operation of a test in quarantine that the node has passed since; empty: none."""

@@ -65,11 +65,11 @@ class NodeTestDisplay:
     async def write_condition(self, name: str, watched: WatchedNode) -> None:
         """Bring the Node's condition up to date."""
         condition = condition_of(watched.test, tainted=watched.tainted, rules=self._shared.rules)
-        if condition is None or condition == watched.said or watched.problem:
+        if condition is None or condition == watched.shown or watched.problem:
             return
         if not (self._shared.ends or self._shared.settings.rules.mode is RepairMode.REPAIR):
             return
         await self._shared.cluster.write_test_condition(
             name, node_uid=watched.uid, condition=condition
         )
-        watched.said = condition
+        watched.shown = condition

@@ -57,7 +57,7 @@ class NodeTestEvents:
         self.idle_reported = True
         text = (
             f"{TEST} {profile} of the idle node would be ordered, and of other idle "
-            "nodes too, of which nothing more is told (repair.mode is observe)"
+            "nodes too, without further reports (repair.mode is observe)"
         )
         self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": IDLE})
 

@@ -67,7 +67,7 @@ class WatchedNode:
     problem: str = ""
     held: str = ""
     failure: str = ""
-    said: NodeTestCondition | None = None
+    shown: NodeTestCondition | None = None
     chosen: bool = False
     requested: str = ""
     domains: tuple[str, ...] = ()

@@ -77,8 +77,8 @@ class NodeTestWatch:
     async def _listed(self, tested: AbstractSet[str]) -> list[ListedNodeTest]:
         """Where no test may continue, none: memory has the tests."""
         shared = self._shared
-        looks = tested or shared.rules.taint or shared.settings.rules.idle_nodes is not None
-        if shared.ends or not looks:
+        needs_list = tested or shared.rules.taint or shared.settings.rules.idle_nodes is not None
+        if shared.ends or not needs_list:
             return []
         return await shared.cluster.list_node_tests(shared.rules.taint, tested)
 
@@ -87,7 +87,7 @@ class NodeTestWatch:
     ) -> None:
         """The list may be a little old: each step reads the Node anew."""
         uid = one.uid if one is not None else self._shared.registry.uid_of(name)
-        tainted, said = (one.tainted, one.condition) if one is not None else (False, None)
+        tainted, shown = (one.tainted, one.condition) if one is not None else (False, None)
         test, problem = self._store.last(name, uid)
         if test is not None:
             self._tests[name] = test
@@ -97,10 +97,10 @@ class NodeTestWatch:
             return
         known = self.nodes.get(name)
         if known is None:
-            self.nodes[name] = WatchedNode(uid, tainted, test, problem=problem, said=said)
+            self.nodes[name] = WatchedNode(uid, tainted, test, problem=problem, shown=shown)
         elif known.step is None and not known.chosen:
             known.uid, known.tainted, known.test = uid, tainted, test
-            known.problem, known.said = problem, said
+            known.problem, known.shown = problem, shown
 
     def _stays(self, name: str, one: ListedNodeTest | None, test: NodeTest | None) -> bool:
         """Whether it has a test that runs, or needs one, or shows another end than its own."""

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from aggregator.cluster.port import ClusterError
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.repair.node_test_advance import Look, NodeTestAdvance
+from aggregator.quarantine.repair.node_test_advance import NodeTestAdvance, StepOutcome
 from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents
 from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
@@ -100,11 +100,11 @@ class NodeTests:
         return self._shared.may_act() and not self._advance.rests(name, watched)
 
     async def _step(self, name: str, watched: WatchedNode) -> None:
-        look = await self._advance.step(name, watched)
-        if look is Look.GONE:
+        outcome = await self._advance.step(name, watched)
+        if outcome is StepOutcome.GONE:
             self._watch.forget(name)
             return
         self._watch.note(name, watched)
-        if look is Look.DONE:
+        if outcome is StepOutcome.DONE:
             self._evidence.give(name, None)
             self._watch.finish(name)

@@ -26,7 +26,7 @@ def evidence_bundle(quarantine: Quarantine, collected: Mapping[str, str]) -> str
         evidence = evidence[: len(evidence) // 2]
     agent = ", ".join(
         f'{{"operation": {json.dumps(operation)}, "collected": {found}}}'
-        for operation, told in collected.items()
-        if (found := as_json_object(told))
+        for operation, result in collected.items()
+        if (found := as_json_object(result))
     )
     return f'{text[:-1]}, "agent": [{agent}]}}' if agent else text

@@ -27,7 +27,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.policy.repairs import (
-    ASKS_A_PERSON,
+    NEEDS_PERSON,
     REBOOT,
     REPLACE,
     TEST,
@@ -222,7 +222,7 @@ class QuarantineCase(OperationCase):
         # After a test that failed the evidence that is over has to be repaired too.
         gpus = {item.component for item in in_force or evidence}
         now = self._of.record_writer.times.time_of(attempt.operation, attempt.began_at)
-        asks = attempt.repair in ASKS_A_PERSON
+        asks = attempt.repair in NEEDS_PERSON
         collected = self._of.settings.collected(self.node, quarantine.uid) if asks else {}
         return RepairOrder(
             operation=attempt.operation,

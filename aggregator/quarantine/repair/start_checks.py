@@ -5,7 +5,7 @@ from attrs import define
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, NodesAndPods, Quarantine
-from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.policy.repairs import NEEDS_PERSON, TEST
 from aggregator.quarantine.actions.holds import Proposals
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.admission import stopped
@@ -62,7 +62,7 @@ class RepairStartChecks:
         now, requests = self._clocks.earliest(), node_state.cluster.operator_requests
         if quarantine.spec.requester == OURS and requests.exempt(now):
             return requests.why_capped(now)
-        if repair in ASKS_A_PERSON:
+        if repair in NEEDS_PERSON:
             # No reservation, which a stop would hold.
             stop = self._switch.reason
             return held_text(repair, stopped(stop)) if stop else ""

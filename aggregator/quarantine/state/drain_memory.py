@@ -80,7 +80,7 @@ class DrainMemory:
     uid: str
     blocked: dict[str, BlockedPod] = field(default_factory=dict)
     forced: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     first_seen: frozenset[str] | None = None
     evicted: Counter[str] = field(default_factory=Counter)
     returns: dict[str, ReturnRetry] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from aggregator.policy.silent_agent import silent_match
 from aggregator.quarantine.decide.intent import OURS, incidents_of, wanted_of
 from aggregator.quarantine.decide.node_marks import words_of
 from aggregator.quarantine.decide.operator_requests import NONE, describe
-from aggregator.quarantine.decide.overrides import Override, stands
+from aggregator.quarantine.decide.overrides import Override, may_be_open
 from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
 from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
@@ -227,12 +227,14 @@ class NodeState(NodeSummary):
             health,
             before if has_begun or not policy.selecting else reweighed(before, policy),
             now,
-            speaking=self.agent.is_fresh,
+            reporting=self.agent.is_fresh,
             more=more,
         )
         if self.agent.is_fresh:
             on_degraded, words = policy.acting_on_degraded, self.cluster.overruled
-            self.cluster.end_overrides({w for w in words if not stands(w, health, on_degraded)})
+            self.cluster.end_overrides(
+                {w for w in words if not may_be_open(w, health, on_degraded)}
+            )
         overruled = frozenset(word.key for word in self.cluster.overruled)
         wanted = wanted_of(evaluation.incidents, overruled, mode, policy.hash)
         self.decision.update(evaluation.incidents, wanted)

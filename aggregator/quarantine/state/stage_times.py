@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aggregator.cluster.port import QuarantineSpec, QuarantineStatus, RepairAttempt
 from aggregator.health.model import Fault
-from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.policy.repairs import NEEDS_PERSON, TEST
 from aggregator.runtime.histogram import Histogram
 from aggregator.runtime.text import visible
 
@@ -140,7 +140,7 @@ class StageTimes:
     def note_return(self, status: QuarantineStatus, released_at: float) -> None:
         """As `note_release`, of a quarantine with a repair; a ticket or a test is none."""
         attempts = status.repair.attempts if status.repair is not None else ()
-        none = {*ASKS_A_PERSON, TEST}
+        none = {*NEEDS_PERSON, TEST}
         if status.cordoned_at > 0 and any(one.repair not in none for one in attempts):
             self.node_return.observe(released_at - status.cordoned_at)
 

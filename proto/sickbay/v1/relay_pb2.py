@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sickbay/v1/relay.proto\x12\nsickbay.v1\"\x8e\x01\n\x0cGatewayBatch\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.sickbay.v1.GatewayHello\x12&\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x16.sickbay.v1.AgentFrame\x12\r\n\x05heard\x18\x03 \x03(\r\x12\r\n\x05token\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\r\"?\n\x0cGatewayHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x9d\x01\n\nAgentFrame\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12)\n\x06opened\x18\x02 \x01(\x0b\x32\x17.sickbay.v1.AgentOpenedH\x00\x12\x11\n\x07message\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04part\x18\x04 \x01(\x0cH\x00\x12)\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x17.sickbay.v1.AgentClosedH\x00\x42\x06\n\x04\x62ody\"`\n\x0b\x41gentOpened\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\r\n\x05hello\x18\x04 \x01(\x0c\x12\x10\n\x08welcomed\x18\x05 \x01(\x08\"\r\n\x0b\x41gentClosed\"x\n\x0f\x43ontrollerBatch\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.sickbay.v1.ControllerHello\x12&\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x16.sickbay.v1.ReplyFrame\x12\x11\n\tpermitted\x18\x03 \x01(\r\"U\n\x0f\x43ontrollerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x11\n\tprobe_key\x18\x04 \x01(\x0c\"s\n\nReplyFrame\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x11\n\x07message\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61greed\x18\x03 \x01(\x06H\x00\x12(\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x17.sickbay.v1.StreamEndedH\x00\x42\x06\n\x04\x62ody\",\n\x0bStreamEnded\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t2M\n\x05Relay\x12\x44\n\x07\x46orward\x12\x18.sickbay.v1.GatewayBatch\x1a\x1b.sickbay.v1.ControllerBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sickbay/v1/relay.proto\x12\nsickbay.v1\"\x93\x01\n\x0cGatewayBatch\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.sickbay.v1.GatewayHello\x12&\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x16.sickbay.v1.AgentFrame\x12\x12\n\nheartbeats\x18\x03 \x03(\r\x12\r\n\x05token\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\r\"?\n\x0cGatewayHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x9d\x01\n\nAgentFrame\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12)\n\x06opened\x18\x02 \x01(\x0b\x32\x17.sickbay.v1.AgentOpenedH\x00\x12\x11\n\x07message\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04part\x18\x04 \x01(\x0cH\x00\x12)\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x17.sickbay.v1.AgentClosedH\x00\x42\x06\n\x04\x62ody\"`\n\x0b\x41gentOpened\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\r\n\x05hello\x18\x04 \x01(\x0c\x12\x10\n\x08welcomed\x18\x05 \x01(\x08\"\r\n\x0b\x41gentClosed\"x\n\x0f\x43ontrollerBatch\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.sickbay.v1.ControllerHello\x12&\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x16.sickbay.v1.ReplyFrame\x12\x11\n\tpermitted\x18\x03 \x01(\r\"U\n\x0f\x43ontrollerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x11\n\tprobe_key\x18\x04 \x01(\x0c\"s\n\nReplyFrame\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x11\n\x07message\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61greed\x18\x03 \x01(\x06H\x00\x12(\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x17.sickbay.v1.StreamEndedH\x00\x42\x06\n\x04\x62ody\",\n\x0bStreamEnded\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t2M\n\x05Relay\x12\x44\n\x07\x46orward\x12\x18.sickbay.v1.GatewayBatch\x1a\x1b.sickbay.v1.ControllerBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,23 +32,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sickbay.v1.relay_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GATEWAYBATCH']._serialized_start=39
-  _globals['_GATEWAYBATCH']._serialized_end=181
-  _globals['_GATEWAYHELLO']._serialized_start=183
-  _globals['_GATEWAYHELLO']._serialized_end=246
-  _globals['_AGENTFRAME']._serialized_start=249
-  _globals['_AGENTFRAME']._serialized_end=406
-  _globals['_AGENTOPENED']._serialized_start=408
-  _globals['_AGENTOPENED']._serialized_end=504
-  _globals['_AGENTCLOSED']._serialized_start=506
-  _globals['_AGENTCLOSED']._serialized_end=519
-  _globals['_CONTROLLERBATCH']._serialized_start=521
-  _globals['_CONTROLLERBATCH']._serialized_end=641
-  _globals['_CONTROLLERHELLO']._serialized_start=643
-  _globals['_CONTROLLERHELLO']._serialized_end=728
-  _globals['_REPLYFRAME']._serialized_start=730
-  _globals['_REPLYFRAME']._serialized_end=845
-  _globals['_STREAMENDED']._serialized_start=847
-  _globals['_STREAMENDED']._serialized_end=891
-  _globals['_RELAY']._serialized_start=893
-  _globals['_RELAY']._serialized_end=970
+  _globals['_GATEWAYBATCH']._serialized_end=186
+  _globals['_GATEWAYHELLO']._serialized_start=188
+  _globals['_GATEWAYHELLO']._serialized_end=251
+  _globals['_AGENTFRAME']._serialized_start=254
+  _globals['_AGENTFRAME']._serialized_end=411
+  _globals['_AGENTOPENED']._serialized_start=413
+  _globals['_AGENTOPENED']._serialized_end=509
+  _globals['_AGENTCLOSED']._serialized_start=511
+  _globals['_AGENTCLOSED']._serialized_end=524
+  _globals['_CONTROLLERBATCH']._serialized_start=526
+  _globals['_CONTROLLERBATCH']._serialized_end=646
+  _globals['_CONTROLLERHELLO']._serialized_start=648
+  _globals['_CONTROLLERHELLO']._serialized_end=733
+  _globals['_REPLYFRAME']._serialized_start=735
+  _globals['_REPLYFRAME']._serialized_end=850
+  _globals['_STREAMENDED']._serialized_start=852
+  _globals['_STREAMENDED']._serialized_end=896
+  _globals['_RELAY']._serialized_start=898
+  _globals['_RELAY']._serialized_end=975
 # @@protoc_insertion_point(module_scope)

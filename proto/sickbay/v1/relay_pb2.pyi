@@ -32,7 +32,7 @@ class GatewayBatch(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
-    HEARD_FIELD_NUMBER: _builtins.int
+    HEARTBEATS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     token: _builtins.str
@@ -44,7 +44,7 @@ class GatewayBatch(_message.Message):
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentFrame]: ...
     @_builtins.property
-    def heard(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def heartbeats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Streams of which a heartbeat came whose digest the controller has agreed to, since the batch
         before that named any.
         """
@@ -54,13 +54,13 @@ class GatewayBatch(_message.Message):
         *,
         hello: Global___GatewayHello | None = ...,
         frames: _abc.Iterable[Global___AgentFrame] | None = ...,
-        heard: _abc.Iterable[_builtins.int] | None = ...,
+        heartbeats: _abc.Iterable[_builtins.int] | None = ...,
         token: _builtins.str = ...,
         waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "heard", b"heard", "hello", b"hello", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "heartbeats", b"heartbeats", "hello", b"hello", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

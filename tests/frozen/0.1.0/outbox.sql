@@ -62,11 +62,7 @@ INSERT INTO "alert_pending" VALUES(2,'machine','',0,1750000000.0,0.0,'','n1','59
 INSERT INTO "alert_pending" VALUES(4,'machine','',0,1750000100.0,0.0,'','n2','3fae8ab2ea73f5fdcb4aa7d7e31bc2f6','{"id": "3fae8ab2ea73f5fdcb4aa7d7e31bc2f6", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n2", "nodes": ["n2"], "summary": "n2: quarantine.cordoned", "incident": "inc-n2", "details": {}, "key": "064791ecee38d024a0f5442a91927ab1", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
 INSERT INTO "alert_pending" VALUES(5,'chat','',0,1750000201.0,0.0,'','n3','b1ce0f96c2db9f8be26f5432bd1c3ebe','{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
 INSERT INTO "alert_pending" VALUES(6,'machine','',0,1750000201.0,0.0,'','n3','b1ce0f96c2db9f8be26f5432bd1c3ebe','{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
-CREATE TABLE alert_schema (
-	version INTEGER NOT NULL, 
-	PRIMARY KEY (version)
-);
-CREATE TABLE alert_told (
+CREATE TABLE alert_reported (
 	topic TEXT NOT NULL, 
 	kind TEXT NOT NULL, 
 	node TEXT NOT NULL, 
@@ -74,13 +70,17 @@ CREATE TABLE alert_told (
 	at DOUBLE NOT NULL, 
 	PRIMARY KEY (topic)
 );
-INSERT INTO "alert_told" VALUES('e7aae05c81447fe91de1e4f16faa4f0b','quarantine.cordoned','n1','inc-n1',1750000000.0);
-INSERT INTO "alert_told" VALUES('064791ecee38d024a0f5442a91927ab1','quarantine.cordoned','n2','inc-n2',1750000100.0);
-INSERT INTO "alert_told" VALUES('d0888d3dddd2076dd97c56d082396eed','quarantine.cordoned','n3','inc-n3',1750000201.0);
-CREATE INDEX alert_pending_route ON alert_pending (route, grp, seq);
+INSERT INTO "alert_reported" VALUES('e7aae05c81447fe91de1e4f16faa4f0b','quarantine.cordoned','n1','inc-n1',1750000000.0);
+INSERT INTO "alert_reported" VALUES('064791ecee38d024a0f5442a91927ab1','quarantine.cordoned','n2','inc-n2',1750000100.0);
+INSERT INTO "alert_reported" VALUES('d0888d3dddd2076dd97c56d082396eed','quarantine.cordoned','n3','inc-n3',1750000201.0);
+CREATE TABLE alert_schema (
+	version INTEGER NOT NULL, 
+	PRIMARY KEY (version)
+);
 CREATE INDEX alert_pending_node ON alert_pending (route, node, seq);
-CREATE INDEX alert_told_at ON alert_told (at);
-CREATE INDEX alert_told_node ON alert_told (node);
+CREATE INDEX alert_pending_route ON alert_pending (route, grp, seq);
+CREATE INDEX alert_reported_at ON alert_reported (at);
+CREATE INDEX alert_reported_node ON alert_reported (node);
 CREATE INDEX alert_lasting_delivery ON alert_lasting (route, delivery);
 CREATE INDEX alert_lasting_node ON alert_lasting (node);
 DELETE FROM "sqlite_sequence";
