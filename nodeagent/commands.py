@@ -107,7 +107,7 @@ class Commands:
         self._gpu_use = gpu_use
         self._measurements = measurements
         if recorder.quiesced_until:  # an earlier agent's order of this boot
-            nvml.stand_aside_until(recorder.quiesced_until)
+            nvml.pause_until(recorder.quiesced_until)
 
     @property
     def latch(self) -> Latch:

@@ -108,7 +108,7 @@ class _Prober:
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         if self._requests > ASKERS:
-            return {"error": "too many ask at once"}
+            return {"error": "too many requests at once"}
         try:
             names, targets = _parse(line)
         except (ValueError, TypeError) as error:

@@ -40,17 +40,17 @@ class Scheduled:
     interval: float
     deadline: float
     off_because: str = ""
-    looks: int = 0
+    runs: int = 0
     errors: int = 0
     hangs: int = 0
     last_duration: float = 0.0
     last_success: float | None = None
-    #: Why the latest look failed; empty when it went well.
+    #: Why the latest run failed; empty when it went well.
     error: str = ""
     #: Since when a run is under way that has outlived its deadline.
     hung_since: float | None = None
     running: "asyncio.Task[None] | None" = field(default=None, repr=False)
-    #: The result of the latest look that went well, or None before the first.
+    #: The result of the latest run that went well, or None before the first.
     report: Report | None = field(default=None, repr=False)
 
 
@@ -114,7 +114,7 @@ class Scheduler:
         return [CheckInfo(c.name, c.interval, c.off_because) for c in self.checks.values()]
 
     def durations(self) -> dict[str, float]:
-        """Seconds that the latest look of each check took, of those that looked and are not off."""
+        """Seconds that the latest run of each check took, of those that looked and are not off."""
         return {
             name: each.last_duration
             for name, each in self.checks.items()
@@ -194,7 +194,7 @@ class Scheduler:
         return min((beat.due for beat in self._beats.values()), default=None)
 
     def _start_check(self, check: Scheduled) -> "asyncio.Task[None]":
-        """The look that begins now, or the one under way."""
+        """The run that begins now, or the one under way."""
         if check.running is not None:
             return check.running
         task = asyncio.create_task(self.run_one(check), name=f"check {check.name}")
@@ -210,14 +210,14 @@ class Scheduler:
         return task
 
     async def _run_and_wait(self, check: Scheduled) -> None:
-        """Returns at the look's end or its deadline; for one that is late, after that time again.
+        """Returns at the run's end or its deadline; for one that is late, after that time again.
 
         A run that was under way may be late before.
         """
         await asyncio.wait({self._start_check(check)}, timeout=check.deadline)
 
-    def _is_late(self, check: Scheduled, look: "asyncio.Task[None]") -> None:
-        if check.running is not look:
+    def _is_late(self, check: Scheduled, run: "asyncio.Task[None]") -> None:
+        if check.running is not run:
             return  # it ended in the same moment
         check.hung_since = self._clock.boottime()
         check.hangs += 1
@@ -244,7 +244,7 @@ class Scheduler:
             check.report = report
             self.log_state(check, report, whole=True)
         finally:
-            check.looks += 1
+            check.runs += 1
             check.last_duration = self._clock.boottime() - started
             check.hung_since = None
             check.running = None

@@ -28,7 +28,7 @@ def evaluate(
             return Status.UNKNOWN, "starting", "not synchronised yet"
         return Status.DEGRADED, "unsynchronised", "no time daemon sets the kernel's time"
     if timex.max_error > max_error:
-        message = f"may be off by {timex.max_error:.0f} s: the time daemon has not spoken lately"
+        message = f"may be off by {timex.max_error:.0f} s: no answer of the time daemon lately"
         return Status.DEGRADED, "uncertain", message
     error = f"off by {timex.max_error * 1000:.3g} ms at most"
     return Status.OK, "", f"synchronised, {error}"

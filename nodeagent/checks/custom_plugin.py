@@ -65,7 +65,6 @@ def absent(name: str, entry_point: str, why: str) -> CheckSpec:
 
 
 _NO_METHOD = "the check has no method `async def run_check(self)`"
-_OLD = f"{_NO_METHOD}: rename its method `look` to `run_check`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class _Build:
         except Exception as error:  # noqa: BLE001  outermost edge of others' code
             return _Absent(self.name, "not-built", f"{type(error).__name__}: {error}")
         if not hasattr(check, "run_check"):
-            return _Absent(self.name, "not-built", _OLD if hasattr(check, "look") else _NO_METHOD)
+            return _Absent(self.name, "not-built", _NO_METHOD)
         return _Kept(self.name, self.spec.name, check)
 
 
@@ -146,4 +145,4 @@ class _Kept:
 
     def _must(self, holds: bool, otherwise: str) -> None:  # noqa: FBT001  a condition
         if not holds:
-            raise ValueError(f"{self._called} {otherwise}: a check speaks for itself alone")
+            raise ValueError(f"{self._called} {otherwise}: a check reports for itself alone")

@@ -187,7 +187,7 @@ SPEC = CheckSpec(
     source="/sys/class/nvme; the drive's health log, by one admin command in a child process",
     cost="16 ms of CPU every 60 s for 8 drives, most of it a child that disk-space may share",
     blind_to="SATA and SAS drives; drives over a network; a drive that was gone before the agent "
-    "first looked, without expected",
+    "first run, without expected",
     build=lambda sources, options: DiskNvme(
         sources.machine, sources.disk, sources.measurements, **options
     ),

@@ -60,7 +60,7 @@ def evaluate(
     elif seen_writable:
         why = "it was writable before"
     elif must_write:
-        why = "the configuration says that it is writable"
+        why = "by the configuration it is writable"
     elif "rw" in mount.options and not opened:
         why = "mounted writable, and the kernel made the filesystem read-only"
     elif fstab_writable:
@@ -142,7 +142,7 @@ SPEC = CheckSpec(
     source="/proc/self/mountinfo, /etc/fstab once, /sys/fs/ext4",
     cost="0.1 ms of CPU every 10 s",
     blind_to="a disk that was read-only before the agent started, on purpose or not, "
-    "unless one of the other signs tells",
+    "unless another sign shows it",
     interval=10.0,
     deadline=5.0,
     build=lambda sources, options: DiskReadonly(

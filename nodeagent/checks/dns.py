@@ -44,7 +44,7 @@ def evaluate_server(server: str, name: str, reply: Reply, *, slow: float) -> Obs
     if reply.trouble:
         return Observation(NAME, component, Status.FAILED, reply.trouble, reply.message)
     if name and reply.code in _FAILING:
-        message = f"says {reply.code} when asked for {name}"
+        message = f"answers {reply.code} for {name}"
         return Observation(NAME, component, Status.FAILED, reply.code, message)
     return _by_time(component, reply.message, reply.seconds, slow)
 

@@ -49,7 +49,7 @@ SPEC = CheckSpec(
     source="/proc/sys, /proc/cmdline, /sys/class/infiniband, /sys/class/nvme, NVML",
     cost="3 ms of CPU every 10 minutes",
     blind_to="firmware of the board, of Ethernet adapters without RDMA and of switches; values of "
-    "kernel parameters that are a node's own, or that look like secrets",
+    "kernel parameters that are a node's own, or that resemble secrets",
     interval=600.0,
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: Drift(sources),

@@ -14,7 +14,7 @@ DEADLINE = 15.0
 COST = "one round trip to the NVML worker, shared by the GPU checks"
 
 #: The same for values that the worker reads seldom.
-COST_SELDOM = "no cost beside gpu-inventory; a few calls for each GPU every 5 minutes"
+COST_SELDOM = "no cost next to gpu-inventory; a few calls for each GPU every 5 minutes"
 
 _NO_GPU = Off("no GPU")
 

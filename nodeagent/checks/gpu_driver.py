@@ -166,7 +166,7 @@ SPEC = CheckSpec(
     "that are not ready",
     source="NVML, nvmlSystemGetConfComputeGpusReadyState; while it hangs /proc/PID/task/*/wchan, "
     "and the kubelet's record of devices (device-plugins/kubelet_internal_checkpoint)",
-    cost="no cost beside gpu-inventory; while NVML hangs 12 us for each thread of the machine",
+    cost="no cost next to gpu-inventory; while NVML hangs 12 us for each thread of the machine",
     blind_to="a driver that hangs for one GPU alone, where NVML still answers; programs in another "
     "PID namespace, without hostPID; where a thread waits, without root",
     deadline=gpu_common.DEADLINE,

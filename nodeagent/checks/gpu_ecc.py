@@ -115,7 +115,7 @@ SPEC = CheckSpec(
     source="NVML, nvmlDeviceGetTotalEccErrors, nvmlDeviceGetSramEccErrorStatus, "
     "nvmlDeviceGetEccMode",
     cost=gpu_common.COST,
-    blind_to="GPUs without ECC; which job it hit; errors counted before the agent's first look "
+    blind_to="GPUs without ECC; which job it hit; errors counted before the agent's first run "
     "are shown but not dated",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuEcc(sources),

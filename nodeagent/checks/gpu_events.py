@@ -44,7 +44,7 @@ class GpuEvents(gpu_common.GpuCheck):
             code=f"xid:{event.code}",
             check=SPEC.name,
             component=event.uuid,
-            message=f"Xid {event.code} on {event.pci}, says NVML; the kernel log has no line of it",
+            message=f"Xid {event.code} on {event.pci}, by NVML; the kernel log has no line of it",
             source=f"nvml-event:{event.uuid}",
             source_seq=int(event.at * 1000),
             at=event.at,
@@ -66,11 +66,11 @@ def _node(sample: GpuSample) -> Observation:
 
 SPEC = CheckSpec(
     name="gpu-events",
-    sees="an Xid that NVML tells of and the kernel log does not",
+    sees="an Xid that NVML reports and the kernel log does not",
     source="NVML, nvmlEventSetWait_v2; the Xids that the check xid has read",
-    cost="no cost beside gpu-inventory; one call",
+    cost="no cost next to gpu-inventory; one call",
     blind_to="events from before the NVML worker started; the driver's words; with the check xid "
-    "off it tells every Xid; comes one or two minutes late",
+    "off it reports every Xid; comes one or two minutes late",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuEvents(sources),
 )

@@ -89,9 +89,7 @@ class GpuFabric(gpu_common.GpuCheck):
         if gpu.uuid in self._lacking:
             if self._is_young():
                 return Status.UNKNOWN, "starting", "the GPU has no NVLink fabric yet"
-            text = (
-                "the driver says that this GPU has no NVLink fabric, and its model is to have one"
-            )
+            text = "by its driver this GPU has no NVLink fabric, and its model is to have one"
             return Status.DEGRADED, "no-fabric", f"{gpu.name}: {text}"
         if gpu.fabric is None or gpu.fabric.state == _NOT_SUPPORTED:
             return gpu_common.unreadable(gpu, "fabric") if gpu.fabric is None else _NONE

@@ -28,7 +28,7 @@ SPEC = CheckSpec(
     sees="a GPU whose InfoROM is corrupted",
     source="NVML, nvmlDeviceValidateInforom",
     cost="one call for each GPU at the start and once a day",
-    blind_to="damage within the day, unless another call says so (gpu-inventory)",
+    blind_to="damage within the day, unless another call shows it (gpu-inventory)",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: EachGpu("gpu-inforom", sources, "inforom", evaluate),
 )

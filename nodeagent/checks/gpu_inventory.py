@@ -53,7 +53,7 @@ class GpuInventory(gpu_common.GpuCheck):
         return (
             Status.UNKNOWN,
             "after-quiesce",
-            f"{reason}: {message}; the agent stood aside until {back_for:.0f} s ago",
+            f"{reason}: {message}; the agent had released it until {back_for:.0f} s ago",
         )
 
     def _learn(self, sample: GpuSample) -> list[str]:
@@ -188,9 +188,13 @@ def evaluate(gpu: Gpu) -> Verdict:
     codes = set(gpu.errors.values())
     where = f"GPU {gpu.index}" + (f" at {gpu.pci}" if gpu.pci else "")
     if Code.GPU_IS_LOST in codes:
-        return Status.FAILED, "lost", f"NVML says that {where} is lost (error 15)"
+        return Status.FAILED, "lost", f"NVML reports that {where} is lost (error 15)"
     if Code.RESET_REQUIRED in codes:
-        return Status.FAILED, "reset-required", f"NVML says that {where} needs a reset (error 16)"
+        return (
+            Status.FAILED,
+            "reset-required",
+            f"NVML reports that {where} needs a reset (error 16)",
+        )
     if Code.CORRUPTED_INFOROM in codes:
         return Status.DEGRADED, "corrupted-inforom", f"{where} has a corrupted InfoROM (error 14)"
     for call in (each for each in _IDENTITY if each in gpu.errors):
@@ -223,9 +227,9 @@ SPEC = CheckSpec(
     name="gpu-inventory",
     sees="a GPU that is missing, lost or not offered by the driver; an NVML that hangs, crashes, "
     "mismatches or has no driver",
-    source="NVML, sysfs (PCI), the GPUs of earlier looks, expect.gpus",
+    source="NVML, sysfs (PCI), the GPUs of earlier runs, expect.gpus",
     cost=gpu_common.COST,
-    blind_to="without expect.gpus: a GPU that was gone before the agent first looked",
+    blind_to="without expect.gpus: a GPU that was gone before the agent's first run",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuInventory(
         sources, options["boot_grace"], options["quiesce_grace"]

@@ -135,7 +135,7 @@ SPEC = CheckSpec(
     "links than the others",
     source="NVML, nvmlDeviceGetNvLinkState; error counters by field values, or by "
     "nvmlDeviceGetNvLinkErrorCounter",
-    cost="no cost beside gpu-inventory; some 20 calls for each GPU every 5 minutes",
+    cost="no cost next to gpu-inventory; some 20 calls for each GPU every 5 minutes",
     blind_to="which end of a link is sick; a link that was down before the agent started, where "
     "the other GPUs have no more; the last minutes",
     deadline=gpu_common.DEADLINE,

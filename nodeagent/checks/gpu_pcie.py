@@ -148,7 +148,7 @@ def evaluate(
     if link.width is not None:
         text = f"{link.width} lanes" + (f" at {link.speed}" if link.speed else "")
     if link.width is not None and link.width < wanted:
-        return Status.FAILED, "narrow", f"{text}, and the configuration says {wanted}"
+        return Status.FAILED, "narrow", f"{text}, expected {wanted}"
     if link.width is not None and link.width < max(seen, usual):
         status = siblings if link.width < usual else Status.DEGRADED
         return status, "narrow", f"{text}, and it had, or other GPUs have, {max(seen, usual)}"

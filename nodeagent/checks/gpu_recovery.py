@@ -16,14 +16,18 @@ from nodeagent.sources.gpu_sample import Code, Gpu, GpuSample
 #: nvmlDeviceGpuRecoveryAction_t. Two are degraded: there the peer traffic or the IMEX domain must
 #: be fixed, and the GPU need not be reset.
 _ACTIONS: dict[int, Verdict] = {
-    0: (Status.OK, "", "the driver asks for nothing"),
-    1: (Status.FAILED, "reset", "the driver asks for a GPU reset"),
-    2: (Status.FAILED, "reboot", "the driver asks for a reboot of the node"),
-    3: (Status.DEGRADED, "drain-p2p", "the driver asks to end peer-to-peer work"),
-    4: (Status.FAILED, "drain-and-reset", "the driver asks to end all work, then a GPU reset"),
-    5: (Status.DEGRADED, "recover-imex", "the driver asks to recover the IMEX domain"),
-    6: (Status.FAILED, "bus-reset", "the driver asks for a reset of the GPU's bus"),
-    7: (Status.FAILED, "system-reboot", "the driver asks for a reboot of the system"),
+    0: (Status.OK, "", "the driver requests no action"),
+    1: (Status.FAILED, "reset", "the driver requests a GPU reset"),
+    2: (Status.FAILED, "reboot", "the driver requests a reboot of the node"),
+    3: (Status.DEGRADED, "drain-p2p", "the driver requests an end of peer-to-peer work"),
+    4: (
+        Status.FAILED,
+        "drain-and-reset",
+        "the driver requests an end of all work, then a GPU reset",
+    ),
+    5: (Status.DEGRADED, "recover-imex", "the driver requests recovery of the IMEX domain"),
+    6: (Status.FAILED, "bus-reset", "the driver requests a reset of the GPU's bus"),
+    7: (Status.FAILED, "system-reboot", "the driver requests a reboot of the system"),
 }
 
 #: Actions whose end means that the GPU has been reset in some way.
@@ -84,8 +88,8 @@ def evaluate(gpu: Gpu) -> Verdict:
     action = gpu.recovery_action
     if action is None:
         return gpu_common.unreadable(gpu, "recovery")
-    unheard_of = f"the driver asks for recovery action {action}, which sickbay does not know"
-    return _ACTIONS.get(action, (Status.UNKNOWN, "unknown-action", unheard_of))
+    unknown = f"the driver requests recovery action {action}, which sickbay does not know"
+    return _ACTIONS.get(action, (Status.UNKNOWN, "unknown-action", unknown))
 
 
 SPEC = CheckSpec(
@@ -93,7 +97,7 @@ SPEC = CheckSpec(
     sees="the driver's own verdict on a GPU: reset, reboot, drain and reset; and when it is over",
     source="NVML field 230 (GPU recovery action); the driver's loading, in the kernel log",
     cost=gpu_common.COST,
-    blind_to="drivers before R565, which do not say it: off there; a reset done while no agent ran",
+    blind_to="drivers before R565, off: they do not report it; a reset done while no agent ran",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, _: GpuRecovery(sources),
 )

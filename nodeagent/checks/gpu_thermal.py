@@ -66,8 +66,8 @@ SPEC = CheckSpec(
     sees="a GPU, or its memory, that is about to be slowed down for heat",
     source="NVML, nvmlDeviceGetTemperature, nvmlDeviceGetMarginTemperature or "
     "nvmlDeviceGetTemperatureThreshold; fields 82 (memory) and 186 (power)",
-    cost="no cost beside gpu-inventory; two calls for each GPU, four every 5 minutes",
-    blind_to="heat between two looks; a slowdown that NVML names no temperature for",
+    cost="no cost next to gpu-inventory; two calls for each GPU, four every 5 minutes",
+    blind_to="heat between two runs; a slowdown that NVML names no temperature for",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuThermal(sources, options["margin"]),
     options=(

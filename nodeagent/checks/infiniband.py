@@ -8,7 +8,7 @@ configuration names does not exist: failed), ``link-down`` (was up and has no li
 (of the last hour, symbol errors above the limit, integrity errors or buffer overruns: failed),
 ``flapping`` (its link went within the hour: degraded), ``receive-errors`` and ``retries``
 (degraded: the other end may be the cause), ``hung`` (the driver does not answer; failed after a
-minute), ``disabled``, ``not-told`` (the port's state cannot be read) and ``no-sysfs``: unknown.
+minute), ``disabled``, ``not-reported`` (the port's state cannot be read) and ``no-sysfs``: unknown.
 The component is device and port ("mlx5_0/1").
 
 A port that never had a link is ok: many adapters have one. Its own count of lost links shows it. It
@@ -49,7 +49,7 @@ def evaluate_link(name: str, port: Port, *, used: bool, named: bool) -> Observat
     """
     if port.active:
         return None
-    words = f"state {port.state}, physical state {port.physical or 'not told'}"
+    words = f"state {port.state}, physical state {port.physical or 'not reported'}"
     if port.physical == "Disabled" and not named:  # a person's decision, or a reset's
         status = Status.UNKNOWN if used else Status.OK
         return Observation(NAME, name, status, "disabled" if used else "", words)
@@ -72,7 +72,7 @@ def evaluate_quality(
     ``symbols``: up to this number of symbol errors in an hour the port is well.
     """
     if 0 < port.rate < wanted:
-        message = f"{port.rate:g} Gbit/s, and the configuration says {wanted:g}"
+        message = f"{port.rate:g} Gbit/s, expected {wanted:g}"
         return Observation(NAME, name, Status.FAILED, "slow", message)
     bad = {
         "symbol_error": symbols,
@@ -108,7 +108,7 @@ def evaluate_siblings(
 
     ``never_up``: they are active and it never was. ``usual_rate`` is theirs, 0 if it has that too.
     """
-    words = f"state {port.state}, physical state {port.physical or 'not told'}"
+    words = f"state {port.state}, physical state {port.physical or 'not reported'}"
     if never_up and not port.active:
         message = f"{words}: never active since the boot, and most ports of its kind are"
         return Observation(NAME, name, status, "never-up", message)
@@ -176,7 +176,7 @@ class Infiniband:
         if isinstance(port, Hung):
             return hung(NAME, name, port)
         if isinstance(port, str):
-            return Observation(NAME, name, Status.UNKNOWN, "not-told", port)
+            return Observation(NAME, name, Status.UNKNOWN, "not-reported", port)
         rises = self._counters.setdefault(name, CounterIncreases(_HOUR))
         at = self._machine.clock.boottime()
         rose = rises.add(at, dict(port.counters))

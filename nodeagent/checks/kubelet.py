@@ -78,7 +78,7 @@ SPEC = CheckSpec(
     source="its health endpoint on the loopback, http://127.0.0.1:10248/healthz; without an answer "
     "its socket for device plugins",
     cost="1 ms of CPU every 60 s",
-    blind_to="whether the API server hears of it (the Node's Ready condition tells); after a "
+    blind_to="whether the API server receives it (the Node's Ready condition shows it); after a "
     "restart of the agent, without expected: a kubelet that was down before and left no socket",
     deadline=10.0,
     build=lambda sources, options: KubeletCheck(

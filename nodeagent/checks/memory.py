@@ -64,7 +64,7 @@ SPEC = CheckSpec(
     sees="memory that is nearly used up, or that all work waits for",
     source="/proc/meminfo, /proc/pressure/memory",
     cost="0.2 ms of CPU every 60 s",
-    blind_to="the limits of single pods and jobs; one NUMA node that is full beside empty ones; "
+    blind_to="the limits of single pods and jobs; one NUMA node that is full next to empty ones; "
     "stalls where the kernel does not measure them",
     deadline=5.0,
     build=lambda sources, options: MemoryCheck(sources.machine, sources.measurements, options),

@@ -58,7 +58,7 @@ def parse_speeds(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
 def evaluate_speed(name: str, speed: int, *, wanted: int, seen: int) -> Observation | None:
     """The verdict, or None for the right speed. Pure. All in Mbit/s; 0 is unknown, or no demand."""
     if 0 < speed < wanted:
-        message = f"{_speed(speed)}, and the configuration says {_speed(wanted)}"
+        message = f"{_speed(speed)}, expected {_speed(wanted)}"
         return Observation(NAME, name, Status.FAILED, "slow", message)
     if 0 < speed < seen:
         message = f"{_speed(speed)}, and it was {_speed(seen)} before"
@@ -104,7 +104,7 @@ class _Port:
     """A port's last known speed. ``link`` is the kernel's count of carriers then."""
 
     link: int | None
-    asked: float
+    read_at: float
     speed: int = 0
     seen: int = 0
     hung: Hung | None = None
@@ -152,7 +152,7 @@ class NicHealth:
         answers = await self._probe.files([[str(folder / link.name / "speed")] for link in due])
         for link, answer in zip(due, answers, strict=True):
             port = self._ports.setdefault(link.name, _Port(link.times_up, now))
-            port.link, port.asked = link.times_up, now
+            port.link, port.read_at = link.times_up, now
             port.hung = answer if isinstance(answer, Hung) else None
             port.speed = _megabits(answer.contents[0]) if isinstance(answer, Files) else 0
             port.seen = max(port.seen, port.speed)
@@ -161,7 +161,7 @@ class NicHealth:
         port = self._ports.get(link.name)
         if port is None or port.hung is not None or port.link != link.times_up:
             return True
-        return now - port.asked >= _SPEED_EVERY
+        return now - port.read_at >= _SPEED_EVERY
 
     def _slower(self, links: Sequence[Link]) -> dict[str, float]:
         """The ports that are slower than those of their kind, each with their speed."""

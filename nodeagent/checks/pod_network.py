@@ -80,7 +80,7 @@ def _targets(texts: Sequence[str]) -> tuple[str, ...]:
 SPEC = CheckSpec(
     name=NAME,
     sees="names that pods of this node can't resolve, services that they can't reach",
-    source="a prober in a pod of its own, asked over a unix socket; off where none is installed",
+    source="a prober in a pod of its own, over a unix socket; off where none is installed",
     cost="no cost without a prober; 1 ms of CPU every 60 s with one, which itself takes 12 ms for "
     "each name",
     blind_to="other pods' network policies: the prober is one pod with its own",

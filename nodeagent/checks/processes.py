@@ -74,8 +74,8 @@ SPEC = CheckSpec(
     sees="processes that hang in the kernel, with where they wait; dead ones that pile up",
     source="/proc/PID/stat, and status and wchan of those in state D",
     cost="2 ms of CPU every 60 s at 100 processes, 35 ms at 10,000, whatever state they are in",
-    blind_to="threads beside a process's first (the kernel's hung task lines tell of them); above "
-    "500 processes a round takes several looks, at 10,000 twenty minutes; another PID namespace's "
+    blind_to="threads except a process's first (the kernel's hung task lines name them); above "
+    "500 processes a round takes several runs, at 10,000 twenty minutes; another PID namespace's "
     "processes, without hostPID",
     build=lambda sources, options: ProcessesCheck(sources.machine, options),
     options=(

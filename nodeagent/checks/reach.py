@@ -63,7 +63,7 @@ def _parse_target(text: str) -> Target:
     if not separator:
         scheme, rest = "tcp", text
     if scheme == "https":
-        raise ValueError(f'"{text}": TLS is not spoken here; "tcp://host:443" tries the port')
+        raise ValueError(f'"{text}": TLS is not supported; "tcp://host:443" tries the port')
     if scheme not in ("tcp", "http"):
         raise ValueError(f'"{text}": only tcp:// and http:// targets are known')
     path = ""
@@ -172,10 +172,10 @@ class Reach:
             return False
         if self._answered.get(component) == routes[component].gateway:
             return False
-        looks = self._unanswered.get(component, 0) + 1
-        rests = looks > _FIRST_PROBES and looks % _LATER_PROBES != 0
+        probes = self._unanswered.get(component, 0) + 1
+        rests = probes > _FIRST_PROBES and probes % _LATER_PROBES != 0
         if rests:
-            self._unanswered[component] = looks
+            self._unanswered[component] = probes
         return rests
 
     def _worth_patience(self, component: str, gateway: str, *, unused: bool) -> bool:
@@ -183,9 +183,9 @@ class Reach:
         if self._answered.get(component) == gateway:
             return not self._trusted.get(component)
         self._trusted.pop(component, None)  # it was true of another one
-        looks = self._unanswered[component] = self._unanswered.get(component, 0) + 1
+        probes = self._unanswered[component] = self._unanswered.get(component, 0) + 1
         every = _UNUSED_PROBES if unused else _LATER_PROBES
-        return looks <= _FIRST_PROBES or looks % every == 0
+        return probes <= _FIRST_PROBES or probes % every == 0
 
     async def _target(self, target: Target) -> Observation:
         try:
@@ -240,9 +240,9 @@ SPEC = CheckSpec(
     sees="a gateway or a service that does not answer this node",
     source="one ICMP echo, the kernel's neighbour table when that is not answered; TCP and "
     "HTTP connections",
-    cost="1 ms of CPU every 30 s; 12 ms more at every fourth look for a gateway that drops echoes, "
+    cost="1 ms of CPU every 30 s; 12 ms more at every fourth run for a gateway that drops echoes, "
     "and every 5 minutes for a target's name",
-    blind_to="gateways that never answered (one of IPv6 beside one of IPv4 is not even shown); "
+    blind_to="gateways that never answered (one of IPv6 next to one of IPv4 is not even shown); "
     "for up to two minutes, the loss of one that drops echoes; faults of a TCP service after it "
     "took the connection; TLS",
     interval=30.0,

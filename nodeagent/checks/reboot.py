@@ -99,5 +99,5 @@ SPEC = CheckSpec(
     "origin of an orderly reboot",
     deadline=10.0,
     build=lambda sources, options: RebootCheck(sources.machine, recent=options["recent"]),
-    options=(Option("recent", Kind.DURATION, 3600.0, "how long after a boot it is told"),),
+    options=(Option("recent", Kind.DURATION, 3600.0, "how long after a boot it is reported"),),
 )

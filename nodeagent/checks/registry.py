@@ -153,8 +153,8 @@ def written(kind: Kind, value: Any) -> str:
 def _settings(spec: CheckSpec) -> list[tuple[str, str, str, str]]:
     rows: list[tuple[str, Kind, Any, str]] = [("on", Kind.FLAG, spec.on, "whether it runs")]
     if spec.interval:
-        rows.append(("interval", Kind.DURATION, spec.interval, "between two looks, jittered"))
-        rows.append(("deadline", Kind.DURATION, spec.deadline, "a longer look is reported as hung"))
+        rows.append(("interval", Kind.DURATION, spec.interval, "between two runs, jittered"))
+        rows.append(("deadline", Kind.DURATION, spec.deadline, "a longer run is reported as hung"))
     rows += [(each.name, each.kind, each.default, each.help) for each in spec.options]
     return [
         (name, kind.value, f"`{written(kind, value)}`", about) for name, kind, value, about in rows

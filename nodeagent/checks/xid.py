@@ -172,7 +172,7 @@ class XidCheck:
         address = None if self._is_packet(record.text) else self._own(raw_address)
         if address is None:
             return ()
-        message = f"GPU {address} has fallen off the bus, says the driver without an Xid"
+        message = f"GPU {address} has fallen off the bus, by a driver's line without an Xid"
         details = {"text": text(record.text)}
         return self._sighting(record, OFF_BUS, address, message, ClearedBy.REBOOT, details)
 
@@ -292,7 +292,7 @@ SPEC = CheckSpec(
     "bus without an Xid",
     source="kernel log, lines of the NVIDIA driver",
     cost="a comparison of 6 bytes for each kernel record",
-    blind_to="faults that the driver does not log; lines that the kernel dropped (told as lost)",
+    blind_to="faults without a driver's line; lines that the kernel dropped (reported as lost)",
     interval=0,
     deadline=0,
     build=lambda sources, _: XidCheck(sources.gpus, sources.driver_log),

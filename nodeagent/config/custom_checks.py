@@ -72,7 +72,7 @@ def _command(name: str, table: Table) -> tuple[CheckSpec, CheckSettings]:
     elif "protocol" not in table:
         known = f'"{custom_command.NAGIOS}" or "{custom_command.NPD}"'
         expected = f"protocol = {known}: their exit codes differ"
-        table.problem("command", "stands without protocol", expected)
+        table.problem("command", "given without protocol", expected)
     spec = custom_command.spec(build, interval=interval, sees=sees)
     return spec, CheckSettings(on=on, interval=interval, deadline=spec.deadline)
 
@@ -91,7 +91,7 @@ def _entry_point(name: str, table: Table) -> tuple[CheckSpec, CheckSettings]:
     entry_point = table.read("entry_point", "", values.text, "an entry point's name")
     for key in ("command", "protocol", "time_limit", "sees"):
         if key in table:
-            table.problem(key, "stands beside entry_point", "one of the two")
+            table.problem(key, "given next to entry_point", "one of the two")
             table.read(key, None, _anything, "")
     try:
         spec = custom_plugin.wrapped(name, custom_plugin.load(entry_point))

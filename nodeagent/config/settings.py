@@ -319,7 +319,7 @@ def _address(table: Table, environ: Mapping[str, str]) -> str:
 def _refuse_contradictions(table: Table, uplink: UplinkConfig) -> None:
     if ("cert_file" in table) != ("key_file" in table):
         there, missing = ("cert_file", "key_file")[:: 1 if "cert_file" in table else -1]
-        table.problem(there, f"stands without {missing}", "both or none")
+        table.problem(there, f"given without {missing}", "both or none")
     tls = "ca_file" in table
     for name in ("cert_file", "server_name"):
         if name in table and not tls:

@@ -1,4 +1,4 @@
-"""The reasons for the agent's results: each check's last look, its results, and its input.
+"""The reasons for the agent's results: each check's last run, its results, and its input.
 
 ``GET /v1/explain`` and ``sickbay-agent explain``. Tasks that hang in the kernel come first: no
 result that waits behind them can be trusted to be fresh.
@@ -93,12 +93,12 @@ def _uplink(uplink: Mapping[str, Any]) -> str:
 
 def _last_run(check: Scheduled | None, now: float) -> dict[str, Any]:
     if check is None:
-        return {"look": None}
+        return {"run": None}
     success = check.last_success
     return {
-        "look": {
+        "run": {
             "deadline_seconds": check.deadline,
-            "looks": check.looks,
+            "runs": check.runs,
             "errors": check.errors,
             "hangs": check.hangs,
             "error": check.error,
@@ -107,7 +107,7 @@ def _last_run(check: Scheduled | None, now: float) -> dict[str, Any]:
             "hung_for_seconds": (
                 None if check.hung_since is None else round(now - check.hung_since, 3)
             ),
-            "said": _latest_report(check.report),
+            "report": _latest_report(check.report),
         }
     }
 
@@ -145,7 +145,7 @@ def _component(entry: ComponentEntry, now: float) -> dict[str, Any]:
         "reason": entry.reason,
         "message": entry.message,
         "age_seconds": round(now - entry.since, 3),
-        "missed_looks": entry.absent,
+        "missed_runs": entry.absent,
         "recent": [
             {"status": status.name.lower(), "age_seconds": round(now - at, 3)}
             for status, at in entry.recent
@@ -202,15 +202,15 @@ def _paragraph(check: Mapping[str, Any]) -> list[str]:
 def _state(check: Mapping[str, Any]) -> str:
     if check["off_because"]:
         return f"off: {check['off_because']}"
-    look = check["look"]
-    if look is None:
+    run = check["run"]
+    if run is None:
         return "as it comes"
     every = f"every {check['interval_seconds']:g} s"
-    if look["hung_for_seconds"] is not None:
-        return f"{every}; HUNG for {look['hung_for_seconds']:.0f} s past its deadline"
-    if look["error"]:
-        return f"{every}; its latest look failed: {look['error']}"
-    if look["success_age_seconds"] is None:
-        return f"{every}; has not looked yet"
-    took, age = 1000 * look["duration_seconds"], look["success_age_seconds"]
-    return f"{every}; looked {age:.0f} s ago, in {took:.0f} ms"
+    if run["hung_for_seconds"] is not None:
+        return f"{every}; HUNG for {run['hung_for_seconds']:.0f} s past its deadline"
+    if run["error"]:
+        return f"{every}; its latest run failed: {run['error']}"
+    if run["success_age_seconds"] is None:
+        return f"{every}; has not run yet"
+    took, age = 1000 * run["duration_seconds"], run["success_age_seconds"]
+    return f"{every}; ran {age:.0f} s ago, in {took:.0f} ms"

@@ -128,13 +128,13 @@ def _check_metrics(page: "_MetricsText", checks: Sequence[Scheduled], now: float
         samples = [({"check": c.name}, getattr(c, value)) for c in checks]
         page.family(f"sickbay_agent_check_{name}", kind, text, samples)
 
-    each("runs_total", "counter", "Runs that ended.", "looks")
+    each("runs_total", "counter", "Runs that ended.", "runs")
     each("errors_total", "counter", "Runs that ended with a defect of the check.", "errors")
     each("hangs_total", "counter", "Runs that exceeded their deadline.", "hangs")
     each("duration_seconds", "gauge", "How long the latest run took.", "last_duration")
     # A run that hangs has not ended, and its check is no success as long as that lasts.
-    looked = [check for check in checks if check.looks or check.hung_since is not None]
-    well = [({"check": c.name}, int(not c.error and c.hung_since is None)) for c in looked]
+    begun = [check for check in checks if check.runs or check.hung_since is not None]
+    well = [({"check": c.name}, int(not c.error and c.hung_since is None)) for c in begun]
     about = "1 when the latest run ended without error and in time, also if it found a fault."
     page.family("sickbay_agent_check_success", "gauge", about, well)
     ages = [({"check": c.name}, now - c.last_success) for c in checks if c.last_success is not None]

@@ -222,7 +222,7 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes, str]:
     first, *lines = head.decode("latin-1").split("\r\n")
     method, target, version = first.split(" ")
     if not version.startswith("HTTP/1."):
-        raise ValueError(f"{version} is not spoken here")
+        raise ValueError(f"{version} is not supported")
     length, token = 0, ""
     for line in lines:
         name, _, value = line.partition(":")

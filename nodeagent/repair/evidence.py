@@ -108,7 +108,7 @@ def _dump(found: Mapping[str, Any]) -> str:
 
 def _sample(sample: GpuSample | None) -> Any:
     if sample is None:
-        return "not asked"
+        return "not requested"
     return dataclasses.asdict(sample)
 
 

@@ -129,7 +129,7 @@ def _names(options: argparse.Namespace) -> list[str]:
         if not name:
             continue
         if name in names:
-            what = f'"{name}" stands on line {names[name]} already'
+            what = f'"{name}" is on line {names[name]} already'
             problems.append(Problem(file, number, "", what, "each name once"))
             continue
         names[name] = number

@@ -109,7 +109,7 @@ def read_line(line: str, known: Known) -> ScenarioEvent:
         raise ScenarioError(f"not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ScenarioError(
-            'not a JSON object; expected {"node": "sim-0001", "fault": "xid:79"}, say'
+            'not a JSON object; expected one such as {"node": "sim-0001", "fault": "xid:79"}'
         )
     document = Document("", content, "")
     event = _event(document.top, known)
@@ -119,7 +119,7 @@ def read_line(line: str, known: Known) -> ScenarioEvent:
         raise ScenarioError(
             "; ".join(_without_place(problem) for problem in error.problems)
         ) from None
-    assert event is not None, "a problem was said where there is no event"
+    assert event is not None, "a problem was reported where there is no event"
     return event
 
 
@@ -147,14 +147,14 @@ def _event(table: Table, known: Known) -> ScenarioEvent | None:
         return None
     act = kinds[named[0]](table, known)
     if isinstance(act, Clear) and lasting:
-        table.problem("for", "a sign does not last", "no for beside clear")
+        table.problem("for", "a sign does not last", "no for next to clear")
     return None if act is None else ScenarioEvent(at, nodes, act, lasting)
 
 
 def _refuse_number(table: Table, named: Sequence[str], kinds: Sequence[str]) -> None:
     expected = f"one of {', '.join(kinds)}"
     if named:
-        table.problem(named[1], f"stands beside {named[0]}", f"{expected} in each event")
+        table.problem(named[1], f"given next to {named[0]}", f"{expected} in each event")
     else:
         table.wrong("names no event", expected)
 
@@ -178,7 +178,7 @@ def _nodes(table: Table, known: Known) -> int | tuple[str, ...] | None:
         return values.integer(1, len(known.nodes))(value)
 
     if "node" in table and "nodes" in table:
-        table.problem("node", "stands beside nodes", "one of the two")
+        table.problem("node", "given next to nodes", "one of the two")
     one = table.read("node", "", name, "the name of a simulated node")
     drawn: int | tuple[str, ...] | None = 1
     many = table.read("nodes", drawn, several, _NODES)

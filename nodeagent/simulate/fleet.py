@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 #: Nodes that begin to connect per second, so that a start is no stampede of its own.
 STARTS_PER_SECOND = 500.0
 #: Seconds between two counts of the nodes with a stream, where that has changed.
-LOOK = 0.5
+COUNT_EVERY = 0.5
 #: The pause after a count is at least this many times as long as the count took.
 REST = 50.0
 #: Seconds for last messages.
@@ -39,7 +39,7 @@ class Fleet:
 
     async def run(self, events: Sequence[ScenarioEvent], stop: asyncio.Event) -> None:
         """Until ``stop``. The events' times count from now."""
-        watching = asyncio.create_task(self._poll_after(), name="look")
+        watching = asyncio.create_task(self._poll_after(), name="count")
         starting = asyncio.create_task(self._start(), name="start")
         for event in events:
             self.let_happen(event)
@@ -112,7 +112,7 @@ class Fleet:
                 (here if node.streaming else away).append(node)
             self._print_count(here, away)
             self._print_when_all(here, away)
-            await asyncio.sleep(max(LOOK, REST * (loop.time() - began)))
+            await asyncio.sleep(max(COUNT_EVERY, REST * (loop.time() - began)))
 
     def _print_count(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
         troubles = Counter(trouble for node in away if (trouble := node.trouble))

@@ -36,7 +36,7 @@ class Stack:
     names: frozenset[str]
     extents: tuple[Extent, ...]
 
-    def stands_on(self, name: str, sector: int | None) -> bool:
+    def is_on(self, name: str, sector: int | None) -> bool:
         """Whether trouble on device ``name`` is this mount's.
 
         A disk's sector counts only within the mount's partitions: the swap next to them is not its
@@ -158,7 +158,7 @@ class Stacks:
         """The mounts on device ``name`` (at ``sector``), or "MAJOR:MINOR"."""
         if ":" in name:
             name = _named(self._machine, name)
-        return tuple(each.point for each in self._stacks.values() if each.stands_on(name, sector))
+        return tuple(each.point for each in self._stacks.values() if each.is_on(name, sector))
 
     def controller(self, controller: str) -> tuple[str, ...]:
         """The mounts on an NVMe controller's disks."""

@@ -156,7 +156,7 @@ async def _aws(service: Service) -> list[MaintenanceEvent]:
         answer = await _aws_get(service, "events/recommendations/rebalance")
         if answer is not None:
             notice = _json(answer, "rebalance recommendation")
-            words = f"spot capacity is at risk, says a notice of {notice['noticeTime']}"
+            words = f"spot capacity is at risk, by a notice of {notice['noticeTime']}"
             events.append(MaintenanceEvent("rebalance", words))
     except (KeyError, TypeError, AttributeError) as error:
         raise ServiceError("garbled", f"events: {error!r}") from None

@@ -319,7 +319,7 @@ def _read(word: str, values: Sequence[str]) -> Result:
         case "busy", []:
             return Hung(0.0, "behind an earlier probe that still holds the file")
         case _:
-            return NotProbed(f"the probe said {' '.join([word, *values])!r}")
+            return NotProbed(f"the probe answered {' '.join([word, *values])!r}")
 
 
 def _content(value: str) -> str | int:

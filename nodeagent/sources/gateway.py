@@ -86,7 +86,7 @@ class GatewayProbe:
             command = python_compiled("neighbour_child.py", gateway, str(index), str(patience))
             child = ChildProcess(command, lines.append)
         except OSError as error:
-            return GatewayReply(False, f"no echo; cannot ask the kernel: {error.strerror}")
+            return GatewayReply(False, f"no echo; cannot query the kernel: {error.strerror}")
         begun = self._clock.boottime()
         taken, trouble = None, ""
         while taken is None and not child.ended.done():
@@ -101,7 +101,7 @@ class GatewayProbe:
             if not await child.close():
                 self._stuck = child
             if taken is None:
-                return GatewayReply(False, f"no echo; asking the kernel hangs: {spot}")
+                return GatewayReply(False, f"no echo; a query of the kernel hangs: {spot}")
         if taken is not None:
             return _answers(taken)
         last = lines[-1] if lines else "gave no answer"

@@ -147,4 +147,4 @@ class PortReader:
         refused = {name for name, content in contents.items() if isinstance(content, int)}
         self._refused[place] |= refused & COUNTERS.keys()
         port = parse_port({n: c for n, c in contents.items() if isinstance(c, str)})
-        return "it does not say its state" if port is None else port
+        return "it does not report its state" if port is None else port

@@ -155,14 +155,14 @@ class Nvml:
 
         A GPU reset, a MIG change and a driver upgrade fail while a process has NVML open.
         """
-        self.stand_aside_until(self._now() + seconds)
+        self.pause_until(self._now() + seconds)
         async with self._lifecycle:
             if self._worker is not None:
                 await self._end(self._worker)
             self._forget_the_dead()
             return not self._stuck
 
-    def stand_aside_until(self, at: float) -> None:
+    def pause_until(self, at: float) -> None:
         """Start no worker before ``at`` (boottime seconds), as an earlier agent was ordered."""
         self._quiesced_until = at
         self._last = None
@@ -170,7 +170,7 @@ class Nvml:
 
     def resume(self) -> None:
         """End ``quiesce`` early. The next sample starts a worker."""
-        self.stand_aside_until(min(self._quiesced_until, self._now()))
+        self.pause_until(min(self._quiesced_until, self._now()))
 
     @property
     def quiesced_for(self) -> float:
@@ -215,7 +215,7 @@ class Nvml:
         return self._answered(worker, request)
 
     def _answered(self, worker: NvmlProcess, request: asyncio.Task[WorkerReply]) -> GpuSample:
-        answered = tuple(worker.heard)
+        answered = tuple(worker.answered)
         try:
             answer = request.result()
         except NvmlStartError as error:
@@ -262,7 +262,7 @@ class Nvml:
             async with self._lifecycle:
                 await self._end(worker)
             self._put_off(_AFTER_CRASH)
-        return GpuSample(self._now(), gpus=tuple(worker.heard), trouble=trouble)
+        return GpuSample(self._now(), gpus=tuple(worker.answered), trouble=trouble)
 
     def _describe_hang(self, worker: NvmlProcess) -> NvmlTrouble:
         state = worker.state()
@@ -298,7 +298,7 @@ class Nvml:
         libraries = [self._library] if self._library else [SONAME, *self._found()]
         command = worker_command(libraries)
         if command is None:
-            text = "the Python package nvidia-ml-py is not installed beside the agent"
+            text = "the Python package nvidia-ml-py is not installed next to the agent"
             return NvmlTrouble(TroubleKind.NO_LIBRARY, text)
         try:
             self._worker = await NvmlProcess.start(command, self._machine.clock, self._worker_env)

@@ -67,8 +67,8 @@ class NvmlProcess:
 
     There is one request at a time. ``asking`` is the task that waits for the answer, and it lives
     on when no caller waits for it any more: so the answer of a call that stalls for a minute is
-    still read. ``asked_at`` is when the request was sent, in boottime seconds; ``heard`` are the
-    GPUs that have answered since.
+    still read. ``requested_at`` is when the request was sent, in boottime seconds; ``answered`` are
+    the GPUs that have answered since.
     """
 
     def __init__(self, process: Process, clock: Clock) -> None:
@@ -77,7 +77,7 @@ class NvmlProcess:
         self._ready = False
         self._driver = ""
         self.requested_at = 0.0
-        self.heard: list[Gpu] = []
+        self.answered: list[Gpu] = []
         self.pending: asyncio.Task[WorkerReply] | None = None
 
     @classmethod
@@ -115,7 +115,7 @@ class NvmlProcess:
         """
         if self.pending is None or self.pending.done():
             self.requested_at = self._clock.boottime()
-            self.heard = []
+            self.answered = []
             self.pending = asyncio.create_task(
                 self._converse("processes" if processes else "sample")
             )
@@ -158,11 +158,11 @@ class NvmlProcess:
             await self._ended()
         error = (await self._line())["error"]
         while not (message := await self._line()).get("end"):
-            self.heard.append(gpu_from_wire(message))
+            self.answered.append(gpu_from_wire(message))
         xids = tuple((uuid, pci, code) for uuid, pci, code in message.get("xids", ()))
         excluded = tuple(map(str, message.get("excluded", ())))
-        heard = tuple(self.heard)
-        return WorkerReply(self._driver, heard, error, xids, excluded, message.get("cc_ready"))
+        answered = tuple(self.answered)
+        return WorkerReply(self._driver, answered, error, xids, excluded, message.get("cc_ready"))
 
     async def _begin(self) -> None:
         first = await self._line()

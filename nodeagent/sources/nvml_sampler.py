@@ -91,20 +91,20 @@ _VALUES = (
 class Sampler:
     """Reads every GPU once per request, through one initialised NVML.
 
-    ``say`` gets the name of the call that is under way; ``wall`` gives the time that the driver's
+    ``emit`` gets the name of the call that is under way; ``wall`` gives the time that the driver's
     stamps are compared with, in seconds since 1970.
     """
 
     def __init__(
         self,
         pynvml: Any,
-        say: Callable[[str], None],
+        emit: Callable[[str], None],
         wall: Callable[[], float],
         gpus: str = "/proc/driver/nvidia/gpus",
     ) -> None:
         self._gpus = gpus  # the driver's folder, which has one for each GPU
         self._nvml = pynvml
-        self._emit = say
+        self._emit = emit
         self._wall = wall
         #: (uuid, pci, name) by index: a lost GPU no longer gives its identity.
         self._identities: dict[int, tuple[str, str, str]] = {}

@@ -47,13 +47,13 @@ def _import_pynvml(folder: str) -> Any:
     importable again afterwards. Compiling pynvml leaves 13 MB behind: when its bytecode was not
     there before and is now, this process starts over from it.
     """
-    _stand_in("ctypes.util", find_library=lambda _name: None)
+    _replace_module("ctypes.util", find_library=lambda _name: None)
     unused: dict[str, dict[str, Any]] = {
         "threading": {"Lock": _thread.allocate_lock},
         "string": {"capwords": _capwords},
         "functools": {"wraps": lambda _wrapped: lambda wrapper: wrapper},
     }
-    given = [name for name, attributes in unused.items() if _stand_in(name, **attributes)]
+    given = [name for name, attributes in unused.items() if _replace_module(name, **attributes)]
     bytecode = _bytecode_of(f"{folder}/pynvml.py")
     was_compiled = os.path.exists(bytecode)  # noqa: PTH110  pathlib costs 1 MB
     sys.path.append(folder)
@@ -72,7 +72,7 @@ def _bytecode_of(source: str) -> str:
     return name
 
 
-def _stand_in(name: str, **attributes: Any) -> bool:
+def _replace_module(name: str, **attributes: Any) -> bool:
     """An import of this module gives these attributes alone; False: it is imported already."""
     if name in sys.modules:
         return False

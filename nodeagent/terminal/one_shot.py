@@ -41,11 +41,11 @@ async def run_once(config: Config, clock: Clock, *, within: float) -> Findings:
 
     A probe that hangs in the kernel outlives this call as a child process: leave by os._exit.
     """
-    look = _Look(config, clock, until=clock.boottime() + max(within - _MARGIN, within / 2))
+    run = _OneShot(config, clock, until=clock.boottime() + max(within - _MARGIN, within / 2))
     try:
-        return await look.findings()
+        return await run.findings()
     finally:
-        await look.close()
+        await run.close()
 
 
 def _boot_id(machine: HostRoots) -> str:
@@ -57,7 +57,7 @@ def _boot_id(machine: HostRoots) -> str:
         raise ConfigError([Problem(str(machine.proc), 0, "proc", what, "a procfs")]) from error
 
 
-class _Look:
+class _OneShot:
     def __init__(self, config: Config, clock: Clock, *, until: float) -> None:
         self._config = config
         self._clock = clock
@@ -124,16 +124,16 @@ class _Look:
         check: Any = spec.build(self._sources, settings.options)
         allowed = min(settings.deadline, self._until - self._clock.boottime())
         # Not wait_for: it waits for the end of the task that it cancels, which may hang too.
-        look: asyncio.Task[Report] = asyncio.ensure_future(check.run_check())
-        await asyncio.wait({look}, timeout=max(allowed, 0))
-        if not look.done():
+        run: asyncio.Task[Report] = asyncio.ensure_future(check.run_check())
+        await asyncio.wait({run}, timeout=max(allowed, 0))
+        if not run.done():
             self._unknown(spec.name, HUNG, f"no result in {allowed:.3g} s")
             return
-        error = look.exception()
+        error = run.exception()
         if error is not None:  # one check's defect must not cost the others' results
             self._unknown(spec.name, CHECK_ERROR, f"{type(error).__name__}: {error}")
             return
-        report = look.result()
+        report = run.result()
         if isinstance(report, Off):
             self._off[spec.name] = report.reason
         else:

@@ -6,7 +6,7 @@ from nodeagent.config.settings import Config
 from nodeagent.local.client import AgentTrouble, NoAgent, RequestRefused, post_json
 
 _WITHOUT = {
-    "cleared": "a fault that an agent latched earlier stands in its state, and is told again when "
+    "cleared": "a fault that an agent latched earlier is in its state, and is reported again when "
     "it starts: start it, then clear",
     "quiesce": "no process of sickbay holds the GPU driver now, but an agent that is started would",
 }

@@ -171,7 +171,11 @@ def _row(item: Result | Latched) -> tuple[str, str, str, str, str]:
 
 
 def _headline(findings: Findings, *, colour: bool) -> str:
-    by = "by its agent" if findings.source == "agent" else "by one look, no agent asked"
+    by = (
+        "by its agent"
+        if findings.source == "agent"
+        else "by one run of the checks, without an agent"
+    )
     worst = _coloured(findings.worst.name.lower(), findings.worst, colour=colour)
     return f"{findings.node}: {worst} ({by})"
 

@@ -44,7 +44,7 @@ class PeerLiveness:
         if not self._within:
             self.on_peer_message()
 
-    def asked(self) -> None:
+    def heartbeat_sent(self) -> None:
         """A heartbeat goes out."""
         self._start()
 

@@ -274,7 +274,7 @@ class Stream:
             if renewed:
                 await self._send(codec.credentials(renewed))
         latch = self._host.latch
-        self._sign.asked()
+        self._sign.heartbeat_sent()
         now = 0.0 if self._host.orders is None else self._clock.boottime()
         await self._send(codec.heartbeat(latch.digest(), latch.last_seq, now))
 
@@ -344,7 +344,7 @@ class Stream:
                     self._host.persist()
             case "resync":
                 log.info(
-                    "the aggregator asked for a snapshot: %s",
+                    "the aggregator requested a snapshot: %s",
                     message.resync.reason,
                     extra={"event": "uplink.resync"},
                 )

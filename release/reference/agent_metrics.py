@@ -30,7 +30,7 @@ def _scrape() -> str:
     seen = Observation("memory", "", Status.OK)
     fault = FaultSighting("xid:79", "xid", "GPU-1", "", "kmsg", 1, 0.0)
     latch.apply([seen, fault], 0.0)
-    check = Scheduled("memory", cast("Check", None), 60.0, 5.0, looks=1, last_success=0.0)
+    check = Scheduled("memory", cast("Check", None), 60.0, 5.0, runs=1, last_success=0.0)
     about = About(
         node="node",
         version="0.1.0",

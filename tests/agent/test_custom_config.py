@@ -75,7 +75,7 @@ def test_the_same_file_gives_the_same_configuration(tmp_path: Path) -> None:
         (
             "[own.raid]\ncommand = ['/opt/raid']",
             (
-                "agent.toml:2: own.raid.command: stands without protocol; "
+                "agent.toml:2: own.raid.command: given without protocol; "
                 'expected protocol = "nagios" or "npd": their exit codes differ'
             ),
         ),
@@ -146,7 +146,7 @@ def test_the_same_file_gives_the_same_configuration(tmp_path: Path) -> None:
         ),
         (
             "[own.raid]\nentry_point = 'x'\ncommand = ['/opt/raid']",
-            "agent.toml:3: own.raid.command: stands beside entry_point; expected one of the two",
+            "agent.toml:3: own.raid.command: given next to entry_point; expected one of the two",
         ),
     ],
 )

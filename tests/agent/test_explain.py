@@ -95,13 +95,13 @@ async def test_a_check_comes_with_its_latest_report_word_for_word(
     await agent.up()
     for _ in patiently():
         check = of(await explained(agent), "memory")
-        if check["look"]["looks"]:
+        if check["run"]["runs"]:
             break
         await asyncio.sleep(0.025)
-    [said] = check["look"]["said"]
+    [said] = check["run"]["report"]
     assert (said["kind"], said["check"]) == ("Observation", "memory")
     assert said["status"] == check["results"][0]["status"]
-    assert check["look"]["deadline_seconds"] == 5
+    assert check["run"]["deadline_seconds"] == 5
 
 
 async def test_the_command_shows_it_to_people_and_as_json(agent: AgentProcess) -> None:

@@ -39,10 +39,10 @@ async def inventory(node: Node, check: Check | None = None) -> Seen:
 @pytest.mark.parametrize(
     ("codes", "verdict"),
     [
-        ({"ecc": 15, "name": 16}, ("FAILED", "lost", "NVML says that {} is lost (error 15)")),
+        ({"ecc": 15, "name": 16}, ("FAILED", "lost", "NVML reports that {} is lost (error 15)")),
         (
             {"name": 14, "rows": 16},
-            ("FAILED", "reset-required", "NVML says that {} needs a reset (error 16)"),
+            ("FAILED", "reset-required", "NVML reports that {} needs a reset (error 16)"),
         ),
         (
             {"name": 14, "handle": 4},
@@ -147,7 +147,7 @@ async def test_after_a_quiesce_the_driver_may_start_again(node: Node) -> None:
             (
                 "UNKNOWN",
                 "after-quiesce",
-                "missing: NVML has 1 of 2 expected GPUs; the agent stood aside until 299 s ago",
+                "missing: NVML has 1 of 2 expected GPUs; the agent had released it until 299 s ago",
             ),
         ),
         (300.0, ("FAILED", "missing", "NVML has 1 of 2 expected GPUs")),

@@ -317,7 +317,7 @@ def test_the_usual_number_of_links_and_lanes_is_that_of_more_than_half(
             ("DEGRADED", "narrow", "7 lanes, and it had, or other GPUs have, 8"),
         ),
         (PcieLink(4), {}, ("DEGRADED", "narrow", "4 lanes, and it had, or other GPUs have, 8")),
-        (PcieLink(3), {}, ("FAILED", "narrow", "3 lanes, and the configuration says 4")),
+        (PcieLink(3), {}, ("FAILED", "narrow", "3 lanes, expected 4")),
         (PcieLink(), {}, ("UNKNOWN", "no-sysfs", "the width of the link can't be read")),
         (
             PcieLink(),

@@ -296,7 +296,7 @@ async def test_half_a_port_is_survived(tmp_path: Path) -> None:
     assert verdicts(await built_here(machine).run_check()) == {"mlx5_0/1": OK}
     (port / "state").unlink()
     assert verdicts(await built_here(machine).run_check()) == {
-        "mlx5_0/1": (Status.UNKNOWN, "not-told")
+        "mlx5_0/1": (Status.UNKNOWN, "not-reported")
     }
 
 

@@ -39,13 +39,13 @@ def test_who_answers_no_heartbeat_in_time_and_takes_no_connection_is_gone() -> N
     async def play() -> None:
         other = Other()
         for _ in range(3):
-            other.sign.asked()
+            other.sign.heartbeat_sent()
             assert not await other.gone(9.9)
             other.sign.on_peer_message()
         assert not await other.gone(1000), "nothing was asked"
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         assert not await other.gone(10)
-        other.sign.asked()  # the next heartbeat is no new chance
+        other.sign.heartbeat_sent()  # the next heartbeat is no new chance
         assert not await other.gone(1.9)
         assert other.tried == []
         assert await other.gone(5.2)
@@ -60,13 +60,13 @@ def test_who_is_late_and_lives_is_waited_for_longer_and_longer() -> None:
     async def play() -> None:
         other = Other(lives=True)
         began = asyncio.get_running_loop().time()
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         assert not await other.gone(500)
         late = [at - began for at in other.tried]
         assert late[:4] == [12, 36, 84, 180]
         assert late[-1] - late[-2] == 12 * MOST
         other.sign.on_peer_message()
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         assert not await other.gone(11.9)
         tried = len(other.tried)
         assert not await other.gone(0.2)
@@ -83,9 +83,9 @@ def test_who_promised_nothing_is_never_gone(promise: tuple[float, str], *, withd
     async def play() -> None:
         other = Other()
         if withdrawn:
-            other.sign.asked()
+            other.sign.heartbeat_sent()
         other.sign.promised(*promise)
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         assert not other.sign.sends()
         assert not await other.gone(1000)
         assert other.tried == []
@@ -109,7 +109,7 @@ def test_what_need_not_be_answered_is_to_be_taken_in_that_time() -> None:
 def test_a_message_that_was_taken_does_not_answer_the_heartbeat_before_it() -> None:
     async def play() -> None:
         other = Other()
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         await asyncio.sleep(10)
         assert not other.sign.sends()
         assert await other.gone(7.1)
@@ -122,7 +122,7 @@ def test_what_comes_while_a_connection_is_tried_counts() -> None:
 
     async def play() -> None:
         other = Other()
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         asyncio.get_running_loop().call_later(16.0, other.sign.on_peer_message)
         assert not await other.gone(1000)
         assert len(other.tried) == 1
@@ -133,7 +133,7 @@ def test_what_comes_while_a_connection_is_tried_counts() -> None:
 def test_an_answer_that_waits_for_our_own_event_loop_counts() -> None:
     async def play() -> None:
         other = Other()
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         loop = asyncio.get_running_loop()
 
         def turn(left: int) -> None:
@@ -153,7 +153,7 @@ def test_a_promise_that_nobody_could_keep_is_not_taken_at_its_word() -> None:
     async def play() -> None:
         other = Other()
         other.sign.promised(0.001, WHERE)
-        other.sign.asked()
+        other.sign.heartbeat_sent()
         assert not await other.gone(SHORTEST - 0.1)
         assert other.tried == []
         assert await other.gone(5.2)

@@ -187,7 +187,7 @@ def test_a_gpu_off_the_bus_without_an_xid(check: XidCheck, log: DriverLog) -> No
         found = one(check, line)
         assert (found.code, found.check, found.component) == ("gpu-off-bus", "xid", name)
         assert found.message == (
-            f"GPU {address} has fallen off the bus, says the driver without an Xid"
+            f"GPU {address} has fallen off the bus, by a driver's line without an Xid"
         )
         assert found.details == {"pci": address, "text": line}
         assert (found.source_seq, found.at, found.historical) == (7, 4000.0, False)

@@ -105,12 +105,12 @@ def test_traffic_on_its_thresholds(
             1000,
             1000,
             (FAILED, "slow"),
-            "999 Mbit/s, and the configuration says 1 Gbit/s",
+            "999 Mbit/s, expected 1 Gbit/s",
         ),
         (999, 0, 1000, (DEGRADED, "slow"), "999 Mbit/s, and it was 1 Gbit/s before"),
         (2500, 0, 25_000, (DEGRADED, "slow"), "2.5 Gbit/s, and it was 25 Gbit/s before"),
         (1000, 1000, 1000, None, ""),
-        (1, 2, 0, (FAILED, "slow"), "1 Mbit/s, and the configuration says 2 Mbit/s"),
+        (1, 2, 0, (FAILED, "slow"), "1 Mbit/s, expected 2 Mbit/s"),
         (1, 0, 2, (DEGRADED, "slow"), "1 Mbit/s, and it was 2 Mbit/s before"),
         (0, 1, 1, None, ""),
     ],
@@ -333,7 +333,7 @@ def test_a_rate_on_its_thresholds() -> None:
     assert evaluated(400, 400, 400).reason == ""
     assert evaluated(0, 400, 400).reason == "", "a driver that does not tell"
     assert evaluated(0.5, 400, 400).reason == "slow"
-    assert evaluated(399, 400, 400).message == "399 Gbit/s, and the configuration says 400"
+    assert evaluated(399, 400, 400).message == "399 Gbit/s, expected 400"
     assert evaluated(399, 400, 400).status is FAILED
     assert evaluated(399, 0, 400).message == "399 Gbit/s, and it was 400 before"
     assert evaluated(399, 0, 400).status is DEGRADED
@@ -348,7 +348,7 @@ def test_a_rate_on_its_thresholds() -> None:
 @pytest.mark.parametrize(
     ("state", "physical", "used", "named", "message"),
     [
-        ("DOWN", "", False, False, "state DOWN, physical state not told: never up, not in use"),
+        ("DOWN", "", False, False, "state DOWN, physical state not reported: never up, not in use"),
         ("DOWN", "Disabled", False, False, "state DOWN, physical state Disabled"),
         ("DOWN", "Disabled", True, False, "state DOWN, physical state Disabled"),
         (
@@ -566,7 +566,7 @@ def test_a_target_s_component(text: str, component: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("https://r.example", "TLS is not spoken here"),
+        ("https://r.example", "TLS is not supported"),
         ("udp://r.example:1", "only tcp:// and http:// targets are known"),
         ("http://r.example/a b", "another character that belongs in no URL"),
         ("http://r.example/\x7f", "another character that belongs in no URL"),

@@ -126,7 +126,7 @@ async def test_a_stopped_prober_is_hung(tmp_path: Path, monkeypatch: pytest.Monk
         (b"[]\n", "garbled"),
         (b'{"names": {}, "targets": {}}\n', "garbled"),  # not the answer to the request
         (b'{"names": {"localhost": "x"}, "targets": {}}\n', "garbled"),
-        (b'{"error": "too many ask at once"}\n', "error"),
+        (b'{"error": "too many requests at once"}\n', "error"),
         (b"x" * 10**6, "error"),
     ],
 )

@@ -40,7 +40,7 @@ async def test_a_gpu_that_is_gone_after_quiesce_is_marked_for_a_grace_and_then_a
         assert seen.status(uuid_of(0)) == ("OK", "")
         message = seen.by_component[uuid_of(1)].message
         assert message.startswith("missing: the GPU at")
-        assert "the agent stood aside until 10 s ago" in message
+        assert "the agent had released it until 10 s ago" in message
         bench.later(300)
         seen = await run_check(check)
         assert seen.status(uuid_of(1)) == ("FAILED", "missing")

@@ -328,7 +328,7 @@ async def test_a_running_agent_follows_its_file_without_a_gap(
     assert names["memory"] == "", "Hello says what runs now"
     assert "off by configuration" in names["disk-write"]
     assert await _problem(agent) == ""
-    assert looks["look"]["looks"] == 1
+    assert looks["run"]["runs"] == 1
 
 
 async def _explained(agent: AgentProcess, check: str) -> dict[str, Any]:

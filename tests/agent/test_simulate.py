@@ -249,7 +249,7 @@ async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
     said = [line["message"] for line in simulator.said("event refused")]
     assert len(said) == 9, said
     assert 'there is no node "sim-0003"' in said[2]
-    assert "stands beside fault" in said[5]
+    assert "given next to fault" in said[5]
     assert "reads nothing and not sxid:10003:fatal" in said[8]
     assert not streams["sim-0002"].faults
 

@@ -392,7 +392,7 @@ async def test_a_reboot_under_way_waits_for_the_node_and_a_reset_for_the_agent()
         (REBOOT, (), "the agent refuses reboot: the node's own configuration"),
         (replace(RESET, gpus=()), BOTH, "no evidence of the quarantine names a GPU"),
         (replace(RESET, gpus=(GPU,) * 65), BOTH, "65 GPUs have evidence"),
-        (replace(REBOOT, boot_id=""), BOTH, "does not tell the node's boot id"),
+        (replace(REBOOT, boot_id=""), BOTH, "does not report the node's boot id"),
     ],
 )
 @in_virtual_time

@@ -84,7 +84,7 @@ def on_a_bench(
     play(main)
 
 
-def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
+def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_is_on_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(bench: Bench) -> None:

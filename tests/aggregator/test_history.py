@@ -227,7 +227,7 @@ async def test_a_kind_of_a_newer_version_is_passed_over(place: Place) -> None:
         assert [one.at for one in await history.recent()] == [1.0]
 
 
-def test_a_batch_that_is_written_twice_stands_once(place: Place) -> None:
+def test_a_batch_that_is_written_twice_is_once(place: Place) -> None:
     numbers = IdGenerator(5)
     rows = [to_row(numbers.next(at), happened(at)) for at in (1.0, 2.0, 3.0)]
     database = place.database()

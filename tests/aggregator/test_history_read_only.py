@@ -102,7 +102,7 @@ def test_a_log_that_cant_be_read_there_is_not_passed_over(
     file = folder / "history.db"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"sickbay-aggregator: {file}: its newest rows stand in {file}-wal, which can't be read "
+        f"sickbay-aggregator: {file}: its newest rows are in {file}-wal, which can't be read "
         f"without {file}-shm where that can't be made; copy {file} and {file}-wal to a folder that "
         "can be written to, and point history.database there\n"
     )

@@ -184,7 +184,7 @@ def test_the_faults_that_an_agent_has_lost_are_bounded_and_those_that_it_has_go_
     assert sum(not one.missing for one in health.faults.values()) == 400
 
 
-def test_what_an_incident_stands_on_stays_in_force_though_its_fault_had_no_room() -> None:
+def test_what_an_incident_is_on_stays_in_force_though_its_fault_had_no_room() -> None:
     async def main() -> None:
         world, replica = await _fleet()
         replica.agent("n1", snapshot(fault("xid:79")))

@@ -165,7 +165,7 @@ def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_sta
         await until(lambda: holds(replica, "record") == names[LIMIT:])
         found = [replica.fleet.node_summaries[name].decision.hold for name in names[LIMIT:]]
         (reason,) = {hold.reason for hold in found if hold is not None}
-        assert "rebuilt from the Quarantines that stand" in reason
+        assert "rebuilt from the Quarantines in force" in reason
         await asyncio.sleep(2 * SETTLES)
         assert holds(replica, "limits.concurrent") == names[LIMIT:]
         assert marked(world) == LIMIT

@@ -699,7 +699,7 @@ def test_an_incident_that_was_remembered_joins_the_one_that_is_open() -> None:
     assert _joined(incident(evidence=(mine,)), incident(evidence=(ended,))).evidence == (mine,)
 
 
-def test_what_is_overruled_is_all_that_it_stands_on_and_that_is_not_over() -> None:
+def test_what_is_overruled_is_all_that_it_is_on_and_that_is_not_over() -> None:
     node_state = fresh(fault())
     node_state.evaluate(POLICY, Action.DRAIN, 2000.0)
     assert {word.key for word in node_state.overrule()} == {("xid:79", "GPU-1")}

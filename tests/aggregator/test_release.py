@@ -170,7 +170,7 @@ def inventory(*, off_because: str = "", found: bool = False, listed: bool = True
 
 
 def test_a_gpu_goes_back_when_an_inventory_that_runs_has_looked() -> None:
-    assert inventory() == "gpu-inventory has not looked yet"
+    assert inventory() == "gpu-inventory has not run yet"
     assert inventory(found=True) == ""
     assert inventory(off_because="no GPU") == "", "a check that is off will never look"
     assert inventory(listed=False) == "", "nor will one that the agent does not have"

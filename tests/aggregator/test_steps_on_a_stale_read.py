@@ -243,7 +243,7 @@ def it_is_exempt(world: World, _: NodeState) -> None:
         (it_is_exempt, False),
     ],
 )
-def test_a_mark_is_set_again_only_while_its_quarantine_stands_on_that_node(
+def test_a_mark_is_set_again_only_while_its_quarantine_is_on_that_node(
     happens: Callable[[World, NodeState], None], *, restored: bool
 ) -> None:
     async def test(_: VirtualTimeLoop) -> None:

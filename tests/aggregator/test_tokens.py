@@ -205,7 +205,7 @@ async def test_a_token_that_names_no_key_asks_nobody_for_one(
     verifier = authenticator(cluster.store(cache))
     header = {} if kid is None else {"kid": kid}
     nameless = jwt.encode(RSA.claims(), RSA.key, algorithm=RSA.algorithm, headers=header)
-    with pytest.raises(IdentityError, match="does not say which key signed it") as refused:
+    with pytest.raises(IdentityError, match="does not name the key that signed it") as refused:
         await verifier.verify(nameless)
     assert refused.value.refusal is Refusal.BAD_TOKEN
     assert cluster.asked == 0

@@ -144,7 +144,7 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
             Held(
                 "record",
                 "lost",
-                "the admission record was deleted: it is rebuilt from the Quarantines that stand, "
+                "the admission record was deleted: it is rebuilt from the Quarantines in force, "
                 "and no quarantine is admitted until then",
             ),
         ),

@@ -287,8 +287,8 @@ def test_the_end_of_the_ladder_and_a_hold_before_the_first_attempt_are_shown() -
     assert repaired(held="pool full") == ("False", "Held", "pool full")
     assert repaired(FAILED, held="pool full") == ("False", "Held", "pool full")
     assert repaired(exhausted="no repairer") == ("False", "Exhausted", "no repairer")
-    assert repaired(DONE, exhausted="a ticket asks a person", cleared=True) == (
-        ("False", "Exhausted", "a ticket asks a person")
+    assert repaired(DONE, exhausted="a ticket needs a person", cleared=True) == (
+        ("False", "Exhausted", "a ticket needs a person")
     )
 
 

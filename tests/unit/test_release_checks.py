@@ -239,7 +239,7 @@ def test_only_an_inventory_that_runs_has_to_look_first(
     checks: tuple[CheckOff, ...], *, held: bool
 ) -> None:
     found = hold(GPU, found=health(checks=checks))
-    assert found == ("gpu-inventory has not looked yet" if held else "")
+    assert found == ("gpu-inventory has not run yet" if held else "")
 
 
 def test_devices_are_compared_in_order_of_their_names() -> None:

@@ -61,7 +61,7 @@ from tests.support.replica import shipped_policy
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
 GPU = "GPU-5d0a9c1e-7f43-4b6e-9a20-1f2e3d4c5b6a"
-LOST = "NVML says that GPU 3 at 0000:1b:00 is lost (error 15)"
+LOST = "NVML reports that GPU 3 at 0000:1b:00 is lost (error 15)"
 #: 2026-03-14 03:14:07 UTC, when people are tired.
 NIGHT = 1773458047.0
 

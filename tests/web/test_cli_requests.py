@@ -45,7 +45,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_misspelt_name_is_forgotten_once_nothing_stands_on_it(database: Path) -> None:
+async def test_a_misspelt_name_is_forgotten_once_nothing_is_on_it(database: Path) -> None:
     where = ["--local", str(database)]
 
     async def refused() -> str:

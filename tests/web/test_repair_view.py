@@ -166,7 +166,7 @@ async def test_metrics_count_what_runs_and_what_ended() -> None:
     fleet = fleet_with_repair()
     fleet.stages.note_repair(DONE)
     fleet.stages.note_repair(replace(DONE, state=RepairState.FAILED))
-    repaired(fleet.node_summaries["node-7"], DONE, exhausted="a ticket asks a person")
+    repaired(fleet.node_summaries["node-7"], DONE, exhausted="a ticket needs a person")
     async with serving(fleet, HANDS.clocks()) as served:
         found = await scrape(served)
     assert found["sickbay_repairs_running", labels(repair="reboot")] == 1
