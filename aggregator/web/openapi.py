@@ -20,7 +20,7 @@ from aggregator.web.query_params import Form, Param
 _REF = "#/components/schemas/{name}"
 STREAM_PARAMS = (
     Param("node", Form.TEXT, "Only entries about this node.", ""),
-    Param("brief", Form.TEXT, "1: one event `changed` in place of all news.", ""),
+    Param("brief", Form.TEXT, "1: one event `changed` instead of all news.", ""),
 )
 #: Events of the stream by name.
 STREAM_EVENTS: dict[str, type[models.Shape]] = {

@@ -49,7 +49,7 @@ class GpuEvents(gpu_common.GpuCheck):
             source_seq=int(event.at * 1000),
             at=event.at,
             cleared_by=xid_codes.cleared_by(event.code),
-            details={"pci": event.pci, "told_by": "nvml"},
+            details={"pci": event.pci, "reported_by": "nvml"},
         )
 
 

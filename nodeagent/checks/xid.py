@@ -81,8 +81,8 @@ _NVLINK = re.compile(
     rb"NVLink: fatal error detected on link (\d{1,3})\(((?:0x[0-9a-fA-F]{1,8}[, ]*){1,12})\)"
 )
 
-#: The words of one line stand for those of the next with the same code and GPU for so many seconds,
-#: from so many records on: a storm's differ in their process alone. Lines of some codes say more.
+#: The words of one line are used for the next with the same code and GPU for so many seconds, from
+#: so many records on: a storm's differ in their process alone. Lines of some codes have more.
 _MOMENT, _STORM = 0.5, 8
 _OF_THEIR_OWN = frozenset({xid_codes.FOLLOW_ON, 74, xid_codes.RECOVERY_ACTION, *xid_codes.NVLINK5})
 _MOST_KNOWN = 256

@@ -97,7 +97,7 @@ class Latch:
         #: Components of which the words alone have changed, and since when that was not sent.
         self._reworded: dict[ComponentKey, float] = {}
         self._changed_faults: set[FaultKey] = set()
-        #: The latest sighting of each fault that is within the bounds: the next may say the same.
+        #: The latest sighting of each fault that is within the bounds: the next may be equal.
         self._fit: dict[FaultKey, FaultSighting] = {}
         self._sent: dict[tuple[str, ...], bytes] = {}
         #: The digest of the evidence sent, until that changes: each heartbeat carries it.

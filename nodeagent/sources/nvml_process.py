@@ -65,7 +65,7 @@ def worker_command(libraries: Sequence[str]) -> list[str] | None:
 class NvmlProcess:
     """A worker from its start to its end.
 
-    There is one request at a time. ``asking`` is the task that waits for the answer, and it lives
+    There is one request at a time. ``pending`` is the task that waits for the answer, and it lives
     on when no caller waits for it any more: so the answer of a call that stalls for a minute is
     still read. ``requested_at`` is when the request was sent, in boottime seconds; ``answered`` are
     the GPUs that have answered since.

@@ -35,7 +35,7 @@ async def test_an_xid_without_a_line_in_the_log_is_told_a_look_later(tmp_path: P
         assert (fault.code, fault.component) == ("xid:95", uuid_of(1))
         assert fault.cleared_by is ClearedBy.GPU_RESET
         assert fault.at == pytest.approx(at, abs=5)
-        assert fault.details == {"pci": pci_of(1), "told_by": "nvml"}
+        assert fault.details == {"pci": pci_of(1), "reported_by": "nvml"}
         bench.later()
         assert (await run_check(check)).faults == []
 

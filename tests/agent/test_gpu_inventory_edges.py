@@ -342,7 +342,7 @@ async def test_an_event_is_told_one_look_later_where_the_log_has_not(node: Node)
     [fault] = (await run_check(check)).faults
     assert (fault.code, fault.component, fault.at) == ("xid:48", "GPU-0", 5000.5)
     assert (fault.source, fault.source_seq) == ("nvml-event:GPU-0", 5_000_500)
-    assert fault.details == {"pci": ADDRESSES[0], "told_by": "nvml"}
+    assert fault.details == {"pci": ADDRESSES[0], "reported_by": "nvml"}
     assert fault.cleared_by is ClearedBy.GPU_RESET
     assert not node.sources.driver_log.has_reset(ADDRESSES[0], -1.0)
     assert (await run_check(check)).faults == []

@@ -227,7 +227,7 @@ def test_only_numbers_are_measurements() -> None:
 # -- the evidence of before the act ---------------------------------------------------------
 
 
-def told_by_agent(evidence: str, operation: str = "o") -> AgentResult:
+def reported_by_agent(evidence: str, operation: str = "o") -> AgentResult:
     message = pb.RepairResult(
         operation_id=operation, state=pb.REPAIR_STATE_RUNNING, evidence=evidence
     )
@@ -237,9 +237,9 @@ def told_by_agent(evidence: str, operation: str = "o") -> AgentResult:
 
 
 def test_evidence_beyond_the_contracts_bound_is_left_out() -> None:
-    assert told_by_agent("x" * MAX_EVIDENCE_BYTES).evidence == "x" * MAX_EVIDENCE_BYTES
-    assert told_by_agent("x" * (MAX_EVIDENCE_BYTES + 1)).evidence == ""
-    assert told_by_agent("\u00e9" * (MAX_EVIDENCE_BYTES // 2 + 1)).evidence == ""
+    assert reported_by_agent("x" * MAX_EVIDENCE_BYTES).evidence == "x" * MAX_EVIDENCE_BYTES
+    assert reported_by_agent("x" * (MAX_EVIDENCE_BYTES + 1)).evidence == ""
+    assert reported_by_agent("\u00e9" * (MAX_EVIDENCE_BYTES // 2 + 1)).evidence == ""
 
 
 @in_virtual_time
@@ -248,7 +248,7 @@ async def test_the_evidence_of_an_order_is_kept_over_the_end_of_the_stream_and_o
 ):
     bench = Bench(S.ACCEPTED)
     await bench.repairer.order(RESET, UNGUARDED)
-    bench.orders.on_result("node-1", told_by_agent('{"a": 1}', RESET.operation))
+    bench.orders.on_result("node-1", reported_by_agent('{"a": 1}', RESET.operation))
     bench.ends()
     bench.repairer.note_end("node-1", RESET.operation)
     assert bench.orders.collected("node-1", "q") == {RESET.operation: '{"a": 1}'}
@@ -262,7 +262,7 @@ def test_the_first_and_the_latest_evidence_of_a_quarantine_are_kept_and_no_earli
     def tell(number: int, quarantine: str) -> None:
         operation = f"{quarantine}-{number}"
         orders.begin("n1", operation, quarantine)
-        orders.on_result("n1", told_by_agent(f'{{"n": {number}}}', operation))
+        orders.on_result("n1", reported_by_agent(f'{{"n": {number}}}', operation))
 
     for number in (1, 2, 3):
         tell(number, "q")
@@ -275,13 +275,13 @@ def test_the_first_and_the_latest_evidence_of_a_quarantine_are_kept_and_no_earli
 
 def test_agents_can_not_fill_the_memory_with_evidence() -> None:
     orders = AgentOrders()
-    orders.on_result("n1", told_by_agent('{"unasked": 1}', "q-1"))
+    orders.on_result("n1", reported_by_agent('{"unasked": 1}', "q-1"))
     orders.begin("n1", "q-1", "q")
-    orders.on_result("n1", told_by_agent('{"unasked": 1}', "q-2"))
+    orders.on_result("n1", reported_by_agent('{"unasked": 1}', "q-2"))
     assert orders.collected("n1", "q") == {}
     for number in range(100):
         orders.begin(f"n{number}", "q-1", "q")
-        orders.on_result(f"n{number}", told_by_agent('{"a": 1}', "q-1"))
+        orders.on_result(f"n{number}", reported_by_agent('{"a": 1}', "q-1"))
     kept = [number for number in range(100) if orders.collected(f"n{number}", "q")]
     assert kept == list(range(36, 100))
 

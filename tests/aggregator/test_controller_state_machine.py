@@ -320,7 +320,7 @@ class ControllerMachine(ControllerWorld):
         if self._lifts(name, user):
             self.lifted.add(self.world.quarantines[name].uid)
             self._overruled(name)
-        self.world.person_uncordons(name, told_by=user)
+        self.world.person_uncordons(name, reported_by=user)
         self._go(0)
 
     def _lifts(self, name: str, user: str) -> bool:

@@ -75,7 +75,7 @@ def test_the_uncordon_of_somebody_elses_cordon_is_never_a_release(action: OnUnco
         world = world_with_a_job(unschedulable=True)  # kured has cordoned it, before the fault
         replica = Replica(world, clock=LoopClock(loop), settings=under(action))
         await quarantined(world, replica)
-        world.person_uncordons("n1", told_by=TOOL)
+        world.person_uncordons("n1", reported_by=TOOL)
         await until(lambda: is_cordoned_again(world))
         await asyncio.sleep(600)
         assert any(taint.key == TAINT for taint in world.nodes["n1"].taints)
@@ -114,7 +114,7 @@ def test_the_uncordon_of_our_cordon_is_a_release_by_configuration_and_author(
         settings = under(action, trusts_author=trusts)
         replica = Replica(world, clock=LoopClock(loop), settings=settings)
         await quarantined(world, replica)
-        world.person_uncordons("n1", told_by=user)
+        world.person_uncordons("n1", reported_by=user)
         if released:
             await until(lambda: is_in_service(world))
             assert "sickbay.dev/overruled" in world.nodes["n1"].annotations

@@ -130,7 +130,7 @@ def test_nvml_tells_the_same_xids_and_the_agent_reports_each_once(
     _reported(agent, Faulty(cuda, "invalid-address"))
     for _ in range(3):
         agent.run_checks("gpu-events")
-    told = [each for each in agent.faults() if each["details"].get("told_by") == "nvml"]
+    told = [each for each in agent.faults() if each["details"].get("reported_by") == "nvml"]
     assert told == []
 
 

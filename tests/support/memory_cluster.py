@@ -222,10 +222,12 @@ class World:
     def person_cordons(self, name: str) -> None:
         self.set_node(replace(self.nodes[name], unschedulable=True))
 
-    def person_uncordons(self, name: str, *, told_by: str = "") -> None:
-        """``told_by``: the user whom the optional admission policy writes on the node."""
+    def person_uncordons(self, name: str, *, reported_by: str = "") -> None:
+        """``reported_by``: the user whom the optional admission policy writes on the node."""
         node = self.nodes[name]
-        notes = {**node.annotations, UNCORDONED_BY: told_by} if told_by else node.annotations
+        notes = (
+            {**node.annotations, UNCORDONED_BY: reported_by} if reported_by else node.annotations
+        )
         self.set_node(replace(node, unschedulable=False, annotations=notes))
 
     def person_annotates(self, name: str, key: str, value: str | None) -> None:

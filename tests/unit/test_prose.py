@@ -24,6 +24,28 @@ def test_documents_and_comments_use_the_fields_verbs() -> None:
     assert rate <= prose.MOST_IDIOM, "python -m tests.prose --list has each"
 
 
+def test_a_verb_of_speech_is_counted_in_names_and_strings_of_code() -> None:
+    source = (
+        '"""It says so."""\nMOST_TOLD = 1\nclass AskRules:\n    look: int\n'
+        'def beside(heard, outlook): self.said = f"it stands {heard} there" + "a standard"\n'
+    )
+    found = prose.idiom_in_code(source)
+    assert sorted(found) == [
+        (2, "MOST_TOLD"),
+        (3, "AskRules"),
+        (4, "look"),
+        (5, "beside"),
+        (5, "heard"),
+        (5, "it stands"),
+        (5, "said"),
+    ]
+
+
+def test_names_and_messages_use_the_fields_verbs() -> None:
+    number = prose.number_in_code(listed=False, under=[])
+    assert number <= prose.MOST_IN_CODE, "python -m tests.prose --list has each"
+
+
 def test_docs_has_at_most_90000_words_without_its_code() -> None:
     pages = [path for path in prose.documents() if (prose.ROOT / "docs") in path.parents]
     words = sum(prose.idiom(path.read_text())[0] for path in pages)

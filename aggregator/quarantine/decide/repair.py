@@ -133,9 +133,8 @@ class RepairFacts:
     own verdict allows. ``lemon``: its faults come back whatever is done. ``available``: the repairs
     with a repairer, and whether an order of it may be sent twice. ``past``: the attempts on the
     node within the window, by whatever quarantine. ``began``: when this quarantine began.
-    ``stands``: evidence is in force. ``returns``: all evidence is over, so that a test comes before
-    the release. ``whole`` is the ladder of all evidence, also of what is over. ``boot_id`` is that
-    of the node's agent.
+    ``returns``: all evidence is over, so that a test comes before the release. ``whole`` is the
+    ladder of all evidence, also of what is over. ``boot_id`` is that of the node's agent.
     """
 
     ladder: tuple[str, ...]

@@ -54,7 +54,7 @@ class NodeTestContext:
 class WatchedNode:
     """A node with the startup taint, or with a test or a condition that has to be brought to its
     end. ``problem``: why its test can't be read. ``held``: why no test begins now.
-    ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
+    ``failure``: the cluster's answer to the last step, where it refused that. ``shown``: the
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
     ``requested``: the name of a person's request that has not begun. ``domains``: its failure
     domains. ``tries``: how often in a row a step has failed.
