@@ -191,13 +191,13 @@ def test_jobs_of_a_rule_with_long_pauses_between_them_fit_into_its_time() -> Non
         (
             Question("xid:45"),
             "xid:45 (preemptive removal)",
-            "follow-on: Follows another Xid or a killed process; says nothing by itself.",
+            "follow-on: Follows another Xid or a killed process; proves nothing by itself.",
             "a day without it, or a boot",
         ),
         (
             Question("xid:54"),
             "xid:54 (silent running pwr reduced clocking)",
-            "person: NVIDIA says that a person must look (power, cabling, support).",
+            "person: By NVIDIA a person must look (power, cabling, support).",
             "a person's word (they delete the quarantine), or another GPU",
         ),
         (
@@ -266,7 +266,7 @@ def test_a_code_that_nvidia_lists_on_products_and_marks_unused_is_explained_as_b
 ) -> None:
     """NVIDIA's catalogue says "ignore": the class says the same, and not "unknown"."""
     answer = explain(POLICY, Question(code))
-    assert answer.meaning == "ignore: NVIDIA says to ignore it; the GPU remains healthy."
+    assert answer.meaning == "ignore: By NVIDIA it is to be ignored; the GPU remains healthy."
     assert answer.published == (
         f"{mnemonic}, on A100, H100, B100, GB200, and marked unused there; first IGNORE, "
         f"then {then}"

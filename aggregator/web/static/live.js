@@ -171,7 +171,7 @@
         await drawMap();
       } catch (error) {
         text = tag = ""; // what is known may be garbled: the next answer is the whole page
-        if (!(error instanceof TypeError)) console.error(error); // the stream tells of the network
+        if (!(error instanceof TypeError)) console.error(error); // the stream shows the network's state
       }
       await sleep(PAUSE);
     }
@@ -439,7 +439,7 @@
   // -- begin ---------------------------------------------------------------------------------
   setInterval(showTimes, 1000);
   showTimes();
-  if (!document.body.dataset.stream) return; // a page that tells of an error
+  if (!document.body.dataset.stream) return; // a page that shows an error
   document.addEventListener("visibilitychange", () => due && refresh());
   window.addEventListener("pagehide", () => source && source.close());
   window.addEventListener("pageshow", (event) => event.persisted && open());

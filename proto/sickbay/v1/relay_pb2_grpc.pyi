@@ -6,7 +6,7 @@ controller, which runs each agent's stream as if the agent were connected to it.
 
 One stream for each gateway. Either side sends a batch each second at least, and ends the stream
 after four seconds without one. All replicas are one program: in a rollout two versions meet for
-minutes, and `protocol` tells whether they can speak with each other.
+minutes, and `protocol` decides whether they understand each other.
 """
 
 from collections import abc as _abc

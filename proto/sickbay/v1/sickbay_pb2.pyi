@@ -106,7 +106,7 @@ class _RepairStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RepairSta
     REPAIR_STATE_SUCCEEDED: _RepairState.ValueType  # 4
     """A reset whose GPUs answer again; a boot id that has changed; a test that passed."""
     REPAIR_STATE_FAILED: _RepairState.ValueType  # 5
-    """The command failed, or the test did: reason and message tell how."""
+    """The command failed, or the test did: reason and message explain it."""
     REPAIR_STATE_UNKNOWN: _RepairState.ValueType  # 6
     """The act was begun, and its end is not known (the agent was killed, no end by the time limit). The
     agent never repeats it. Final, with one exception: a boot id that changes later makes an unknown
@@ -129,7 +129,7 @@ REPAIR_STATE_RUNNING: RepairState.ValueType  # 3
 REPAIR_STATE_SUCCEEDED: RepairState.ValueType  # 4
 """A reset whose GPUs answer again; a boot id that has changed; a test that passed."""
 REPAIR_STATE_FAILED: RepairState.ValueType  # 5
-"""The command failed, or the test did: reason and message tell how."""
+"""The command failed, or the test did: reason and message explain it."""
 REPAIR_STATE_UNKNOWN: RepairState.ValueType  # 6
 """The act was begun, and its end is not known (the agent was killed, no end by the time limit). The
 agent never repeats it. Final, with one exception: a boot id that changes later makes an unknown
@@ -274,7 +274,7 @@ class Hello(_message.Message):
     contract_version: _builtins.int
     """The contract's minor version, counted up when fields are added."""
     instance: _builtins.str
-    """Tells two live agents that claim one node apart."""
+    """Separates two live agents that claim one node."""
     boottime_ms: _builtins.int
     """The agent's CLOCK_BOOTTIME when it wrote this message: RepairOrder.deadline_ms is a time of that
     clock, and of two streams of one instance the one with the later Hello counts.
@@ -658,7 +658,7 @@ class Heartbeat(_message.Message):
     BOOTTIME_MS_FIELD_NUMBER: _builtins.int
     digest: _builtins.int
     """Over the agent's whole state; docs/contract.md defines the hashed bytes. An aggregator whose
-    own digest differs asks for a snapshot.
+    own digest differs requests a snapshot.
     """
     last_seq: _builtins.int
     boottime_ms: _builtins.int
