@@ -1,6 +1,6 @@
 """The output of commands about nodes, made from the API's answer. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aggregator.cli import render
 from aggregator.cli.render import UNSEEN, Answer
@@ -156,22 +156,29 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
         yield "\n" + table(
             ["FAULT", "COMPONENT", "TIMES", "LAST", "CLEARED BY", "MESSAGE"], rows, screen.width
         )
-    if one["components"]:
-        parts = [
-            (
-                part["check"],
-                part["component"],
-                part["status"],
-                ago(part["since"], screen.now),
-                part["message"] or part["reason"],
-            )
-            for part in one["components"]
-        ]
-        head = ["CHECK", "COMPONENT", "STATUS", "SINCE", "MESSAGE"]
-        yield "\n" + shown(head, parts, screen)
+    yield from _components(one["components"], screen)
     yield ""
     past = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
     yield from render.history(past, screen)
+
+
+def _components(components: Sequence[Answer], screen: Screen) -> Iterator[str]:
+    """Those that are ok as their number alone: a node of eight GPUs has sixty and more."""
+    found = [one for one in components if screen.wide or one["status"] != "ok"]
+    if found:
+        rows = [
+            (
+                one["check"],
+                one["component"],
+                one["status"],
+                ago(one["since"], screen.now),
+                one["message"] or one["reason"],
+            )
+            for one in found
+        ]
+        yield "\n" + shown(["CHECK", "COMPONENT", "STATUS", "SINCE", "MESSAGE"], rows, screen)
+    if len(found) < len(components):
+        yield f"\ncomponents that are ok: {len(components) - len(found)} (-o wide shows them)"
 
 
 def new_node(name: str, found: Answer) -> Iterator[str]:

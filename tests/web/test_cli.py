@@ -159,6 +159,20 @@ async def test_one_nodes_story(served: Served) -> None:
         assert said in done.out
 
 
+async def test_a_nodes_components_that_are_ok_are_a_number_unless_all_are_requested(
+    served: Served,
+) -> None:
+    found = (await served.json("/api/v1/nodes/node-2"))["components"]
+    ok = [one["message"] for one in found if one["status"] == "ok"]
+    assert 0 < len(ok) < len(found)
+    short = (await in_process("node", "node-2", "--url", served.url)).out
+    assert f"components that are ok: {len(ok)} (-o wide shows them)" in short
+    assert not [one for one in ok if one in short]
+    wide = (await in_process("node", "node-2", "-o", "wide", "--url", served.url)).out
+    assert not [one for one in ok if one not in wide]
+    assert "components that are ok" not in wide
+
+
 async def test_quarantines_incidents_and_history(served: Served) -> None:
     listed = await in_process("quarantines", "--url", served.url)
     assert "blocked by training/llm-worker-17" in listed.out
