@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 1.2
-MOST_IDIOM = 0.4
+MOST_IDIOM = 0.2
 #: A person looks or is asked, a program speaks a protocol, and a regular expression looks around.
 MOST_IN_CODE = 6
 FOLDERS = ("aggregator", "nodeagent", "proto", "tests", "docs", "deploy")
