@@ -190,29 +190,29 @@ def new_test(
     last: NodeTest | None, facts: NodeTestFacts, profile: str, **more: Any
 ) -> NextOperation:
     """The test that begins, after the ``last``. ``more``: fields of the test by its reason."""
-    number, asked = last.number + 1 if last is not None else 1, facts.request
+    number, requested = last.number + 1 if last is not None else 1, facts.request
     ident = operation_of(
         facts.node_uid,
         facts.boot_id,
         number,
-        asked.uid if asked else "",
+        requested.uid if requested else "",
         installation=facts.installation,
     )
     failed, failed_boot = carried_failure(last)
     test = NodeTest(
         number=number,
         operation=ident,
-        profile=(asked.profile if asked else "") or profile,
+        profile=(requested.profile if requested else "") or profile,
         state=RepairState.ORDERING,
         boot_id=facts.boot_id,
         node_uid=facts.node_uid,
-        request=asked.name if asked else "",
+        request=requested.name if requested else "",
         failed=failed,
         failed_boot=failed_boot,
         **more,
     )
     kind = "an idle node" if test.reason else "a new node"
-    because = "requested by hand" if asked else kind
+    because = "requested by hand" if requested else kind
     return NextOperation(Do.ORDER, TEST, because, test.request, test.profile, test)
 
 

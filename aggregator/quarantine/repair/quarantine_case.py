@@ -222,8 +222,8 @@ class QuarantineCase(OperationCase):
         # After a test that failed the evidence that is over has to be repaired too.
         gpus = {item.component for item in in_force or evidence}
         now = self._of.record_writer.times.time_of(attempt.operation, attempt.began_at)
-        asks = attempt.repair in NEEDS_PERSON
-        collected = self._of.settings.collected(self.node, quarantine.uid) if asks else {}
+        needs_person = attempt.repair in NEEDS_PERSON
+        collected = self._of.settings.collected(self.node, quarantine.uid) if needs_person else {}
         return RepairOrder(
             operation=attempt.operation,
             repair=attempt.repair,
@@ -234,7 +234,7 @@ class QuarantineCase(OperationCase):
             reason=quarantine.spec.reason,
             lasts=max(1.0, attempt.deadline_at - now),
             gpus=tuple(sorted(name for name in gpus if name.startswith("GPU-"))),
-            bundle=evidence_bundle(quarantine, collected) if asks else "",
+            bundle=evidence_bundle(quarantine, collected) if needs_person else "",
             profile=attempt.profile,
         )
 
