@@ -16,6 +16,10 @@ SUITE = "trixie"
 #: libstdc++6 is for grpcio, whose wheel brings no C++ library.
 PACKAGES = ("python3", "python-is-python3", "libstdc++6", "ca-certificates", "tzdata")
 BUILDER_PACKAGES = (*PACKAGES, "python3-venv")
+#: The processor that qemu-user is to emulate for an architecture: one without pointer
+#: authentication, which Debian's programs for ARM use in each function. With it Python takes eleven
+#: times as long (measured).
+_EMULATED = {"arm64": "cortex-a76"}
 _LEFT_OUT = ("doc", "info", "locale", "man", "lintian", "linda")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -30,6 +34,12 @@ def make(run: Run, epoch: int, suite: str, architecture: str = "") -> tuple[str,
         _make(run, f"{NAME}:{tag}", PACKAGES, epoch, suite, architecture),
         _make(run, f"{NAME}-builder:{tag}", BUILDER_PACKAGES, epoch, suite, architecture),
     )
+
+
+def emulation(architecture: str) -> tuple[str, ...]:
+    """Variables (NAME=VALUE) for an emulator of the architecture, without effect elsewhere."""
+    processor = _EMULATED.get(architecture)
+    return () if processor is None else (f"QEMU_CPU={processor}",)
 
 
 def bootstrap_command(
@@ -60,7 +70,7 @@ def _make(
     with tempfile.TemporaryDirectory(prefix="sickbay-base-") as folder:
         root = Path(folder) / "root.tar"
         command = bootstrap_command(packages, suite, root, architecture)
-        run(["env", f"SOURCE_DATE_EPOCH={epoch}", *command])
+        run(["env", f"SOURCE_DATE_EPOCH={epoch}", *emulation(architecture), *command])
         platform = (f"--platform=linux/{architecture}",) if architecture else ()
         container = run(["buildah", "from", *platform, "scratch"])
         try:

@@ -72,7 +72,7 @@ class Plan:
 
     def image(self, program: str) -> str:
         """The name and tag of a program's image; the tag of one platform names it."""
-        architecture = self.platform.partition("/")[2]
+        architecture = _architecture(self.platform)
         suffix = f"-{architecture}" if architecture else ""
         return f"{self.repository}sickbay-{program}:{self.version}{suffix}"
 
@@ -100,6 +100,8 @@ class Plan:
             f"--build-arg=PYTHON={self.base}",
             f"--build-arg=BUILDER={self.builder}",
             *((f"--platform={self.platform}",) if self.platform else ()),
+            # On a machine of the platform too, since all builds of a commit give one digest.
+            *(f"--build-arg={one}" for one in debian_base.emulation(_architecture(self.platform))),
             *(f"--label={key}={value}" for key, value in self.labels().items()),
             *self.options,
             f"--ignorefile=deploy/Dockerfile.{program}.dockerignore",
@@ -138,6 +140,11 @@ def platform_of(text: str) -> str:
         expected = " or ".join(PLATFORMS)
         raise argparse.ArgumentTypeError(f"{text!r} is not supported; expected {expected}")
     return text
+
+
+def _architecture(platform: str) -> str:
+    """That of "linux/arm64" is arm64; empty: this machine's."""
+    return platform.partition("/")[2]
 
 
 def check_emulation(platform: str, *, binfmt: Path = _BINFMT) -> None:
@@ -194,7 +201,9 @@ def check_machine(image: str, platform: str) -> None:
     base that is named by the digest of one architecture has that one, whatever is asked for.
     """
     wanted = ELF_MACHINES[_MACHINES.get(platform, os.uname().machine)]
-    lines = _run_in(image, "python", "-c", ELF_SCAN, "/usr", "/opt").splitlines()
+    variables = debian_base.emulation(_architecture(platform))
+    scan = _run_in(image, "env", *variables, "python", "-c", ELF_SCAN, "/usr", "/opt")
+    lines = scan.splitlines()
     found = {int(line.split()[0]): line.split(maxsplit=1)[1] for line in lines}
     if wrong := [path for machine, path in found.items() if machine != wanted]:
         raise ImageError(
@@ -240,7 +249,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         base, builder = options.base, options.builder or options.base
         if base is None:
             print("images: making a base from Debian's packages (mmdebstrap)", flush=True)
-            architecture = options.platform.partition("/")[2]
+            architecture = _architecture(options.platform)
             base, builder = debian_base.make(run, epoch, options.suite, architecture)
         plan = Plan(
             repository=options.repository,
@@ -262,7 +271,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             unpacked, packed = image.unpacked / 2**20, image.packed / 2**20
             if options.bills is not None:
                 options.bills.mkdir(parents=True, exist_ok=True)
-                suffix = options.platform.partition("/")[2]
+                suffix = _architecture(options.platform)
                 named = f"sickbay-{program}-{suffix}" if suffix else f"sickbay-{program}"
                 file = options.bills / f"{named}.cdx.json"
                 file.write_text(bill(plan.image(program)), "utf-8")

@@ -97,6 +97,16 @@ def test_an_image_of_a_platform_names_it_and_its_base_is_of_that_architecture() 
     assert "--architectures=arm64" in command
 
 
+def test_each_stage_of_a_build_for_arm_has_the_fast_processor_of_the_emulator() -> None:
+    arm = replace(PLAN, platform="linux/arm64")
+    for program in images.PROGRAMS:
+        assert "--build-arg=QEMU_CPU=cortex-a76" in arm.build(program)
+        text = (tree.ROOT / "deploy" / f"Dockerfile.{program}").read_text("utf-8")
+        stages = text.split("\nFROM ")[1:]
+        assert all("\nARG QEMU_CPU=max\n" in stage for stage in stages)
+    assert not [option for option in PLAN.build("agent") if "QEMU_CPU" in option]
+
+
 def test_a_platform_that_this_machine_cannot_run_is_refused_with_the_remedy(
     tmp_path: Path,
 ) -> None:
