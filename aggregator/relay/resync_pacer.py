@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 #: Snapshots that were permitted and have not come: half a second's work. From the permission to the
-#: snapshot it takes 0.4 s with 10,000 agents, in which the controller must not be idle.
-AHEAD = 500
+#: snapshot it takes 0.4 s with 10,000 agents, in which the controller must not be idle. Fewer while
+#: its event loop is late by this number of seconds: gateways wait for its answers.
+AHEAD, AHEAD_BUSY, LATE = 500, 200, 0.1
 #: A permitted snapshot that does not come makes room for another after about this number of
 #: seconds: its agent may be gone.
 MISSED_AFTER = 5.0
@@ -48,6 +49,7 @@ class ResyncPacer:
         self._listed = listed
         self._counted = received()
         self._missing = 0.0
+        self._busy = True
         self._gateways: list[WaitingAgents] = []
         self._changed = asyncio.Event()
 
@@ -71,8 +73,10 @@ class ResyncPacer:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self.permit_some():  # noqa: ASYNC110 - the pause is the pace
+            while self.permit_some():
+                due = loop.time() + EVERY
                 await asyncio.sleep(EVERY)
+                self._busy = loop.time() >= due + LATE
 
     def permit_some(self) -> bool:
         """Permit as many as there is room for. Returns whether any waited."""
@@ -91,4 +95,4 @@ class ResyncPacer:
         came, self._counted = received - self._counted, received
         missed = self._missing * EVERY / MISSED_AFTER
         self._missing = max(0.0, self._missing - came - missed)
-        return round(AHEAD - self._missing)
+        return round((min(AHEAD, AHEAD_BUSY) if self._busy else AHEAD) - self._missing)

@@ -13,7 +13,9 @@ from aggregator.leader.lease import Candidate
 #: Seconds without a relay, after which a renewal of the Lease shows that the controller is at work.
 UNSERVED_FOR = 10.0
 #: A controller that has taken the gateway's connection lives. If it does not answer within the
-#: first time it is busy, with the snapshots of 10,000 agents, and has the second one (seconds).
+#: first time it is busy, with the snapshots of 10,000 agents, and has the second one (seconds). So
+#: has a new controller: all agents of a gateway that leaves it would connect to it, when it is busy
+#: with the others' evidence.
 BUSY_AFTER, BUSY_FOR = 2.0, 30.0
 
 
@@ -23,6 +25,7 @@ class UnservedGateway:
     def __init__(self, now: float) -> None:
         self._since = now
         self._controller: Candidate | None = None
+        self._is_new = False  # it followed another one, and there was no relay to it
 
     def leaves_agents(
         self,
@@ -40,10 +43,12 @@ class UnservedGateway:
         seconds ago or later.
         """
         if relayed or controller != self._controller or not renewed_within(UNSERVED_FOR):
+            is_next = self._controller is not None and controller != self._controller
+            self._is_new = not relayed and (self._is_new or is_next)
             self._since, self._controller = now, controller
             return False
         unserved = now - self._since
-        if busy and unserved < BUSY_FOR:
+        if (busy or self._is_new) and unserved < BUSY_FOR:
             return None
         if unserved >= UNSERVED_FOR and renewed_within(unserved - UNSERVED_FOR):
             return True

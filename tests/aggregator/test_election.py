@@ -707,6 +707,17 @@ def test_a_gateway_that_is_cut_from_a_controller_at_work_leaves_its_agents() -> 
         assert world.acting() == [first]
 
 
+def test_a_gateway_that_does_not_reach_the_next_controller_leaves_after_half_a_minute() -> None:
+    with contending("abc", 1) as world:
+        world.pass_time(10.0)
+        (first,) = world.acting()
+        world.kill(first)
+        gateway = next(name for name in "abc" if name != first)
+        moments = leaving_moments(world, gateway, 70.0)
+        assert world.acting() != [gateway], "with this seed it is the next controller itself"
+        assert 15.0 + 30.0 <= moments[0] <= 17.0 + 30.0 + 3.0
+
+
 class Overloaded:
     """A store that has shown another's Lease once, and wants to be left alone since."""
 
