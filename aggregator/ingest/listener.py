@@ -86,6 +86,7 @@ class AgentListener:
         self._services: list[Register] = []
         #: The one that listens; None: the port is closed, or not opened yet.
         self._server: grpc.aio.Server | None = None
+        self._starting: asyncio.Task[None] | None = None
         #: Of earlier ones, the calls that were served when their port was closed go on.
         self._closed: dict[grpc.aio.Server, asyncio.Task[None]] = {}
         self._checking: asyncio.Task[None] | None = None
@@ -126,8 +127,10 @@ class AgentListener:
                 self.port = server.add_secure_port(address, credentials)
         except RuntimeError:
             raise ListenError(self._address) from None
-        await server.start()
         self._server = server
+        self._starting = asyncio.get_running_loop().create_task(server.start())
+        # The caller may be cancelled, and a server that is interrupted in its start can't be ended.
+        await asyncio.shield(self._starting)
 
     def close_port(self) -> None:
         """Refuse connections from now on. Calls that are served go on."""
@@ -167,6 +170,8 @@ class AgentListener:
             return
         self._checking.cancel()
         self._checking = None
+        if self._starting is not None:
+            await self._starting
         listening, self._server = self._server, None
         ending = list(self._closed.values())
         servers = [*self._closed, *([] if listening is None else [listening])]
