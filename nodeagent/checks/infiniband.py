@@ -246,8 +246,9 @@ class Infiniband:
         """
         here = {str(place) for place in places}
         lost = []
+        bus = self._machine.sys / "bus/pci/devices"
         for name, place in self._known.items():
-            if name not in here and place.pci and not self._on_the_bus(place.pci):
+            if name not in here and place.pci and not (bus / place.pci).exists():
                 message = f"its adapter has left the PCI bus ({place.pci})"
                 lost.append(Observation(NAME, name, Status.FAILED, "missing", message))
         reported = {o.component for o in lost} | here
@@ -258,9 +259,6 @@ class Infiniband:
             if name not in reported and name not in devices
         ]
         return lost
-
-    def _on_the_bus(self, pci: str) -> bool:
-        return (self._machine.sys / "bus/pci/devices" / pci).exists()
 
     def _forget(self, name: str) -> None:
         for memory in (self._known, self._rates, self._counters):

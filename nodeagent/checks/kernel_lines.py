@@ -34,10 +34,8 @@ _INTERFACE_PREFIX = re.compile(
     rb"(?:[a-z][\w-]{1,31} [\w.:-]{1,64} )?(?P<iface>[^\s:/()\\]{1,15})(?: \([\w-]{1,32}\))?: "
 )
 #: The forms of what may be before a pattern. A line's is found once for all rows.
-PREFIXES: Mapping[str, Callable[[bytes], re.Match[bytes] | None]] = {
-    "pci": lru_cache(1)(_PCI_PREFIX.match),
-    "interface": _INTERFACE_PREFIX.match,
-}
+PREFIXES: Mapping[str, Callable[[bytes], re.Match[bytes] | None]]
+PREFIXES = {"pci": lru_cache(1)(_PCI_PREFIX.match), "interface": _INTERFACE_PREFIX.match}
 #: Fields that are shown in small letters.
 _SMALL = frozenset({"operation", "outcome", "part"})
 #: Fields that name a part of the node, which its place shows in its own way.

@@ -119,7 +119,8 @@ class NvmlProcess:
             self.pending = asyncio.create_task(
                 self._converse("processes" if processes else "sample")
             )
-            self.pending.add_done_callback(_retrieve)
+            # A caller that still waits sees the exception; without one asyncio shall not log it.
+            self.pending.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self.pending
 
     def state(self) -> ProcessState:
@@ -182,9 +183,3 @@ class NvmlProcess:
     async def _ended(self) -> NoReturn:
         await self._process.wait()
         raise WorkerEndedError(self.end_description())
-
-
-def _retrieve(task: asyncio.Task[WorkerReply]) -> None:
-    # A caller that still waits sees the exception; without one asyncio shall not log it.
-    if not task.cancelled():
-        task.exception()

@@ -95,14 +95,10 @@ class Sampler:
     stamps are compared with, in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        pynvml: Any,
-        emit: Callable[[str], None],
-        wall: Callable[[], float],
-        gpus: str = "/proc/driver/nvidia/gpus",
-    ) -> None:
-        self._gpus = gpus  # the driver's folder, which has one for each GPU
+    #: The driver's folder, which has one for each GPU.
+    gpus = "/proc/driver/nvidia/gpus"
+
+    def __init__(self, pynvml: Any, emit: Callable[[str], None], wall: Callable[[], float]) -> None:
         self._nvml = pynvml
         self._emit = emit
         self._wall = wall
@@ -197,7 +193,7 @@ class Sampler:
             for each in range(min(count, _MOST_GPUS))
         ]
         offered = {pci for _, pci, _ in self._identities.values()}
-        names = next(os.walk(self._gpus), ("", [], []))[1]
+        names = next(os.walk(self.gpus), ("", [], []))[1]
         absent = sorted({name.lower()[:-2] for name in names} - offered)[:_MOST_GPUS]
         drained = [each for each in absent if self._call({}, "drain", "", self._drain, each)]
         return drained + [_slot(each.pci) for each in found if each is not None]

@@ -103,7 +103,8 @@ def test_a_gpu_that_an_administrator_drained_is_taken_out_on_purpose(
         (folder / name).mkdir(parents=True)
     sent: list[dict[str, Any]] = []
     _load(monkeypatch, gpus)
-    sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0, str(folder))
+    sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0)
+    sampler.gpus = str(folder)
     sampler.start()
     sampler.sample(sent.append, 0.0)
     assert sent[-1]["excluded"] == [pci_of(1)] * is_drained
@@ -114,7 +115,8 @@ def test_without_the_driver_s_folder_no_gpu_is_drained(
 ) -> None:
     sent: list[dict[str, Any]] = []
     _load(monkeypatch, FakeGpus(tmp_path, [gpu(0)]))
-    sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0, str(tmp_path / "nothing"))
+    sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0)
+    sampler.gpus = str(tmp_path / "nothing")
     sampler.start()
     sampler.sample(sent.append, 0.0)
     assert sent[-1]["excluded"] == []
