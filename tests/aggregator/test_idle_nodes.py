@@ -301,6 +301,26 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
 
 
 @in_virtual_time
+async def test_a_failure_is_not_forgotten_while_the_nodes_can_not_be_listed() -> None:
+    site = IdleNodes(verdicts=(FAILED,))
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.replica.stop()
+    site.names = ()  # no agent has attached yet
+
+    def fails(name: str) -> Unreachable | None:
+        return Unreachable("no answer") if name == "list_nodes" else None
+
+    site.start(MemoryCluster(site.world, fails=fails))
+    await later(10)
+    assert not site.replica.fleet.view_lost
+    site.world.operations.person_deletes(own_test(1))
+    await site.replica.answer_requests()
+    assert site.last_test()["state"] == "Failed"
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_an_earlier_test_that_a_person_deletes_is_gone_at_once() -> None:
     site = IdleNodes()
     site.start()

@@ -423,6 +423,22 @@ async def test_a_test_that_was_requested_before_the_quarantine_ends_with_it() ->
     assert [world.operations.by_name[name].is_open for name in ("a-reboot", "b")] == [True, True]
 
 
+async def test_another_installation_reports_on_the_requests_of_its_own_quarantine() -> None:
+    """Else each would write its own reason every 3 s."""
+    world, fleet = World(), fleet_of(RepairStatus(), "test")
+    quarantine = fleet.node_summaries["n1"].quarantine
+    assert quarantine is not None
+    ask(world, "a", kind="reboot")
+    theirs = replace(quarantine, foreign="staging")
+    fleet.node_summaries["n1"].own_quarantine_view().write(theirs)
+    before = world.operations.by_name["a"].version
+    await reported(world, fleet)
+    assert world.operations.by_name["a"].version == before
+    fleet.node_summaries["n1"].own_quarantine_view().write(quarantine)
+    await reported(world, fleet)
+    assert world.operations.by_name["a"].version != before
+
+
 async def test_a_second_request_for_a_test_waits_for_the_first_and_reports_that() -> None:
     world = World()
     for name in ("r1", "r2", "r3"):

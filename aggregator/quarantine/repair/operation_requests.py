@@ -61,7 +61,9 @@ class OperationRequests:
         if self._fleet.view_lost:
             return
         waiting = [
-            one for one in self._operations.requests() if one.status.phase is RepairState.PENDING
+            one
+            for one in self._operations.requests()
+            if one.status.phase is RepairState.PENDING and not self._is_foreign(one)
         ]
         tests = {node: one.name for node, one in first_tests(waiting).items()}
         due = [partial(self._write, one, tests) for one in waiting if self._is_due(one, tests)]
@@ -99,7 +101,10 @@ class OperationRequests:
         node, uid = test.spec.node, test.status.node_uid
         others = [one for one in self._operations.node_tests(node) if one.status.node_uid == uid]
         newest = max((one for one in others if not is_unread(one)), key=test_order, default=None)
-        if newest is not None and newest.name == test.name and node in self._fleet.node_summaries:
+        is_newest = newest is not None and newest.name == test.name
+        if is_newest and node not in self._fleet.node_summaries:
+            return  # its Node may only not be listed yet: `OperationRetention` drops it later
+        if is_newest:
             whose = test.status.installation or test.spec.installation
             number, boot = test.status.number + 1, test.status.boot_id
             name = operation_of(uid, boot, number, installation=whose)
@@ -116,6 +121,11 @@ class OperationRequests:
     def _quarantine(self, request: Operation) -> Quarantine | None:
         summary = self._fleet.node_summaries.get(request.spec.node)
         return summary.quarantine if summary is not None else None
+
+    def _is_foreign(self, request: Operation) -> bool:
+        """Whether another installation has its node in quarantine, and reports on it."""
+        quarantine = self._quarantine(request)
+        return quarantine is not None and bool(quarantine.foreign)
 
     def _end(self, request: Operation) -> str:
         """Why it ends now; empty: it does not."""
