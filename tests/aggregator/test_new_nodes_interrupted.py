@@ -2,12 +2,14 @@
 
 import pytest
 
-from aggregator.cluster.port import Unreachable
+from aggregator.cluster.port import RepairState, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.protocol import RepairAnswer
 from tests.support.idle_node_tests import IdleNodes, dying_before_the_order
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.new_node_tests import FAILED, NOTHING, PASSED, TIMEOUT, NewNodes
+from tests.support.replica import reconciler_of
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
@@ -122,4 +124,50 @@ async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
     nodes.world.person_stops("")
     await nodes.settles(lambda: nodes.last_test()["state"] == "Succeeded", within=60.0)
     nodes.check()
+    await nodes.replica.stop()
+
+
+@in_virtual_time
+async def test_work_that_comes_during_a_stop_holds_the_order_of_a_test_that_has_begun() -> None:
+    nodes, stops = NewNodes(), 0
+
+    def stopped(name: str) -> None:
+        nonlocal stops
+        if name == "write_operation" and not stops:
+            stops += 1
+            nodes.world.person_stops("maintenance")
+
+    nodes.start(MemoryCluster(nodes.world, fails=stopped))
+    await later(TIMEOUT / 4)
+    assert (nodes.last_test()["state"], nodes.program.orders) == ("Ordering", [])
+    pod = nodes.world.add_pod("n1", "bound by hand")
+    nodes.world.person_stops("")
+    await later(TIMEOUT / 4)
+    assert (nodes.last_test()["state"], nodes.program.orders) == ("Ordering", [])
+    assert "bound by hand" in nodes.replica.fleet.node_tests["n1"].held
+    del nodes.world.pods[f"n1/{pod.name}"]
+    await nodes.settles(nodes.is_open)
+    nodes.check()
+    await nodes.replica.stop()
+
+
+@in_virtual_time
+async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_is_gone() -> None:
+    nodes, stops = NewNodes(), 0
+
+    def stopped(name: str) -> None:
+        nonlocal stops
+        if name == "write_operation" and not stops:
+            stops += 1
+            nodes.world.person_stops("maintenance")
+
+    nodes.start(MemoryCluster(nodes.world, fails=stopped))
+    await later(TIMEOUT / 4)
+    engine = reconciler_of(nodes.replica, OperationReconciler)._repairs._of.engine
+    begun = nodes.last_test()["operation"]
+    assert engine._unsent == {begun}
+    del nodes.world.nodes["n1"]
+    ended = nodes.world.operations.by_name
+    await nodes.settles(lambda: ended[begun].status.phase is RepairState.INCONCLUSIVE)
+    assert engine._unsent == set()
     await nodes.replica.stop()

@@ -12,9 +12,11 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineStatus,
     RepairState,
+    Unreachable,
 )
 from aggregator.events import EventKind
 from aggregator.health.model import Delta, Status
+from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
@@ -28,7 +30,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairSettings,
 )
 from aggregator.quarantine.repair.runner import POLL_EVERY
-from tests.aggregator.repair_site import ILL, POLICY, WELL, Site
+from tests.aggregator.repair_site import ILL, POLICY, WELL, Site, reported_ends
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT, repair_settings
 from tests.support.replica import (
@@ -580,6 +582,52 @@ async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> Non
     del site.world.pods[f"n1/{pod.name}"]
     await site.settles(site.is_released)
     assert len(site.shop.done) == 1
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_work_that_comes_while_the_repair_is_reserved_holds_its_order() -> None:
+    """The reservation waits in a queue: the order rests on what was read before it."""
+    site, came = Site(), list[str]()
+
+    async def reserves(name: str) -> None:
+        drained = site.world.quarantines and site.quarantine().status.drained_at
+        if name == "write_record" and drained and not came:
+            came.append(site.world.add_pod("n1", "late").name)
+            await asyncio.sleep(MOST_AGE)
+
+    site.start(MemoryCluster(site.world, in_queue=reserves))
+    await site.settles(lambda: came and site.attempts())
+    await later(120)
+    assert site.shop.orders == []
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "work is still on the node: jobs/late" in repair.held
+    del site.world.pods[f"n1/{came[0]}"]
+    await site.settles(site.is_released)
+    assert len(site.shop.done) == 1
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_end_is_reported_where_what_follows_it_can_not_be_written() -> None:
+    site, failed = Site(), list[str]()
+    site.keeps_objects = False
+
+    def away(name: str) -> Unreachable | None:
+        over = site.attempts() == [("reboot", RepairState.SUCCEEDED)]
+        if name == "read_quarantine" and over and not failed:
+            failed.append(name)
+            return Unreachable("no answer")
+        return None
+
+    site.start(MemoryCluster(site.world, fails=away))
+    await site.settles(site.is_released)
+    assert failed
+    assert reported_ends(site) == ["Succeeded"]
+    assert parse_record(site.world.record.text).repairs == {}
     site.check()
     await site.replica.stop()
 

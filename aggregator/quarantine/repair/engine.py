@@ -14,6 +14,7 @@ from attrs import define
 from aggregator.clock import Clocks
 from aggregator.cluster.operations import attempt_of, cancelled
 from aggregator.cluster.port import (
+    BUSY,
     Conflict,
     GuardRefused,
     Operation,
@@ -123,12 +124,12 @@ class OperationEngine:
     # -- it begins --------------------------------------------------------------------------
 
     async def _begin(self, case: OperationCase, step: NextOperation) -> None:
+        read_at = self._clocks.now()  # the reservation and the object take their time
         attempt = await case.make(step)
         if attempt is None or not await self._reserve(case, attempt, step):
             return
         await case.beginning_guard(attempt)()
         there = await self._open(case, attempt, step.because)
-        read_at = self._clocks.now()
         await case.beginning_guard(attempt)()  # the object took its time
         await case.note_beginning(attempt)
         await self._operations.write_status(there, case.begun_status(attempt))
@@ -172,10 +173,11 @@ class OperationEngine:
             await self._prove(case, attempt)
             return
         outcome = await case.proof(attempt) or await case.lost(attempt, _UNSURE)
+        read_at = self._clocks.now()
         if outcome is not None:
             await self._end(case, attempt, outcome)
         elif await case.may_resend(attempt):
-            await self._send(case, attempt, self._clocks.now())
+            await self._send(case, attempt, read_at)
 
     async def _send(self, case: OperationCase, attempt: RepairAttempt, read_at: float) -> None:
         """Send the order of a durable attempt, unless its purpose is gone. ``read_at``: when what
@@ -340,8 +342,10 @@ class OperationEngine:
         ended = await case.end_of(attempt, outcome._replace(text=text), late=late)
         if ended is None:
             return
-        await self.change(case, case.busy or attempt, ended)
-        self.announce(case, ended, text)
+        before = case.busy or attempt
+        await self.write(before, ended)
+        self.announce(case, ended, text)  # no later step would, where the next write fails
+        await case.changed(before, ended)
         case.poll_in(0.0)
         await self.record_writer.end_operation(attempt.operation)
 
@@ -365,6 +369,8 @@ class OperationEngine:
         if there is None or read(there) != before:
             raise Conflict("the attempt was changed by another process")
         await self._operations.write_status(there, status_of(after, there.status))
+        if after.state not in BUSY:
+            self._unsent.discard(after.operation)
 
 
 def _known_outcome(attempt: RepairAttempt) -> AttemptOutcome | None:

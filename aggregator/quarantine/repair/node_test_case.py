@@ -194,9 +194,9 @@ class NodeTestCase(OperationCase):
 
     async def may_resend(self, attempt: RepairAttempt) -> bool:
         test, checks = _test(attempt), self._of.checks
-        self._watched.held = ""
         if not test.reason:
-            return True
+            self._watched.held = await checks.pods_in_the_way(self._read)
+            return not self._watched.held
         self._watched.held = checks.facts(self._read, test).against
         if self._watched.held:
             return False
