@@ -385,9 +385,9 @@ async def test_a_controller_that_stops_without_an_end_is_left_after_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(tmp_path, "a", "b") as site:
-        b = site.all["b"]
-        await until(lambda: b.gateway.relayed)
-        [link] = site.all["a"].service._links
+        a, b = site.all["a"], site.all["b"]
+        await until(lambda: b.gateway.relayed and bool(a.service._links))
+        [link] = a.service._links
         b.lease.renewed = False
         monkeypatch.setattr(link._queue, "wait", lambda _: asyncio.Event().wait())
         await until(lambda: not b.gateway.relayed)
