@@ -24,6 +24,7 @@ class Waiting:
         self._there = there
 
     def permit(self, count: int) -> None:
+        assert count > 0, "a permission cannot be taken back: the relay has no form for it"
         self.waiting -= count
         self.received += count if self._there else 0
 
@@ -90,3 +91,15 @@ def test_more_are_under_way_while_the_event_loop_keeps_up() -> None:
         running.cancel()
 
     virtual_time.play(test)
+
+
+def test_nothing_is_permitted_while_more_are_missing_than_a_late_event_loop_allows() -> None:
+    busy = Waiting(1_000, there=False)
+    pacer = ResyncPacer(lambda: 0)
+    pacer.join(busy)
+    pacer._busy = False
+    assert pacer.permit_some()
+    assert busy.waiting == 1_000 - AHEAD
+    pacer._busy = True
+    assert pacer.permit_some()
+    assert busy.waiting == 1_000 - AHEAD
