@@ -145,14 +145,20 @@ class FaultyProxy:
         for site in list(self._runner.sites):
             await site.stop()
         # TLS would wait for the other end, and the runner does not know those in a handshake.
-        for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]
-            transport.abort()
+        self._abort_connections()
         await self._runner.cleanup()
         await self._client.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:  # streams whose other end was reset, or stopped
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        # Those that were accepted in the last moment, and whose handshake ended meanwhile.
+        self._abort_connections()
+        await asyncio.sleep(0)
+
+    def _abort_connections(self) -> None:
+        for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
 
     async def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
         watching = "watch" in request.query
