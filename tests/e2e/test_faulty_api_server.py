@@ -31,8 +31,9 @@ def test_with_30_per_cent_of_answers_500_or_reset_no_fault_is_lost_and_no_pod_ev
     request.addfinalizer(lambda: remove_quarantines(plane, space.node_prefix))
     faults = ApiFaults(fails=0.15, resets=0.08, loses_answers=0.07, busy=0.01, watches_live=15)
     with (
-        Stack(plane, tmp_path, more=TRUSTING | EVERY_POD) as stack,
+        # The proxy ends last: an aggregator that lives on would connect to it until then.
         FaultyProxy(plane, tmp_path / "proxy", ApiFaults()) as proxy,
+        Stack(plane, tmp_path, more=TRUSTING | EVERY_POD) as stack,
     ):
         stack.aggregator.goes_by(proxy.kubeconfig)
         stack.aggregator.start().ready()
@@ -65,8 +66,9 @@ def test_a_server_that_asks_for_patience_is_asked_nothing_until_then(
     nodes = space.create_nodes(10)
     request.addfinalizer(lambda: remove_quarantines(plane, space.node_prefix))
     with (
-        Stack(plane, tmp_path, more=TRUSTING) as stack,
+        # The proxy ends last: an aggregator that lives on would connect to it until then.
         FaultyProxy(plane, tmp_path / "proxy", ApiFaults()) as proxy,
+        Stack(plane, tmp_path, more=TRUSTING) as stack,
     ):
         stack.aggregator.goes_by(proxy.kubeconfig)
         stack.aggregator.start().ready()
