@@ -95,5 +95,5 @@ class ResyncPacer:
         came, self._counted = received - self._counted, received
         missed = self._missing * EVERY / MISSED_AFTER
         self._missing = max(0.0, self._missing - came - missed)
-        ahead = min(AHEAD, AHEAD_BUSY) if self._busy else AHEAD
+        ahead = AHEAD_BUSY if self._busy else AHEAD
         return max(0, round(ahead - self._missing))  # more are missing once the loop gets late

@@ -320,6 +320,7 @@ async def test_agents_whose_evidence_was_dropped_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync_pacer, "AHEAD", 1)
+    monkeypatch.setattr(resync_pacer, "AHEAD_BUSY", 1)
     monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
     async with replicas(tmp_path, "a", "b") as site:
         b = site.all["b"]
@@ -341,6 +342,7 @@ async def test_agents_whose_evidence_no_controller_acknowledged_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync_pacer, "AHEAD", 1)
+    monkeypatch.setattr(resync_pacer, "AHEAD_BUSY", 1)
     monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
     async with replicas(tmp_path, "a", "b") as site:
         a, b = site.all["a"], site.all["b"]
@@ -365,6 +367,7 @@ async def test_agents_that_came_without_a_controller_come_before_those_that_were
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync_pacer, "AHEAD", 1)
+    monkeypatch.setattr(resync_pacer, "AHEAD_BUSY", 1)
     monkeypatch.setattr(resync_pacer, "MISSED_AFTER", 0.2)
     async with replicas(tmp_path, "a", "b") as site:
         b = site.all["b"]
@@ -526,7 +529,7 @@ async def test_a_gateway_that_reaches_no_controller_leaves_its_agents_to_others(
             assert "FAILED_PRECONDITION: this replica is not the controller" in b.gateway.problem
             # Connections are refused, so that an agent goes on to another address of the name.
             await until(lambda: not takes_connections(b))
-            b.lease.renewed = False  # the Lease stands still: all wait for another controller
+            b.lease.renewed = False  # nobody renews the Lease: all wait for another controller
             await until(lambda: takes_connections(b))
             assert (b.gateway.problem, b.lease.named) == ("", dead)
 
