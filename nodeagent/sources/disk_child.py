@@ -252,7 +252,7 @@ def answer(what: str, path: bytes) -> str:
         return "refused {} {}".format(*error.args)
     except OSError as error:
         return f"refused {error.errno} {what}"
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - it is the answer
         return f"failed {error!a}"
 
 

@@ -319,7 +319,7 @@ class EvictionMemory:
         return self._explain(node_state, actionable_evidence([incident], frozenset()))
 
     def hold(self, node_state: NodeState) -> Held | None:
-        """The hold on a node all of whose evidence followed evictions from others, or None."""
+        """The hold on a node whose evidence followed evictions from others as a whole, or None."""
         if not self._evictions:
             return None
         overruled = frozenset(word.key for word in node_state.cluster.overruled)
