@@ -42,6 +42,10 @@ class NotSeen(Exception):
     """An event that the demo waited for did not come; the text names the event."""
 
 
+class NotAnswered(Exception):
+    """The aggregator did not answer, or not with JSON: it is starting, busy, or has ended."""
+
+
 @dataclass(frozen=True)
 class SeenEvent:
     """A transition."""
@@ -63,17 +67,19 @@ class EventPoller:
     _since: float = field(default_factory=time.time)
 
     def get(self, path: str) -> Any:
-        """The JSON at ``path``. Raises OSError, ValueError or HTTPException where there is none."""
+        """The JSON at ``path``. Raises NotAnswered."""
         connection = http.client.HTTPConnection(self.address, timeout=10)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
             body = answer.read()
+            if answer.status != 200:
+                raise NotAnswered(f"{path}: {answer.status} {body[:200]!r}")
+            return json.loads(body)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise NotAnswered(f"{path}: {error}") from error
         finally:
             connection.close()
-        if answer.status != 200:
-            raise ValueError(f"{path}: {answer.status} {body[:200]!r}")
-        return json.loads(body)
 
     def poll(self) -> None:
         """Poll once; show the new events."""
@@ -81,8 +87,8 @@ class EventPoller:
         query = urllib.parse.urlencode({"since": f"{self._since:.3f}", "limit": 1000})
         try:
             items = self.get(f"/api/v1/transitions?{query}")["items"]
-        except (OSError, http.client.HTTPException):
-            return  # it is busy or has gone; the latter ``check`` reports
+        except NotAnswered:
+            return  # if it has ended, the next ``check`` says so
         events = [
             SeenEvent(
                 dt.datetime.fromisoformat(one["at"]), one["kind"], one["node"], one["summary"]
@@ -95,14 +101,19 @@ class EventPoller:
         _show(fresh)
 
     def until(self, what: Callable[[], Any], text: str, *, within: float = 30.0) -> Any:
-        """Poll until ``what`` is true, and return that. Raises NotSeen."""
+        """Poll until ``what`` is true, and return that; no answer is not yet. Raises NotSeen."""
         deadline = time.monotonic() + within
-        while not (found := what()):
+        while True:
+            reason = ""
+            try:
+                if found := what():
+                    return found
+            except NotAnswered as error:
+                reason = f" ({error})"
             if time.monotonic() > deadline:
-                raise NotSeen(f"not seen within {within:g} s: {text}")
+                raise NotSeen(f"not seen within {within:g} s: {text}{reason}")
             self.poll()
             time.sleep(_PAUSE)
-        return found
 
     def show_for(self, seconds: float) -> None:
         """Show what comes for this long."""

@@ -1,6 +1,5 @@
 """`sickbay demo`: all of it on this machine, without root and without a cluster."""
 
-import http.client
 import json
 import os
 import re
@@ -114,7 +113,7 @@ def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) ->
         config = children.folder / "aggregator.yaml"
         children.start("aggregator", [BIN / "sickbay-aggregator", "run", "--config", config])
         events = EventPoller(f"127.0.0.1:{web}", children.check)
-        events.until(lambda: _answers(events), "the aggregator's page")
+        events.until(lambda: events.get("/api/v1/fleet"), "the aggregator's page")
         print_line(_ADDRESSES.format(web=web, sickbay=BIN / "sickbay"))
         children.start(
             "agent", [BIN / "sickbay-agent", "run", "--config", children.folder / "agent.toml"]
@@ -183,14 +182,6 @@ def _results(events: EventPoller, node: str) -> list[tuple[str, ...]]:
     shown = ("check", "component", "status")
     components = events.get(f"/api/v1/nodes/{node}")["components"]
     return [tuple(one[key] for key in shown) for one in components]
-
-
-def _answers(events: EventPoller) -> bool:
-    try:
-        events.get("/api/v1/fleet")
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
-    return True
 
 
 def _write_files(folder: Path, node: str, grpc: int, web: int, **urls: str) -> None:

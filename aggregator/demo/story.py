@@ -83,7 +83,7 @@ class Story:
         headline(f"{node}: Xid 13, which a job's own mistake causes (it read out of bounds)")
         self.inject(node=node, fault="xid:13", gpu=0)
         self._seen("incident.opened", node)
-        [incident] = self._incidents(node)
+        [incident] = self.events.until(lambda: self._incidents(node), f"the incident of {node}")
         note(f"   {node}: {incident['summary']}")
         note(f"   {incident['advice']}")
         self.events.show_for(2)
