@@ -198,7 +198,7 @@ deploy-check: env ## The chart with a real Helm and a real cluster (needs root, 
 	@$(BIN)/pytest -q tests/e2e/test_tutorial.py
 
 .PHONY: lint
-lint: env ## ruff, mypy --strict, the layers, the prose, the seams of the core
+lint: env ## ruff, mypy --strict, the layers, the prose, the seams of the core, the pages' JavaScript
 	@tests/lint.sh $(BIN)
 
 .PHONY: format

@@ -22,3 +22,4 @@ fi
 "$bin/lint-imports"
 "$bin/python" -m tests.prose
 "$bin/python" -m tests.seams
+"$bin/python" -m tests.javascript

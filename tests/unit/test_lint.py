@@ -1,10 +1,12 @@
-"""`make lint` in a new clone begins with what mypy has learned in another one."""
+"""`make lint`: mypy in a new clone begins with its results of another one; scripts are parsed."""
 
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests import javascript
 
 SCRIPT = Path(__file__).parents[1] / "lint.sh"
 PROGRAMS = ("ruff", "mypy", "lint-imports", "python")
@@ -64,3 +66,18 @@ def test_kept_results_that_cannot_be_read_are_left_out(programs: Path) -> None:
 def test_a_cache_that_cannot_be_written_fails_no_check(programs: Path) -> None:
     (programs.parent / "cache").write_text("a file in place of the folder")
     assert lint(programs, "one").returncode == 0
+
+
+def test_a_mistake_in_a_script_of_a_page_is_found_before_a_browser_finds_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = [Path(name).name for name in javascript.scripts()]
+    assert whole == ["access.js", "live.js", "versions.js"]
+    page = tmp_path / "page.js"
+    page.write_text("let a = 1;\nlet b = (a;\n")
+    assert javascript.main([str(page)]) == 1
+    assert f"{page}:2\n" in capfd.readouterr().err
+    page.write_text("return 1;\n")
+    assert javascript.main([str(page)]) == 1
+    page.write_text("let a = 1;\n")
+    assert javascript.main([str(page)]) == 0
