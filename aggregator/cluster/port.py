@@ -389,7 +389,7 @@ class OperationStatus:
     ``ends_as``: the phase in which it ends once what its order left in the cluster is removed,
     after which no object reports it; and of a new node's test once the taint is. ``node_test``: of
     a test of a node in no quarantine, whose ``number`` counts those of the Node.
-    ``installation``: which one has begun such a test by a person's request.
+    ``installation``: which one tests the node by a person's request.
     """
 
     phase: RepairState = RepairState.PENDING

@@ -182,7 +182,7 @@ class ControllerParts:
         )
         self._drift = DriftWatch(fleet, clocks, controller.own_evidence)
         self._retention = OperationRetention(
-            operations=cluster.operations,
+            cluster=cluster,
             fleet=fleet,
             clocks=clocks,
             window=self._repair.rules.window,
@@ -190,7 +190,7 @@ class ControllerParts:
         )
 
         self._person_operations = operation_requests.OperationRequests(
-            cluster.operations, fleet, clocks, replica.may_act
+            cluster, fleet, clocks, replica.may_act
         )
 
     def start(self, ending: AsyncExitStack) -> None:

@@ -63,7 +63,7 @@ async def go_round(
     summary = NodeSummary("n1")
     summary.own_quarantine_view().write(STANDING)
     retention = OperationRetention(
-        operations=MemoryCluster(world).operations,
+        cluster=MemoryCluster(world),
         fleet=FleetState({"n1": summary}, view_lost=view_lost, node_tests=dict(tests or {})),
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
@@ -150,6 +150,21 @@ async def test_the_newest_test_of_each_node_is_kept_and_goes_with_the_node() -> 
     assert len(found) == PER_NODE + 1
 
 
+async def test_the_newest_test_is_kept_while_its_node_is_not_listed_and_goes_with_the_node() -> (
+    None
+):
+    """A list that fails shows no node: only a read of the Node itself is its absence."""
+    world = World()
+    world.add_node("unlisted")
+    spec = OperationSpec("unlisted", "test", requester="sickbay")
+    status = OperationStatus(RepairState.FAILED, ended_at=1.0, node_test=NodeTestStatus())
+    world.operations.store(Operation("failed", "uid-f", "0", spec, status))
+    world.operations.person_deletes("failed")
+    assert await go_round(world) == {"failed": RepairState.FAILED}
+    del world.nodes["unlisted"]
+    assert await go_round(world) == {}
+
+
 async def test_the_newest_test_is_kept_though_a_person_has_deleted_it() -> None:
     """Without a pass the failure before it would be open again."""
     world = World()
@@ -206,7 +221,7 @@ async def test_one_that_can_not_be_removed_keeps_none_of_the_others() -> None:
 
     cluster.operations.drop = refusing  # type: ignore[method-assign]
     retention = OperationRetention(
-        operations=cluster.operations,
+        cluster=cluster,
         fleet=FleetState(),
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
@@ -229,7 +244,7 @@ async def test_an_operation_that_another_has_changed_meanwhile_waits_for_the_nex
 
     cluster.operations.all = late  # type: ignore[method-assign]
     retention = OperationRetention(
-        operations=cluster.operations,
+        cluster=cluster,
         fleet=FleetState(),
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
@@ -250,9 +265,8 @@ def messages(world: World) -> dict[str, str]:
 
 async def reported(world: World, fleet: FleetState) -> dict[str, str]:
     """The messages after one round."""
-    operations = MemoryCluster(world).operations
     clocks = Clocks(lambda: 0.0, lambda: NOW)
-    await OperationRequests(operations, fleet, clocks, always).go_round()
+    await OperationRequests(MemoryCluster(world), fleet, clocks, always).go_round()
     return messages(world)
 
 
@@ -310,8 +324,29 @@ async def test_a_request_that_can_not_be_written_keeps_none_of_the_others() -> N
 
     cluster.operations.write_status = refusing  # type: ignore[method-assign]
     clocks = Clocks(lambda: 0.0, lambda: NOW)
-    await OperationRequests(cluster.operations, fleet_of(), clocks, always).go_round()
+    await OperationRequests(cluster, fleet_of(), clocks, always).go_round()
     assert messages(world)["second"].startswith("its node is in no quarantine")
+
+
+async def test_twenty_requests_that_are_always_refused_hold_up_no_deletion() -> None:
+    world, cluster = World(), None
+    for number in range(20):
+        ask(world, f"refused-{number:02}", node="n2")
+    tested = OperationSpec("n2", "test", requester="sickbay")
+    for number in (1, 2):
+        status = OperationStatus(
+            RepairState.SUCCEEDED, number=number, ended_at=NOW, node_test=NodeTestStatus()
+        )
+        world.operations.store(Operation(f"t{number}", f"uid-t{number}", "0", tested, status))
+    world.operations.person_deletes("t1")
+    cluster = MemoryCluster(
+        world, fails=lambda name: Refused("denied") if name == "write_operation" else None
+    )
+    requests = OperationRequests(cluster, fleet_of(), Clocks(lambda: 0.0, lambda: NOW), always)
+    await requests.go_round()
+    assert "t1" in world.operations.by_name
+    await requests.go_round()
+    assert "t1" not in world.operations.by_name
 
 
 async def test_a_request_that_no_node_in_quarantine_answers_ends_in_time() -> None:
@@ -365,7 +400,7 @@ async def test_a_request_waits_for_the_first_test_of_its_node_and_while_none_is_
         repairs=RepairPlan(tests_in_service=True),
     )
     retention = OperationRetention(
-        operations=MemoryCluster(world).operations,
+        cluster=MemoryCluster(world),
         fleet=fleet,
         clocks=Clocks(lambda: 0.0, lambda: NOW),
         window=WEEK,
@@ -437,6 +472,33 @@ async def test_another_installation_reports_on_the_requests_of_its_own_quarantin
     fleet.node_summaries["n1"].own_quarantine_view().write(quarantine)
     await reported(world, fleet)
     assert world.operations.by_name["a"].version != before
+
+
+async def test_a_request_in_service_is_left_to_the_installation_that_tests_its_node() -> None:
+    """It names none, and the other one would report its own reason, and end it after 600 s."""
+    world = World()
+    ask(world, "a", node="n2", kind="test")
+    made = world.operations.by_name["a"]
+    world.operations.by_name["a"] = replace(made, created_at=NOW - 3600)
+    tests, tests_none = fleet_of(), fleet_of()
+    tests.repairs = RepairPlan(tests_in_service=True)
+    tests.node_tests = {"n2": NodeTestView(None, tainted=False, requested="a", held="no room")}
+    clocks = Clocks(lambda: 0.0, lambda: NOW)
+    theirs = MemoryCluster(world, installation="staging")
+    other = OperationRequests(theirs, tests_none, clocks, always)
+    await other.go_round()
+    assert messages(world)["a"].endswith("no repairer tests nodes in service")
+    assert await reported(world, tests) == {"a": "no room"}
+    written = len(world.writes)
+    for _ in range(3):
+        await other.go_round()
+        await reported(world, tests)
+    assert len(world.writes) == written, "they do not write in turns"
+    retention = OperationRetention(
+        cluster=theirs, fleet=tests_none, clocks=clocks, window=WEEK, may_act=always
+    )
+    await retention.go_round()
+    assert world.operations.by_name["a"].status.phase is RepairState.PENDING
 
 
 async def test_a_second_request_for_a_test_waits_for_the_first_and_reports_that() -> None:

@@ -203,9 +203,7 @@ class Replica:
     async def answer_requests(self) -> None:
         """One round of the reports on people's Operations, which run next to the controller."""
         clocks = Clocks(self.clock, self.clock)
-        await OperationRequests(
-            self.cluster.operations, self.fleet, clocks, lambda: True
-        ).go_round()
+        await OperationRequests(self.cluster, self.fleet, clocks, lambda: True).go_round()
 
     def agent(
         self,

@@ -18,11 +18,11 @@ from aggregator.cluster.operations import (
     test_order,
 )
 from aggregator.cluster.port import (
+    Cluster,
     ClusterError,
     Conflict,
     Operation,
     OperationRequest,
-    Operations,
     OperationSpec,
     Quarantine,
     Refused,
@@ -51,10 +51,17 @@ _CAME_BETWEEN = (
 class OperationRequests:
     """``may_act``: whether this process is the controller now."""
 
-    _operations: Operations
+    _cluster: Cluster
     _fleet: FleetState
     _clocks: Clocks
     _may_act: Callable[[], bool]
+
+    def __attrs_post_init__(self) -> None:
+        self._operations = self._cluster.operations
+        #: The round of the last write of each that is due: one that is refused again and again
+        #: comes after the others.
+        self._tried: dict[str, int] = {}
+        self._round = 0
 
     async def go_round(self) -> None:
         """Write what has changed since the last round; a write that fails comes with the next."""
@@ -66,13 +73,20 @@ class OperationRequests:
             if one.status.phase is RepairState.PENDING and not self._is_foreign(one)
         ]
         tests = {node: one.name for node, one in first_tests(waiting).items()}
-        due = [partial(self._write, one, tests) for one in waiting if self._is_due(one, tests)]
-        due += [partial(self._forget, one) for one in self._operations.deleted_tests()]
-        for act in due[:_MOST]:
+        due = {
+            one.name: partial(self._write, one, tests)
+            for one in waiting
+            if self._is_due(one, tests)
+        }
+        due |= {one.name: partial(self._forget, one) for one in self._operations.deleted_tests()}
+        self._round += 1
+        self._tried = {name: self._tried.get(name, 0) for name in due}
+        for name in sorted(due, key=self._tried.__getitem__)[:_MOST]:
             if not self._may_act():
                 return
+            self._tried[name] = self._round
             try:
-                await act()
+                await due[name]()
             except (Conflict, Refused):
                 continue  # it keeps none of the others
             except ClusterError:
@@ -85,6 +99,8 @@ class OperationRequests:
         end = self._end(request)
         if not end:
             status = replace(request.status, message=self._why(request, tests))
+            if self._is_tested_here(request):  # else it is reported on by each, and ended by one
+                status = replace(status, installation=self._cluster.installation)
             await self._operations.write_status(request, status)
             return
         # The write first: of it and a beginning one fails, and `kubectl wait` sees the end.
@@ -163,6 +179,13 @@ class OperationRequests:
         if plan.tests_in_service:
             return ""
         return "its node is in no quarantine, and no repairer tests nodes in service"
+
+    def _is_tested_here(self, request: Operation) -> bool:
+        """Whether this installation may test its node, which is in no quarantine."""
+        spec, view = request.spec, self._fleet.node_tests.get(request.spec.node)
+        if spec.kind != TEST or spec.quarantine or self._quarantine(request) is not None:
+            return False
+        return self._fleet.repairs.tests_in_service or (view is not None and view.tainted)
 
 
 def _in_quarantine(request: Operation, quarantine: Quarantine, plan: RepairPlan, now: float) -> str:

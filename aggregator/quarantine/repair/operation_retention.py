@@ -20,10 +20,10 @@ from aggregator.cluster.operations import (
 )
 from aggregator.cluster.port import (
     BUSY,
+    Cluster,
     ClusterError,
     Conflict,
     Operation,
-    Operations,
     OperationSpec,
     Refused,
     RepairState,
@@ -48,13 +48,14 @@ PER_NODE, MOST = 20, 2000
 class OperationRetention:
     """``window`` is `repair.window`, in seconds. ``may_act``: whether we are the controller now."""
 
-    _operations: Operations
+    _cluster: Cluster
     _fleet: FleetState
     _clocks: Clocks
     _window: float
     _may_act: Callable[[], bool]
 
     def __attrs_post_init__(self) -> None:
+        self._operations = self._cluster.operations
         #: The last error of the last round, and of this one.
         self._trouble = self._failed = ""
 
@@ -80,7 +81,8 @@ class OperationRetention:
             return
         try:
             if ends_at is None:
-                await self._operations.drop(operation)
+                if not await self._keeps_a_verdict(operation):
+                    await self._operations.drop(operation)
             else:
                 await self._end(operation, ends_at)
         except Conflict:
@@ -113,6 +115,12 @@ class OperationRetention:
 
     def _is_known(self, node: str) -> bool:
         return node in self._fleet.node_summaries
+
+    async def _keeps_a_verdict(self, operation: Operation) -> bool:
+        """Whether it may be the newest test of a Node that only could not be listed."""
+        if not is_node_test(operation) or self._is_known(operation.spec.node):
+            return False
+        return await self._cluster.read_node(operation.spec.node, background=True) is not None
 
     def _is_left(self, operation: Operation, in_force: Mapping[str, str]) -> bool:
         """Whether no quarantine keeps it. ``in_force``: the node of each, by uid."""
