@@ -5,10 +5,17 @@ import pytest
 from aggregator.cluster.port import RepairState, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.reconcile.operations import OperationReconciler
-from aggregator.quarantine.repair.protocol import RepairAnswer
-from tests.support.idle_node_tests import IdleNodes, dying_before_the_order
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
+from tests.support.idle_node_tests import RACK, IdleNodes, dying_before_the_order
 from tests.support.memory_cluster import MemoryCluster
-from tests.support.new_node_tests import FAILED, NOTHING, PASSED, TIMEOUT, NewNodes
+from tests.support.new_node_tests import (
+    FAILED,
+    GOING,
+    NOTHING,
+    PASSED,
+    TIMEOUT,
+    NewNodes,
+)
 from tests.support.replica import reconciler_of
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
@@ -171,3 +178,28 @@ async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_
     await nodes.settles(lambda: ended[begun].status.phase is RepairState.INCONCLUSIVE)
     assert engine._unsent == set()
     await nodes.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_that_waited_until_its_deadline_ends_with_the_reason() -> None:
+    site = NewNodes()
+    site.program.answer = RepairAnswer(AnswerState.NOT_SENT, "its agent has no stream")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
+    assert site.last_test()["message"] == "test waits: its agent has no stream"
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_reservation_of_a_new_node_names_no_failure_domain() -> None:
+    """New nodes of one rack are tested at the same time: they have no work."""
+    site = NewNodes("n1", "n2", verdicts=(GOING,))
+    for name in site.names:
+        site.set_label(RACK, "r7", name)
+    site.domain_labels = (RACK,)
+    site.start()
+    await site.settles(lambda: len(site.program.operations) == 2)
+    site.check()
+    reserved = parse_record(site.world.record.text).node_tests
+    assert {name: one.domains for name, one in reserved.items()} == {"n1": (), "n2": ()}
+    await site.replica.stop()

@@ -111,6 +111,46 @@ async def test_no_order_is_sent_whose_reservation_is_gone() -> None:
     await site.replica.stop()
 
 
+@pytest.mark.parametrize("full", [True, False])
+@in_virtual_time
+async def test_an_order_that_was_perhaps_sent_counts_and_goes_again_within_the_limits(
+    *, full: bool
+) -> None:
+    """It may act on its node: another repair must not take its place."""
+    site = Site()
+    site.twice, site.shop.boots = True, False
+    cluster = MemoryCluster(site.world)
+
+    def dies(_name: str) -> Unreachable | None:
+        """Before it has written that the order was taken."""
+        if site.shop.orders:
+            cluster.crashed.set()
+            return Unreachable("the process is dead")
+        return None
+
+    cluster._fails = dies
+    first = site.start(cluster)
+    await site.settles(cluster.crashed.is_set)
+    await first.stop()
+    assert site.attempts() == [("reboot", RepairState.ORDERING)]
+    record = parse_record(site.world.record.text)
+    [own] = record.operations.values()
+    others = {
+        f"{name}-1": replace(own, node=name, operation=f"{name}-1")
+        for name in (("n8", "n9") if full else ())
+    }
+    lost = replace(record, operations=others, generation=record.generation + 1)
+    site.world.person_rolls_back_record(dump_record(lost))
+    site.start()
+    await later(120)
+    assert parse_record(site.world.record.text).repairs["n1"].operation == own.operation
+    assert len(site.shop.orders) == (1 if full else 2)
+    held = site.quarantine().status.repair
+    assert held is not None
+    assert ("repair.concurrent" in held.held) is full
+    await site.replica.stop()
+
+
 @in_virtual_time
 async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> None:
     site = Site()
@@ -342,6 +382,30 @@ async def test_death_at_any_call_of_a_removal_keeps_an_outcome_that_no_object_te
     else:
         raise AssertionError("the repair needs more calls than were tried")
     assert cleaned > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "how"),
+    [("read_quarantine", "fails"), ("write_operation", "loses"), ("read_operation", "fails")],
+)
+@in_virtual_time
+async def test_nothing_is_removed_after_the_end_of_an_attempt_though_a_call_fails(
+    call: str, how: str
+) -> None:
+    """Before its end a removal is repeated: no process remembers it."""
+    site, left = Site(), [2]
+
+    def error(name: str) -> ClusterError | None:
+        if name == call and site.shop.cleaned and left[0]:
+            left[0] -= 1
+            return Unreachable("no answer")
+        return None
+
+    site.start(MemoryCluster(site.world, **{how: error}))  # type: ignore[arg-type]
+    await site.settles(lambda: site.is_released() or site.is_exhausted())
+    site.check()
+    assert site.repaired == ["reboot"]
+    await site.replica.stop()
 
 
 @in_virtual_time

@@ -80,6 +80,25 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
 
 
 @in_virtual_time
+async def test_a_release_leaves_an_outcome_that_is_known_as_it_is() -> None:
+    """Its end only waits for the removal of what its order left."""
+    site = Site()
+    site.shop.boots = False
+    site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "its finalizer is there")
+    site.shop.look = RepairAnswer(AnswerState.FAILED, "the machine has no power")
+    site.start()
+    await site.settles(lambda: site.shop.cleaned)
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+    [status] = [one.status for one in site.world.operations.by_name.values()]
+    assert (status.phase, status.ends_as) == (RepairState.FAILED, None)
+    assert status.message == "the machine has no power"
+    assert reported_ends(site) == ["Failed"]
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() -> None:
     site = Site()
     site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")

@@ -210,6 +210,7 @@ class NewNodes:
         self.world.check = self.program.check_removal
         self.mode, self.twice, self.settings = RepairMode.REPAIR, True, SETTINGS
         self.policy = POLICY
+        self.domain_labels: tuple[str, ...] = ()
         self.replica: Replica
 
     def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
@@ -229,9 +230,8 @@ class NewNodes:
         """The repairers of a process with this connection."""
         one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
         rules = RepairRules(mode=self.mode, test_pause=60.0, new_nodes=NewNodeRules(**self.rules))
-        return RepairSettings(
-            rules, {"test": ConfiguredRepairer(one, TIMEOUT, note_end=one.note_end, by_agent=True)}
-        )
+        test = ConfiguredRepairer(one, TIMEOUT, note_end=one.note_end, by_agent=True)
+        return RepairSettings(rules, {"test": test}, self.domain_labels)
 
     def report(self, name: str, *evidence: Any) -> None:
         """The node's agent attaches, in the machine's present boot."""

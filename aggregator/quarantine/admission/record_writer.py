@@ -287,6 +287,12 @@ class AdmissionRecordWriter:
         """Returns None when the record has the operation under way now, else the hold."""
         return await self._submit(_Request(reserve=(proposal, limits)))
 
+    def hold_of(self, proposal: OperationProposal, limits: OperationLimits) -> Held | None:
+        """The hold that an operation would get now, by the last record, if it did not count yet."""
+        others = self.current_record().without_operations({proposal.operation})
+        size, now = self._registry.size(), self._wall()
+        return reserve(others, proposal, limits, size, now=now, stop=self.switch.reason)[1]
+
     async def end_operation(self, operation: str) -> None:
         """It has ended, and counts for no limit any more."""
         if operation in self.record.operations:

@@ -27,7 +27,11 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.node_tests import NodeTest, node_test_of, status_of
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.decide.reservation import OperationProposal, running_of
+from aggregator.quarantine.decide.reservation import (
+    OperationLimits,
+    OperationProposal,
+    running_of,
+)
 from aggregator.quarantine.repair.attempts import MOST_TEXT, POLL_SOON
 from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
 from aggregator.quarantine.repair.operation_creation import DELETED, open_pending
@@ -66,7 +70,7 @@ class OperationEngine:
             await self._begin(case, step)
         if attempt is None:
             return
-        if step.do is not Do.RESEND:  # that has to keep the limits as they are now
+        if not self.is_unsent(attempt):  # else it has to keep the limits as they are now
             await self._restore(case, attempt)
         match step.do:
             case Do.RESEND | Do.PROVE if self._is_to_be_sent(attempt, step):
@@ -105,17 +109,20 @@ class OperationEngine:
         """
         if self.counts(case.node, attempt):
             return True
+        held = await self.record_writer.reserve(*self._proposal(case, attempt, step))
+        if held is not None:
+            await case.hold_by(held, attempt, step)
+        return held is None
+
+    def _proposal(
+        self, case: OperationCase, attempt: RepairAttempt, step: NextOperation | None = None
+    ) -> tuple[OperationProposal, OperationLimits]:
         kind, limits = case.limits(attempt)
         # The time of an operation counts from its beginning, and this one may not begin for hours.
         now = attempt.began_at if step is not None else self._time_of(attempt)
         left = max(0.0, attempt.deadline_at - now)
-        held = await self.record_writer.reserve(
-            OperationProposal(case.node, attempt.operation, kind, left, case.pool, attempt.domains),
-            limits,
-        )
-        if held is not None:
-            await case.hold_by(held, attempt, step)
-        return held is None
+        name, pool = attempt.operation, case.pool
+        return OperationProposal(case.node, name, kind, left, pool, attempt.domains), limits
 
     def _time_of(self, attempt: RepairAttempt) -> float:
         """The time by the clock that began it."""
@@ -174,8 +181,13 @@ class OperationEngine:
             return
         outcome = await case.proof(attempt) or await case.lost(attempt, _UNSURE)
         read_at = self._clocks.now()
+        # It may have been restored beyond the limits, and not have been sent.
+        counts = attempt.repair not in NEEDS_PERSON
+        held = self.record_writer.hold_of(*self._proposal(case, attempt)) if counts else None
         if outcome is not None:
             await self._end(case, attempt, outcome)
+        elif held is not None:
+            await case.hold_by(held, attempt, None)
         elif await case.may_resend(attempt):
             await self._send(case, attempt, read_at)
 
@@ -325,6 +337,8 @@ class OperationEngine:
         leaves = entry is not None and (clean_up is not None or entry.pauses_operands)
         if leaves and attempt.ends_as is None:
             attempt = await self.change(case, attempt, ending(attempt, outcome))
+        elif leaves:  # the answer to the write of its end may have been lost
+            await self._unchanged(case.busy or attempt)
         late = self._time_of(attempt) > attempt.deadline_at + REMOVE_WITHIN
         left = await case.left(attempt)
         answer = await clean_up(case.order(attempt)) if clean_up and not left else None
@@ -364,13 +378,18 @@ class OperationEngine:
 
     async def write(self, before: RepairAttempt, after: RepairAttempt) -> None:
         """Write the operation, unless another process or a person has changed it."""
-        there = await self._operations.read(before.name)
-        read = node_test_of if isinstance(before, NodeTest) else attempt_of
-        if there is None or read(there) != before:
-            raise Conflict("the attempt was changed by another process")
+        there = await self._unchanged(before)
         await self._operations.write_status(there, status_of(after, there.status))
         if after.state not in BUSY:
             self._unsent.discard(after.operation)
+
+    async def _unchanged(self, attempt: RepairAttempt) -> Operation:
+        """The operation as it is now. Raises Conflict where the attempt has changed."""
+        there = await self._operations.read(attempt.name)
+        read = node_test_of if isinstance(attempt, NodeTest) else attempt_of
+        if there is None or read(there) != attempt:
+            raise Conflict("the attempt was changed by another process")
+        return there
 
 
 def _known_outcome(attempt: RepairAttempt) -> AttemptOutcome | None:

@@ -119,7 +119,8 @@ class NodeTestAdvance:
             return StepOutcome.STAYS
         await self._take_later_pass(name, watched)
         step = self._next(node, watched)
-        watched.held = step.because if step.do is Do.NOTHING else ""
+        if step.do is not Do.END:  # which names why it has waited
+            watched.held = step.because if step.do is Do.NOTHING else ""
         await self._forget_leftover(name, watched.test, step.test)
         await self._engine.carry_out(NodeTestCase(self._parts, name, watched, node), step)
         if step.do is Do.ORDER:  # it may have been refused after its reservation

@@ -113,8 +113,10 @@ class RepairRunner:
         outcome = await case.withdraw(attempt)
         if self._of.engine.is_unsent(attempt):
             outcome = AttemptOutcome(RepairState.CANCELLED, "its order was not sent")
+        if attempt.ends_as is not None:  # it was over, and its end waited for a removal
+            outcome = AttemptOutcome(attempt.ends_as, attempt.message)
         at = round(self._of.clocks.wall(), 3)
         message = (outcome.text or attempt.message)[:MOST_TEXT]
-        ended = replace(attempt, state=outcome.state, ended_at=at, message=message)
+        ended = replace(attempt, state=outcome.state, ends_as=None, ended_at=at, message=message)
         self._of.engine.announce(case, ended, outcome.text)
         await self._of.status.end_with_release(node_state, attempt, ended)
