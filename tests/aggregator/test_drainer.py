@@ -632,6 +632,7 @@ def test_a_hook_is_told_of_its_node_and_its_result_is_shown() -> None:
         assert bench.hook.message == "ok"
         assert bench.now().status.message == "evicting pods"
         assert len(bench.kinds()) == 1
+        assert "drain.pre_evict is done" in bench.notes.transitions[0].summary
         assert bench.notes.transitions[0].details == {"hook": "pre_evict"}
         assert values["action"] == Action.DRAIN.value
 
@@ -752,6 +753,15 @@ def test_the_hook_after_a_release_is_given_up_after_its_time() -> None:
         assert bench.notes.transitions[0].details == {"hook": "post_release"}
 
     on_hooked(test, which=("post_release",))
+
+
+def test_the_hook_after_a_release_has_a_second_at_least() -> None:
+    async def test(bench: Hooked) -> None:
+        released = made(Phase.RELEASING, drain_started_at=1.0)
+        await bench.made.after_release(bench.node_state, released)
+        assert [limit for _, limit, _ in bench.asked] == [1.0]
+
+    on_hooked(test, which=("post_release",), post_release_timeout=0.5)
 
 
 def test_a_hook_that_waits_for_its_turn_is_given_up_too() -> None:

@@ -21,7 +21,6 @@ from aggregator.quarantine.decide.intent import (
     DesiredState,
     changed_intent,
     describe_override,
-    ended_by_birth,
     incidents_of,
     wanted_of,
 )
@@ -70,43 +69,6 @@ def test_the_mode_caps_every_action_and_says_what_it_capped(mode: Action) -> Non
     found = ask(incident(evidence()), mode=mode)
     assert found is not None
     assert (found.spec.action, found.uncapped) == (mode, Action.DRAIN)
-
-
-def test_a_persons_word_silences_what_it_was_about_and_nothing_else() -> None:
-    assert ask(incident(evidence()), overruled=("xid:79",)) is None
-    both = incident(evidence(), evidence("xid:48"))
-    found = ask(both, overruled=("xid:79",))
-    assert found is not None
-    assert ask(both, overruled=("xid:79", "xid:48")) is None
-
-
-def test_an_incident_that_recovers_still_asks_but_has_nothing_in_force() -> None:
-    recovering = evidence(over="reboot")
-    asked = ask(incident(recovering))
-    assert asked is not None
-    assert asked.in_force is Action.OBSERVE
-    weaker = incident(recovering, evidence("xid:48", "cordon"))
-    asked = ask(weaker)
-    assert asked is not None
-    assert (asked.spec.action, asked.in_force) == (Action.DRAIN, Action.CORDON)
-
-
-@pytest.mark.parametrize(
-    ("cleared_by", "boot_id", "over"),
-    [
-        ("reboot", "boot-2", True),
-        ("gpu_reset", "boot-2", True),
-        ("", "boot-2", True),  # its check looks anew
-        ("operator", "boot-2", False),
-        ("reboot", "boot-1", False),  # the same machine, listed anew
-        ("reboot", "", False),
-    ],
-)
-def test_a_new_node_in_another_boot_ends_what_a_boot_ends(
-    cleared_by: str, boot_id: str, *, over: bool
-) -> None:
-    spec = replace(SPEC, evidence=(replace(ITEM, cleared_by=cleared_by),))
-    assert ended_by_birth(spec, boot_id) is over
 
 
 def asking(spec: QuarantineSpec) -> DesiredState:
@@ -219,8 +181,3 @@ def test_what_is_durable_brings_an_incident_back(some: list[Evidence]) -> None:
         assert item.over == (known.over if known.cleared_by is not None else "")
     assert after.since == 77.0
     assert after.recovering_since is None  # healthyFor begins again
-
-
-def test_a_quarantine_made_by_hand_is_no_incident() -> None:
-    by_hand = Quarantine("n1", "q", "1", replace(SPEC, requester="alice"), QuarantineStatus())
-    assert incidents_of(by_hand, POLICY, 1.0) == {}

@@ -578,69 +578,6 @@ def test_an_action_that_a_person_set_is_shown_first_and_then_is_all_that_is_done
             assert step.do is Step.DRAIN
 
 
-def test_a_drain_whose_recorded_cause_is_over_does_not_go_on_for_a_silent_agent() -> None:
-    over = replace(SPEC, evidence=(replace(ITEM, cleared="operator"),))
-    for spec, goes_on in ((SPEC, True), (over, False)):
-        quarantine = Quarantine("n1", "q", "1", spec, QuarantineStatus(Phase.DRAINING))
-        now = Situation(
-            quarantine,
-            in_record=True,
-            wanted=None,
-            mode=Action.DRAIN,
-            knows=True,
-            fresh=False,
-            recovered=False,
-        )
-        assert (next_step(now).do is Step.DRAIN) is goes_on
-
-
-def test_a_drain_goes_on_for_a_silent_agent_while_any_of_its_evidence_stands() -> None:
-    over = replace(ITEM, code="xid:48", cleared="gpu-reset")
-    for evidence, goes_on in (
-        ((over, ITEM), True),
-        ((ITEM, over), True),
-        ((over, over), False),
-        ((), False),
-    ):
-        spec = replace(SPEC, evidence=evidence)
-        now = Situation(
-            Quarantine("n1", "q", "1", spec, QuarantineStatus(Phase.DRAINING)),
-            in_record=True,
-            wanted=None,
-            mode=Action.DRAIN,
-            knows=True,
-            fresh=False,
-            recovered=False,
-        )
-        assert (next_step(now).do is Step.DRAIN) is goes_on, evidence
-
-
-@pytest.mark.parametrize("mode", list(Action))
-@pytest.mark.parametrize("requester", [OURS, "alice"])
-def test_what_was_admitted_and_not_begun_is_not_begun_in_mode_observe(
-    mode: Action, requester: str
-) -> None:
-    spec = replace(SPEC, requester=requester)
-    now = Situation(
-        Quarantine("n1", "q", "1", spec, QuarantineStatus(Phase.ADMITTED)),
-        in_record=True,
-        wanted=DesiredState(replace(SPEC, action=mode), Action.DRAIN, Action.DRAIN),
-        mode=mode,
-        knows=True,
-        fresh=True,
-        recovered=False,
-    )
-    begun = mode is not Action.OBSERVE or requester != OURS  # a person's own word is no rule's
-    assert next_step(now).do is (Step.CORDON if begun else Step.NOTHING)
-    again = replace(now, node_replaced=True, quarantine=with_phase(now, Phase.DRAINED))
-    assert next_step(again).do is Step.RESTART  # the status written then stands at Admitted
-
-
-def with_phase(now: Situation, phase: Phase) -> Quarantine:
-    assert now.quarantine is not None
-    return replace(now.quarantine, status=QuarantineStatus(phase))
-
-
 # -- the same on the real controller ---------------------------------------------------------------
 
 

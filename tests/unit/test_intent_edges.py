@@ -207,6 +207,7 @@ def test_an_override_is_of_what_we_or_a_force_decided(
         ((replace(ITEM, cleared="operator"),), "boot-1", True),
         ((ITEM, replace(ITEM, cleared_by="operator")), "boot-2", False),
         ((replace(ITEM, cleared_by="newer-than-we-know"),), "boot-2", False),
+        ((replace(ITEM, cleared_by="gpu_reset"),), "boot-2", True),
         ((replace(ITEM, cleared_by=""),), "boot-2", True),
         ((replace(ITEM, cleared_by=""),), "boot-1", False),
     ],
