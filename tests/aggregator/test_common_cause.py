@@ -1,7 +1,6 @@
 """Common causes: many failures share one, few have their own, and the right one is blamed."""
 
 import random
-import time
 from collections.abc import Collection, Iterable, Mapping
 
 import pytest
@@ -17,7 +16,7 @@ from aggregator.quarantine.decide.common_cause import (
     CommonLimits,
     Group,
 )
-from aggregator.quarantine.decide.symptoms import FABRIC, FABRIC_BY_LABEL, NVLINK, SILENCE, Symptom
+from aggregator.quarantine.decide.symptoms import FABRIC, FABRIC_BY_LABEL, NVLINK, Symptom
 
 RACK = "example.com/rack"
 CLIQUE = "nvidia.com/gpu.clique"
@@ -94,44 +93,6 @@ def test_a_check_that_fails_on_too_many_is_one_cause_at_any_size(nodes: int, mos
         assert cause.fleetwide
 
 
-def test_the_reason_names_the_limit_that_decided_and_its_value() -> None:
-    small, large = Play(100, racks=False), Play(5_000, racks=False)
-    for play in (small, large):
-        for name in play.names:
-            play.report_symptoms(name, check("nic-link", f"eth-of-{name}"))
-    [cause] = small.search().values()
-    assert (cause.limit, cause.value) == ("limits.common_cause_percent", "10%")
-    assert cause.reason == (
-        "check nic-link fails on 100 of 100 nodes; more than 10% within 10m are one cause"
-    )
-    [cause] = large.search().values()
-    assert (cause.limit, cause.value) == ("limits.common_cause_nodes", "50")
-    assert cause.reason.endswith("more than 50 within 10m are one cause")
-
-
-def test_only_those_who_run_a_check_are_its_observers() -> None:
-    play = Play(1_000, racks=False)
-    for name in play.names[30:]:
-        play.common.set_symptoms(name, frozenset(), play.groups[name], frozenset({"reach"}))
-    play.fail(play.names[:6], check("nic-link"))
-    [cause] = play.search().values()
-    assert (cause.nodes, cause.total) == (6, 30)
-
-
-def test_what_fails_here_and_there_over_weeks_is_no_common_cause() -> None:
-    play = Play(10_000, racks=False)
-    for number, name in enumerate(play.names[:3_000]):
-        play.report_symptoms(name, check("disk-space", f"/data{number}", since=-number * 600.0))
-    assert play.search() == {}
-
-
-def test_the_window_lies_wherever_the_failures_do() -> None:
-    """A process that starts hours later, with no memory, finds the same cause."""
-    play = Play(1_000, racks=False)
-    play.fail(play.names[:60], check("nic-link", since=-50_000.0))
-    assert play.search().keys() == {"check:nic-link eth0"}
-
-
 def test_faults_of_one_rule_count_together_and_apart_from_others() -> None:
     play = Play(1_000, racks=False)
     play.fail(play.names[:50], fault("gpu-fatal"))
@@ -173,14 +134,6 @@ def test_a_rack_that_fails_is_one_cause_of_the_rack() -> None:
     assert cause.id not in play.common.suspects("n40", "check:nic-link", "eth0")
 
 
-def test_three_of_a_rack_are_too_few_of_eighteen_and_enough_of_six() -> None:
-    play = Play(200)
-    play.fail(play.names[:3], check("nic-link"))
-    assert play.search() == {}
-    play.fail(play.names[:4], check("nic-link"))
-    assert len(play.search()) == 1
-
-
 def test_a_failure_that_is_everywhere_is_not_told_rack_by_rack() -> None:
     play = Play(5_000)
     play.fail(random.Random(1).sample(play.names, 2_000), check("nic-link"))
@@ -200,20 +153,6 @@ def test_a_rack_makes_no_driver_say_that_a_gpu_is_gone() -> None:
     play = Play(5_000)
     play.fail(play.names[18:36], fault("gpu-gone"))
     assert play.search() == {}
-
-
-def test_two_nodes_of_one_clique_with_nvlink_evidence_are_the_clique() -> None:
-    play = Play(500)
-    for number, name in enumerate(play.names):
-        play.relabel(name, **{CLIQUE: f"c{number // 18}"})
-    link = Symptom(NVLINK, "", 0.0, acting=True)
-    play.report_symptoms("n0", link)
-    play.report_symptoms("n40", link)
-    assert play.search() == {}, "two of two cliques are two"
-    play.report_symptoms("n1", link)
-    [cause] = play.search().values()
-    assert (cause.scope, cause.limit, cause.nodes) == ("place", "limits.clique_label", 2)
-    assert "nvidia.com/gpu.clique=c0: NVLink evidence on 2 of 18 nodes" in cause.reason
 
 
 @pytest.mark.parametrize("label", [CLIQUE, FABRIC, FABRIC_BY_LABEL])
@@ -258,23 +197,6 @@ def test_nvlink_evidence_of_several_fabrics_of_one_place_is_the_places() -> None
         play.relabel(name, **{leaf: f"l{number // 32}", FABRIC: f"c{number // 8}"})
     play.fail(play.names[:24], Symptom(NVLINK, "", 0.0, acting=True))
     assert list(play.search()) == [f"{leaf}=l0 nvlink"]
-
-
-def test_two_nodes_of_one_clique_with_other_faults_are_two_nodes() -> None:
-    play = Play(500)
-    for name in play.names[:18]:
-        play.relabel(name, **{CLIQUE: "c0"})
-    play.fail(["n0", "n1"], fault("gpu-gone"), check("nic-link"))
-    assert play.search() == {}
-
-
-def test_a_week_between_two_nodes_of_a_clique_is_no_common_cause() -> None:
-    play = Play(18)
-    for name in play.names:
-        play.relabel(name, **{CLIQUE: "c0"})
-    play.report_symptoms("n0", Symptom(NVLINK, "", -600_000.0, acting=True))
-    play.report_symptoms("n1", Symptom(NVLINK, "", 0.0, acting=True))
-    assert play.search() == {}
 
 
 @pytest.mark.parametrize("version", ["driver", "kernel", "agent"])
@@ -440,21 +362,6 @@ def test_only_so_many_suspects_of_a_node_are_remembered() -> None:
     assert "check:reach x" in play.common.suspects("unknown", "check:reach", "x")
 
 
-def test_many_silent_agents_are_a_cause_that_explains_nobody() -> None:
-    play = Play(100)
-    play.common.silence(10, 100)
-    assert play.search() == {}
-    play.common.silence(30, 100)
-    [cause] = play.search().values()
-    assert (cause.id, cause.scope, cause.nodes) == (SILENCE, "agents", 30)
-    assert cause.reason == "30 of 100 agents are silent; no node is quarantined for it"
-    assert not cause.fleetwide
-    assert SILENCE not in play.common.suspects("n1", "check:nic-link", "eth0")
-    play.common.silence(0, 100)
-    play.search()
-    assert not play.search(SETTLE)
-
-
 def test_a_node_that_is_gone_counts_no_more() -> None:
     play = Play(100)
     play.fail(play.names[:20], check("nic-link"))
@@ -464,18 +371,6 @@ def test_a_node_that_is_gone_counts_no_more() -> None:
 
 
 # -- at any size ----------------------------------------------------------------------------------
-
-
-def test_one_target_down_for_all_of_7500_is_one_cause_and_cheap() -> None:
-    play = Play(7_500)
-    before = time.process_time()
-    for name in play.names:
-        play.report_symptoms(name, check("reach", "tcp://10.0.0.1:2049", since=990.0))
-        play.now += 0.01
-        play.common.find_causes(play.now)  # as often as anything is proposed
-    [cause] = play.search().values()
-    assert (cause.scope, cause.nodes, cause.total) == ("target", 7_500, 7_500)
-    assert time.process_time() - before < 20.0  # some 1.5 s; a scan for each would be minutes
 
 
 SIGNS = st.one_of(

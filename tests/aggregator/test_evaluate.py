@@ -18,9 +18,9 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
-from aggregator.health.node import REMEMBERED, NodeHealth, ends
+from aggregator.health.node import NodeHealth, ends
 from aggregator.policy.evaluate import Evaluation, Evidence, Incident, evaluate
-from tests.support.replica import POLICY, component, fault, hello, shipped_policy, snapshot
+from tests.support.replica import POLICY, component, fault, hello, snapshot
 
 #: Codes of every class that matters here, with what ends them by the catalogue.
 CODES = {
@@ -184,22 +184,6 @@ def test_the_digest_is_that_of_the_contract_page() -> None:
 
 #: BLAKE2b of no bytes at all, of 8 bytes, big endian.
 NO_BYTES = int.from_bytes(blake2b(b"", digest_size=8).digest(), "big")
-
-
-def test_a_gpu_reset_does_not_undo_a_gpu_that_fell_off_the_bus() -> None:
-    health = NodeHealth(hello("n1"))
-    health.snapshot(snapshot(latched("xid:79"), latched("xid:48"), latched("xid:48", "GPU-2")))
-    health.delta(Delta(cleared=(Cleared("", "GPU-1", "gpu-reset"),)))
-    assert set(health.faults) == {("xid:79", "GPU-1"), ("xid:48", "GPU-2")}
-
-
-def test_memory_of_signs_and_losses_is_bounded() -> None:
-    health = NodeHealth(hello("n1"))
-    for number in range(REMEMBERED * 2):
-        sign = Cleared("xid:48", f"GPU-{number}", "operator")
-        health.delta(Delta(cleared=(sign,), lost=(Lost("kmsg", number, ""),)))
-    assert len(health.cleared) == REMEMBERED
-    assert 0 < len(health.lost) < REMEMBERED
 
 
 def test_a_component_that_came_back_is_not_gone() -> None:
@@ -381,42 +365,6 @@ def test_what_acts_is_failed_or_latched_known_and_of_this_boot(
                 assert check != "reach"
 
 
-def test_a_fault_that_vanished_in_its_own_boot_is_lost_and_holds_the_incident() -> None:
-    health, bench = NodeHealth(hello("n1")), Bench()
-    health.snapshot(snapshot(latched("xid:79")))
-    bench.evaluate(health, 1000.0)
-    health.snapshot(snapshot())
-    for now in (1001.0, 100_000.0):
-        bench.evaluate(health, now)
-    (incident,) = bench.acting
-    assert incident.in_force[0].lost
-    assert incident.recovering_since is None
-
-
-def test_a_fault_that_was_never_evaluated_and_is_lost_opens_nothing() -> None:
-    health, bench = NodeHealth(hello("n1")), Bench()
-    health.snapshot(snapshot(latched("xid:79")))
-    health.snapshot(snapshot())
-    bench.evaluate(health, 1000.0)
-    assert bench.incidents == {}
-
-
-@pytest.mark.parametrize(("code", "over"), [("xid:79", True), ("xid:48", True), ("xid:54", False)])
-def test_another_boot_ends_what_a_boot_ends(code: str, over: bool) -> None:  # noqa: FBT001
-    health, bench = NodeHealth(hello("n1")), Bench()
-    health.snapshot(snapshot(latched(code)))
-    bench.evaluate(health, 1000.0)
-    health.greet(hello("n1", "boot-2"))
-    bench.evaluate(health, 1010.0, reporting=False)
-    health.snapshot(snapshot())
-    bench.evaluate(health, 1020.0)
-    bench.evaluate(health, 1619.0)
-    assert len(bench.acting) == 1
-    assert bool(bench.acting[0].in_force) != over
-    bench.evaluate(health, 1621.0)
-    assert (bench.acting == []) == over
-
-
 def test_recovery_begins_again_when_it_fails_again_or_falls_silent() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     down = component("nic-link", "eth0", Status.FAILED, "down", since=900.0)
@@ -524,17 +472,6 @@ def test_a_contained_error_that_comes_again_and_again_is_acted_on(code: str) -> 
         assert all(incident.action == "cordon" for incident in bench.acting)
 
 
-def test_a_failure_that_has_not_lasted_asks_to_be_looked_at_when_it_has() -> None:
-    health, bench = NodeHealth(hello("n1")), Bench()
-    health.snapshot(
-        snapshot(component("disk-space", "/data", Status.FAILED, "bytes", since=1000.0))
-    )
-    assert bench.evaluate(health, 1001.0).evaluate_again == 1030.0
-    assert bench.incidents == {}
-    bench.evaluate(health, 1030.0)
-    assert [one.action for one in bench.acting] == ["cordon"]
-
-
 def test_the_next_look_is_the_earliest_of_all_that_time_may_change() -> None:
     health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(
@@ -550,34 +487,3 @@ def test_the_next_look_is_the_earliest_of_all_that_time_may_change() -> None:
     assert bench.evaluate(health, 1033.0).evaluate_again == 1035.0
     assert bench.evaluate(health, 1035.5).evaluate_again == 1038.0
     assert bench.evaluate(health, 1038.0).evaluate_again is None
-
-
-def test_the_strongest_evidence_leads_and_names_the_rest() -> None:
-    health, bench = NodeHealth(hello("n1")), Bench()
-    health.snapshot(snapshot(latched("xid:54"), latched("xid:79", "GPU-2")))
-    bench.evaluate(health, 1000.0)
-    (incident,) = bench.acting
-    assert incident.action == "drain"
-    assert incident.summary == ("xid:79 (GPU has fallen off the bus) on GPU-2, and 1 more")
-    health.delta(Delta(cleared=(Cleared("xid:79", "GPU-2", "operator"),)))
-    bench.evaluate(health, 1001.0)
-    (incident,) = bench.acting
-    assert incident.action == "cordon"
-
-
-def test_a_rule_that_asks_for_less_later_does_not_weaken_what_stands() -> None:
-    site = shipped_policy(
-        """rules:
-- {name: gone-confirmed, kind: gpu, action: cordon, faults: [gpu-off-bus],
-   confirmedBy: gpu-inventory}
-"""
-    )
-    health = NodeHealth(hello("n1"))
-    off = fault("gpu-off-bus", "GPU-1", cleared_by=ClearedBy.REBOOT)
-    missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=990.0)
-    health.snapshot(snapshot(off, missing))
-    first = evaluate(site, health, {}, 1000.0)
-    health.delta(Delta((replace(missing, status=Status.OK, reason=""),)))
-    second = evaluate(site, health, first.incidents, 1001.0)
-    acting = [one for one in second.incidents.values() if one.action != "observe"]
-    assert [item.action for one in acting for item in one.in_force] == ["drain"]

@@ -170,36 +170,6 @@ def play(
     virtual_time.run(main())
 
 
-def test_of_ten_nodes_three_bad_at_once_two_are_admitted_with_a_cap_of_20_percent() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.break_(range(3))
-        await asyncio.sleep(20)
-        assert len(fleet.sick) == 2
-        [held] = fleet.holds().items()
-        assert held[1] == "limits.concurrent_percent"
-        assert fleet.replica.fleet.causes == {}
-
-    play(test, 10, replace(SHIPPED, limits=replace(SHIPPED.limits, concurrent_percent=20)))
-
-
-def test_a_pool_of_three_loses_the_one_that_is_bad_and_no_second() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.break_([0])
-        await until(lambda: phase_of(fleet.world, "n0") is Phase.DRAINED)
-        fleet.break_([1, 3])
-        await asyncio.sleep(20)
-        assert fleet.sick == ["n0", "n3"]
-        assert fleet.holds() == {"n1": "limits.pool_percent"}
-
-    limits = replace(WIDE.limits, pool_label="example.com/pool")
-    play(
-        test,
-        60,
-        replace(WIDE, limits=limits),
-        **{"example.com__pool": lambda number: "a" if number < 3 else "b"},
-    )
-
-
 def test_three_nodes_alone_are_not_paralysed() -> None:
     async def test(fleet: Fleet) -> None:
         fleet.break_([0])
@@ -432,41 +402,6 @@ def test_who_is_held_for_a_moment_does_not_stand_in_line_behind_all_that_a_cause
         assert fleet.sick == ["n400"]
 
     play(test, 500, WIDE)
-
-
-def test_one_target_that_everybody_misses_is_one_incident_of_the_fleet() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.level(range(200), "reach", "tcp://10.0.0.1:2049", "unreachable")
-        await asyncio.sleep(60)
-        assert fleet.world.writes == []
-        [cause] = fleet.replica.fleet.causes.values()
-        assert (cause.scope, cause.nodes, cause.total) == ("target", 200, 200)
-        assert len(fleet.alerts(EventKind.COMMON_CAUSE)) == 1
-        fleet.break_([7])  # no node was to be quarantined for it, so there is no cooldown
-        await until(lambda: phase_of(fleet.world, "n7") is Phase.DRAINED)
-
-    play(test, 200)
-
-
-def test_38905_lines_of_xid_95_from_four_gpus_are_four_incidents_and_four_quarantines() -> None:
-    async def test(fleet: Fleet) -> None:
-        counts = {0: 15_000, 1: 12_000, 2: 9_000, 3: 2_905}
-        for turn in range(1, 101):  # agents coalesce: a burst is a count that grows
-            for number, count in counts.items():
-                now = fleet.loop.time()
-                told = fault("xid:95", f"GPU-{number}", first_at=1_000, last_at=now)
-                fleet.send_evidence(f"n{number}", replace(told, count=count * turn // 100))
-            await asyncio.sleep(5)
-        assert fleet.sick == ["n0", "n1", "n2", "n3"]
-        assert len(fleet.summaries_of(EventKind.INCIDENT_OPENED)) == 4
-        assert len(fleet.summaries_of(EventKind.ADMITTED)) == 4
-        assert fleet.replica.fleet.causes == {}
-        seen = [fleet.replica.fleet.node_summaries[name].agent.health for name in fleet.sick]
-        assert sum(one.faults["xid:95", f"GPU-{n}"].count for n, one in enumerate(seen) if one) == (
-            38_905
-        )
-
-    play(test, 7_500 // 10)
 
 
 @pytest.mark.parametrize("code", ["xid:13", "xid:31", "xid:43", "xid:45"])

@@ -123,25 +123,6 @@ def test_a_verdict_is_no_part_of_what_the_agent_knows() -> None:
     on_a_site(test)
 
 
-def test_a_node_that_is_unreachable_and_silent_is_told_of_once_and_left_alone() -> None:
-    async def test(site: Site) -> None:
-        site.net.down = {7}
-        await site.observe()
-        site.fall_silent(7)
-        for _ in range(30):
-            await site.observe()
-        assert site.world.quarantines == {}
-        assert len(site.summaries_of("network.node_lost")) == 1
-        site.net.down, site.net.silent = set(), set()
-        site.speak(7)
-        await site.observe()
-        assert len(site.summaries_of("network.node_found")) == 1
-        await asyncio.sleep(600)
-        assert site.world.quarantines == {}
-
-    on_a_site(test)
-
-
 def test_a_rack_that_is_lost_is_told_once_and_quarantines_nobody() -> None:
     async def test(site: Site) -> None:
         site.net.gateways_down = {1}

@@ -163,6 +163,7 @@ def test_the_number_of_nodes_decides_only_where_it_is_less_than_their_share() ->
         (found,) = Fleet(100, CommonLimits(common_cause_nodes=nodes)).causes("check:a", names(20))
         expected = (limit or "limits.common_cause_percent", value or "10%")
         assert (found.limit, found.value) == expected
+        assert found.reason.endswith(f"more than {expected[1]} within 10m are one cause")
 
 
 def test_those_that_began_outside_the_window_do_not_open_a_cause_and_keep_one_open() -> None:

@@ -18,10 +18,7 @@ from aggregator.policy.network.triangulate import (
 from aggregator.policy.network.verdict import (
     CUT_OFF,
     DOMAIN,
-    ONE_WAY,
     SHARED,
-    UNREACHABLE,
-    UNREACHABLE_SILENT,
 )
 from tests.support.networks import RACK, TARGET, Network, address, name
 
@@ -84,28 +81,6 @@ def test_a_silent_agent_is_no_unreachable_node() -> None:
     assert reasons(evaluated(told), 200) == {}
 
 
-def test_a_node_that_nobody_reaches_and_whose_agent_is_silent_is_told_apart() -> None:
-    told = network()
-    told.down = told.silent = {7}
-    assert reasons(evaluated(told), 200) == {"node-7": UNREACHABLE_SILENT}
-
-
-def test_a_node_that_is_reached_although_it_reaches_nobody_is_one_way() -> None:
-    told = network()
-    told.mute = {7}
-    assert reasons(evaluated(told), 200) == {"node-7": ONE_WAY}
-
-
-def test_echoes_that_a_node_drops_make_it_unreachable() -> None:
-    told, found = network(), Triangulation()
-    told.report_all(found)
-    for node in range(200):
-        if 7 in told.peers[node]:
-            found.set_edge(name(node), PEERS, address(7), Status.FAILED)
-    found.settle(NOW)
-    assert reasons(found, 200) == {"node-7": UNREACHABLE}
-
-
 def test_a_rack_that_a_label_names_is_blamed_and_none_of_its_nodes() -> None:
     told = network()
     told.walls = [set(range(2 * RACK, 3 * RACK))]
@@ -165,39 +140,10 @@ def test_a_gateway_that_answers_nobody_blames_nobody() -> None:
     assert reasons(found, 200) == {}
 
 
-def test_a_failing_target_is_blamed_once_and_ends_when_few_miss_it() -> None:
-    told = network()
-    told.missed = {TARGET}
-    found = evaluated(told)
-    assert reasons(found, 200) == {}
-    (verdict,) = found.verdicts()
-    assert (verdict.kind, verdict.name, verdict.count) == ("target", f"reach {TARGET}", 200)
-    for node in range(200):
-        found.set_edge(name(node), REACH, TARGET, Status.OK if node > 12 else Status.FAILED)
-    found.settle(NOW + 1)
-    assert len(found.verdicts()) == 1  # thirteen still miss it
-    found.set_edge(name(0), REACH, TARGET, Status.OK)
-    for node in range(1, 6):
-        found.set_edge(name(node), REACH, TARGET, None)
-    found.settle(NOW + 2)
-    assert found.verdicts() == []
-
-
 def test_nodes_that_are_cut_off_accuse_no_target() -> None:
     told = network(64)
     told.down = {1, 20, 40}
     assert [verdict.kind for verdict in evaluated(told).verdicts()] == []
-
-
-def test_a_blamed_node_is_well_again_when_half_of_its_observers_reach_it() -> None:
-    told = network()
-    told.down = {7}
-    found = evaluated(told)
-    told.down = set()
-    told.report_all(found)
-    changed, _ = found.settle(NOW + 60)
-    assert changed["node-7"].status is Status.OK
-    assert changed["node-7"].since == NOW + 60
 
 
 def test_a_blamed_node_whose_observers_fall_silent_is_neither_well_nor_blamed() -> None:
@@ -211,17 +157,6 @@ def test_a_blamed_node_whose_observers_fall_silent_is_neither_well_nor_blamed() 
     finding = found.finding("node-7")
     assert finding is not None
     assert finding.status is Status.UNKNOWN
-
-
-def test_an_address_that_two_nodes_come_from_accuses_neither() -> None:
-    told, found = network(), Triangulation()
-    told.report_all(found)
-    found.place("twin", address(7))
-    for node in range(200):
-        if 7 in told.peers[node]:
-            found.set_edge(name(node), PEERS, address(7), Status.FAILED)
-    found.settle(NOW)
-    assert blamed(found, 200) == set()
 
 
 def test_what_is_forgotten_leaves_nothing_behind() -> None:
