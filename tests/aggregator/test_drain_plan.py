@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import Node, Pod, Taint
-from aggregator.jobs.gangs import gang_of
+from aggregator.cluster.port import Node, Pod
 from aggregator.quarantine.decide.drain_plan import (
     DrainMoment,
     DrainPlan,
@@ -18,7 +17,6 @@ from aggregator.quarantine.decide.drain_plan import (
     NotReady,
     plan_drain,
 )
-from aggregator.quarantine.state.cluster_view import OthersMarks
 from aggregator.rfc3339 import span
 
 HOUR = 3600.0
@@ -219,79 +217,7 @@ def test_the_state_of_a_kubelet_is_read_from_its_node(
     assert NotReady.of(None) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "name"),
-    [
-        ({"labels": {"scheduling.x-k8s.io/pod-group": "g"}}, "scheduling.x-k8s.io/pod-group", "g"),
-        ({"labels": {"kueue.x-k8s.io/pod-group-name": "g"}}, "kueue.x-k8s.io/pod-group-name", "g"),
-        (
-            {"labels": {"jobset.sigs.k8s.io/jobset-name": "g"}},
-            "jobset.sigs.k8s.io/jobset-name",
-            "g",
-        ),
-        (
-            {
-                "labels": {
-                    "leaderworkerset.sigs.k8s.io/name": "lws",
-                    "leaderworkerset.sigs.k8s.io/group-key": "g",
-                    "kueue.x-k8s.io/pod-group-name": "other",
-                }
-            },
-            "leaderworkerset.sigs.k8s.io/group-key",
-            "g",
-        ),
-        (
-            {"annotations": {"scheduling.k8s.io/group-name": "g"}},
-            "scheduling.k8s.io/group-name",
-            "g",
-        ),
-        ({"group": "w/workers/0"}, "spec", "w/workers/0"),
-    ],
-)
-def test_a_gang_is_known_by_what_its_makers_write(
-    changes: dict[str, object], key: str, name: str
-) -> None:
-    found = gang_of(replace(POD, **changes))  # type: ignore[arg-type]  # a test's words
-    assert found is not None
-    assert (found.namespace, found.key, found.name) == ("jobs", key, name)
-    assert found.label == (key if "labels" in changes else "")
-
-
-def test_a_pod_of_no_gang_is_of_none() -> None:
-    assert gang_of(replace(POD, labels={"app": "x", "scheduling.x-k8s.io/pod-group": ""})) is None
-
-
 NODE = Node("n1", "uid", "1", False, (), {}, {})
-UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({}, ""),
-        ({"taints": (Taint("ToBeDeletedByClusterAutoscaler", "1", "NoSchedule"),)}, "autoscaler"),
-        ({"taints": (Taint("DeletionCandidateOfClusterAutoscaler", "1", "NoSchedule"),)}, ""),
-        ({"taints": (Taint("karpenter.sh/disrupted", "", "NoSchedule"),)}, "Karpenter"),
-        (
-            {"taints": (Taint("node.cloudprovider.kubernetes.io/shutdown", "", "NoExecute"),)},
-            "shut",
-        ),
-        ({"taints": (Taint("node.kubernetes.io/out-of-service", "x", "NoExecute"),)}, "declared"),
-        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, ""),
-        ({"labels": {"remediation.medik8s.io/exclude-from-remediation": "true"}}, "excluded"),
-        ({"labels": {UPGRADE: "pod-restart-required"}}, "driver is being upgraded"),
-        ({"labels": {UPGRADE: "upgrade-failed"}}, ""),
-        ({"labels": {UPGRADE: "upgrade-done"}}, ""),
-        ({"labels": {UPGRADE: "upgrade-required"}}, ""),
-        ({"annotations": {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}}, ""),
-    ],
-)
-def test_who_else_is_at_work_on_a_node_is_told_by_their_own_marks(
-    changes: dict[str, object], says: str
-) -> None:
-    told = OthersMarks().forbids_all(replace(NODE, **changes))  # type: ignore[arg-type]  # a test's words
-    assert says in told
-    assert bool(told) == bool(says)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
-from aggregator.cluster.port import AppliedChanges, Phase, Quarantine, QuarantineStatus, Taint
+from aggregator.cluster.port import Phase, Quarantine, QuarantineStatus, Taint
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.node_marks import cordon_change, read_applied, undo_change
 from aggregator.quarantine.reconcile.rounds import REFRESH
@@ -142,23 +142,4 @@ def test_marking_twice_remembers_what_was_there_before_the_first(theirs: Taint |
     undo = undo_change(node, "q", read_applied(node))
     assert undo.taints == before.taints
     assert undo.labels[LABEL] == "hold"
-    assert undo.unschedulable is False
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '"x"', "{}", '{"unschedulable": "yes"}', "[" * 10**5]
-)
-def test_an_annotation_that_somebody_garbled_tells_nothing_of_what_we_did(text: str) -> None:
-    world = World()
-    world.add_node(
-        "n1", annotations={APPLIED: text}, unschedulable=True, taints=(THEIRS["schedule"],)
-    )
-    node = world.nodes["n1"]
-    assert read_applied(node) is None
-    undo = undo_change(node, "q", None)
-    assert undo.taints is None
-    assert undo.unschedulable is None
-    kept = AppliedChanges(cordoned=True, value="gpu", taint="hold")
-    undo = undo_change(node, "q", kept)
-    assert undo.taints == (THEIRS["schedule"],)
     assert undo.unschedulable is False

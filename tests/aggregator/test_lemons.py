@@ -15,7 +15,6 @@ from aggregator.history.history import History
 from aggregator.history.lemon_detector import LemonDetector, lemon_events
 from aggregator.policy.lemons import (
     CHECK,
-    SOON,
     LemonEvent,
     LemonThresholds,
     evaluate_past,
@@ -87,25 +86,6 @@ def test_two_signals_of_four_make_a_lemon(
         assert lemon is not None
         assert len(lemon.strikes) == len(strikes)
         assert all(one.startswith(word) for one, word in zip(lemon.strikes, strikes, strict=True))
-
-
-def test_a_return_is_soon_after_a_release() -> None:
-    wide = LemonThresholds(signals=1, returns=1)
-    past = [quarantined(20), released(19), quarantined(19 - SOON / DAY - 0.1)]
-    assert evaluate_past("n1", past, wide, NOW) is None
-    past[2] = quarantined(19 - SOON / DAY + 0.1)
-    lemon = evaluate_past("n1", past, wide, NOW)
-    assert lemon is not None
-    assert (lemon.returns, lemon.quarantines) == (1, 2)
-
-
-def test_what_a_restarted_aggregator_tells_again_is_one_incident() -> None:
-    again = [opened(n, "xid:79", incident="same") for n in (9, 8, 7, 6, 5)]
-    assert evaluate_past("n1", again, LemonThresholds(signals=1), NOW) is None
-    closed = LemonEvent(NOW - 7.5 * DAY, "closed", "same")
-    lemon = evaluate_past("n1", [*again, closed], LemonThresholds(signals=1, quarantines=2), NOW)
-    assert lemon is not None
-    assert (lemon.quarantines, lemon.days) == (2, 2)
 
 
 def make_transition(kind: EventKind, action: str = "drain", **details: str) -> Transition:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.operations import begun_status, name_of, spec_of
@@ -29,9 +27,7 @@ from aggregator.cluster.port import (
     RepairStatus,
     Unreachable,
 )
-from aggregator.health.model import CheckOff, Cleared, ClearedBy, Component, Delta, Status
-from aggregator.health.node import NodeHealth
-from aggregator.policy.rules import LONGEST_REPEAT
+from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Status
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.intent import OURS
@@ -109,86 +105,6 @@ def recovers(replica: Replica, *also: Component, boot_id: str = "boot-1") -> Non
 
 
 # -- what speaks against a release --------------------------------------------------------------
-
-
-def test_a_release_waits_until_every_device_is_allocatable_again() -> None:
-    async def main() -> None:
-        world = one_node(devices={"nvidia.com/gpu": ("8", "7"), "nvidia.com/mig-1g": ("0", "0")})
-        replica = await falls_ill(world)
-        recovers(replica)
-        await later(590)
-        assert not why_held(world)  # not yet well for long enough
-        await held(world, "allocatable nvidia.com/gpu is 7 of 8")
-        assert replica.notes.kinds("n1").count("quarantine.release_held") == 1
-        change(world, devices={"nvidia.com/gpu": ("8", "8")})
-        await gone(world)
-
-    virtual_time.run(main())
-
-
-def gpus(check: str, status: Status) -> Component:
-    return component(check, "GPU-1", status, "reason")
-
-
-@pytest.mark.parametrize(
-    ("bad", "good"),
-    [
-        (gpus("gpu-inventory", Status.UNKNOWN), gpus("gpu-inventory", Status.OK)),
-        (gpus("gpu-inventory", Status.FAILED), gpus("gpu-inventory", Status.DEGRADED)),
-        (gpus("gpu-recovery", Status.DEGRADED), gpus("gpu-recovery", Status.OK)),
-        (gpus("gpu-recovery", Status.UNKNOWN), gpus("gpu-recovery", Status.OK)),
-    ],
-)
-def test_a_gpu_goes_back_when_the_inventory_is_whole_and_no_action_is_due(
-    bad: Component, good: Component
-) -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = await falls_ill(world)
-        recovers(replica, bad)
-        await held(world, f"{bad.check} GPU-1 is {bad.status.name.lower()}")
-        replica.agent("n1", Delta((good,)))
-        await gone(world)
-
-    virtual_time.run(main())
-
-
-def inventory(*, off_because: str = "", found: bool = False, listed: bool = True) -> str:
-    """The hold on the release of a GPU's quarantine when the inventory is as said."""
-    recovery = CheckOff("gpu-recovery", 60.0, "")
-    checks = (CheckOff("gpu-inventory", 60.0, off_because),) if listed else ()
-    health = NodeHealth(replace(hello("n1"), checks=(recovery, *checks)))
-    health.snapshot(snapshot(*([gpus("gpu-inventory", Status.OK)] if found else [])))
-    spec = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", OURS)
-    return release_hold(
-        Quarantine("n1", "q", "1", spec, QuarantineStatus(Phase.DRAINED)),
-        node=Node("n1", "uid", "1", True, (), {}, {}, "boot-1"),
-        health=health,
-        policy=shipped_policy(),
-        requests=OperatorRequests(),
-    )
-
-
-def test_a_gpu_goes_back_when_an_inventory_that_runs_has_looked() -> None:
-    assert inventory() == "gpu-inventory has not run yet"
-    assert inventory(found=True) == ""
-    assert inventory(off_because="no GPU") == "", "a check that is off will never look"
-    assert inventory(listed=False) == "", "nor will one that the agent does not have"
-
-
-def test_what_the_gpus_say_does_not_hold_a_disks_release() -> None:
-    async def main() -> None:
-        world = one_node(devices={"nvidia.com/gpu": ("8", "0")})
-        replica = Replica(world, clock=Running())
-        unknown = gpus("gpu-inventory", Status.UNKNOWN)
-        disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
-        replica.agent("n1", snapshot(disk, unknown))
-        await drained(world)
-        replica.agent("n1", snapshot(replace(disk, status=Status.OK), unknown))
-        await later(700)
-        await gone(world)
-
-    virtual_time.run(main())
 
 
 def attempt(repair: str, state: RepairState, number: int = 1) -> RepairAttempt:
@@ -324,24 +240,6 @@ def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
         replica.agent("n1", Delta(cleared=CLEARED))
         await later(700)
         await gone(world)
-
-    virtual_time.run(main())
-
-
-def test_a_rule_may_forgive_repeats_and_another_component_is_no_repeat() -> None:
-    async def main() -> None:
-        off = "rules: [{name: gpu-gone, repeatWithin: 0s}]"
-        for policy, second in ((shipped_policy(off), "GPU-1"), (shipped_policy(), "GPU-2")):
-            world = one_node()
-            replica = await falls_ill(world, policy=policy)
-            recovers(replica)
-            await later(700)
-            await gone(world)
-            replica.agent("n1", Delta(faults=(fault(component=second, source_seq=8),)))
-            await drained(world)
-            replica.agent("n1", Delta(cleared=(Cleared("xid:79", second, "operator"),)))
-            await later(700)
-            await gone(world)
 
     virtual_time.run(main())
 
@@ -591,24 +489,6 @@ def items(*names: str) -> list[EvidenceItem]:
     return [EvidenceItem(name, "GPU-1", "b", "reboot", "r", "i") for name in names]
 
 
-@given(rounds=st.lists(st.lists(st.sampled_from([f"xid:{i}" for i in range(200)]), max_size=40)))
-def test_the_memory_of_releases_is_bounded_in_number_and_time(rounds: list[list[str]]) -> None:
-    node, wall = NODE, 1e9
-    for names in rounds:
-        wall += DAY
-        node = replace(
-            node,
-            annotations={
-                RELEASE_HISTORY: remember(node, items(*names), earliest=wall, latest=wall)
-            },
-        )
-    text = node.annotations.get(RELEASE_HISTORY, "[]")
-    assert text.count("GPU-1") <= 64
-    wall += LONGEST_REPEAT + 1
-    later_on = remember(node, (), earliest=wall, latest=wall)
-    assert later_on == "[]"
-
-
 @pytest.mark.parametrize("text", ["", "x", "{}", "[1]", '[["a"]]', '[["a","b","c"]]', "[" * 9999])
 def test_an_edited_memory_of_releases_is_no_memory(text: str) -> None:
     node = replace(NODE, annotations={RELEASE_HISTORY: text})
@@ -701,12 +581,3 @@ def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
             assert remembered <= clock() + 1_000_000
 
     virtual_time.run(main())
-
-
-def test_what_is_remembered_in_the_future_is_forgotten_at_the_next_release() -> None:
-    notes = {
-        RELEASE_HISTORY: json.dumps([["xid:48", "GPU-2", 5_000_000], ["xid:74", "GPU-2", 990]])
-    }
-    node = replace(NODE, annotations=notes)
-    kept = json.loads(remember(node, items("xid:79"), earliest=1000.0, latest=1000.0))
-    assert [code for code, _, _ in kept] == ["xid:74", "xid:79"]

@@ -22,7 +22,6 @@ from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import Evicted, Pod
 from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
-from aggregator.jobs.gangs import Gangs
 from aggregator.jobs.notice import READY, REQUESTED
 from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
@@ -434,31 +433,6 @@ async def test_a_gang_goes_together_and_a_dry_run_evicts_nobody(
         notes = running.notes.transitions
         evicted = [one.details["pod"] for one in notes if one.kind is EventKind.MOVED]
         assert len(evicted) == len(set(evicted)) == 3
-        await running.release(node)
-
-
-async def test_a_gang_that_is_taken_whole_waits_for_a_node_that_a_person_exempted(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    space, [node, spared] = cluster_space, cluster_space.create_nodes(2)
-    await pod(space, node, "rank-0", labels={GANG: "train"})
-    await pod(space, spared, "rank-1", labels={GANG: "train"})
-
-    async def exempt(text: str | None) -> None:
-        body = {"metadata": {"annotations": {"sickbay.dev/exempt": text}}}
-        path = f"/api/v1/nodes/{spared}"
-        await asyncio.to_thread(space.plane.call, "PATCH", path, body, MERGE_PATCH)
-
-    await exempt("until 2100-01-01T00:00:00Z the benchmark must end")
-    whole = replace(SETTINGS, drain=DrainRules(gangs=Gangs.WHOLE, evict_unmanaged=True))
-    async with aggregator(kube, space, whole) as running:
-        await running.quarantine_by_hand(node)
-        mine = await running.until_blocked(node, f"{space.namespace}/rank-0")
-        assert f"rank-1 is on {spared}, which is left alone: exempt until 2100" in mine
-        assert await pods_left(space) == {"rank-0": False, "rank-1": False}
-        await exempt(None)
-        await running.until_phase(node, "Drained")
-        assert await pods_left(space) == {}
         await running.release(node)
 
 

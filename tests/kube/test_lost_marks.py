@@ -3,7 +3,6 @@
 Its Node was deleted and created again in the same boot, or people have changed our marks on it.
 """
 
-import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import APPLIED
 from aggregator.quarantine.decide.lost_marks import RestoreRules
-from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import DISK, LONG, WELL, Bench, running_bench
 from tests.support.replica import SETTINGS, snapshot
@@ -51,32 +49,6 @@ def recreated(body: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
-async def test_a_node_deleted_and_recreated_in_the_same_boot_is_marked_within_a_second(
-    bench: Bench, cluster_space: Space
-) -> None:
-    plane = cluster_space.plane
-    # This Node has no kubelet: only the aggregator writes to it.
-    [node] = cluster_space.create_nodes(1, labels={KUBELET_LABEL: "away"})
-    bench.attach(node, snapshot(DISK))
-    await bench.phase(node, "Drained")
-    body = recreated(plane.node(node))
-    for away in (0.0, 3.0):
-        before = bench.status(node, "nodeUID")
-        plane.delete_nodes([node])
-        await asyncio.sleep(away)
-        made = plane.call("POST", "/api/v1/nodes", body)
-        # `make bench-faults` measures the time (unmarked_after_return_s).
-        await until(lambda: taints(bench, node))
-        assert bench.unschedulable(node)
-        await until(lambda uid=made["metadata"]["uid"]: bench.status(node, "nodeUID") == uid)  # type: ignore[misc]
-        assert bench.status(node, "nodeUID") != before
-        await bench.phase(node, "Drained")
-    bench.says(node, WELL)
-    bench.later(LONG, node)
-    await bench.free(node)
-    assert not bench.unschedulable(node)
-
-
 async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
@@ -95,46 +67,6 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
         await until(lambda: bench.notes.kinds(node).count("quarantine.drained") == 2)
         assert bench.notes.kinds(node).count("work.moved") == 1
         assert pods_of(plane, cluster_space.namespace, node) == []
-
-
-@pytest.mark.parametrize("effect", ["NoExecute", "PreferNoSchedule", "NoSchedule"])
-async def test_a_taint_and_a_label_of_before_are_restored_by_the_release(
-    effect: str, bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    theirs = {"key": TAINT, "value": "hold", "effect": effect}
-    bench.patch(node, {"spec": {"taints": [theirs]}, "metadata": {"labels": {LABEL: "hold"}}})
-    if effect == "NoExecute":  # the admission plugin or we ourselves may date it
-        theirs = taints(bench, node)[0]
-    bench.attach(node, snapshot(DISK))
-    await bench.phase(node, "Drained")
-    ours = {"key": TAINT, "value": "disk", "effect": "NoSchedule"}
-    assert ours in taints(bench, node)
-    assert (theirs in taints(bench, node)) == (effect != "NoSchedule")
-    bench.says(node, WELL)
-    bench.later(LONG, node)
-    await until(lambda: bench.quarantine(node) is None)
-    assert taints(bench, node) == [theirs]
-    assert bench.plane.node(node)["metadata"]["labels"][LABEL] == "hold"
-    assert not bench.unschedulable(node)
-
-
-async def test_a_release_undoes_exactly_ours_when_our_annotation_was_removed(
-    bench: Bench, cluster_space: Space
-) -> None:
-    ours, theirs = cluster_space.create_nodes(2)
-    bench.patch(theirs, {"spec": {"unschedulable": True}})
-    for node in (ours, theirs):
-        bench.attach(node, snapshot(DISK))
-        await bench.phase(node, "Drained")
-        bench.patch(node, {"metadata": {"annotations": {APPLIED: None}}})
-        bench.says(node, WELL)
-        bench.later(LONG, node)
-    for node in (ours, theirs):
-        await bench.free(node)
-        assert LABEL not in bench.plane.node(node)["metadata"]["labels"]
-    assert not bench.unschedulable(ours)
-    assert bench.unschedulable(theirs)
 
 
 # -- removed or changed by people -----------------------------------------------------------
@@ -217,24 +149,3 @@ async def test_a_mark_removed_by_hand_is_reported_and_restored_after_the_grace(
         await until(lambda: bench.quarantine(node) is None)
         assert not bench.unschedulable(node)
         assert not [one for one in taints(bench, node) if one["effect"] == "NoSchedule"]
-
-
-async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_it_was_away(
-    kube: KubeCluster, cluster_space: Space
-) -> None:
-    nodes = cluster_space.create_nodes(3)
-    async with running_bench(kube, cluster_space, keep=True) as bench:
-        for node in nodes:
-            bench.attach(node, snapshot(DISK))
-            await bench.phase(node, "Drained")
-        await until(lambda: all(condition(bench, node) == "True" for node in nodes))
-        first = bench
-    remove_taint(first, nodes[0])
-    settings = replace(SETTINGS, marks=RestoreRules(restore_times=0))
-    async with running_bench(kube, cluster_space, settings=settings) as bench:
-        await until(lambda: missing(bench, nodes[0]) == {"taint"})
-        assert [missing(bench, node) for node in nodes[1:]] == [set(), set()]
-        await bench.list_nodes_anew()
-        bench.attach(nodes[0], snapshot(DISK))
-        assert missing(bench, nodes[0]) == {"taint"}
-        assert taints(bench, nodes[0]) == []

@@ -43,26 +43,6 @@ async def is_cordoned_again(bench: Bench, node: str) -> None:
     ]
 
 
-async def test_a_tool_that_lifts_its_own_cordon_releases_nothing(
-    bench: Bench, cluster_space: Space
-) -> None:
-    """kured's way: cordon, reboot, uncordon; the Xid came in between."""
-    [node] = cluster_space.create_nodes(1)
-    path = f"/api/v1/nodes/{node}"
-    client = bench.plane.client
-    cordon = {"spec": {"unschedulable": True}}
-    client.request("PATCH", path, cordon, STRATEGIC_PATCH, headers=KURED)
-    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
-    await bench.phase(node, "Drained")
-    uncordon = {"spec": {"unschedulable": None}}
-    client.request("PATCH", path, uncordon, STRATEGIC_PATCH, headers=KURED)
-    await is_cordoned_again(bench, node)
-    assert "somebody else's" in bench.status(node, "uncordoned")
-    bench.delete(node)  # it was cordoned in our own name: now no mark of ours is left
-    await bench.free(node)
-    assert not bench.unschedulable(node)
-
-
 @pytest.mark.parametrize("way", ["kubectl", "merge", "strategic", "json", "update", "apply"])
 async def test_no_way_to_uncordon_our_cordon_is_a_release_by_default(
     bench: Bench, cluster_space: Space, way: str
@@ -105,23 +85,3 @@ async def test_no_way_to_uncordon_our_cordon_is_a_release_by_default(
     bench.delete(node)
     await bench.free(node)
     assert not bench.unschedulable(node)
-
-
-async def test_a_quarantine_that_a_person_made_is_lifted_by_no_uncordon(
-    bench: Bench, cluster_space: Space
-) -> None:
-    [node] = cluster_space.create_nodes(1)
-    body = {
-        "apiVersion": "sickbay.dev/v1alpha1",
-        "kind": "Quarantine",
-        "metadata": {"name": node},
-        "spec": {"reason": "suspected compromise, forensics pending", "requester": "mary"},
-    }
-    bench.plane.call("POST", "/apis/sickbay.dev/v1alpha1/quarantines", body)
-    await bench.phase(node, "Cordoned")
-    kubelet = bench.plane.client_for(f"system:node:{node}", ["system:nodes"])
-    uncordon = {"spec": {"unschedulable": False}}
-    answer = kubelet.request("PATCH", f"/api/v1/nodes/{node}", uncordon, STRATEGIC_PATCH)
-    assert answer.status == 200  # no admission policy is applied here
-    await until(lambda: bench.unschedulable(node) and bench.status(node, "uncordoned"))
-    assert bench.quarantine(node) is not None

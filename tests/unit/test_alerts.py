@@ -46,6 +46,8 @@ def transition(kind: EventKind, summary: str = "it is so", **details: str) -> Tr
         (K.NETWORK_BLAMED, {"limit": "record"}, "critical"),
         (K.NETWORK_BLAMED, {"cause": "leaf-7"}, None),
         (K.NETWORK_CLEARED, {}, "info"),
+        (K.RECORD_LOST, {}, "critical"),
+        (K.COMMON_CAUSE, {"cause": "check:nic-link"}, "critical"),
         (K.NETWORK_CLEARED, {"cause": "leaf-7"}, None),
     ],
 )

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import (
-    Action,
     AppliedChanges,
     MarksStatus,
     Node,
@@ -25,14 +24,6 @@ from aggregator.quarantine.decide.lost_marks import (
     describe_lost,
     describe_missing,
     restore_at,
-)
-from aggregator.quarantine.decide.operator_requests import (
-    EXEMPT,
-    FORCE,
-    PIN,
-    describe,
-    exemption,
-    read_operator_requests,
 )
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return, slot_of
 from aggregator.quarantine.state.cluster_view import OthersMarks
@@ -126,6 +117,22 @@ def test_which_pods_belong_to_their_node(
         ({}, ""),
         ({"taints": (Taint("other", "", "NoSchedule"),)}, ""),
         (
+            {"taints": (Taint("ToBeDeletedByClusterAutoscaler", "1", "NoSchedule"),)},
+            (
+                "a mark of another tool is stale, older than 1h: the autoscaler is removing it "
+                "(taint ToBeDeletedByClusterAutoscaler)"
+            ),
+        ),
+        ({"taints": (Taint("DeletionCandidateOfClusterAutoscaler", "1", "NoSchedule"),)}, ""),
+        (
+            {"taints": (Taint("node.cloudprovider.kubernetes.io/shutdown", "", "NoExecute"),)},
+            "the cloud has shut it down (taint node.cloudprovider.kubernetes.io/shutdown)",
+        ),
+        (
+            {"taints": (Taint("node.kubernetes.io/out-of-service", "x", "NoExecute"),)},
+            "it was declared out of service (taint node.kubernetes.io/out-of-service)",
+        ),
+        (
             {
                 "taints": (
                     Taint("other", "", "NoSchedule"),
@@ -180,90 +187,6 @@ def test_karpenters_mark_forbids_evictions_alone(value: str, says: str) -> None:
         OthersMarks().forbids_evictions(node(annotations={"karpenter.sh/do-not-disrupt": value}))
         == says
     )
-
-
-# -- what people ask -------------------------------------------------------------------------------
-
-#: 2026-12-01T00:00:00Z
-UNTIL = 1_796_083_200.0
-
-
-@pytest.mark.parametrize(
-    ("annotations", "wall", "said"),
-    [
-        ({}, 0.0, ()),
-        (
-            {EXEMPT: "until 2026-12-01T00:00:00Z  a burn in "},
-            UNTIL - 1,
-            ("exempt until 2026-12-01T00:00:00Z: a burn in",),
-        ),
-        (
-            {EXEMPT: "until 2026-12-01T00:00:00Z"},
-            UNTIL,
-            ("its exemption ended at 2026-12-01T00:00:00Z and is ignored",),
-        ),
-        (
-            {EXEMPT: "until 2026-12-01T00:00:00Z", FORCE: "drain now"},
-            UNTIL - 1,
-            (
-                "exempt until 2026-12-01T00:00:00Z: no reason given",
-                "forced to drain: now",
-                "both exempt and forced: the exemption counts",
-            ),
-        ),
-        (
-            {EXEMPT: "until 2026-12-01T00:00:00Z", FORCE: "cordon"},
-            UNTIL,
-            (
-                "its exemption ended at 2026-12-01T00:00:00Z and is ignored",
-                "forced to cordon: forced, no reason given",
-            ),
-        ),
-        ({PIN: ""}, 0.0, ("pinned: no reason given",)),
-        ({PIN: " a  claim "}, 0.0, ("pinned: a claim",)),
-    ],
-)
-def test_what_people_ask_of_a_node_is_told(
-    annotations: dict[str, str], wall: float, said: tuple[str, ...]
-) -> None:
-    assert describe(read_operator_requests(annotations), wall) == said
-
-
-def test_an_exemption_caps_what_is_done_until_its_moment() -> None:
-    exempt = read_operator_requests({EXEMPT: "until 2026-12-01T00:00:00Z x", FORCE: "drain y"})
-    assert (exempt.cap(UNTIL - 1), exempt.forced(UNTIL - 1)) == (Action.OBSERVE, None)
-    assert (exempt.cap(UNTIL), exempt.forced(UNTIL)) == (Action.DRAIN, Action.DRAIN)
-    assert exempt.why_capped(UNTIL - 1) == "exempt until 2026-12-01T00:00:00Z: x"
-    assert exempt.why_capped(UNTIL) == ""
-    assert exemption(UNTIL, "x") == "until 2026-12-01T00:00:00Z x"
-
-
-def test_an_unclear_wish_takes_nothing_away() -> None:
-    unclear = read_operator_requests({EXEMPT: "please", FORCE: "reboot it"})
-    assert (unclear.exempt(0.0), unclear.cap(0.0), unclear.forced(0.0)) == (
-        False,
-        Action.CORDON,
-        None,
-    )
-    first, second = describe(unclear, 0.0)
-    assert first.startswith(f"{EXEMPT}: 'please' makes no sense; expected ")
-    assert first.endswith("; not exempt, and its work stays")
-    assert second.startswith(f"{FORCE}: 'reboot it' makes no sense; expected ")
-    assert second.endswith("; no action is taken")
-    assert unclear.force_requested
-    assert unclear.why_capped(0.0).startswith(f"{EXEMPT}: 'please' makes no sense")
-    no_zone = read_operator_requests({EXEMPT: "until 2026-12-01T00:00:00 x"})
-    assert "is no time with its zone" in no_zone.exempt_unclear
-    assert (no_zone.exempt_until, unclear.exempt_until) == (0.0, 0.0)
-    none = read_operator_requests({})
-    assert (none.cap(0.0), none.why_capped(0.0), none.force_requested) == (Action.DRAIN, "", False)
-
-
-def test_an_exemption_of_the_first_second_is_one_that_has_ended() -> None:
-    first = read_operator_requests({EXEMPT: "until 1970-01-01T00:00:00Z x"})
-    assert first.exempt_until == 1.0
-    assert first.cap(2.0) is Action.DRAIN
-    assert describe(first, 2.0) == ("its exemption ended at 1970-01-01T00:00:01Z and is ignored",)
 
 
 # -- pods that came back ---------------------------------------------------------------------------
