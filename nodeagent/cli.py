@@ -190,6 +190,14 @@ def _command_checks(options: "argparse.Namespace", environ: Mapping[str, str]) -
     return print_checks(_gathered(options, environ, lambda findings: leave(print_checks(findings))))
 
 
+def _command_config_check(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
+    config = load(options.file, environ)
+    on = sum(check.on for check in config.checks.values())
+    own = f", {len(config.own)} of them your own" if config.own else ""
+    print(f"{options.file}: sound (node {config.node}, {on} checks on{own})")
+    return OK
+
+
 def _command_explain(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     config = _load(options, environ, with_checks=False)
     from nodeagent.local import explain
@@ -310,6 +318,7 @@ _COMMANDS: Mapping[str, Callable[["argparse.Namespace", Mapping[str, str]], int]
     "check": _command_check,
     "ready": _command_ready,
     "checks": _command_checks,
+    "config check": _command_config_check,
     "explain": _command_explain,
     "parse-kmsg": _command_parse_kmsg,
     "pod-prober": _command_pod_prober,

@@ -80,6 +80,12 @@ def parser() -> argparse.ArgumentParser:
     _add_timeout(checks)
     _add_output(checks)
 
+    config = _command(commands, "config", "check a configuration")
+    about = config.add_subparsers(required=True, metavar="COMMAND")
+    sound = _command(about, "check", "list every error of a configuration; exit code 2 if any")
+    sound.add_argument("file", type=Path, metavar="FILE", help="the configuration")
+    sound.set_defaults(command="config check")
+
     ready = _command(
         commands,
         "ready",

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -60,6 +61,39 @@ def test_a_proc_that_is_no_procfs_is_refused_with_its_reason(tmp_path: Path) -> 
     assert (slurm.code, slurm.out.count("\n")) == (0, 1)
     assert slurm.out.startswith(f"sickbay: not checked: {tmp_path}/empty: proc: the boot id cannot")
     assert "internal error" not in slurm.out
+
+
+def test_config_check_lists_every_error_and_runs_no_check(tmp_path: Path) -> None:
+    """Before a roll-out: `check` reads less of the file where an agent answers."""
+    monitor = tmp_path / "kernel-monitor.json"
+    rule = {"type": "temporary", "reason": "Any", "pattern": ".*"}
+    monitor.write_text(json.dumps({"source": "kernel-monitor", "rules": [rule]}))
+    lines = '[kernel_lines.any]\npattern = "(.*a)*b"\n[checks.disk-spac]\non = false\n'
+    config = configured(tmp_path, lines, top=f'kernel_monitor = "{monitor}"\n')
+    with StandIn(tmp_path / "run/agent.sock", answer(result(Status.OK))):
+        assert agent("check", "--config", config).code == 0
+        done = agent("config", "check", config)
+    assert (done.code, done.out) == (2, "")
+    number = {line.split(" =")[0]: at for at, line in enumerate(config.read_text().split("\n"), 1)}
+    at = number["kernel_monitor"]
+    every = f"{config}:{at}: kernel_monitor: {monitor}: rules[0].pattern: matches every line"
+    assert every in done.err
+    assert f"{config}:{number['pattern']}: kernel_lines.any.pattern: " in done.err
+    assert "checks.disk-spac: unknown key (did you mean checks.disk-space?)" in done.err
+    assert done.err.count("; expected ") == done.err.count("\n") == 3
+    assert not (tmp_path / "state").exists()
+
+    rule["pattern"] = "scratchfs: lost .*"
+    monitor.write_text(json.dumps({"source": "kernel-monitor", "rules": [rule]}))
+    config.write_text(config.read_text().replace(lines, ""))
+    done = agent("config", "check", config)
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(
+        rf"{config}: sound \(node n1, \d\d checks on, 1 of them your own\)\n", done.out
+    )
+    missing = agent("config", "check", tmp_path / "none.toml")
+    assert (missing.code, missing.out) == (2, "")
+    assert missing.err == f"{tmp_path}/none.toml: there is no such file; expected a TOML file\n"
 
 
 def test_a_machine_without_a_gpu_says_no_gpu_and_does_not_fail(tmp_path: Path) -> None:
