@@ -149,6 +149,9 @@ class Agent:
             raise CannotStart(f"the boot id cannot be read: {error}; is proc mounted?") from error
         if self._config.uplink.address:
             # Imported here, so that an agent without an aggregator does not carry gRPC.
+            from nodeagent.light_grpc import import_grpc
+
+            import_grpc()
             from nodeagent.uplink.dialer import Dialer, DialError
 
             self._dialer = Dialer(self._config.uplink)

@@ -4,8 +4,6 @@ Counters fall when a driver is loaded anew or a person clears them. A fall is a 
 never a negative rate; the rises before it stay counted until they leave the window.
 """
 
-from collections import deque
-
 __all__ = ["CounterIncrease", "CounterIncreases"]
 
 _STEPS = 60
@@ -20,7 +18,8 @@ class CounterIncrease:
     def __init__(self, window: float) -> None:
         self._window = window
         self._last: int | None = None
-        self._steps: deque[tuple[float, int]] = deque()  # when, and by how much
+        # When, and by how much. A deque takes 0.6 KiB while it is empty, which it is in hundreds.
+        self._steps: list[tuple[float, int]] = []
 
     def add(self, at: float, value: int) -> int:
         """The rise within the window that ends at ``at`` (seconds, never going back)."""
@@ -35,7 +34,7 @@ class CounterIncrease:
             else:
                 self._steps.append((at, rose))
         while self._steps and at - self._steps[0][0] >= self._window:
-            self._steps.popleft()
+            del self._steps[0]
         return sum(step for _, step in self._steps)
 
 
