@@ -6,6 +6,7 @@ through the `EventBus`.
 """
 
 import asyncio
+import importlib
 import logging
 import random
 import secrets
@@ -13,6 +14,7 @@ import signal
 import socket
 import time
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, cast
 
 from aggregator.clock import Clocks
 from aggregator.cluster.capabilities import OpenedCluster
@@ -20,7 +22,6 @@ from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.port import ClusterError, ClusterTooOld
 from aggregator.composition.access import build_access
 from aggregator.composition.certificates import prepare_certificates
-from aggregator.composition.controller_parts import ControllerParts
 from aggregator.composition.identity import local_candidate
 from aggregator.composition.replica import LEAVE_WITHIN, Replica
 from aggregator.composition.tasks import spawn
@@ -38,8 +39,11 @@ from aggregator.runtime.backoff import Backoff
 from aggregator.tls.client_context import FollowedAuthorities
 from aggregator.version import VERSION
 from aggregator.web.gateway_page import GatewayPage, GatewayState
-from aggregator.web.server import Web
 from aggregator.web.tls import Certificate
+
+if TYPE_CHECKING:
+    from aggregator.composition.controller_parts import ControllerParts
+    from aggregator.web.server import Web
 
 log = logging.getLogger("sickbay.app")
 
@@ -179,7 +183,7 @@ class _Process:
         await self._leave()
         return False
 
-    async def _work(self, parts: ControllerParts | None, ending: AsyncExitStack) -> None:
+    async def _work(self, parts: "ControllerParts | None", ending: AsyncExitStack) -> None:
         """Until another replica has taken the Lease from us."""
         await _connect(self._cluster, self._fleet, self._rng)
         log.info(
@@ -192,14 +196,12 @@ class _Process:
             await parts.run()
             return
         held = spawn(lease.run(), "lease", ending)
-        gateway = spawn(self._replica.be_gateway(), "gateway", ending)
+        gateway = spawn(self._replica.be_gateway(load=_controller_parts), "gateway", ending)
         await asyncio.wait({held, gateway}, return_when=asyncio.FIRST_COMPLETED)
         if held.done():
             held.result()
             return
         gateway.result()
-        if self._page is not None:
-            await self._page.close()
         parts = await self._be_controller(ending)
         acting = spawn(parts.run(), "controller", ending)
         await asyncio.wait({held, acting}, return_when=asyncio.FIRST_COMPLETED)
@@ -207,8 +209,11 @@ class _Process:
             if task.done():
                 task.result()
 
-    async def _be_controller(self, ending: AsyncExitStack) -> ControllerParts:
-        parts = ControllerParts(
+    async def _be_controller(self, ending: AsyncExitStack) -> "ControllerParts":
+        make = await _controller_parts()
+        if self._page is not None:
+            await self._page.close()
+        parts = make(
             self._config,
             self._cluster,
             self._policy,
@@ -289,7 +294,7 @@ class _Process:
         )
         ending.push_async_callback(self._page.close)
 
-    async def _serve_page(self, web: Web, ending: AsyncExitStack) -> None:
+    async def _serve_page(self, web: "Web", ending: AsyncExitStack) -> None:
         certificate = self._certificate(ending)
         address = await web.start(
             self._config.listen.web, certificate.context if certificate is not None else None
@@ -312,6 +317,15 @@ class _Process:
         )
         spawn(certificate.follow(), "page certificate", ending)
         return certificate
+
+
+async def _controller_parts() -> "type[ControllerParts]":
+    """Import what a controller alone needs: 270 modules, a quarter of all imports. Without them a
+    gateway begins sooner, with 21 MiB less. In a thread, so that the Lease is renewed meanwhile.
+    """
+    name = "aggregator.composition.controller_parts"
+    module = await asyncio.to_thread(importlib.import_module, name)
+    return cast("type[ControllerParts]", module.ControllerParts)
 
 
 def _keys(config: Config, cluster: OpenedCluster) -> JwksCache | None:

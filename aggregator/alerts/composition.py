@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from aggregator.alerts.alert import Alert, AlertState
 from aggregator.alerts.alert_codec import decode_alert
 from aggregator.alerts.batch import CHUNK, chunks
+from aggregator.alerts.message import PendingDelivery
 from aggregator.alerts.tables import deliveries, groups, lasting, pending
 
 #: The most alerts that one delivery carries, and the most of a grouped kind.
@@ -17,20 +18,6 @@ MOST_IN_ONE = 200
 MOST_GROUPED = 10_000
 #: Groups of one route that are read for the next delivery.
 MOST_GROUPS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class PendingDelivery:
-    """One delivery: its id never changes. ``size`` is how many alerts were recorded for it."""
-
-    route: str
-    id: str
-    alerts: str  # a JSON array
-    size: int
-    attempts: int
-    first_at: float
-    next_at: float
-    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

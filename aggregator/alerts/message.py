@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, common, group, named
-from aggregator.alerts.composition import PendingDelivery
 from aggregator.documentation import address, of_alert
 from aggregator.health.node import hide_gpus
 from aggregator.runtime.text import visible
@@ -24,6 +23,20 @@ _LONGEST_CAUSE = 120
 _LONGEST_ADVICE = 1_000
 #: Kubernetes' own bound of a node's name.
 _LONGEST_NAME = 253
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDelivery:
+    """One delivery: its id never changes. ``size`` is how many alerts were recorded for it."""
+
+    route: str
+    id: str
+    alerts: str  # a JSON array
+    size: int
+    attempts: int
+    first_at: float
+    next_at: float
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

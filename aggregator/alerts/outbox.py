@@ -14,13 +14,8 @@ import sqlalchemy as sa
 from aggregator.alerts.alert import Alert
 from aggregator.alerts.alert_codec import decode_alert
 from aggregator.alerts.batch import AlertHold, Batch, Item
-from aggregator.alerts.composition import (
-    MOST_GROUPED,
-    BatchWait,
-    PendingDelivery,
-    compose,
-    due_rows,
-)
+from aggregator.alerts.composition import MOST_GROUPED, BatchWait, compose, due_rows
+from aggregator.alerts.message import PendingDelivery
 from aggregator.alerts.store import OutboxError, OutboxStore
 from aggregator.alerts.tables import dead, deliveries, lasting, pending, reported
 

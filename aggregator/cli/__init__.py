@@ -3,7 +3,3 @@
 Reading uses the aggregator's API. Acting writes to the cluster itself, with the person's own
 rights, so that it works while every aggregator is down.
 """
-
-from aggregator.cli.main import main
-
-__all__ = ["main"]

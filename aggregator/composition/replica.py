@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aggregator.cluster.capabilities import OpenedCluster
@@ -163,12 +163,12 @@ class Replica:
     def among_others(self) -> str:
         return self._address_among_others()
 
-    async def be_gateway(self) -> None:
-        """Until this replica holds the Lease."""
+    async def be_gateway(self, *, load: Callable[[], Awaitable[object]]) -> None:
+        """Until this replica holds the Lease. ``load`` imports what a controller needs."""
         assert self.lease is not None
         tasks = {asyncio.create_task(self._relay(), name="relay")}
         if self._read_ahead is not None:
-            standby = Standby(self.lease, self._read_ahead)
+            standby = Standby(self.lease, self._read_ahead, load)
             tasks.add(asyncio.create_task(standby.run(), name="standby"))
         try:
             await self.lease.acquired()

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-
-from aggregator.config.settings import Config
+from aggregator.config.settings import Config, history_file
 
 
 class DataDirError(Exception):
@@ -75,6 +73,6 @@ def _folders(config: Config) -> Iterator[tuple[str, Path]]:
     if config.identity.kind == "token" or shared:
         yield "identity.keys_cache", config.identity.keys_cache.parent
     if config.history.is_file:
-        yield "history.database", Path(make_url(config.history.database).database or "").parent
+        yield "history.database", Path(history_file(config)).parent
     if config.alerts.webhooks or config.alerts.receivers:
         yield "alerts.outbox", config.alerts.outbox.parent

@@ -555,7 +555,7 @@ def _same_port(listen: ListenConfig) -> Iterator[_Finding]:
 
 def _shared(config: Config) -> Iterator[_Finding]:
     """Databases that would be one file: each is written as if it had the file to itself."""
-    history = _history_file(config)
+    history = history_file(config)
     files: dict[str, str] = {}
     if config.cluster.file is not None:
         own, database = config.cluster.file
@@ -570,7 +570,8 @@ def _shared(config: Config) -> Iterator[_Finding]:
         files.setdefault(path, ".".join(key))
 
 
-def _history_file(config: Config) -> str:
+def history_file(config: Config) -> str:
+    """The history's file, or empty where it is in a server."""
     return config.history.database.partition("///")[2] if config.history.is_file else ""
 
 
@@ -638,7 +639,7 @@ def _kept(config: Config) -> Iterator[tuple[Key, Path]]:
         yield config.cluster.file
     yield ("identity", "keys_cache"), config.identity.keys_cache
     yield ("alerts", "outbox"), config.alerts.outbox
-    history = _history_file(config)
+    history = history_file(config)
     if history.startswith("/"):
         yield ("history", "database"), Path(history)
 

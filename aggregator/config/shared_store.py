@@ -1,7 +1,5 @@
 """The database in which several replicas keep the state of a cluster without Kubernetes."""
 
-from sqlalchemy.engine import make_url
-
 from aggregator.cluster.local.place import StorePlace
 from aggregator.config.settings import Config
 from aggregator.history.engine import DatabaseCredentials
@@ -20,6 +18,8 @@ def shared_place(
 ) -> StorePlace:
     """The database at ``url``. ``replica`` is in the name that its sessions show."""
     # The imports take half a second, which the user of a file need not spend.
+    from sqlalchemy.engine import make_url
+
     from aggregator.cluster.local.postgres_place import PostgresPlace
     from aggregator.cluster.local.postgres_rows import SETTINGS, is_ready, prepare
     from aggregator.history.postgres import Postgres, Tables

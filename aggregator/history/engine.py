@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import MaybePath
 
@@ -31,12 +29,3 @@ class DatabaseCredentials(SectionDataclass):
     """
     insecure_plaintext: bool = False
     """PostgreSQL may be reached without TLS over a network."""
-
-
-def reason(error: Exception) -> str:
-    """The driver's own message: SQLAlchemy's includes the statement and its values."""
-    if isinstance(error, sa.exc.DBAPIError) and error.orig is not None:
-        error = error.orig if isinstance(error.orig, Exception) else error
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    # SQLAlchemy puts the class before the driver's message: "<class '...'>: message".
-    return text.partition("'>: ")[2] or text or type(error).__name__

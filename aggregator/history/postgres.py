@@ -21,8 +21,9 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from aggregator.history.engine import DatabaseCredentials, HistoryError, reason
+from aggregator.history.engine import DatabaseCredentials, HistoryError
 from aggregator.history.migrate import is_ready, prepare
+from aggregator.runtime.database import reason
 from aggregator.runtime.interning import EMPTY
 from aggregator.tls.client_context import CaFileError, client_context
 

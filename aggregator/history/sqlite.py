@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL
 
-from aggregator.history.engine import HistoryError, reason
+from aggregator.history.engine import HistoryError
 from aggregator.history.migrate import is_ready, prepare
+from aggregator.runtime.database import reason
 
 T = TypeVar("T")
 

@@ -1,10 +1,11 @@
-"""Lets a gateway make the first reads of a controller before it may take the Lease.
+"""Lets a gateway make the first reads and the imports of a controller before it may take the Lease.
 
 A Lease without renewals is taken when `lease_duration` is over. A cluster of 10,000 nodes is
 listed in seconds, and no snapshot counts for an act before that. Reads alone are made here.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 #: Seconds. Renewals of a live Lease are up to 4 s apart; with two lost requests, 8 s.
@@ -34,11 +35,17 @@ class StandbyLease(Protocol):
 
 
 class Standby:
-    """Of one gateway. Its `ReadAhead` is used by the controller that this replica becomes."""
+    """Of one gateway. Its `ReadAhead` is used by the controller that this replica becomes.
 
-    def __init__(self, lease: StandbyLease, ahead: ReadAhead) -> None:
+    ``load`` imports what that controller needs, and may be called again.
+    """
+
+    def __init__(
+        self, lease: StandbyLease, ahead: ReadAhead, load: Callable[[], Awaitable[object]]
+    ) -> None:
         self._lease = lease
         self._ahead = ahead
+        self._load = load
 
     async def run(self) -> None:
         """Until cancelled, when the Lease is ours."""
@@ -46,5 +53,6 @@ class Standby:
             await asyncio.sleep(POLL_EVERY)
             if self._lease.still_for() >= STILL_FOR:
                 self._ahead.begin()
+                await self._load()
             elif not self._lease.holds:
                 self._ahead.end()

@@ -30,3 +30,12 @@ class Engine(Protocol):
     def close(self) -> None:
         """Close the database. Never raises, and waits for two seconds at most."""
         ...
+
+
+def reason(error: Exception) -> str:
+    """The driver's own message: SQLAlchemy's includes the statement and its values."""
+    if isinstance(error, sa.exc.DBAPIError) and error.orig is not None:
+        error = error.orig if isinstance(error.orig, Exception) else error
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    # SQLAlchemy puts the class before the driver's message: "<class '...'>: message".
+    return text.partition("'>: ")[2] or text or type(error).__name__

@@ -1,5 +1,6 @@
 """The agents' port of a replica, which a gateway closes while it reaches no controller."""
 
+import asyncio
 import random
 import socket
 from types import SimpleNamespace
@@ -59,7 +60,7 @@ async def test_a_gateway_whose_port_was_closed_takes_connections_as_the_controll
         assert here.lease is not None
         await here.lease._turn()
         here.lease._report(None)
-        await here.be_gateway()
+        await here.be_gateway(load=asyncio.Event().wait)
         assert takes_connections(here.listener.port)
     finally:
         await here.listener.stop()

@@ -16,8 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, alert_of
-from aggregator.alerts.composition import PendingDelivery
-from aggregator.alerts.message import Message, digest, headline, message_of, next_steps, sections
+from aggregator.alerts.message import (
+    Message,
+    PendingDelivery,
+    digest,
+    headline,
+    message_of,
+    next_steps,
+    sections,
+)
 from aggregator.alerts.receivers import alertmanager, email, pagerduty, slack, teams, webhook
 from aggregator.alerts.receivers.email import EmailOptions
 from aggregator.alerts.templates import MessageTemplate, TemplateError, TemplateOptions

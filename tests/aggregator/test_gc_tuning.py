@@ -96,10 +96,28 @@ def test_a_start_collects_no_garbage_and_what_it_has_imported_is_in_no_later_col
     assert enabled == "True"
 
 
+def test_a_gateway_imports_nothing_that_a_controller_alone_needs() -> None:
+    """Each agent that comes before the end of the imports waits for a further attempt."""
+    code = "import sys, aggregator.daemon_cli.main, aggregator.app; print(*sys.modules)"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    imported = set(process.stdout.split())
+    assert imported.isdisjoint(
+        {
+            "sqlalchemy",
+            "aggregator.cli.main",
+            "aggregator.composition.core",
+            "aggregator.web.server",
+        }
+    )
+    assert "aggregator.relay.gateway" in imported
+
+
 #: A command of `sickbay`, in a process that notes each collection from then on.
 COMMAND_NOTED = """
 import atexit, gc, sys
-from aggregator.cli import main
+from aggregator.cli.main import main
 begun = []
 gc.callbacks.append(lambda phase, info: begun.append(phase))
 atexit.register(lambda: print(len(begun), gc.get_freeze_count(), gc.isenabled(), file=sys.stderr))

@@ -205,7 +205,7 @@ async def test_kubectl_runs_it_as_a_plugin(
     (node,) = cluster_space.create_nodes(1, labels={"hall": cluster_space.namespace})
     await kube.create_quarantine(node, QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
     plugin = tmp_path / "kubectl-sickbay"
-    plugin.write_text(f"#!{sys.executable}\nfrom aggregator.cli import main\n\nmain()\n")
+    plugin.write_text(f"#!{sys.executable}\nfrom aggregator.cli.main import main\n\nmain()\n")
     plugin.chmod(0o755)
 
     def kubectl(*arguments: str) -> "subprocess.CompletedProcess[str]":

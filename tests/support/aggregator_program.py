@@ -12,7 +12,7 @@ AGGREGATOR = Program(f"{__name__}:load", (_PROGRAM,), "run")
 #: Any of its commands.
 AGGREGATOR_COMMANDS = Program(f"{__name__}:load", (_PROGRAM,))
 SICKBAY = Program(
-    f"{__name__}:load_cli", (sys.executable, "-c", "from aggregator.cli import main; main()")
+    f"{__name__}:load_cli", (sys.executable, "-c", "from aggregator.cli.main import main; main()")
 )
 
 
@@ -28,7 +28,8 @@ def load() -> Main:
         with grpc_env.grpc_environment(os.environ):
             import grpc  # noqa: F401 - before anything else imports it
 
-        import aggregator.app  # noqa: F401
+        import aggregator.app
+        import aggregator.composition.controller_parts  # noqa: F401
 
     from aggregator.policy.defaults import read_policy
 

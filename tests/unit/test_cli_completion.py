@@ -71,8 +71,8 @@ def test_every_command_and_each_of_its_options_is_offered() -> None:
 def path(tmp_path: Path) -> str:
     """A PATH with this tree's sickbay, and the program that kubectl asks."""
     programs = {
-        "sickbay": "from aggregator.cli import main; main()",
-        "kubectl-sickbay": "from aggregator.cli import main; main()",
+        "sickbay": "from aggregator.cli.main import main; main()",
+        "kubectl-sickbay": "from aggregator.cli.main import main; main()",
         "kubectl_complete-sickbay": (
             "from aggregator.cli.completion import complete_for_kubectl; complete_for_kubectl()"
         ),

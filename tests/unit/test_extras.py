@@ -15,7 +15,7 @@ from sickbay.extras import explain_missing
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {
-    "sickbay": "from aggregator.cli import main",
+    "sickbay": "from aggregator.cli.main import main",
     "sickbay-agent": "from nodeagent.cli import main",
     "sickbay-aggregator": "from aggregator.daemon_cli.entry import main",
 }

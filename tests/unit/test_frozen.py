@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from aggregator.alerts.composition import PendingDelivery
+from aggregator.alerts.message import PendingDelivery
 from aggregator.alerts.outbox import AlertOutbox, BatchWait
 from aggregator.alerts.store import FileStore
 from aggregator.cluster.kubernetes.quarantine_codec import (

@@ -300,7 +300,7 @@ async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(
 ) -> None:
     with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 - a device: nothing waits
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "from aggregator.cli import main; main()"),
+            *(sys.executable, "-c", "from aggregator.cli.main import main; main()"),
             *("status", "--url", served.url),
             stdout=full,
             stderr=asyncio.subprocess.PIPE,
@@ -389,7 +389,7 @@ async def test_a_reader_that_has_seen_enough_ends_it_quietly(served: Served) -> 
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        "from aggregator.cli import main; main()",
+        "from aggregator.cli.main import main; main()",
         "nodes",
         "--url",
         served.url,

@@ -218,7 +218,7 @@ async def test_a_reader_that_has_gone_is_no_pass(served: Served, database: Path)
     where = ["--url", served.url, "--local", str(database)]
     read, write = os.pipe()
     os.close(read)
-    code = "from aggregator.cli import main; main()"
+    code = "from aggregator.cli.main import main; main()"
     argv = [sys.executable, "-c", code, "test", "node-2", "--yes", "--timeout", "1s", *where]
     process = await asyncio.create_subprocess_exec(*argv, stdin=DEVNULL, stdout=write, stderr=write)
     os.close(write)
