@@ -5,6 +5,7 @@ hangs holds that for ever, and reading ``carrier`` or ``speed`` would wait for i
 """
 
 import contextlib
+import functools
 import ipaddress
 import os
 import re
@@ -83,7 +84,7 @@ def physical_links(machine: HostRoots) -> list[Link]:
     Virtual functions and subfunctions are left out, because they move into pods and back; so are
     their representors. An interface on USB is a BMC's, which goes down when the BMC likes.
     """
-    return PhysicalLinks(machine).read()
+    return _links_of(machine).read()
 
 
 class PhysicalLinks:
@@ -111,6 +112,9 @@ class PhysicalLinks:
         names = sorted(name for (name, _), is_port in self._is_port.items() if is_port)
         links = (read_link(self._machine, name) for name in names)
         return [link for link in links if link is not None]
+
+
+_links_of = functools.lru_cache(maxsize=4)(PhysicalLinks)
 
 
 def _is_port(folder: str) -> bool | None:

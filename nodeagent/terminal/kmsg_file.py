@@ -172,13 +172,13 @@ def _decode(file: BufferedReader, name: str) -> Decoded:
     for entry in read_entries(file):
         decoded.empty = False
         decoded.lines += 1
-        if not entry.known:
-            decoded.unknown.append(entry.number)
         record = entry.record
         found = [each for check in checks for each in check.read(record)] if record else []
         seen = [
             each for each in found if isinstance(each, FaultSighting) and not _is_of_no_disk(each)
         ]
+        if not (entry.known or seen):
+            decoded.unknown.append(entry.number)
         for sighting in seen:
             key = (entry.node, entry.prefix, sighting.at, sighting.code, sighting.message)
             if _DIGIT.search(entry.prefix) or sighting.at >= 0:

@@ -48,6 +48,7 @@ def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
         ("node17: [pod/dmesg-7d9dd/dmesg] ", "node17"),
         ("[pod/dmesg-7d9dd/dmesg] 2026-04-22T21:23:52.123456789Z stdout F ", "dmesg-7d9dd"),
         ("> node17: 7: ", "node17"),
+        ("kube-system/dmesg-7d9dd[dmesg]: ", "dmesg-7d9dd"),
     ],
 )
 @pytest.mark.parametrize(
@@ -66,6 +67,40 @@ def test_the_name_of_a_machine_before_each_line_is_taken_off(
 ) -> None:
     text = "".join(f"{prefix}{form.format(line)}\n" for line in (XID, OOM))
     assert codes(tmp_path, text) == [(node, "xid:79"), (node, "oom:node")]
+
+
+@pytest.mark.parametrize("prefix", ["node17 ", "node17  ", "node17,", "node17, ", "node17;"])
+@pytest.mark.parametrize("stamp", ["[  123.456789] ", "[Thu Apr 23 21:25:32 2026] "])
+def test_a_loop_names_the_machine_before_each_line(tmp_path: Path, prefix: str, stamp: str) -> None:
+    text = "".join(f"{prefix}{stamp}{line}\n" for line in (XID, OOM))
+    assert codes(tmp_path, text) == [("node17", "xid:79"), ("node17", "oom:node")]
+
+
+def test_lines_of_the_driver_without_a_stamp_are_decoded_after_the_name_of_a_machine(
+    tmp_path: Path,
+) -> None:
+    assert codes(tmp_path, f"node17: {XID}\nnode18: {XID}\n") == [
+        ("node17", "xid:79"),
+        ("node18", "xid:79"),
+    ]
+    assert codes(tmp_path, f"[   81.0] x\napp: {XID}\n") == []
+
+
+@pytest.mark.parametrize(
+    "head", ["2026-04-22 21:23:52.000000000 +0000 kernel: ", "2026-04-22T21:23:52+00:00\tkernel\t"]
+)
+@pytest.mark.parametrize(("writer", "found"), [("kernel", [("", "xid:79")] * 2), ("app", [])])
+def test_fluentd_s_own_files_are_read_as_json(
+    tmp_path: Path, head: str, writer: str, found: list[tuple[str, str]]
+) -> None:
+    entries = [json.dumps({"message": XID + end, "ident": writer}) for end in ("", " ")]
+    assert codes(tmp_path, "".join(f"{head}{entry}\n" for entry in entries)) == found
+
+
+def test_jq_prints_texts_in_quotes(tmp_path: Path) -> None:
+    user_s = f"tmpfs: Unknown parameter 'x\n{XID}'"
+    text = "".join(f"{json.dumps(line)}\n" for line in (XID, OOM, user_s))
+    assert codes(tmp_path, text) == [("", "xid:79"), ("", "oom:node")]
 
 
 @pytest.mark.parametrize("names", ["dmesg-7d9dd dmesg ", "kube-system dmesg-7d9dd dmesg "])
@@ -163,10 +198,22 @@ def test_a_program_in_a_log_of_the_kernel_is_no_machine(tmp_path: Path) -> None:
         f"Apr 22 21:23:52 gpu-7 kernel[0]: {XID}",
         f"[Wed Apr 22 21:23:52 UTC 2026] {XID}",
         f"6.8.0-100-generic,4,1000,81042000,-;{XID}",
+        f"Apr 22 21:23:52 [   81.042000] {XID}",
+        f"04 Aug, 14:03:26 fd183fd0-4585-374f-986e-a8595f986d1d kernel: {XID}",
+        f"2026-04-22 21:23:52 +0000 UTC kern.warn kernel: {XID}",
+        f"Apr 22 21:23:52.103350 gpu-7 WARNING kernel: [   81.042000] {XID}",
+        f"2026-04-22T21:23:52+00:00 gpu-7 kernel[-]: {XID}",
+        f"2026-04-22T21:23:52.123456789Z 4,1003,81003000,-;{XID}",
+        f"11\u6708 15 14:15:47 gpu-7 kernel: {XID}",
+        f"[\u4e8c 11\u6708 15 14:15:47 2023] {XID}",
+        f"f\u00e9vr. 03 20:50:17 gpu-7 kernel: {XID}",
+        f'{{"version": "1.1", "short_message": "{XID}", "facility": "kernel"}}',
     ],
 )
 def test_lines_of_other_systems_are_decoded(tmp_path: Path, line: str) -> None:
-    assert codes(tmp_path, line + "\n") == [("", "xid:79")]
+    found = decoded(tmp_path, line + "\n")
+    assert [each["code"] for each in found] == ["xid:79"]
+    assert found.notes() == []
 
 
 @pytest.mark.parametrize(
@@ -178,6 +225,12 @@ def test_lines_of_other_systems_are_decoded(tmp_path: Path, line: str) -> None:
         f"Apr 22 21:23:52 gpu-7 kernel[4711]: {XID}",
         f"22/04/2026 21:23:52 gpu-7 app[4711]: {XID}",
         f"2026-04-22T21:23:52.123Z Apr 22 21:23:52 gpu-7 app[1]: kernel: {XID}",
+        f"Apr 22 21:23:52 [   81.042000] {XID.replace('79', '79, [1]: x')}",
+        f"Apr 22 21:23:52 gpu-7 [   81.042000] {XID}",
+        f"04 Aug, 14:03:26 gpu-7 app[4711]: kernel: {XID}",
+        f"2026-04-22 21:23:52 +0000 UTC user.warn kernel: {XID}",
+        f"Apr 22 21:23:52.103350 gpu-7 WARNING app: kernel: {XID}",
+        f"2026-04-22T21:23:52.123456789Z 12,1003,81003000,-;{XID}",
     ],
 )
 def test_lines_of_programs_in_these_forms_are_not(tmp_path: Path, line: str) -> None:

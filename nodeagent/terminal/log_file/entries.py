@@ -1,5 +1,6 @@
 """The entries of a log file, by the form that its first line shows."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -45,7 +46,17 @@ def _entries(lines: Iterator[tuple[int, bytes]]) -> Iterator[Entry]:
         return _json_entries(csv_form.csv_values(every))
     if head is not None and journal_fields.is_json(head[1]):
         return _json_entries(journal_fields.json_values(every))
-    return text_entries(every)
+    return text_entries((number, _unquoted(line)) for number, line in every)
+
+
+def _unquoted(line: bytes) -> bytes:
+    """The text of a JSON string, as of ``jq .MESSAGE``; a newline in it begins no record."""
+    if not (line.startswith(b'"') and line.endswith(b'"')):
+        return line
+    try:
+        return str(json.loads(line)).replace("\n", r"\x0a").encode("utf-8", "replace")
+    except ValueError:
+        return line
 
 
 def _json_entries(values: Iterator[tuple[int, Any]]) -> Iterator[Entry]:

@@ -11,7 +11,10 @@ r"""The name of a machine before each line, as tools write it that read the logs
   node17``: pssh; ``node17:`` before indented lines: salt;
 - ``ok: [node17] => {...}``: ansible-playbook, in JSON or YAML;
 - the name between two lines of hyphens: dshbak, ``clush -b``; ``== node17 ==``, ``==> FILE <==``;
-- ``> text``: a quotation; ``2026-04-22T21:23:52+00:00 STREAM {...}``: ``aws logs tail``.
+- ``> text``: a quotation; ``2026-04-22T21:23:52+00:00 STREAM {...}``: ``aws logs tail``; with a tag
+  instead of the stream: fluentd;
+- ``NAMESPACE/POD[CONTAINER]: text``: kail;
+- ``node17 [  123.4] text``, ``node17,[  123.4] text``: a loop.
 
 One may be within another: pdsh runs ``kubectl logs --prefix --timestamps``.
 """
@@ -52,6 +55,14 @@ _PREFIXES = (
         rb"(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} |<\d|\d{4}-\d\d-\d\dT|[A-Z][a-z]{2} [ \d]\d )"
     ),
     re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) ([\w./-]{1,252}) (?=\{)"),
+    re.compile(
+        rb"()\d{4}-\d\d-\d\d[T ][\d:.]{8,20} ?(?:Z|[+-]\d\d:?\d\d)[ \t]"
+        rb"[\w./-]{1,252}(?:: |\t)(?=\{\")"
+    ),
+    re.compile(rb"[\w.-]{1,253}/([\w.-]{1,253})\[[\w.-]{1,253}\]: "),
+    re.compile(
+        rb"(?!kernel)([A-Za-z0-9][\w.-]{0,252})(?: +|[,;] ?)(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} )"
+    ),
     re.compile(rb"()(?:(?:> ?){1,5}|[-*] )(?=\S)"),
 )
 #: The most prefixes within one another.
@@ -146,7 +157,8 @@ class Hosts:
 
 def _prefixes_of(sample: list[bytes], depth: int = _NESTED) -> list[re.Pattern[bytes]]:
     """The prefixes that every line has, and without which one of them is the kernel's."""
-    if not sample or any(parse_line(line).writer is Writer.KERNEL for line in sample):
+    kernels = (each for each in map(parse_line, sample) if each.writer is Writer.KERNEL)
+    if not sample or any(not is_json(each.text) for each in kernels):
         return []
     rests: dict[re.Pattern[bytes], list[bytes]] = {}
     for prefix in _PREFIXES:
@@ -163,4 +175,6 @@ def _prefixes_of(sample: list[bytes], depth: int = _NESTED) -> list[re.Pattern[b
 
 
 def _is_kernels(line: bytes) -> bool:
-    return is_json(line) or parse_line(line).writer is Writer.KERNEL
+    """Of lines without a stamp the driver's are known, as of ``dmesg -t | grep NVRM``."""
+    is_drivers = line.startswith(b"NVRM: ")
+    return is_drivers or is_json(line) or parse_line(line).writer is Writer.KERNEL

@@ -88,10 +88,14 @@ _DMESG_ISO = re.compile(
 _DAY_FIRST = (
     rb"(?:\d\d[/.-]\d\d[/.-]\d{4}|\d{4}/\d\d/\d\d),? " + _CLOCK + rb"(?:[.,]\d{1,9})?(?: [AP]M)?"
 )
-# A console server's own time before the kernel's stamp, or a cloud's time and stream before a line.
+# A console server's own time before the kernel's stamp, or a cloud's time and stream before a line;
+# the time that ts(1) puts before each line.
 _CONSOLE_SERVER = re.compile(
-    rb"\[?(?:" + _ISO + _ZONE + rb"|" + _DAY_FIRST + rb")\]?:? +(?:[^\s\[\]:]{1,255} )?"
-    rb"(?=\[ *\d{1,10}\.\d{1,9}\]|<\d{1,3}>\[ *\d|[A-Z][a-z]{2} [ \d]\d " + _CLOCK + rb" )"
+    rb"\[?(?:(?:" + _ISO + _ZONE + rb"|" + _DAY_FIRST + rb")\]?:? +(?:[^\s\[\]:]{1,255} )?"
+    rb"(?=\[ *\d{1,10}\.\d{1,9}\]|<\d{1,3}>\[ *\d|[A-Z][a-z]{2} [ \d]\d "
+    + _CLOCK
+    + rb" |\d{1,9},\d{1,20},\d{1,20},)"
+    rb"|[A-Z][a-z]{2} [ \d]\d " + _CLOCK + rb" (?=\[ *\d{1,10}\.\d{1,9}\] ))"
 )
 # OpenWrt's logread.
 _LOGREAD = re.compile(
@@ -101,13 +105,16 @@ _LOGREAD = re.compile(
 _DATE = re.compile(
     rb"(?:"
     + _ISO
-    + rb"(?:Z|[+-]\d\d:?\d\d)?|"  # short-iso, rsyslog's file format
+    + rb"(?:Z| ?[+-]\d\d:?\d\d(?: UTC(?= kern\.))?)?|"  # short-iso, rsyslog's file format, moby
     + rb"\S{2,12} \d{4}-\d\d-\d\d "
     + _CLOCK
     + rb"(?:\.\d{1,9})? \S{1,8}|"  # short-full, with-unit
     + rb"[^\s\[\]:<>]{2,12} +\d{1,2} (?:\d{4} )?"
     + _CLOCK
     + rb"(?:\.\d{1,9})?|"  # RFC 3164, short
+    rb"\d{1,2} [^\s\d:,]{3,12}, "
+    + _CLOCK
+    + rb"|"  # IncusOS
     + _DAY_FIRST
     + rb"|\d{9,11}\.\d{6}"  # short-unix
     + rb") +"
@@ -115,7 +122,8 @@ _DATE = re.compile(
 # The kernel's entries have no process id. A host's name ends with no colon: "app: kernel: " is a
 # line of a program.
 _KERNEL = re.compile(
-    rb"(?:[^\s\[\]]{0,254}[^\s\[\]:] +)?(?:kern\.[a-z]{2,7} +)?kernel(?:\[0\])?: ?"
+    rb"(?:[^\s\[\]]{0,254}[^\s\[\]:] +)?(?:(?:kern\.[a-z]{2,7}|EMERG|ALERT|CRIT|ERR|WARNING|NOTICE"
+    rb"|INFO|DEBUG) +)?kernel(?:\[[0-]\])?: ?"
 )
 #: A line of a program, as syslog and journalctl write it.
 _PROGRAM = re.compile(rb"(?:[^\s\[\]:]{1,255} +)?[^\s:\[\]]{1,255}(?:\[\d{1,10}\])?: ?")
@@ -200,7 +208,7 @@ def _parse_unframed(line: bytes, form: Form) -> Line:
         return _stamped(rest, form) if priority is None else _kernel_text(rest)
     served = _CONSOLE_SERVER.match(rest)
     if served is not None:
-        return _parse_unframed(rest[served.end() :], _PLAIN)
+        return _unless_named_so(parse_line(rest[served.end() :]))
     read = _LOGREAD.match(rest)
     if read is not None:
         ours = read[1] == b"kern" and rest.startswith(b"kernel: ", read.end())
