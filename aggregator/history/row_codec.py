@@ -110,5 +110,7 @@ def incident_text(incident: str) -> str:
 
 def _text(text: str, most: int) -> str:
     """No NUL (PostgreSQL refuses it), no half characters (UTF-8 has none), bounded."""
+    if len(text) <= most and text.isascii() and "\0" not in text:
+        return text
     cut = truncate(text, most).replace("\0", "\ufffd")
     return cut.encode("utf-8", "replace").decode("utf-8")

@@ -162,13 +162,28 @@ def hello(message: pb.Hello, dropped: Dropped) -> Hello:
         agent_version=_name("agent_version", message.agent_version),
         contract_version=message.contract_version,
         instance=_name("instance", message.instance),
-        checks=_one_for_all(_taken("checks", message.checks, MAX_CHECKS, _check, dropped)),
+        checks=_checks(message.checks, dropped),
         traits=_alike(tuple(_traits(message.traits, dropped).items())),
     )
 
 
-def _check(check: pb.CheckInfo) -> CheckOff:
-    return _check_off(check.name, check.interval_ms, truncate(check.off_because, MAX_TEXT))
+def _checks(checks: Sequence[pb.CheckInfo], dropped: Dropped) -> tuple[CheckOff, ...]:
+    if len(checks) <= MAX_CHECKS:
+        try:
+            return _valid_checks(tuple([_check(one) for one in checks]))
+        except InvalidMessage:
+            pass
+    return _taken("checks", checks, MAX_CHECKS, lambda one: _check_off(*_check(one)), dropped)
+
+
+def _check(check: pb.CheckInfo) -> tuple[str, int, str]:
+    return check.name, check.interval_ms, truncate(check.off_because, MAX_TEXT)
+
+
+@lru_cache(maxsize=64)
+def _valid_checks(checks: tuple[tuple[str, int, str], ...]) -> tuple[CheckOff, ...]:
+    """One tuple for all nodes of one kind: those have the same checks."""
+    return tuple(_check_off(*one) for one in checks)
 
 
 @lru_cache(maxsize=512)
@@ -397,14 +412,17 @@ class _History:
             key = tuple([(change.age_ms, change.status) for change in latest])
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = tuple(
-                (
-                    self.since(f"recent[{i}].age_ms", age_ms),
-                    _status(f"recent[{i}].status", status),
-                )
-                for i, (age_ms, status) in enumerate(key)
-            )
+            found = self._known[key] = self._transitions(key)
         return found
+
+    def _transitions(self, key: tuple[tuple[int, int], ...]) -> tuple[tuple[float, Status], ...]:
+        found = []
+        for i, (age_ms, status) in enumerate(key):
+            try:
+                found.append((self.since("age_ms", age_ms), _status("status", status)))
+            except InvalidMessage as error:
+                raise error.within(f"recent[{i}]") from None
+        return tuple(found)
 
     def occurrences(self, ages: Sequence[int]) -> tuple[float, ...]:
         latest = self.latest(ages, MAX_OCCURRENCES)
@@ -463,12 +481,6 @@ def _gone(state: pb.ComponentState) -> tuple[str, str]:
         _name("check", state.check),
         _text_of("component", state.component, MAX_COMPONENT),
     )
-
-
-@lru_cache(maxsize=64)
-def _one_for_all(checks: tuple[CheckOff, ...]) -> tuple[CheckOff, ...]:
-    """The first tuple equal to this one: nodes of one kind have the same checks."""
-    return checks
 
 
 @lru_cache(maxsize=4096)  # the nodes of a rack name their own NVLink fabric

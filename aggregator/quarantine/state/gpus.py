@@ -117,7 +117,7 @@ def _worse(known: Status, status: Status, *, own: bool) -> Status:
     """Of unknown checks, the inventory alone makes the GPU unknown: each feature that the GPU lacks
     has an unknown check.
     """
-    if status is Status.UNKNOWN and not own:
+    if status is known or (status is Status.UNKNOWN and not own):
         return known
     return max(known, status, key=_RANK.__getitem__)
 
