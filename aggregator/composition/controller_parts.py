@@ -21,9 +21,10 @@ from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
 from aggregator.clock import Clocks, watch
 from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.namespace_owners import NamespaceOwners
-from aggregator.composition.access import build_access, build_actions
+from aggregator.composition.access import build_access
 from aggregator.composition.core import build_controller
 from aggregator.composition.event_bus import EventBus
+from aggregator.composition.page_actions import build_actions
 from aggregator.composition.pod_waits import eviction_requests, pod_waits
 from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.composition.replica import Replica

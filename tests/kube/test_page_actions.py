@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.composition.access import build_access, build_actions
+from aggregator.composition.access import build_access
+from aggregator.composition.page_actions import build_actions
 from aggregator.config.access import AccessConfig
 from aggregator.config.settings import Config
 from aggregator.events import Transition
