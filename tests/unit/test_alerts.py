@@ -66,13 +66,14 @@ def test_every_kind_has_the_severity_of_the_table_or_is_information(kind: EventK
 
 
 def test_an_alert_says_what_its_transition_did() -> None:
-    told = transition(K.CORDONED, "a\ud800" + "x" * 5000, **{f"k{n:02}": "v" for n in range(40)})
+    details = {f"k{n:02}": "v" for n in range(40)}
+    told = transition(K.CORDONED, "a\ud800" + "x" * 5000, **{"\udfff": "\0\ud800", **details})
     alert = alert_of(told)
     assert alert is not None
     assert (alert.at, alert.node, alert.nodes, alert.incident) == (1000.5, "n1", ("n1",), "i1")
     assert alert.summary.startswith("a?xxx")
     assert len(alert.summary) <= 4000
-    assert alert.details == {f"k{n:02}": "v" for n in range(MAX_DETAILS)}
+    assert alert.details == {"?": "\0?"} | {f"k{n:02}": "v" for n in range(MAX_DETAILS - 1)}
     assert alert.to_json() == {
         "id": alert.id,
         "key": dedup_key(told),

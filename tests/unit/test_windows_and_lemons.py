@@ -213,10 +213,10 @@ def test_openings_of_one_incident_are_one_with_all_its_codes() -> None:
     assert found.last == NOW - 80.0
     assert found.strikes == ("2 different codes",)
     assert found.why == "again and again within four weeks: 2 different codes"
-    again = (*past, event(70.0, "closed", "i"), event(60.0, "opened", "i", "c"))
+    again = (*past, event(70.0, "closed", "i"), event(0.0, "opened", "i", "c"))
     found = evaluated(only(quarantines=2), *again)
     assert found is not None
-    assert (found.quarantines, found.codes) == (2, ("a", "b", "c"))
+    assert (found.quarantines, found.codes, found.days) == (2, ("a", "b", "c"), 2)
 
 
 def test_days_are_those_on_which_an_incident_opened() -> None:
