@@ -1,6 +1,6 @@
 """Quarantines of deleted Nodes: shown, not counted, and ended when the Node stays away.
 
-The same tests on a real API server are in tests/kube/test_absent_nodes.py.
+One of them on the real API server is in tests/kube/test_lost_marks.py.
 """
 
 import asyncio

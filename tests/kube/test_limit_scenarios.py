@@ -14,13 +14,15 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Guard, NodeMeta, Phase
+from aggregator.cluster.port import Action, Guard, NodeMeta, Phase
 from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
+from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import FLEET, Record, parse_record
 from aggregator.quarantine.decide.common_cause import CommonLimits
+from aggregator.quarantine.decide.pools import Pool, PoolLimits
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -192,6 +194,48 @@ async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
         await until(lambda: first not in bench.sick())
         await until(lambda: len(bench.sick()) == 2)  # the next one takes its place
         assert len((await stored(cluster_space)).entries) == 2
+
+
+@pytest.mark.usefixtures("quarantine_definition")
+async def test_a_canary_is_drained_within_its_limit_and_the_rest_observed(
+    cluster_space: Space, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
+    canary = cluster_space.create_nodes(2, labels={POOL: "canary"})
+    [rest] = cluster_space.create_nodes(1, start=2, labels={POOL: "other"})
+    well = dict.fromkeys([*canary, rest], snapshot())
+    pool = Pool("canary", LabelSelector({POOL: "canary"}), Action.DRAIN, PoolLimits(concurrent=1))
+    limits = replace(SHIPPED.limits, concurrent_percent=100, new_per_window_percent=100)
+    settings = replace(SHIPPED, mode=Action.OBSERVE, pools=(pool,), limits=limits)
+    async with (
+        life(cluster_space, settings, Turned(), well) as bench,
+        kube_cluster(cluster_space.plane.kubeconfig, namespace=cluster_space.namespace) as reader,
+    ):
+        bench.break_(well)
+        await until(lambda: len(bench.marked()) == 1 and len(bench.holds()) == 1)
+        [sick] = bench.sick()
+        held = {name: "pools.limits.concurrent" for name in canary if name != sick}
+        assert bench.holds() == held
+        assert [(n, e.policy_pool) for n, e in (await stored(cluster_space)).entries.items()] == [
+            (sick, "canary")
+        ]
+        assert bench.fleet.node_summaries[rest].decision.would.startswith("drain: ")
+        node = await reader.read_node(rest)
+        assert node is not None
+        assert not node.unschedulable
+        assert not node.taints
+        assert await reader.read_quarantine(rest) is None
+        # A label that a person takes away is no sign of health: mark and entry stay, and count.
+        summary = bench.fleet.node_summaries[sick]
+        await until(lambda: summary.quarantine and summary.quarantine.status.phase is Phase.DRAINED)
+        path, label = f"/api/v1/nodes/{sick}", {"metadata": {"labels": {POOL: "other"}}}
+        cluster_space.plane.call("PATCH", path, label, MERGE_PATCH)
+        await until(lambda: bench.fleet.pool_of(summary) == "default")
+        node = await reader.read_node(sick)
+        assert node is not None
+        assert node.unschedulable
+        assert set((await stored(cluster_space)).entries) == {sick}
+        assert bench.holds() == held
 
 
 @pytest.mark.usefixtures("quarantine_definition")

@@ -15,7 +15,8 @@ from aggregator.cluster.node_names import APPLIED
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import DISK, LONG, WELL, Bench, running_bench
-from tests.support.replica import SETTINGS, snapshot
+from tests.kube.test_releases_without_record import entries
+from tests.support.replica import OPEN, SETTINGS, snapshot
 from tests.support.stack import pods_of
 from tests.support.waiting import until
 
@@ -36,6 +37,10 @@ async def bench(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]
 def taints(bench: Bench, node: str) -> list[dict[str, Any]]:
     found = bench.plane.node(node)["spec"].get("taints", [])
     return [one for one in found if one["key"] == TAINT]
+
+
+def by_effect(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda one: str(one["effect"]))
 
 
 def recreated(body: dict[str, Any]) -> dict[str, Any]:
@@ -67,6 +72,57 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
         await until(lambda: bench.notes.kinds(node).count("quarantine.drained") == 2)
         assert bench.notes.kinds(node).count("work.moved") == 1
         assert pods_of(plane, cluster_space.namespace, node) == []
+
+
+async def test_a_quarantine_whose_node_stays_away_is_not_counted_and_ends_with_its_entry(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    away, sick = cluster_space.create_nodes(2)
+    limits = replace(OPEN, concurrent=1, absent_node_after=3600.0)
+    settings = replace(SETTINGS, limits=limits)
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        await bench.list_nodes_anew()  # limits are shares of the nodes that are known
+        bench.attach(away, snapshot(DISK))
+        await bench.phase(away, "Drained")
+        bench.attach(sick, snapshot(DISK))
+        await until(lambda: bench.fleet.node_summaries[sick].decision.hold)
+        cluster_space.plane.delete_nodes([away])
+        await until(lambda: bench.status(away, "nodeAbsentSince"))
+        assert "its Node is gone" in bench.status(away, "message")
+        await bench.phase(sick, "Drained")  # there is room for it now
+        assert entries(cluster_space) == {away, sick}
+        bench.clock.time += 3660.0
+        bench.wall_offset += 3660.0
+        await until(lambda: bench.quarantine(away) is None)
+        assert entries(cluster_space) == {sick}
+
+
+async def test_a_release_restores_what_was_before_also_where_our_annotation_was_removed(
+    bench: Bench, cluster_space: Space
+) -> None:
+    nodes = cluster_space.create_nodes(2)
+    bare = nodes[1]
+    theirs = [
+        {"key": TAINT, "value": "hold", "effect": effect}
+        for effect in ("NoExecute", "PreferNoSchedule", "NoSchedule")
+    ]
+    bench.patch(bare, {"spec": {"unschedulable": True}})
+    before = {}
+    for node in nodes:
+        bench.patch(node, {"spec": {"taints": theirs}, "metadata": {"labels": {LABEL: "hold"}}})
+        before[node] = taints(bench, node)  # the server may have dated one of them
+        bench.attach(node, snapshot(DISK))
+        await bench.phase(node, "Drained")
+        ours = {"key": TAINT, "value": "disk", "effect": "NoSchedule"}
+        assert by_effect(taints(bench, node)) == by_effect([*before[node][:2], ours])
+    remove_applied(bench, bare)
+    for node in nodes:
+        bench.says(node, WELL)
+        bench.later(LONG, node)
+        await until(lambda node=node: bench.quarantine(node) is None)  # type: ignore[misc]
+        assert by_effect(taints(bench, node)) == by_effect(before[node])
+        assert bench.plane.node(node)["metadata"]["labels"][LABEL] == "hold"
+        assert bench.unschedulable(node) == (node == bare)
 
 
 # -- removed or changed by people -----------------------------------------------------------
@@ -149,3 +205,23 @@ async def test_a_mark_removed_by_hand_is_reported_and_restored_after_the_grace(
         await until(lambda: bench.quarantine(node) is None)
         assert not bench.unschedulable(node)
         assert not [one for one in taints(bench, node) if one["effect"] == "NoSchedule"]
+
+
+async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_it_was_away(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    nodes = cluster_space.create_nodes(2)
+    async with running_bench(kube, cluster_space, keep=True) as bench:
+        for node in nodes:
+            bench.attach(node, snapshot(DISK))
+            await bench.phase(node, "Drained")
+        await until(lambda: all(condition(bench, node) == "True" for node in nodes))
+    remove_taint(bench, nodes[0])
+    settings = replace(SETTINGS, marks=RestoreRules(restore_times=0))
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        await until(lambda: missing(bench, nodes[0]) == {"taint"})
+        assert missing(bench, nodes[1]) == set()
+        await bench.list_nodes_anew()
+        bench.attach(nodes[0], snapshot(DISK))
+        assert missing(bench, nodes[0]) == {"taint"}
+        assert taints(bench, nodes[0]) == []
