@@ -48,6 +48,7 @@ from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
 from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher
 from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
 from aggregator.quarantine.reconcile.node_rounds import NodeRounds
+from aggregator.quarantine.reconcile.node_test_rounds import NodeTestRounds
 from aggregator.quarantine.reconcile.operations import (
     OpenOperationReconciler,
     OperationReconciler,
@@ -262,6 +263,19 @@ class _Acts:
             pool_label=settings.limits.pool_label,
         )
         self.repairs = RepairRunner(self.quarantined)
+        self.node_tests = build_node_tests(
+            NodeTestContext(
+                cluster=cluster,
+                engine=self.operations,
+                clocks=clocks,
+                settings=settings.repair,
+                registry=registry,
+                fleet=given.fleet,
+            ),
+            pools=pools,
+            event_sink=base.event_sink,
+            emit=base.own_evidence.record,
+        )
 
 
 def build_controller(
@@ -321,6 +335,7 @@ def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconci
             restorer=acts.restorer,
         )
     )
+    found.append(acts.node_tests)
     if rules.drain:
         found.append(DrainReconciler(inputs=inputs, drain=acts.drain))
     if rules.operations:
@@ -365,6 +380,7 @@ def _worker(
             pools=base.pools,
         ),
         reconcilers=_reconcilers(given, acts, inputs),
+        node_tests=acts.node_tests,
         reads=reads,
         new_marks=NewMarksWriter(acts=acts.acts, drain=acts.drain, queue=base.queue),
         inputs=inputs,
@@ -393,12 +409,8 @@ def _parts(
     agent_events: AgentEventHandler,
 ) -> Parts:
     cluster, settings, clocks, fleet = given.cluster, given.settings, given.clocks, given.fleet
-    registry, queue, may_act = base.registry, base.queue, given.may_act
+    registry, queue = base.registry, base.queue
     nodes = NodeRounds(registry=registry, queue=queue, repairs=acts.repairs)
-
-    def view() -> bool:
-        return queue.view
-
     records = RecordEvents(
         registry=registry,
         record_writer=base.record_writer,
@@ -416,22 +428,6 @@ def _parts(
         trackers=base.trackers,
         clocks=clocks,
         pools=base.pools,
-    )
-    node_tests = build_node_tests(
-        NodeTestContext(
-            cluster=cluster,
-            record_writer=base.record_writer,
-            clocks=clocks,
-            settings=settings.repair,
-            registry=registry,
-            fleet=fleet,
-            may_act=may_act,
-        ),
-        engine=acts.operations,
-        pools=base.pools,
-        view=view,
-        event_sink=base.event_sink,
-        emit=base.own_evidence.record,
     )
     report = FleetReport(
         fleet=fleet,
@@ -484,7 +480,7 @@ def _parts(
             queue=queue,
             clocks=clocks,
         ),
-        node_tests=node_tests.tests,
+        node_tests=NodeTestRounds(acts.node_tests, queue),
         node_events=base.node_events,
         network=base.network,
         causes=base.causes,
@@ -497,8 +493,7 @@ def _parts(
         own_evidence=base.own_evidence,
         repair_permissions=RepairPermissions(
             quarantined=acts.quarantined,
-            node_tests=node_tests.checks,
-            watch=node_tests.watch,
+            node_tests=acts.node_tests.checks,
             registry=registry,
         ),
         mode_preview=ModePreview(

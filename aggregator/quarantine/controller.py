@@ -19,12 +19,12 @@ from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher
 from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
+from aggregator.quarantine.reconcile.node_test_rounds import NodeTestRounds
 from aggregator.quarantine.reconcile.own_evidence import OwnEvidence
 from aggregator.quarantine.reconcile.poller import NodePoller
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeWorker
-from aggregator.quarantine.repair.node_tests import NodeTests
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.tasks import run_until_first_exit
@@ -44,7 +44,7 @@ class Parts:
     missing_nodes: MissingNodes
     conditions: NodeConditionPublisher
     condition_reader: NodeConditionReader
-    node_tests: NodeTests
+    node_tests: NodeTestRounds
     node_events: NodeEventPublisher
     network: NetworkTracker
     causes: CommonCauseTracker

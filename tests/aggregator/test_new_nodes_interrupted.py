@@ -1,13 +1,18 @@
 """Tests of new nodes that are interrupted at each of their calls, in virtual time."""
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
 import pytest
 
-from aggregator.cluster.port import RepairState, Unreachable
+from aggregator.cluster.port import Guard, Phase, RepairState, Unreachable
+from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.idle_node_tests import RACK, IdleNodes, dying_before_the_order
-from tests.support.memory_cluster import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
     FAILED,
     GOING,
@@ -16,7 +21,7 @@ from tests.support.new_node_tests import (
     TIMEOUT,
     NewNodes,
 )
-from tests.support.replica import reconciler_of
+from tests.support.replica import fault, reconciler_of, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
@@ -202,4 +207,54 @@ async def test_the_reservation_of_a_new_node_names_no_failure_domain() -> None:
     site.check()
     reserved = parse_record(site.world.record.text).node_tests
     assert {name: one.domains for name, one in reserved.items()} == {"n1": (), "n2": ()}
+    await site.replica.stop()
+
+
+T = TypeVar("T")
+
+
+class SlowVerdicts(MemoryCluster):
+    """The program's answer takes a minute each time."""
+
+    asked_for = 0
+
+    async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+        if name == "verdict":
+            self.asked_for += 1
+            await asyncio.sleep(60)
+        return await super()._call(name, effect, guard)
+
+
+async def during_a_step(site: NewNodes) -> SlowVerdicts:
+    """A step of the test of n1 is under way, and waits."""
+    cluster = SlowVerdicts(site.world)
+    site.start(cluster)
+    await site.settles(lambda: cluster.asked_for)
+    return cluster
+
+
+@in_virtual_time
+async def test_a_quarantine_begins_although_a_step_of_the_test_waits() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    await during_a_step(site)
+    site.report("n1", fault("xid:79"))
+    await site.settles(lambda: phase_of(site.world, "n1") is not None, within=2)
+    await site.settles(lambda: site.program.cancelled, within=60)
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.DRAINED, within=60)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_sign_without_a_step_is_acknowledged_although_a_step_of_the_test_waits() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    cluster = await during_a_step(site)
+    cleared = Cleared("xid:79", "GPU-1", "reboot")
+    acknowledged = site.replica.agent("n1", snapshot(cleared=(cleared,)))
+    assert acknowledged is not None
+    async with asyncio.timeout(2):
+        await acknowledged
+    assert cluster.asked_for == 1, "and the step goes on"
+    await site.settles(lambda: cluster.asked_for > 1)
+    site.check()
     await site.replica.stop()

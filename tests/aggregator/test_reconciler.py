@@ -182,6 +182,7 @@ class Bench:
             pools=pools,
         )
         admitting.propose, admitting.create = recorder.propose, recorder.create
+        no_tests: Any = SimpleNamespace(plan=lambda _state, _quarantine: None)
         self.made: Any = NodeWorker(
             admission=admitting,
             reconcilers=(
@@ -205,6 +206,7 @@ class Bench:
                 drain=recorder,
                 results=results,
             ),
+            node_tests=no_tests,
             new_marks=NewMarksWriter(acts=recorder, drain=recorder, queue=self.queue),
             inputs=inputs,
             queue=self.queue,

@@ -21,12 +21,8 @@ from aggregator.composition.core import build_controller
 from aggregator.health.model import Hello
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
-from aggregator.quarantine.repair import (
-    idle_node_choice,
-    node_test_advance,
-    node_tests,
-)
-from aggregator.quarantine.repair.node_tests import NodeTests
+from aggregator.quarantine.reconcile import node_test_rounds, node_tests
+from aggregator.quarantine.repair import idle_node_choice
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
@@ -48,10 +44,10 @@ FOREIGN = {"key": "example.test/storage-missing", "effect": "NoSchedule"}
 
 def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real clocks, and a person who waits for the test."""
-    monkeypatch.setattr(node_tests, "EVERY", 0.1)
-    for module in (node_tests, node_test_advance, idle_node_choice):
+    monkeypatch.setattr(node_test_rounds, "EVERY", 0.1)
+    for module in (node_tests, node_test_rounds, idle_node_choice):
         monkeypatch.setattr(module, "POLL_EVERY", 0.3)
-    monkeypatch.setattr(node_test_advance, "POLL_BUSY", 0.3)
+    monkeypatch.setattr(node_tests, "POLL_BUSY", 0.3)
 
 
 @pytest.fixture(autouse=True)
@@ -180,9 +176,6 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
         jobs.end(await jobs.pod_on(node), 0)
 
         def held() -> str:
-            tests = site.controller.parts.node_tests
-            assert isinstance(tests, NodeTests)
-            tests.show()
             shown = site.controller.parts.worker._inputs.fleet.node_tests.get(node)
             return shown.held if shown is not None else ""
 

@@ -161,14 +161,16 @@ class WorkQueue:
             evaluator.evaluate_node(node_state)
             if self._needs_step(node_state):
                 work.queue()
-            elif work.waiters and not work.is_queued and not work.is_running:
+            elif work.waiters and not work.is_queued:
                 self._acknowledge(node_state)
         if work.is_queued and self.may_act():
             worker.start(node_state)
 
     def _acknowledge(self, node_state: NodeState) -> None:
-        """Its evidence needs no step. Without the Lease the next controller has to know that."""
-        if self.may_act():
+        """Its evidence needs no step. Without the Lease the next controller has to know that. The
+        task of a node that has one does it.
+        """
+        if self.may_act() and not node_state.work.is_running:
             node_state.work.acknowledge()
         else:
             node_state.work.queue()

@@ -33,6 +33,7 @@ from aggregator.quarantine.reconcile.admission import AdmissionReconciler
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
+from aggregator.quarantine.reconcile.node_tests import ADVANCE, NodeTestReconciler
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.reconciler import Reconciler
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
@@ -139,11 +140,12 @@ class NodeWorker:
     """The worker of the queue: runs the reconcilers for one node at a time.
 
     ``admission`` is that of a node without a Quarantine; ``reconcilers``, in their order, are those
-    of a node with one.
+    of a node with one. ``node_tests`` has its turn also when no other step is left.
     """
 
     _admission: AdmissionReconciler
     _reconcilers: Sequence[Reconciler]
+    _node_tests: NodeTestReconciler
     _reads: NodeReads
     _new_marks: NewMarksWriter
     _inputs: PlanInputs
@@ -258,6 +260,8 @@ class NodeWorker:
                 # Of the same step: its failures count.
                 await self._new_marks.write(node_state, partial(self._is_next, node_state))
                 done = False
+            if done:
+                await self._advance_test(node_state)
             return done
         finally:
             self._reads.results.take(node_state, before)
@@ -277,6 +281,22 @@ class NodeWorker:
         begins = reconciler is self._admission
         with self._queue.marking() if begins else contextlib.nullcontext():
             return await reconciler.carry_out(node_state, step, still)
+
+    async def _advance_test(self, node_state: NodeState) -> None:
+        """Take a step of the node's test, if one is due."""
+        if self._node_tests.plan(node_state, node_state.quarantine) is not None:
+            self._settle_waiters(node_state)
+            still = partial(self._leaves_time, node_state)
+            await self._node_tests.carry_out(node_state, ADVANCE, still)
+
+    def _leaves_time(self, node_state: NodeState) -> bool:
+        """Whether the step of a test may go on: no other step than a held one is next."""
+        _, step = self._plan(node_state, node_state.quarantine)
+        held = node_state.decision.hold is not None
+        if not (held or step is ADVANCE or isinstance(step.do, Pause)) or not self._queue.may_act():
+            return False
+        self._settle_waiters(node_state)
+        return True
 
     def _plan(
         self, node_state: NodeState, quarantine: Quarantine | None

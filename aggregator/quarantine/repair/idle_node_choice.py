@@ -82,8 +82,8 @@ class IdleNodeChoice:
     def _is_free(self, node_state: NodeState, known: WatchedNode | None) -> bool:
         """Whether memory has nothing against a periodic test of the node."""
         if known is not None:
-            busy = known.test is not None and known.test.is_busy
-            if known.tainted or known.problem or known.chosen or busy or known.step is not None:
+            acts = known.tainted or known.chosen or known.is_running or known.busy is not None
+            if acts or known.problem:
                 return False
         name = node_state.node
         return self._shared.may_act() and not self._checks.against_state(name, node_state)

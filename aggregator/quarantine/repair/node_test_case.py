@@ -35,7 +35,7 @@ from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.reservation import OperationLimits
 from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
-from aggregator.quarantine.repair.engine import OperationEngine, ending
+from aggregator.quarantine.repair.engine import ending
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
 from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
@@ -48,29 +48,20 @@ _BEGINS_WITHIN = 600.0
 _TRIES = 5
 
 
-@define(eq=False, slots=False, kw_only=True)
-class NodeTestParts:
-    """The parts that the tests of all nodes share."""
-
-    shared: NodeTestContext
-    checks: NodeTestChecks
-    events: NodeTestEvents
-    engine: OperationEngine
-
-
 @define(eq=False, slots=False)
 class NodeTestCase(OperationCase):
     """``_read``: the Node as it was read for the step."""
 
-    _of: NodeTestParts
+    _shared: NodeTestContext
+    _checks: NodeTestChecks
+    _events: NodeTestEvents
     node: str
     _watched: WatchedNode
     _read: Node
 
     @property
     def busy(self) -> RepairAttempt | None:
-        test = self._watched.test
-        return test if test is not None and test.is_busy else None
+        return self._watched.busy
 
     @property
     def held(self) -> str:
@@ -80,7 +71,7 @@ class NodeTestCase(OperationCase):
 
     def order(self, attempt: RepairAttempt) -> RepairOrder:
         test = _test(attempt)
-        rules, taint = self._of.shared.settings.rules, self._of.shared.rules.taint
+        rules, taint = self._shared.settings.rules, self._shared.rules.taint
         new = f"a new node (taint {taint})" if taint else "a new node"
         return RepairOrder(
             operation=test.operation,
@@ -90,20 +81,15 @@ class NodeTestCase(OperationCase):
             boot_id=test.boot_id,
             quarantine="",
             reason=f"the {node_kind(test)}" if test.reason else new,
-            lasts=max(1.0, test.deadline_at - self._time_of(test)),
+            lasts=max(1.0, test.deadline_at - self._shared.time_of(test)),
             profile=test.profile,
             tolerates="" if test.reason else taint,
             idle_class=rules.in_service.priority_class if test.reason == IDLE else "",
             began_at=test.began_at,
         )
 
-    def _time_of(self, test: NodeTest) -> float:
-        """The time by the clock that began the test."""
-        times = self._of.shared.record_writer.times
-        return times.time_of(test.operation, test.began_at)
-
     def limits(self, attempt: RepairAttempt) -> tuple[str, OperationLimits]:
-        test, shared = _test(attempt), self._of.shared
+        test, shared = _test(attempt), self._shared
         rules = shared.settings.rules.in_service if test.reason == IDLE else shared.rules
         return reserved_kind(test), NodeTestLimits(rules)
 
@@ -114,11 +100,11 @@ class NodeTestCase(OperationCase):
             profile=attempt.profile,
             requester=OURS,
             reason=because,
-            installation=self._of.shared.cluster.installation,
+            installation=self._shared.cluster.installation,
         )
 
     def begun_status(self, attempt: RepairAttempt) -> OperationStatus:
-        whose = self._of.shared.cluster.installation if attempt.request else ""
+        whose = self._shared.cluster.installation if attempt.request else ""
         return replace(begun_status(_test(attempt)), installation=whose)
 
     def is_request(self, there: Operation, attempt: RepairAttempt) -> bool:
@@ -128,7 +114,7 @@ class NodeTestCase(OperationCase):
     # -- reads, and the guards of its acts --------------------------------------------------
 
     async def make(self, step: NextOperation) -> RepairAttempt | None:
-        shared, test = self._of.shared, _test(step.test)
+        shared, test = self._shared, _test(step.test)
         held = await self._against(test)
         self._watched.held = held or ""
         if held is None or held:
@@ -140,7 +126,7 @@ class NodeTestCase(OperationCase):
 
     async def _against(self, test: NodeTest) -> str | None:
         """Why it does not begin, or waits. Without a text it was refused, or only shown."""
-        shared, events = self._of.shared, self._of.events
+        shared, events = self._shared, self._events
         observes = shared.settings.rules.mode is RepairMode.OBSERVE
         if observes and not test.reason:
             events.emit_suppressed(self.node, self._read.uid)
@@ -148,7 +134,7 @@ class NodeTestCase(OperationCase):
             return "repair.mode is observe: no test begins"
         if test.reason and test.request and await self._is_refused(test):
             return None
-        why = await self._of.checks.others_work(self.node, test) if test.reason else ""
+        why = await self._checks.others_work(self.node, test) if test.reason else ""
         if why:
             return why
         if observes:
@@ -156,13 +142,13 @@ class NodeTestCase(OperationCase):
             return None
         if TEST not in shared.settings.repairers:
             return "no repairer of kind test is configured"
-        return "" if test.reason else await self._of.checks.pods_in_the_way(self._read)
+        return "" if test.reason else await self._checks.pods_in_the_way(self._read)
 
     async def _is_refused(self, test: NodeTest) -> bool:
         """Whether a person's request is refused, as the node has work: a test that begins hours
         later, when the work has ended, is none that the person waits for.
         """
-        shared, checks = self._of.shared, self._of.checks
+        shared, checks = self._shared, self._checks
         pods = await shared.cluster.pods_on(self.node, background=True)
         profiles, kinds = shared.settings.test_profiles, shared.settings.node_owner_kinds
         how = shared.fleet.how
@@ -176,24 +162,24 @@ class NodeTestCase(OperationCase):
             raise Conflict(f"operation {test.request} is gone, or has begun")
         await shared.cluster.operations.write_status(there, self.begun_status(over))
         self._watched.test, self._watched.requested = over, ""
-        self._of.events.emit_refused(self.node, over)
+        self._events.emit_refused(self.node, over)
         return True
 
     def beginning_guard(self, attempt: RepairAttempt) -> Guard:
         read = partial(self._why_not_begun, _test(attempt))
-        fresh = FreshRead(read, clocks=self._of.shared.clocks, began=-math.inf)
-        return self._of.checks.beginning_guard(self.node, fresh)
+        fresh = FreshRead(read, clocks=self._shared.clocks, began=-math.inf)
+        return self._checks.beginning_guard(self.node, fresh)
 
     async def _why_not_begun(self, test: NodeTest) -> str:
         """Why the test does not begin after all: its reservation and its object took their time."""
-        node = await self._of.shared.cluster.read_node(self.node)
+        node = await self._shared.cluster.read_node(self.node)
         if node is None or node.uid != test.node_uid:
             return "the Node is another one now"
-        others = await self._of.checks.others_work(self.node, test) if test.reason else ""
-        return others or self._of.checks.why_not_begun(node, test)
+        others = await self._checks.others_work(self.node, test) if test.reason else ""
+        return others or self._checks.why_not_begun(node, test)
 
     async def may_resend(self, attempt: RepairAttempt) -> bool:
-        test, checks = _test(attempt), self._of.checks
+        test, checks = _test(attempt), self._checks
         if not test.reason:
             self._watched.held = await checks.pods_in_the_way(self._read)
             return not self._watched.held
@@ -202,48 +188,48 @@ class NodeTestCase(OperationCase):
             return False
         why = await checks.others_work(self.node, test)
         if why:
-            await self._of.engine.cancel(self, test, why)
+            await self._shared.engine.cancel(self, test, why)
         return not why
 
     def order_guard(self, attempt: RepairAttempt, read_at: float) -> Guard:
-        read = partial(self._of.checks.refusal, self.node, _test(attempt))
-        fresh = FreshRead(read, clocks=self._of.shared.clocks, began=read_at)
-        return self._of.checks.order_guard(self.node, _test(attempt), fresh)
+        read = partial(self._checks.refusal, self.node, _test(attempt))
+        fresh = FreshRead(read, clocks=self._shared.clocks, began=read_at)
+        return self._checks.order_guard(self.node, _test(attempt), fresh)
 
     async def lost(self, attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome | None:
         """The pod of an idle node's test waits behind work."""
         test = _test(attempt)
-        late = self._time_of(test) >= test.began_at + _BEGINS_WITHIN
+        late = self._shared.time_of(test) >= test.began_at + _BEGINS_WITHIN
         if not (test.reason and answer.text and late):
             return None
-        await self._of.engine.calls.cancel(self.order(test))
+        await self._shared.engine.calls.cancel(self.order(test))
         text = f"it has not begun within {_BEGINS_WITHIN:g} s: {answer.text}"
         return AttemptOutcome(RepairState.INCONCLUSIVE, text)
 
     async def take_back(self, attempt: RepairAttempt) -> str:
         """A test that its agent has not ended may still run, and keeps its reservation."""
-        calls, order = self._of.engine.calls, self.order(attempt)
+        calls, order = self._shared.engine.calls, self.order(attempt)
         if not self._ends_by_agent(_test(attempt)):
             await calls.cancel(order)
             return ""
-        if not self._of.checks.is_fresh(self.node):  # its next stream gets the cancellation
+        if not self._checks.is_fresh(self.node):  # its next stream gets the cancellation
             return "its agent is awaited, which is to end the test"
         if await calls.cancel(order):
             return ""
         # A test that has ended before can't be taken back either.
         if end_state(TEST, await calls.outcome(order)) is not None:
             return ""
-        self._watched.try_later(self._of.shared.clocks.now())
+        self._watched.try_later(self._shared.clocks.now())
         return "its agent has not confirmed the end of the test"
 
     def _ends_by_agent(self, test: NodeTest) -> bool:
         """Whether its agent alone can end the test: not beyond its deadline or a boot of the node,
         which it does not survive.
         """
-        entry = self._of.shared.settings.repairers.get(TEST)
+        entry = self._shared.settings.repairers.get(TEST)
         if entry is None or not entry.by_agent or not test.is_of_boot(self._watched.boot_id):
             return False
-        return self._time_of(test) < test.deadline_at
+        return self._shared.time_of(test) < test.deadline_at
 
     def cancelled_as(self, attempt: RepairAttempt) -> RepairState:
         same = _test(attempt).is_of_boot(self._watched.boot_id)
@@ -252,7 +238,7 @@ class NodeTestCase(OperationCase):
     # -- what follows -----------------------------------------------------------------------
 
     def poll_in(self, seconds: float) -> None:
-        at = self._of.shared.clocks.now() + seconds
+        at = self._shared.clocks.now() + seconds
         self._watched.poll_at = min(self._watched.poll_at, at)
 
     async def hold(self, why: str, step: NextOperation | None = None) -> None:
@@ -261,7 +247,7 @@ class NodeTestCase(OperationCase):
 
     def begun(self, attempt: RepairAttempt, because: str) -> None:
         self._watched.test, self._watched.requested = _test(attempt), ""
-        self._of.events.emit_ordered(self.node, _test(attempt), because)
+        self._events.emit_ordered(self.node, _test(attempt), because)
 
     async def changed(self, before: RepairAttempt, after: RepairAttempt) -> None:
         del before
@@ -278,7 +264,7 @@ class NodeTestCase(OperationCase):
         between, the next one goes on. The taint goes against the version of the read that it was
         decided on: another party's that came meanwhile makes the patch fail, and is kept.
         """
-        shared, checks, test = self._of.shared, self._of.checks, _test(attempt)
+        shared, checks, test = self._shared, self._checks, _test(attempt)
         passed = outcome.state is RepairState.SUCCEEDED
         if passed and not late and not checks.is_fresh(self.node):
             await self._note(test, outcome)
@@ -311,14 +297,14 @@ class NodeTestCase(OperationCase):
     async def _note(self, test: NodeTest, outcome: AttemptOutcome) -> NodeTest:
         if test.ends_as is not None:
             return test
-        return _test(await self._of.engine.change(self, test, ending(test, outcome)))
+        return _test(await self._shared.engine.change(self, test, ending(test, outcome)))
 
     def _end_now(self, node: Node, test: NodeTest, outcome: AttemptOutcome) -> AttemptOutcome:
         """The end and its text, by the node as it is now."""
         if not test.is_of_boot(node.boot_id):
             why = f"the node is in another boot than the test was for; {outcome.text}"
             return AttemptOutcome(RepairState.INCONCLUSIVE, why.rstrip("; "))
-        against = self._of.checks.against_removal(node)
+        against = self._checks.against_removal(node)
         if outcome.state is RepairState.SUCCEEDED and against:
             text = f"it passed, and does not count: {against}"
             return AttemptOutcome(RepairState.CANCELLED, text)
@@ -326,7 +312,7 @@ class NodeTestCase(OperationCase):
 
     def ended(self, ended: RepairAttempt, text: str, details: Mapping[str, str]) -> None:
         del text
-        self._of.events.emit_end(self.node, self._watched, _test(ended), details)
+        self._events.emit_end(self.node, self._watched, _test(ended), details)
 
 
 def _test(attempt: RepairAttempt | None) -> NodeTest:

@@ -23,71 +23,70 @@ from aggregator.quarantine.decide.node_tests import (
 from aggregator.quarantine.decide.operation_step import Do
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.own_pods import without_tests
-from aggregator.quarantine.decide.repair import other_party
+from aggregator.quarantine.decide.repair import domains_of, other_party
 from aggregator.quarantine.decide.repair_permission import NO_ORDER
 from aggregator.quarantine.repair.before_release import boot_of
-from aggregator.quarantine.repair.node_test_state import (
-    NodeTestContext,
-    WatchedNode,
-    in_quarantine,
-)
+from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
 from aggregator.quarantine.repair.node_test_store import NodeTestStore
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodePools
 from aggregator.runtime.text import some_of
 
 _MOST_NAMED = 3
+#: Failure domains of a reservation.
+_MOST_DOMAINS = 8
 
 
 @define(eq=False, slots=False, kw_only=True)
 class NodeTestChecks:
     """Reads what is known of nodes, and changes nothing."""
 
-    _shared: NodeTestContext
+    shared: NodeTestContext
     _pools: NodePools
 
     def __attrs_post_init__(self) -> None:
-        self.store = NodeTestStore(self._shared.cluster.operations)
+        self.store = NodeTestStore(self.shared.cluster.operations)
 
     def is_fresh(self, name: str) -> bool:
         """Whether the node's agent reports to us."""
-        node_state = self._shared.registry.known(name)
+        node_state = self.shared.registry.known(name)
         return node_state is not None and node_state.agent.is_fresh
 
     def facts(self, node: Node, test: NodeTest | None) -> NodeTestFacts:
         """All that the node's next step depends on, in addition to its last ``test``."""
-        node_state = self._shared.registry.known(node.name)
+        node_state = self.shared.registry.known(node.name)
         return NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
-            tainted=is_tainted(node, self._shared.rules.taint),
-            against=self._shared.ends or self._against(node, node_state),
-            ends=self._shared.ends
+            tainted=is_tainted(node, self.shared.rules.taint),
+            against=self.shared.ends or self._against(node, node_state),
+            ends=self.shared.ends
             or (DELETED_BY_HAND if test is not None and test.deleted else "")
-            or self._ends_test(node, node_state),
+            or self._ends_test(node),
             request=self.request(node.name),
-            installation=self._shared.cluster.installation,
+            installation=self.shared.cluster.installation,
         )
 
     def request(self, name: str) -> OperationRequest | None:
         """A person's oldest request for a test of the node, where one may begin."""
-        return None if self._shared.ends else self.store.requests().get(name)
+        return None if self.shared.ends else self.store.requests().get(name)
 
     def take_read(self, watched: WatchedNode, node: Node) -> None:
         """Note the node as it was read, with its last test."""
-        test, problem = self.store.last(node.name, node.uid)
-        watched.take_read(node, self._shared.rules.taint, self._shared.settings.domain_labels)
-        request = self.request(node.name)
-        watched.test, watched.problem = test, problem
+        request, labels = self.request(node.name), self.shared.settings.domain_labels
+        watched.uid, watched.boot_id = node.uid, node.boot_id
+        watched.tainted = is_tainted(node, self.shared.rules.taint)
+        watched.domains = domains_of(node.labels, labels)[:_MOST_DOMAINS]
+        watched.test, watched.problem = self.store.last(node.name, node.uid)
         watched.requested = request.name if request is not None else ""
 
     def against_memory(self, name: str) -> str:
         """Why no test begins now, as far as no read of the Node is needed to know it."""
-        why = self.against_state(name, self._shared.registry.known(name))
+        why = self.against_state(name, self.shared.registry.known(name))
         if why:
             return why
-        others = other_tests(self._shared.record_writer.current_record(), name)
-        held = no_room(others.values(), self._shared.rules.concurrent)
+        others = other_tests(self.shared.record_writer.current_record(), name)
+        held = no_room(others.values(), self.shared.rules.concurrent)
         return held.text if held is not None else ""
 
     def against_state(self, name: str, node_state: NodeState | None) -> str:
@@ -110,15 +109,15 @@ class NodeTestChecks:
         """Why the taint may not be removed, and no test begin: by memory, and by the Node."""
         if is_marked(node):
             return "it is in quarantine"
-        why = read_operator_requests(node.annotations).why_capped(self._shared.clocks.earliest())
-        return why or self.against_state(node.name, self._shared.registry.known(node.name))
+        why = read_operator_requests(node.annotations).why_capped(self.shared.clocks.earliest())
+        return why or self.against_state(node.name, self.shared.registry.known(node.name))
 
     def _against(self, node: Node, node_state: NodeState | None) -> str:
         """Why no test may begin on the node now; empty: one may."""
         why = self.against_removal(node) or not_ready(node)
         if why:
             return why
-        party = other_party(node) or self._shared.registry.others.forbids_all(node)
+        party = other_party(node) or self.shared.registry.others.forbids_all(node)
         if party:
             return f"another party is at work on the node: {party}"
         boot = boot_of(node_state) if node_state is not None else ""
@@ -126,39 +125,39 @@ class NodeTestChecks:
             return "the node's kubelet and its agent do not name the same boot"
         return ""
 
-    def _ends_test(self, node: Node, node_state: NodeState | None) -> str:
+    def _ends_test(self, node: Node) -> str:
         """Why a test under way has to end; evidence that comes meanwhile is no reason."""
-        if is_marked(node) or in_quarantine(node_state):
+        if is_marked(node) or self.shared.in_quarantine(node.name):
             return "the node is in quarantine"
-        return read_operator_requests(node.annotations).why_capped(self._shared.clocks.earliest())
+        return read_operator_requests(node.annotations).why_capped(self.shared.clocks.earliest())
 
     async def pods_in_the_way(self, node: Node) -> str:
         """The pods that were there before the taint, in words: the node is no new one then."""
-        own = [taint for taint in node.taints if taint.key == self._shared.rules.taint]
+        own = [taint for taint in node.taints if taint.key == self.shared.rules.taint]
         found = [
             pod.key
             for pod in work_of(
-                await self._shared.cluster.pods_on(node.name, background=True),
-                self._shared.settings.node_owner_kinds,
+                await self.shared.cluster.pods_on(node.name, background=True),
+                self.shared.settings.node_owner_kinds,
             )
             if not all(pod.tolerates(taint) for taint in own)
         ]
         if not found:
             return ""
-        text = f"pods that do not tolerate {self._shared.rules.taint} are on the node"
+        text = f"pods that do not tolerate {self.shared.rules.taint} are on the node"
         return f"{text}: {some_of(sorted(found), _MOST_NAMED)}; drain it"
 
     async def others_work(self, name: str, test: NodeTest) -> str:
         """Which pod, other than the test's own, makes the node one with work; empty: it is idle."""
-        pods = await self._shared.cluster.pods_on(name, background=True)
-        others = without_tests(pods, {test.operation}, self._shared.settings.test_namespace)
-        return in_use(others, self._shared.settings.node_owner_kinds)
+        pods = await self.shared.cluster.pods_on(name, background=True)
+        others = without_tests(pods, {test.operation}, self.shared.settings.test_namespace)
+        return in_use(others, self.shared.settings.node_owner_kinds)
 
     async def refusal(self, name: str, known: NodeTest) -> str:
         """Why the order of a durable test must not act now; empty: it may. All that it rests on is
         read: the Node, the test and the pods. Raises ClusterError.
         """
-        node = await self._shared.cluster.read_node(name)
+        node = await self.shared.cluster.read_node(name)
         test = await self.store.read(known)
         if node is None or node.uid != known.node_uid:
             return "the cluster's Node is another one, or none"
@@ -167,8 +166,7 @@ class NodeTestChecks:
         facts = self.facts(node, test)
         taint = "the startup taint was removed" if not test.reason else "it has the startup taint"
         changed = "" if facts.tainted is not bool(test.reason) else taint
-        now = self._shared.record_writer.times.time_of(test.operation, test.began_at)
-        step = next_of_test(test, facts, now, changed)
+        step = next_of_test(test, facts, self.shared.time_of(test), changed)
         if step.do in (Do.CANCEL, Do.END):
             return step.because
         why = await (self.others_work(name, test) if test.reason else self.pods_in_the_way(node))
@@ -183,7 +181,7 @@ class NodeTestChecks:
 
     def beginning_guard(self, node: str, fresh: FreshRead) -> Guard:
         """The guard of the write by which a test begins."""
-        registry = self._shared.registry
+        registry = self.shared.registry
         return self._guard(lambda: self.against_state(node, registry.known(node)), fresh)
 
     def order_guard(self, node: str, test: NodeTest, fresh: FreshRead | None = None) -> Guard:
@@ -192,14 +190,14 @@ class NodeTestChecks:
 
     def _against_order(self, node: str, test: NodeTest) -> str:
         """Why the order of a test that has begun is not to be carried out, as last seen."""
-        if in_quarantine(self._shared.registry.known(node)):
+        if self.shared.in_quarantine(node):
             return "the node is in quarantine"
-        if not self._shared.record_writer.has_operation(node, test.operation):
+        if not self.shared.record_writer.has_operation(node, test.operation):
             return "the admission record does not have the test any more"
         return self.store.why_ended(test, node)
 
     def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
-        return act_guard(switch=self._shared.record_writer.switch, against=against, fresh=fresh)
+        return act_guard(switch=self.shared.record_writer.switch, against=against, fresh=fresh)
 
     def removal_guard(self, node: Node) -> Guard:
         """The same for the removal of the taint, which no stop holds: it is a release."""
@@ -220,5 +218,5 @@ class NodeTestChecks:
 
     def require_place(self) -> None:
         """Raise GuardRefused where we are not the controller at this moment."""
-        if not self._shared.record_writer.switch.may_act():
+        if not self.shared.may_act():
             raise GuardRefused(NOT_CONTROLLER)

@@ -158,7 +158,7 @@ class OperationRetention:
 
 
 def _is_engines(operation: Operation) -> bool:
-    """Whether it is a test under way of a node in no quarantine: `NodeTests` alone ends it, since
+    """Whether it is a test under way of a node in no quarantine: `NodeTestReconciler` alone ends it, since
     it may have a verdict that could not be written yet. One without a deadline it can't end.
     """
     status = operation.status

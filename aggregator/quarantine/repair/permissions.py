@@ -14,7 +14,6 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_permission import CANCELLED, NO_ORDER, open_attempt
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_watch import NodeTestWatch
 from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.quarantine.repair.quarantine_case import RepairContext
 from aggregator.quarantine.state.node import NodeState
@@ -31,7 +30,6 @@ class RepairPermissions:
 
     _quarantined: RepairContext
     _node_tests: NodeTestChecks
-    _watch: NodeTestWatch
     _registry: NodeRegistry
 
     async def refusal(self, node: str, request: PermissionRequest) -> str:
@@ -65,7 +63,7 @@ class RepairPermissions:
         return await self._in_quarantine(node_state, request)
 
     async def _in_service(self, node: str, request: PermissionRequest) -> str:
-        watched = self._watch.nodes.get(node)
+        watched = self._node_tests.shared.nodes.get(node)
         known = watched.test if watched is not None else None
         if known is None or (known.operation, TEST) != (request.operation, request.repair):
             return NO_ORDER  # an agent's invention costs no read

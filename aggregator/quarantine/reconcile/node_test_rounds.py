@@ -1,0 +1,219 @@
+"""Finds the nodes that have a test, or need one, and adds them to the queue when that is due.
+
+Its causes: Operations, the list of nodes, new agents, people's requests, and time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from attrs import define, field
+
+from aggregator.cluster.port import ClusterError, ListedNodeTest, NodeMeta
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
+from aggregator.quarantine.decide.new_nodes import condition_of, is_tainted
+from aggregator.quarantine.decide.node_tests import NodeTest, is_ended_by, open_failure
+from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.reconcile.node_tests import NodeTestReconciler
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
+from aggregator.quarantine.repair.node_test_state import (
+    POLL_EVERY,
+    WatchedNode,
+)
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: The nodes are looked through this often (seconds).
+EVERY = 3.0
+#: All Nodes are listed this often (seconds). A node whose agent is new is read at once.
+LIST_EVERY = 180.0
+#: New agents whose Nodes are read in one round.
+_READS = 20
+
+
+@define(eq=False, slots=False)
+class NodeTestRounds:
+    """Begins and ends no test: the reconciler does, in the task of the node."""
+
+    reconciler: NodeTestReconciler
+    _queue: WorkQueue
+    #: The uids of Nodes that were listed or read; None before the first list.
+    _seen: set[str] | None = field(init=False, default=None)
+    _list_at: float = field(init=False, default=float("-inf"))
+    #: The metadata of all nodes as of the last list.
+    _metas: Mapping[str, NodeMeta] = field(init=False, factory=dict)
+    _trouble: str = field(init=False, default="")
+
+    def __attrs_post_init__(self) -> None:
+        self._shared, self._store = self.reconciler.shared, self.reconciler.checks.store
+        self._nodes, self._evidence = self._shared.nodes, self.reconciler.evidence
+        self._idle_choice = IdleNodeChoice(shared=self._shared, checks=self.reconciler.checks)
+        self._shared.fleet.last_tests = self._shared.last
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            if self._queue.view:
+                await self.go_round()
+            await asyncio.sleep(EVERY)
+
+    async def go_round(self) -> None:
+        await self._read_nodes()
+        self._take_requests()
+        due = [one for one in self._nodes.items() if self.reconciler.is_due(*one)]
+        for name, _ in due[: max(0, self.reconciler.room)]:
+            node_state = self._shared.registry.known(name)
+            if node_state is not None:
+                self._queue.add(node_state)
+            else:  # for example of a Node that is gone: it has no task
+                await self.reconciler.advance(name)
+        for name, watched in self._nodes.items():
+            self._evidence.give(name, watched)
+        self.reconciler.display.show(self._nodes)
+        idle = self._shared.settings.rules.idle_nodes
+        if idle is not None and not self._shared.ends:
+            await self._choose_idle(idle)
+
+    async def _read_nodes(self) -> None:
+        try:
+            if self._is_list_due:
+                await self._take_list()
+                self.reconciler.events.keep_observed(self._seen or set())
+                await self._evidence.end_all_but(self._nodes)  # from before this process
+            elif self._shared.rules.taint:
+                await self._read_new()
+        except ClusterError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                text = "nodes can't be listed: no test of a new or an idle one begins"
+                log.warning(text, extra={"error": self._trouble})
+            pause = max(POLL_EVERY, error.retry_after or 0.0)
+            self._list_at = self._shared.clocks.now() + pause
+        else:
+            self._trouble = ""
+
+    @property
+    def _is_list_due(self) -> bool:
+        """Where no test may continue also with each new list of all nodes, which costs no
+        request.
+        """
+        shared = self._shared
+        fresh = bool(shared.ends) and shared.registry.metas is not self._metas
+        return fresh or shared.clocks.now() >= self._list_at
+
+    async def _take_list(self) -> None:
+        """Read all nodes that may be tested, and forget those that are done with."""
+        registry, tested = self._shared.registry, self._store.tested()
+        self._metas = registry.metas
+        known = {meta.uid for meta in registry.metas.values()}
+        found = {one.node: one for one in await self._listed(tested)}
+        self._list_at = self._shared.clocks.now() + LIST_EVERY
+        self._seen = known | {one.uid for one in found.values()}
+        reserved = self._shared.record_writer.record.node_tests.keys()
+        self._shared.last.clear()
+        for name in found.keys() | tested:
+            self._take_listed(name, found.get(name), reserved)
+        for name in reserved - self._nodes.keys():  # for example of a Node that is gone
+            self._nodes[name] = WatchedNode("", tainted=False)
+        for name in self._nodes.keys() - found.keys() - tested - reserved:
+            self._drop(name)
+        self._idle_choice.forget_old()
+
+    async def _listed(self, tested: AbstractSet[str]) -> list[ListedNodeTest]:
+        """Where no test may continue, none: memory has the tests."""
+        shared = self._shared
+        needs_list = tested or shared.rules.taint or shared.settings.rules.idle_nodes is not None
+        if shared.ends or not needs_list:
+            return []
+        return await shared.cluster.list_node_tests(shared.rules.taint, tested)
+
+    def _take_listed(
+        self, name: str, one: ListedNodeTest | None, reserved: AbstractSet[str]
+    ) -> None:
+        """The list may be a little old: each step reads the Node anew."""
+        uid = one.uid if one is not None else self._shared.registry.uid_of(name)
+        tainted, shown = (one.tainted, one.condition) if one is not None else (False, None)
+        test, problem = self._store.last(name, uid)
+        if test is not None:
+            self._shared.last[name] = test
+        if not (problem or self._store.lost(name, uid) or self._stays(name, one, test)):
+            if name not in reserved:
+                self._drop(name)
+            return
+        known = self._nodes.get(name)
+        if known is None:
+            self._nodes[name] = WatchedNode(uid, tainted, test, problem=problem, shown=shown)
+        elif not known.is_running and not known.chosen:
+            known.uid, known.tainted, known.test = uid, tainted, test
+            known.problem, known.shown = problem, shown
+
+    def _stays(self, name: str, one: ListedNodeTest | None, test: NodeTest | None) -> bool:
+        """Whether it has a test that runs, or needs one, or shows another end than its own."""
+        if test is not None and test.is_busy:
+            return True
+        if self._shared.ends:
+            # Memory lacks conditions: a process may die between the end of a new node's test and
+            # its condition.
+            ended = test is not None and not test.reason and is_ended_by(test, self._shared.ends)
+            return ended and name not in self._shared.done
+        tainted = one is not None and one.tainted
+        condition = condition_of(test, tainted=tainted, rules=self._shared.rules)
+        differs = one is not None and condition is not None and condition != one.condition
+        return tainted or differs or bool(open_failure(test)[0])
+
+    async def _read_new(self) -> None:
+        """Read the Nodes of agents that have come since the last list, which may be minutes old."""
+        if self._seen is None:
+            return
+        fresh: list[tuple[str, str]] = []
+        async for node_state in self._shared.registry.by_slices():
+            uid = node_state.agent.claimed or self._shared.registry.uid_of(node_state.node)
+            if node_state.agent.is_fresh and uid and uid not in self._seen:
+                fresh.append((node_state.node, uid))
+        for name, uid in fresh[:_READS]:
+            if not self._shared.may_act():
+                continue
+            node = await self._shared.cluster.read_node(name, background=True)
+            self._seen.add(uid)
+            if (
+                node is not None
+                and is_tainted(node, self._shared.rules.taint)
+                and name not in self._nodes
+            ):
+                test, problem = self._store.last(name, node.uid)
+                self._nodes[name] = WatchedNode(node.uid, tainted=True, test=test, problem=problem)
+
+    def _take_requests(self) -> None:
+        """Watch the nodes in service of which a person wants a test."""
+        if not self._shared.settings.tests_in_service:
+            return
+        for name, request in self._store.requests().items():
+            meta = self._shared.registry.meta(name)
+            if meta is None or self._shared.in_quarantine(name) or not self._shared.may_act():
+                continue
+            watched = self._nodes.setdefault(name, WatchedNode(meta.uid, tainted=False))
+            if not (watched.tainted or watched.requested or watched.is_running):
+                watched.requested, watched.poll_at = request.name, float("-inf")
+
+    def _drop(self, name: str) -> None:
+        known = self._nodes.get(name)
+        if known is not None and not known.is_running and not known.chosen and not known.requested:
+            del self._nodes[name]
+
+    async def _choose_idle(self, idle: IdleNodeRules) -> None:
+        """Take the nodes whose periodic test is due, as many as the fleet's limit has room for. In
+        mode observe none is chosen after the first report.
+        """
+        for one in self._nodes.values():
+            if one.chosen and not one.is_running and not self._shared.may_act():
+                one.chosen = False
+        observes = self._shared.settings.rules.mode is RepairMode.OBSERVE
+        reported = observes and self.reconciler.events.idle_reported
+        if self._seen is None or reported or self._shared.record_writer.switch.reason:
+            return
+        for due in await self._idle_choice.choose_due(idle, self._nodes, self._shared.last):
+            watched = self._nodes.setdefault(due.node, WatchedNode(due.uid, tainted=False))
+            if not watched.is_running:
+                watched.chosen, watched.poll_at = True, float("-inf")
