@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
     UNREAD_NODE,
+    AdmissionBatch,
     FleetSize,
     Held,
     Limits,
@@ -16,7 +17,6 @@ from aggregator.quarantine.decide.admission import (
     OpenCause,
     Outcome,
     Proposal,
-    admit,
     escalation_hold,
     quorum,
     settling,
@@ -62,7 +62,7 @@ def ask(
     record: Record, limits: Limits, size: FleetSize, *nodes: str, pool: str = "", stop: str = ""
 ) -> Outcome:
     proposals = [proposal(node, pool) for node in nodes]
-    return admit(record, proposals, limits, size, now=5.0, policy_hash="hash", stop=stop)
+    return AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(proposals, "hash")
 
 
 names = st.integers(0, 30).map(lambda number: f"n{number}")
@@ -117,7 +117,7 @@ def small(share: int, limits: Limits, of: int, nodes: int) -> int:
 def test_no_order_of_proposals_passes_a_limit(
     record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
 ) -> None:
-    outcome = admit(record, asked, limits, size, now=5.0, policy_hash="new", stop=stop)
+    outcome = AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(asked, "new")
     before, after = record.entries, outcome.record.entries
     # Every node has an answer, and only one.
     assert outcome.admitted | set(outcome.held) == {one.node for one in asked}
@@ -150,8 +150,8 @@ def test_no_order_of_proposals_passes_a_limit(
 def test_asking_again_changes_nothing(
     record: Record, asked: list[Proposal], limits: Limits, size: FleetSize
 ) -> None:
-    once = admit(record, asked, limits, size, now=5.0, policy_hash="h")
-    twice = admit(once.record, asked, limits, size, now=5.0, policy_hash="h")
+    once = AdmissionBatch(record, limits, size, now=5.0).admit(asked, "h")
+    twice = AdmissionBatch(once.record, limits, size, now=5.0).admit(asked, "h")
     assert twice.record == once.record
     assert twice.admitted == once.admitted
     assert twice.held.keys() == once.held.keys()
@@ -161,7 +161,7 @@ def test_asking_again_changes_nothing(
 def test_what_holds_a_proposal_is_named_with_its_value(
     record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
 ) -> None:
-    outcome = admit(record, asked, limits, size, now=5.0, policy_hash="h", stop=stop)
+    outcome = AdmissionBatch(record, limits, size, now=5.0, stop=stop).admit(asked, "h")
     values = {
         "stop": stop,
         "limits.concurrent": str(limits.concurrent),
@@ -263,7 +263,7 @@ def test_a_node_that_is_asked_for_again_and_then_admitted_is_not_held_as_well() 
     limits = replace(OPEN, pool_label="pool", pool_percent=100)
     size = FleetSize(10, 10, {"b": 10})
     twice = [proposal("n1", "a"), proposal("n1", "b")]
-    outcome = admit(Record(), twice, limits, size, now=5.0, policy_hash="h")
+    outcome = AdmissionBatch(Record(), limits, size, now=5.0).admit(twice, "h")
     assert outcome.admitted == {"n1"}
     assert outcome.held == {}
 
@@ -281,7 +281,9 @@ def test_a_pool_counts_what_stands_without_an_entry_and_not_what_is_absent() -> 
 
     def of_pool(size: FleetSize, **unrecorded: str) -> Outcome:
         asked = [proposal("n8", "a"), proposal("n9", "a")]
-        return admit(record, asked, limits, size, now=5.0, policy_hash="h", unrecorded=unrecorded)
+        return AdmissionBatch(record, limits, size, now=5.0, unrecorded=unrecorded).admit(
+            asked, "h"
+        )
 
     assert of_pool(size).admitted == {"n8"}
     assert of_pool(size, n3="a").admitted == set()
@@ -294,7 +296,7 @@ def test_a_pool_counts_what_stands_without_an_entry_and_not_what_is_absent() -> 
     others = standing("n1", pool="b").enter([entry("n2", "a"), entry("n3", "a")], "h")
     gone = replace(size, absent=frozenset({"n1"}))
     asked = [proposal("n8", "a"), proposal("n9", "a")]
-    found = admit(others, asked, limits, gone, now=5.0, policy_hash="h")
+    found = AdmissionBatch(others, limits, gone, now=5.0).admit(asked, "h")
     assert found.admitted == {"n8"}
 
 
@@ -303,15 +305,11 @@ def test_the_fleets_limit_counts_what_stands_without_an_entry_and_not_what_is_ab
 
     def asked(*absent: str, **unrecorded: str) -> frozenset[str]:
         size = FleetSize(100, 100, absent=frozenset(absent))
-        return admit(
-            record,
-            [proposal("n7"), proposal("n8"), proposal("n9")],
-            limits,
-            size,
-            now=5.0,
-            policy_hash="h",
-            unrecorded=unrecorded,
-        ).admitted
+        return (
+            AdmissionBatch(record, limits, size, now=5.0, unrecorded=unrecorded)
+            .admit([proposal("n7"), proposal("n8"), proposal("n9")], "h")
+            .admitted
+        )
 
     assert asked() == {"n7", "n8"}
     assert asked(n3="") == {"n7"}
@@ -330,7 +328,7 @@ def test_nothing_is_admitted_for_a_quarter_of_a_minute_after_a_record_was_rebuil
     record = replace(Record(), rebuilt=Rebuilt(1000.0, "was deleted", "uid"))
     hold = settling(record, at)
     assert (hold is not None) == held
-    outcome = admit(record, [proposal("n1")], OPEN, FleetSize(9, 9), now=at, policy_hash="h")
+    outcome = AdmissionBatch(record, OPEN, FleetSize(9, 9), now=at).admit([proposal("n1")], "h")
     assert dict(outcome.held) == ({"n1": hold} if held else {})
     if hold is not None:
         assert (hold.limit, hold.value) == ("record", "rebuilt")
@@ -361,7 +359,7 @@ def at(
     causes: dict[str, OpenCause] | None = None,
 ) -> Outcome:
     size = size or FleetSize(100, 100)
-    return admit(record, proposals, limits, size, now=now, policy_hash="h", causes=causes)
+    return AdmissionBatch(record, limits, size, now=now, causes=causes).admit(proposals, "h")
 
 
 def many(count: int, first: int = 0) -> list[Proposal]:

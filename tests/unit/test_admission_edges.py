@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
     SETTLES,
+    AdmissionBatch,
     FleetSize,
     Held,
     Limits,
     OpenCause,
     Outcome,
     Proposal,
-    admit,
     escalation_hold,
     lost,
     quorum,
@@ -54,7 +54,7 @@ def at(
     size: FleetSize = SIZE,
     **known: Any,
 ) -> Outcome:
-    return admit(record or Record(), asked, limits, size, now=NOW, policy_hash="new", **known)
+    return AdmissionBatch(record or Record(), limits, size, now=NOW, **known).admit(asked, "new")
 
 
 def held(*asked: Proposal, **known: Any) -> Held:

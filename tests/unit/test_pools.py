@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from aggregator.cluster.port import Action
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.admission import (
+    AdmissionBatch,
     FleetSize,
     Limits,
     Outcome,
     Proposal,
-    admit,
     escalation_hold,
 )
 from aggregator.quarantine.decide.admission_record import (
@@ -93,15 +93,8 @@ def ask(
     now: float = 5.0,
     unrecorded: dict[str, str] | None = None,
 ) -> Outcome:
-    return admit(
-        record,
-        proposals,
-        limits,
-        size,
-        now=now,
-        policy_hash="h",
-        pools=facts,
-        unrecorded=unrecorded,
+    return AdmissionBatch(record, limits, size, now=now, pools=facts, unrecorded=unrecorded).admit(
+        proposals, "h"
     )
 
 

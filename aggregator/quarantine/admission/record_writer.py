@@ -28,13 +28,11 @@ from aggregator.quarantine.admission.stop_switch import StopSwitch, StopUnreadab
 from aggregator.quarantine.decide.admission import (
     SETTLES,
     AdmissionBatch,
-    FleetSize,
     Held,
     Limits,
     OpenCause,
     Outcome,
     Proposal,
-    admit,
     escalation_hold,
     lost,
     repair_hold,
@@ -212,19 +210,7 @@ class AdmissionRecordWriter:
         """The holds that these would get now from a leader that knows of all nodes, decided in this
         order; no node is admitted.
         """
-        unrecorded = self._unrecorded(self.record)
-        batch = AdmissionBatch(
-            self.record,
-            self._limits,
-            self._registry.size(),
-            now=self._wall(),
-            stop=self.switch.reason,
-            causes=self._causes.causes(),
-            unrecorded=unrecorded,
-            pools=self._pools.facts({*self.record.entries, *unrecorded}),
-        )
-        answers = ((one.node, batch.decide(one)) for one in proposals)
-        return {node: held for node, held in answers if held is not None}
+        return self._batch(self.record).admit(proposals, self._policy_hash).held
 
     def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps an existing cordon from becoming a drain, by the last record."""
@@ -385,7 +371,7 @@ class AdmissionRecordWriter:
             proposed = [request.propose for request in batch if request.propose is not None]
             if unread is not None:
                 proposed = []
-            outcome = self._decide(after, proposed, self.switch.reason, self._registry.size())
+            outcome = self._batch(after).admit(proposed, self._policy_hash)
             if unread is None:
                 outcome = self._reserve(outcome, batch)
             if not self._lost and _substance(outcome.record) == _substance(before):
@@ -489,18 +475,15 @@ class AdmissionRecordWriter:
         finally:
             self._writing = None
 
-    def _decide(
-        self, record: Record, proposed: list[Proposal], stop: str, size: FleetSize
-    ) -> Outcome:
+    def _batch(self, record: Record) -> AdmissionBatch:
+        """The decisions that begin now, against this record."""
         unrecorded = self._unrecorded(record)
-        return admit(
+        return AdmissionBatch(
             record,
-            proposed,
             self._limits,
-            size,
+            self._registry.size(),
             now=self._wall(),
-            policy_hash=self._policy_hash,
-            stop=stop,
+            stop=self.switch.reason,
             causes=self._causes.causes(),
             unrecorded=unrecorded,
             pools=self._pools.facts({*record.entries, *unrecorded}),

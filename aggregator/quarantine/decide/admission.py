@@ -211,51 +211,13 @@ class Outcome:
     held: Mapping[str, Held]
 
 
-def admit(
-    record: Record,
-    proposals: Sequence[Proposal],
-    limits: Limits,
-    size: FleetSize,
-    *,
-    now: float,
-    policy_hash: str,
-    stop: str = "",
-    causes: Mapping[str, OpenCause] | None = None,
-    unrecorded: Mapping[str, str] | None = None,
-    pools: PoolFacts = NO_POOLS,
-) -> Outcome:
-    """Decide on all waiting requests, in the order given, against one record.
-
-    ``causes`` are the common causes that are open, by id. ``unrecorded`` are the pools, by node, of
-    Quarantines in force of which the record has no entry (values of `Limits.pool_label`). ``pools``
-    are those of the section ``pools``.
-    """
-    sitting = AdmissionBatch(
-        record,
-        limits,
-        size,
-        now=now,
-        stop=stop,
-        causes=causes,
-        unrecorded=unrecorded,
-        pools=pools,
-    )
-    held: dict[str, Held] = {}
-    admitted: set[str] = set()
-    for proposal in proposals:
-        hold = sitting.decide(proposal)
-        if hold is not None:
-            held[proposal.node] = hold
-            continue
-        admitted.add(proposal.node)
-        held.pop(proposal.node, None)  # requested twice, held the first time
-    return Outcome(sitting.conclude(policy_hash), frozenset(admitted), held)
-
-
 class AdmissionBatch:
     """Proposals that come one after the other, against one record: each is decided once.
 
-    The arguments are those of `admit`, and of the moment at which the batch begins.
+    The arguments are those of the moment at which the batch begins. ``causes`` are the common
+    causes that are open, by id. ``unrecorded`` are the pools, by node, of Quarantines in force of
+    which the record has no entry (values of `Limits.pool_label`). ``pools`` are those of the
+    section ``pools``.
     """
 
     def __init__(
@@ -322,9 +284,12 @@ class AdmissionBatch:
         held = verdict.held
         return replace(held, reason=f"{held.reason} (those counted whose nodes are read now)")
 
-    def conclude(self, policy_hash: str) -> Record:
-        """The record to write."""
-        return self._board.conclude(policy_hash)
+    def admit(self, proposals: Sequence[Proposal], policy_hash: str) -> Outcome:
+        """Decide on all waiting requests, in the order given."""
+        holds = {one.node: self.decide(one) for one in proposals}  # the last of each node counts
+        held = {node: hold for node, hold in holds.items() if hold is not None}
+        admitted = frozenset(holds.keys() - held.keys())
+        return Outcome(self._board.conclude(policy_hash), admitted, held)
 
 
 def escalation_hold(
@@ -358,11 +323,8 @@ def repair_hold(
     The node is counted already, so no count applies. A cause that was found after its admission, a
     cooldown and a fleet of which too little has reported hold a repair as they hold a new node.
     """
-    waiting = quorum(limits, size)
-    if waiting is not None:
-        return waiting
-    found = _Budget(record, limits, _NO_SIZE, now, causes, {}).suspicion(proposal)
-    return found.held if found is not None else None
+    suspected = escalation_hold(record, proposal, limits, now=now, causes=causes)
+    return quorum(limits, size) or suspected
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,8 +158,9 @@ class OperationRetention:
 
 
 def _is_engines(operation: Operation) -> bool:
-    """Whether it is a test under way of a node in no quarantine: `NodeTestReconciler` alone ends it, since
-    it may have a verdict that could not be written yet. One without a deadline it can't end.
+    """Whether it is a test under way of a node in no quarantine: `NodeTestReconciler` alone ends
+    it, since it may have a verdict that could not be written yet. One without a deadline it can't
+    end.
     """
     status = operation.status
     return status.node_test is not None and status.phase in BUSY and bool(status.deadline_at)
