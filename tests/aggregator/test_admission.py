@@ -17,7 +17,6 @@ from aggregator.quarantine.decide.admission import (
     OpenCause,
     Outcome,
     Proposal,
-    escalation_hold,
     quorum,
     settling,
 )
@@ -699,7 +698,10 @@ def test_only_what_makes_us_suspect_ourselves_restrains_a_drain() -> None:
     full = at(Record(), 1_000, *many(3)).record
 
     def restraint(asked: Proposal, record: Record = full) -> Held | None:
-        return escalation_hold(record, asked, limits, now=1_001, causes={SWITCH: OPEN_SWITCH})
+        batch = AdmissionBatch(
+            record, limits, FleetSize(100, 100), now=1_001, causes={SWITCH: OPEN_SWITCH}
+        )
+        return batch.escalation_hold(asked)
 
     assert restraint(proposal("n1")) is None, "it is counted already"
     held = restraint(suspected("n1", {SWITCH}))

@@ -26,7 +26,7 @@ from aggregator.cluster.port import (
 from aggregator.config.settings import LimitsConfig as ConfigLimits
 from aggregator.events import EventKind
 from aggregator.quarantine.decide import node_marks
-from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal, admit
+from aggregator.quarantine.decide.admission import AdmissionBatch, FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record
 from aggregator.quarantine.decide.common_cause import CommonCauses, CommonLimits
 from aggregator.quarantine.decide.gpu_operands import DEPLOY, PAUSED
@@ -72,19 +72,21 @@ def holds() -> Iterator[str]:
         record = Record()
         if limits.concurrent_percent == 1:
             first = [Proposal("m", "j", "p", "drain")]
-            record = admit(record, first, limits, size, now=0, policy_hash="").record
-        outcome = admit(record, proposals, limits, size, now=0, policy_hash="", stop=stop)
+            record = AdmissionBatch(record, limits, size, now=0).admit(first, "").record
+        outcome = AdmissionBatch(record, limits, size, now=0, stop=stop).admit(proposals, "")
         yield outcome.held["n"].limit
     wide = Limits(concurrent=9, concurrent_percent=100, new_per_window=1)
     narrow = Limits(concurrent=9, concurrent_percent=100, new_per_window_percent=1)
     for limits in (wide, narrow):
         record = Record().enter([Entry("m", "j", "p", "drain", 0)], "")
         for _ in range(2):
-            outcome = admit(record, proposals, limits, FleetSize(10, 10), now=0, policy_hash="")
+            batch = AdmissionBatch(record, limits, FleetSize(10, 10), now=0)
+            outcome = batch.admit(proposals, "")
             record = outcome.record
             yield outcome.held["n"].limit
     fresh = [Proposal("n", "i", "p", "drain", unsettled="its version has just changed")]
-    yield admit(Record(), fresh, wide, FleetSize(9, 9), now=0, policy_hash="").held["n"].limit
+    unsettled = AdmissionBatch(Record(), wide, FleetSize(9, 9), now=0).admit(fresh, "")
+    yield unsettled.held["n"].limit
     yield from common_causes()
 
 

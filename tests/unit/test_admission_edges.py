@@ -16,10 +16,8 @@ from aggregator.quarantine.decide.admission import (
     OpenCause,
     Outcome,
     Proposal,
-    escalation_hold,
     lost,
     quorum,
-    repair_hold,
     settling,
     stopped,
 )
@@ -301,7 +299,8 @@ def test_a_drain_is_held_by_what_is_suspected_and_by_no_count() -> None:
     def hold(asked: Proposal, **known: Any) -> Held | None:
         limits = replace(OPEN, concurrent=0, new_per_window=0, quorum_percent=100.0)
         causes = known.pop("causes", {})
-        return escalation_hold(entries("n1"), asked, limits, now=NOW, causes=causes, **known)
+        batch = AdmissionBatch(entries("n1"), limits, SIZE, now=NOW, causes=causes, **known)
+        return batch.escalation_hold(asked)
 
     assert hold(proposal()) is None
     suspect = proposal(suspects=(frozenset({CAUSE}),))
@@ -333,12 +332,12 @@ def test_a_repair_is_held_by_what_would_hold_the_node_as_a_new_one_except_counts
         entries("n1", *(f"m{number}" for number in range(standing)), at=NOW - 5000),
         cooldowns={ident: Cooldown(NOW - 10, "why") for ident in cooling},
     )
-    known = {"causes": dict.fromkeys(opened, DISK)}
+    causes = dict.fromkeys(opened, DISK)
     size, limits = FleetSize(100, reported), replace(OPEN, quorum_percent=50.0)
     asked = proposal(suspects=suspects, unsettled=unsettled)
-    hold = repair_hold(record, asked, limits, size, now=NOW, **known)
+    hold = AdmissionBatch(record, limits, size, now=NOW, causes=causes).repair_hold(asked)
     unlimited = replace(limits, concurrent=1000, new_per_window=1000)
-    anew = at(replace(asked, node="new"), record=record, limits=unlimited, size=size, **known)
+    anew = at(replace(asked, node="new"), record=record, limits=unlimited, size=size, causes=causes)
     assert hold == anew.held.get("new")
     all_explained = bool(suspects) and all(one & opened for one in suspects)
     assert hold is not None or (reported >= 50 and not all_explained and FLEET not in cooling)

@@ -15,7 +15,6 @@ from aggregator.quarantine.decide.admission import (
     Limits,
     Outcome,
     Proposal,
-    escalation_hold,
 )
 from aggregator.quarantine.decide.admission_record import (
     MOST_COOLDOWNS,
@@ -144,8 +143,9 @@ def test_a_pools_rate_cools_down_this_pool_alone() -> None:
     assert later.admitted == {"n3"}
     assert later.held["n2"].limit == "limits.cooldown"
     assert "no new quarantine is admitted in pool a until" in later.held["n2"].reason
-    assert escalation_hold(first.record, proposal("n1", "a"), limits, now=6.0, causes={})
-    assert not escalation_hold(first.record, proposal("n3", "b"), limits, now=6.0, causes={})
+    batch = AdmissionBatch(first.record, limits, SIZE, now=6.0)
+    assert batch.escalation_hold(proposal("n1", "a"))
+    assert not batch.escalation_hold(proposal("n3", "b"))
     over = ask(first.record, facts, proposal("n2", "a"), limits=limits, now=5.0 + 901)
     assert over.admitted == {"n2"}
 

@@ -33,9 +33,7 @@ from aggregator.quarantine.decide.admission import (
     OpenCause,
     Outcome,
     Proposal,
-    escalation_hold,
     lost,
-    repair_hold,
     settling,
 )
 from aggregator.quarantine.decide.admission_record import (
@@ -214,24 +212,16 @@ class AdmissionRecordWriter:
 
     def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps an existing cordon from becoming a drain, by the last record."""
-        return escalation_hold(
-            self.record,
-            proposal,
-            self._limits,
-            now=self._wall(),
-            causes=self._causes.causes(),
-        )
+        return self._batch_of_counted().escalation_hold(proposal)
 
     def repair_hold(self, proposal: Proposal) -> Held | None:
         """The hold on the next repair of a node in quarantine, by the last record."""
-        return repair_hold(
-            self.record,
-            proposal,
-            self._limits,
-            self._registry.size(),
-            now=self._wall(),
-            causes=self._causes.causes(),
-        )
+        return self._batch_of_counted().repair_hold(proposal)
+
+    def _batch_of_counted(self) -> AdmissionBatch:
+        """Decisions about nodes that count already, so that the counts are left out."""
+        size, causes = self._registry.size(), self._causes.causes()
+        return AdmissionBatch(self.record, self._limits, size, now=self._wall(), causes=causes)
 
     async def propose(self, proposal: Proposal) -> Held | None:
         """Returns None when the record has the node's entry now, else the hold: `UNREAD_NODE` where

@@ -135,10 +135,6 @@ class FleetSize:
     absent: frozenset[str] = frozenset()
 
 
-#: For a decision that uses no share of the fleet.
-_NO_SIZE = FleetSize(0, 0)
-
-
 class NodeRead(enum.Enum):
     """How much of its Node a proposal rests on: only the Node has the marks of other tools."""
 
@@ -234,7 +230,8 @@ class AdmissionBatch:
     ) -> None:
         self._entries = record.entries
         self._stop = stop
-        self._waiting = settling(record, now) or quorum(limits, size)
+        self._quorum = quorum(limits, size)
+        self._waiting = settling(record, now) or self._quorum
         self._board = _Budget(record, limits, size, now, causes or {}, unrecorded or {}, pools)
         self._admitted: set[str] = set()
         #: The counts with those whose nodes are to be read; None while there are none.
@@ -291,40 +288,23 @@ class AdmissionBatch:
         admitted = frozenset(holds.keys() - held.keys())
         return Outcome(self._board.conclude(policy_hash), admitted, held)
 
+    def escalation_hold(self, proposal: Proposal) -> Held | None:
+        """The hold that keeps an existing cordon from becoming a drain, or None.
 
-def escalation_hold(
-    record: Record,
-    proposal: Proposal,
-    limits: Limits,
-    *,
-    now: float,
-    causes: Mapping[str, OpenCause],
-) -> Held | None:
-    """The hold that keeps an existing cordon from becoming a drain, or None.
+        The node is counted already, so no limit applies. A cause that many nodes share evicts no
+        pods. ``proposal.suspects`` are those of the evidence that calls for more than the cordon.
+        """
+        found = self._board.suspicion(proposal)
+        return found.held if found is not None else None
 
-    The node is counted already, so no limit applies. A cause that many nodes share evicts no pods.
-    ``proposal.suspects`` are those of the evidence that calls for more than the cordon.
-    """
-    found = _Budget(record, limits, _NO_SIZE, now, causes, {}).suspicion(proposal)
-    return found.held if found is not None else None
+    def repair_hold(self, proposal: Proposal) -> Held | None:
+        """The hold on the next repair of a node in quarantine, or None.
 
-
-def repair_hold(
-    record: Record,
-    proposal: Proposal,
-    limits: Limits,
-    size: FleetSize,
-    *,
-    now: float,
-    causes: Mapping[str, OpenCause],
-) -> Held | None:
-    """The hold on the next repair of a node in quarantine, or None.
-
-    The node is counted already, so no count applies. A cause that was found after its admission, a
-    cooldown and a fleet of which too little has reported hold a repair as they hold a new node.
-    """
-    suspected = escalation_hold(record, proposal, limits, now=now, causes=causes)
-    return quorum(limits, size) or suspected
+        The node is counted already, so no count applies. A cause that was found after its
+        admission, a cooldown and a fleet of which too little has reported hold a repair as they
+        hold a new node.
+        """
+        return self._quorum or self.escalation_hold(proposal)
 
 
 @dataclass(frozen=True, slots=True)
