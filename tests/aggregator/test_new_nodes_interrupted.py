@@ -21,7 +21,7 @@ from tests.support.new_node_tests import (
     TIMEOUT,
     NewNodes,
 )
-from tests.support.replica import fault, reconciler_of, snapshot
+from tests.support.replica import FakeLine, fault, reconciler_of, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
@@ -256,5 +256,36 @@ async def test_a_sign_without_a_step_is_acknowledged_although_a_step_of_the_test
         await acknowledged
     assert cluster.asked_for == 1, "and the step goes on"
     await site.settles(lambda: cluster.asked_for > 1)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_drain_is_not_interrupted_while_an_agent_is_awaited_that_has_to_end_a_test() -> (
+    None
+):
+    site, line = NewNodes(verdicts=(GOING,)), FakeLine()
+    site.start()
+    site.replica.agent("n1", snapshot(), line=line)
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.replica.controller.on_disconnect("n1", line, "gone")
+    site.world.budget_blocks.add(site.world.add_pod("n1", "work").uid)
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.DRAINING)
+    rounds = site.replica.controller.parts.node_tests
+    await site.settles(lambda: "agent is awaited" in site.replica.fleet.node_tests["n1"].held)
+    steps, advance = list[str](), rounds.reconciler.advance
+
+    async def counted(name: str) -> None:
+        steps.append(name)
+        await advance(name)
+
+    rounds.reconciler.advance = counted  # type: ignore[method-assign]
+    await later(TIMEOUT / 4)
+    assert (steps, site.program.cancelled) == ([], [])
+    site.report("n1")
+    await site.settles(lambda: site.program.cancelled, within=30)
+    assert phase_of(site.world, "n1") is Phase.DRAINING
     site.check()
     await site.replica.stop()

@@ -170,7 +170,8 @@ class NodeTestChecks:
         if step.do in (Do.CANCEL, Do.END):
             return step.because
         why = await (self.others_work(name, test) if test.reason else self.pods_in_the_way(node))
-        return why or await self.store.why_ended_now(test)  # after each other wait
+        last = None if why else await self.store.read(test)  # after each other wait
+        return why or (DELETED_BY_HAND if last is None or last.deleted else "")
 
     def why_not_begun(self, node: Node, test: NodeTest) -> str:
         """Why the test does not begin after all, by a later read of its node."""

@@ -50,27 +50,11 @@ class NodeTestStore:
 
     def why_ended(self, test: NodeTest, node: str) -> str:
         """Why a person has ended the test, as last seen; empty: it goes on."""
-        return _why_ended(self._find(node, test))
-
-    async def why_ended_now(self, test: NodeTest) -> str:
-        """The same, read from the cluster: the last read before an act."""
-        return _why_ended(await self._read(test))
+        going = (one.name for one in self._operations.node_tests(node) if not one.deleting)
+        return "" if test.name in going else DELETED_BY_HAND
 
     async def read(self, test: NodeTest) -> NodeTest | None:
-        """The test as it is now."""
-        there = await self._read(test)
-        return node_test_of(there) if there is not None else None
-
-    def _find(self, node: str, test: NodeTest) -> Operation | None:
-        found = self._operations.node_tests(node)
-        return next((one for one in found if one.name == test.name), None)
-
-    async def _read(self, test: NodeTest) -> Operation | None:
+        """The test as it is now; None: it is gone."""
         there = await self._operations.read(test.name)
-        same = there is not None and node_test_of(there).operation == test.operation
-        return there if same else None
-
-
-def _why_ended(found: Operation | None) -> str:
-    gone = found is None or found.deleting
-    return DELETED_BY_HAND if gone else ""
+        found = node_test_of(there) if there is not None else None
+        return found if found is not None and found.operation == test.operation else None
