@@ -273,8 +273,8 @@ async def test_a_drain_is_not_interrupted_while_an_agent_is_awaited_that_has_to_
     site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
     await site.replica.controller.parts.cluster_events.refresh_nodes()
     await site.settles(lambda: phase_of(site.world, "n1") is Phase.DRAINING)
-    rounds = site.replica.controller.parts.node_tests
-    await site.settles(lambda: "agent is awaited" in site.replica.fleet.node_tests["n1"].held)
+    rounds, shown = site.replica.controller.parts.node_tests, site.replica.fleet
+    await site.settles(lambda: "agent is awaited" in shown.node_tests["n1"].held)
     steps, advance = list[str](), rounds.reconciler.advance
 
     async def counted(name: str) -> None:
@@ -285,7 +285,11 @@ async def test_a_drain_is_not_interrupted_while_an_agent_is_awaited_that_has_to_
     await later(TIMEOUT / 4)
     assert (steps, site.program.cancelled) == ([], [])
     site.report("n1")
-    await site.settles(lambda: site.program.cancelled, within=30)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=30)
+    await site.settles(lambda: shown.node_tests["n1"].held == "it is in quarantine", within=30)
+    steps.clear()
+    await later(TIMEOUT / 4)
+    assert steps == [], "nothing is left to do for the test in this quarantine"
     assert phase_of(site.world, "n1") is Phase.DRAINING
     site.check()
     await site.replica.stop()

@@ -191,7 +191,7 @@ class NodeTestRounds:
             return
         for name, request in self._store.requests().items():
             meta = self._shared.registry.meta(name)
-            if meta is None or self._shared.in_quarantine(name) or not self._shared.may_act():
+            if meta is None or self._shared.quarantine_of(name) or not self._shared.may_act():
                 continue
             watched = self._nodes.setdefault(name, WatchedNode(meta.uid, tainted=False))
             if not (watched.tainted or watched.requested or watched.is_running):

@@ -125,6 +125,8 @@ class NodeTestReconciler:
             elif watched.tries == tries:
                 watched.tries = 0
             self._note_failure(name, watched, watched.problem)
+            is_settled = not (busy or watched.busy is not None or watched.problem)
+            watched.settled_in = self.shared.quarantine_of(name) if is_settled else ""
             if not stays:
                 self.evidence.give(name, None)
                 self.shared.nodes.pop(name, None)
@@ -206,7 +208,7 @@ class NodeTestReconciler:
         Without that a node that was repaired, and released, would wait for a person or a reboot.
         """
         test = watched.test
-        if test is None or test.quarantined or test.is_busy or not self.shared.in_quarantine(name):
+        if test is None or test.quarantined or test.is_busy or not self.shared.quarantine_of(name):
             return
         if needs_a_person(test, watched.boot_id, self.shared.rules) or open_failure(test)[0]:
             await self._write(watched, test, replace(test, quarantined=True))
@@ -220,10 +222,8 @@ class NodeTestReconciler:
         would be open again when the quarantine is gone.
         """
         test = watched.test
-        if test is None or test.is_busy or not open_failure(test)[0]:
-            return
-        operation = self._passed_since(name, test)
-        if operation:
+        operation = self._passed_since(name, test) if test is not None else ""
+        if test is not None and not test.is_busy and operation:
             text = f"it has passed a test since, in quarantine (operation {operation})"
             at = round(self.shared.clocks.wall(), 3)
             passed = ended(test, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
@@ -255,26 +255,31 @@ class NodeTestReconciler:
 
     def _rests(self, name: str, watched: WatchedNode) -> bool:
         """Whether the node is watched for its failed idle test alone, which is evidence, and no
-        read could change that; or its quarantine waits for the agent that has to end its test.
+        read could change that; or its quarantine leaves nothing to do, or waits for the agent that
+        has to end its test.
         """
-        test = watched.test
-        if test is not None and test.state is RepairState.ORDERED and watched.held:
-            waits = self.shared.in_quarantine(name) and self.shared.time_of(test) < test.deadline_at
-            return waits and not self.checks.is_fresh(name)
+        test, quarantine = watched.test, self.shared.quarantine_of(name)
+        if watched.busy is not None:
+            ordered = watched.busy.state is RepairState.ORDERED and bool(quarantine)
+            waits = ordered and self.shared.time_of(watched.busy) < watched.busy.deadline_at
+            return waits and bool(watched.held) and not self.checks.is_fresh(name)
+        passed = test is not None and self._passed_since(name, test)
+        if quarantine and quarantine == watched.settled_in and not passed:
+            return True
         acts = watched.tainted or watched.chosen or watched.requested
-        if acts or test is None or test.is_busy:
+        if acts or test is None or passed or not open_failure(test)[0]:
             return False
-        if not open_failure(test)[0] or self._passed_since(name, test):
-            return False
-        if self.shared.in_quarantine(name) and not test.quarantined:
+        if quarantine and not test.quarantined:
             return False
         condition = condition_of(test, tainted=False, rules=self.shared.rules)
         return condition is None or condition == watched.shown
 
     def _passed_since(self, name: str, test: NodeTest) -> str:
-        """The operation of a test in quarantine that the node has passed since; empty: none."""
+        """The operation of a test in quarantine that the node has passed since a failure that is
+        open; empty: none.
+        """
         node_state = self.shared.registry.known(name)
         quarantine = node_state.quarantine if node_state is not None else None
-        if node_state is None or quarantine is None:
+        if node_state is None or quarantine is None or not open_failure(test)[0]:
             return ""
         return passed_in_quarantine(test, boot_of(node_state), quarantine.status.repair)

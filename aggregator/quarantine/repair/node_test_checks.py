@@ -127,7 +127,7 @@ class NodeTestChecks:
 
     def _ends_test(self, node: Node) -> str:
         """Why a test under way has to end; evidence that comes meanwhile is no reason."""
-        if is_marked(node) or self.shared.in_quarantine(node.name):
+        if is_marked(node) or self.shared.quarantine_of(node.name):
             return "the node is in quarantine"
         return read_operator_requests(node.annotations).why_capped(self.shared.clocks.earliest())
 
@@ -191,7 +191,7 @@ class NodeTestChecks:
 
     def _against_order(self, node: str, test: NodeTest) -> str:
         """Why the order of a test that has begun is not to be carried out, as last seen."""
-        if self.shared.in_quarantine(node):
+        if self.shared.quarantine_of(node):
             return "the node is in quarantine"
         if not self.shared.record_writer.has_operation(node, test.operation):
             return "the admission record does not have the test any more"

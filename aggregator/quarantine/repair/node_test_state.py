@@ -43,10 +43,11 @@ class NodeTestContext:
         #: Whether we are the controller at the moment of the call.
         self.may_act = self.record_writer.switch.may_act
 
-    def in_quarantine(self, name: str) -> bool:
-        """Whether the node is known to have a quarantine."""
+    def quarantine_of(self, name: str) -> str:
+        """The uid of the quarantine that the node is known to have; empty: none."""
         node_state = self.registry.known(name)
-        return node_state is not None and node_state.quarantine is not None
+        quarantine = node_state.quarantine if node_state is not None else None
+        return quarantine.uid if quarantine is not None else ""
 
     def time_of(self, test: NodeTest) -> float:
         """The time by the clock that began the test."""
@@ -66,6 +67,7 @@ class WatchedNode:
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
     ``requested``: the name of a person's request that has not begun. ``domains``: its failure
     domains. ``tries``: how often in a row a step has failed. ``is_running``: it is at a step now.
+    ``settled_in``: the uid of the quarantine in which nothing is left to do for its test.
     """
 
     uid: str
@@ -82,6 +84,7 @@ class WatchedNode:
     tries: int = 0
     poll_at: float = float("-inf")
     is_running: bool = False
+    settled_in: str = ""
 
     @property
     def busy(self) -> NodeTest | None:
