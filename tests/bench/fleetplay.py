@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import aggregator.quarantine.reconcile.node_rounds as node_rounds_module
+import aggregator.quarantine.reconcile.node_test_rounds as node_tests_module
 import aggregator.quarantine.reconcile.poller as poller_module
 import aggregator.quarantine.reconcile.rounds as rounds_module
-import aggregator.quarantine.repair.node_tests as node_tests_module
 from aggregator.alerts.alert import DEFAULT_KINDS, alert_of
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
