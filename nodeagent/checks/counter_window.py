@@ -28,11 +28,9 @@ class CounterIncrease:
             return 0  # nearly always
         rose = 0 if last is None else max(0, value - last)
         if rose:
-            if self._steps and at - self._steps[-1][0] < self._window / _STEPS:
-                began, before = self._steps.pop()
-                self._steps.append((began, before + rose))
-            else:
-                self._steps.append((at, rose))
+            is_recent = self._steps and at - self._steps[-1][0] < self._window / _STEPS
+            began, before = self._steps.pop() if is_recent else (at, 0)
+            self._steps.append((began, before + rose))
         while self._steps and at - self._steps[0][0] >= self._window:
             del self._steps[0]
         return sum(step for _, step in self._steps)

@@ -19,7 +19,7 @@ from nodeagent.checks.loglines import LONGEST_DETAIL, names_pci_device, sighting
 from nodeagent.dataclass import dataclass
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
-from nodeagent.sources.kmsg import Record, is_packet_log
+from nodeagent.sources.kmsg import Record, is_users_line
 
 TABLE = Path(__file__).with_suffix(".toml")
 
@@ -125,7 +125,7 @@ class KernelLines:
         for row in self.rows(line):
             fields = row.match(line)
             if fields is not None and not (skips and skips(row, line)):
-                return () if is_packet_log(line) else self._evidence(record, row, fields)
+                return () if is_users_line(line) else self._evidence(record, row, fields)
         return ()
 
     def rows(self, line: bytes) -> Iterator[LineRow]:

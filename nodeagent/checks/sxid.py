@@ -18,7 +18,7 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.loglines import sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.gpus import GpuMap, normalise
-from nodeagent.sources.kmsg import Record, is_packet_log
+from nodeagent.sources.kmsg import Record, is_users_line
 
 NAME = "sxid"
 
@@ -100,7 +100,7 @@ class SxidCheck:
         )
 
     def _own(self, line: bytes, raw_address: bytes) -> str | None:
-        if is_packet_log(line):
+        if is_users_line(line):
             self.packets += 1
             return None
         address = normalise(raw_address.decode("ascii"))

@@ -16,7 +16,7 @@ from nodeagent.checks.loglines import sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap, normalise
-from nodeagent.sources.kmsg import Record, is_packet_log
+from nodeagent.sources.kmsg import Record, is_users_line
 
 NAME = "xid"
 OFF_BUS = "gpu-off-bus"
@@ -123,13 +123,13 @@ class XidCheck:
         named = _GPU_AT.match(raw)
         if named is not None:
             self._learn(named[1], named[2])
-        elif raw.startswith(_LOADED) and not (record.historical or is_packet_log(raw)):
+        elif raw.startswith(_LOADED) and not (record.historical or is_users_line(raw)):
             self._log.loaded(record.at)
         return ()
 
     def _is_packet(self, line: bytes) -> bool:
         """Whether the line is a logged packet; it is counted then."""
-        found = is_packet_log(line)
+        found = is_users_line(line)
         self.packets += found
         return found
 

@@ -40,6 +40,8 @@ _SEQUENCES = 1 << 64
 
 #: The words that the kernel itself writes after the prefix of a netfilter LOG rule.
 _PACKET = re.compile(rb"IN=\S{0,64} OUT=\S{0,64} ")
+#: The crash of a process: its name (15 bytes, some escaped), and at the end its file's name.
+_CRASH = re.compile(rb"(?:[^\\]|\\x..){1,15}\[\d+\]:? (?:segfault|general|trap|bad|unhandled) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +97,15 @@ def parse(raw: bytes) -> Record | None:
     )
 
 
-def is_packet_log(text: bytes) -> bool:
-    """Whether the record is a packet that a netfilter LOG rule has logged.
+def is_users_line(text: bytes) -> bool:
+    """Whether a user has chosen the record's beginning, and more of it: of a packet or a crash.
 
-    Such a rule puts a prefix of its author's choosing at the very start of a facility 0 record.
-    Where ``net.netfilter.nf_log_all_netns`` is 1 any user with a user namespace can write one. So a
-    check that has matched a driver's line uses this to find out whether the line is a packet's.
+    A netfilter LOG rule puts a prefix of its author's choosing at the very start of a facility 0
+    record. Where ``net.netfilter.nf_log_all_netns`` is 1 any user with a user namespace can write
+    one. The crash of a process begins with its name and ends with that of its file. So a check that
+    has matched a driver's line uses this to find out whether the line is a user's.
     """
-    return b" OUT=" in text and _PACKET.search(text) is not None
+    return bool(_CRASH.match(text) or (b" OUT=" in text and _PACKET.search(text)))
 
 
 class KmsgReader:

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nodeagent.dataclass import dataclass
@@ -163,14 +163,13 @@ def read_link(machine: HostRoots, name: str) -> Link | None:
     )
 
 
-def ports(machine: HostRoots, interfaces: Sequence[str], exclude: Iterable[str]) -> list[Link]:
+def ports(machine: HostRoots, interfaces: Sequence[str], exclude: Collection[str]) -> list[Link]:
     """The named interfaces that exist; with no names, the physical ones except ``exclude``.
 
     Raises OSError without ``/sys``.
     """
     if not interfaces:
-        without = frozenset(exclude)
-        return [link for link in physical_links(machine) if link.name not in without]
+        return [link for link in physical_links(machine) if link.name not in exclude]
     found = (read_link(machine, name) for name in interfaces)
     return [link for link in found if link is not None]
 

@@ -77,6 +77,48 @@ def lines() -> list[bytes]:
 
 LINES = lines()
 
+#: The crash of a process: its name before this, and the name of its file after it.
+CRASHES = (
+    b"[4711]: segfault at 0 ip 000055d1 sp 00007ffc error 4 in ",
+    b"[4711] general protection fault ip:55d1 sp:7ffc error:0 in ",
+    b"[4711] trap divide error ip:55d1 sp:7ffc error:0 in ",
+    b"[4711]: bad frame in rt_sigreturn frame:55d1 ip:55d1 sp:7ffc orax:0 in ",
+    b"[4711]: unhandled exception: DABT (lower EL), ESR 0x92000006, level 2 fault in ",
+)
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        (b"NVRM: f: failed", b"status=0x62"),
+        (b"NVRM: f: failed", b"status=0xF"),
+        (rb"NVRM: f:\x09failed", b"status=0x62"),
+        (b"MCE 0x0: ", b" page recovery: Recovered"),
+        (b"EXT4-fs (sda): ", b" -- potential data loss!"),
+        (
+            b"WARNING: Pool '",
+            b"' has encountered an uncorrectable I/O failure and has been suspended",
+        ),
+        (b"libceph: ", b"client blacklisted"),
+        (b"rbd: rbd0: ", b"result -5 xferred"),
+        (b"INFO: task ", b":1 blocked for more than 120 seconds."),
+    ],
+)
+def test_the_names_of_a_process_and_of_its_file_make_no_line_of_the_kernel(
+    checks: tuple[LogCheck, ...], crash: bytes, name: bytes, file: bytes
+) -> None:
+    assert believed(checks, record(name + crash + file + b"[55d1+1000]")) == []
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_no_genuine_line_is_believed_with_a_crash_within_it(
+    checks: tuple[LogCheck, ...], crash: bytes
+) -> None:
+    for line in LINES:
+        for at in (8, 12, 15):
+            assert believed(checks, record(line[:at] + crash + line[at:])) == [], line
+
 
 def test_the_fixtures_have_lines_of_every_kernel_log_check(checks: tuple[LogCheck, ...]) -> None:
     assert len(LINES) > 700

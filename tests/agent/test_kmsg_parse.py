@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sources.kmsg import Record, is_packet_log, parse
+from nodeagent.sources.kmsg import Record, is_users_line, parse
 
 
 def test_a_record_is_taken_apart() -> None:
@@ -103,7 +103,7 @@ def test_a_line_of_100_kilobytes_is_a_record_like_any() -> None:
 
 
 def test_a_packet_that_a_netfilter_rule_logs_is_known_by_what_the_kernel_adds() -> None:
-    assert is_packet_log(b"any prefix IN=eth0 OUT= MAC=00:11 SRC=10.0.0.1 DST=10.0.0.2 ")
-    assert is_packet_log(b"NVRM: x IN= OUT=lo SRC=127.0.0.1 ")
-    assert not is_packet_log(b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
-    assert not is_packet_log(b"IN= " * 20_000 + b" OUT=")
+    assert is_users_line(b"any prefix IN=eth0 OUT= MAC=00:11 SRC=10.0.0.1 DST=10.0.0.2 ")
+    assert is_users_line(b"NVRM: x IN= OUT=lo SRC=127.0.0.1 ")
+    assert not is_users_line(b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    assert not is_users_line(b"IN= " * 20_000 + b" OUT=")
