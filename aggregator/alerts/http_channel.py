@@ -180,12 +180,6 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def name_of(url: str) -> str:
-    """A webhook's name: its host and port. The rest of its URL is often a secret."""
-    parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2]
-
-
 def words_of(error: Exception) -> str:
     """Some of aiohttp's errors hold the whole URL, which must not be logged."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):  # is one of the next, too

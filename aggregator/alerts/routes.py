@@ -7,7 +7,6 @@ from hashlib import blake2b
 
 from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
 from aggregator.alerts.composition import BatchWait
-from aggregator.alerts.http_channel import name_of
 from aggregator.alerts.next_step import Advisor, no_advice
 from aggregator.alerts.receivers.alertmanager import LASTS, AlertmanagerReceiver
 from aggregator.alerts.receivers.apprise import AppriseReceiver
@@ -88,39 +87,13 @@ class RouteTarget:
     @property
     def title(self) -> str:
         """How messages for people name it."""
-        if not self.receiver_name:
-            return f"webhook {self.name}"
         return f"route {self.name} ({self.kind} {self.receiver_name})"
 
 
 def targets_of(settings: AlertSettings) -> list[RouteTarget]:
-    """Every route, those of plain webhooks first."""
+    """Every route with its receiver."""
     receivers = {receiver.name: receiver for receiver in settings.receivers}
-    return [
-        *_webhooks(settings),
-        *(_target(route, receivers[route.receiver]) for route in settings.routes),
-    ]
-
-
-def _webhooks(settings: AlertSettings) -> list[RouteTarget]:
-    """The webhooks with names and keys that distinguish them; a key stays while its URL does."""
-    names: dict[str, int] = {}
-    urls: dict[str, int] = {}
-    made = []
-    for address in settings.webhooks:
-        name = name_of(address.url)
-        names[name] = names.get(name, 0) + 1
-        urls[address.url] = urls.get(address.url, 0) + 1
-        made.append(
-            RouteTarget(
-                name=name if names[name] == 1 else f"{name}#{names[name]}",
-                key=_key(address.url, str(urls[address.url])),
-                receiver=WebhookReceiver(address.url, address.secret_file),
-                matchers=Matchers(kinds=address.kinds),
-                timeout=address.timeout,
-            )
-        )
-    return made
+    return [_target(route, receivers[route.receiver]) for route in settings.routes]
 
 
 def _target(route: RouteConfig, receiver: ReceiverConfig) -> RouteTarget:
@@ -129,7 +102,7 @@ def _target(route: RouteConfig, receiver: ReceiverConfig) -> RouteTarget:
     group_by = ("owner",) if route.owners else of_people
     return RouteTarget(
         name=route.name,
-        key=_key("route", route.name),
+        key=blake2b(route.name.encode(), digest_size=6).hexdigest(),
         receiver=_receiver(receiver),
         receiver_name=receiver.name,
         kind=kind,
@@ -166,10 +139,6 @@ def _receiver(config: ReceiverConfig) -> Receiver:
         return TeamsReceiver(config.teams)
     assert config.webhook is not None
     return WebhookReceiver(config.webhook.url, config.webhook.secret_file, config.webhook.http)
-
-
-def _key(*parts: str) -> str:
-    return blake2b("\x1f".join(parts).encode(), digest_size=6).hexdigest()
 
 
 # -- one alert -------------------------------------------------------------------------------------
@@ -225,7 +194,7 @@ class Router:
         found: list[RouteTarget] = []
         for target in self._targets:
             if matches(target.matchers, alert, contexts) and not any(
-                target.receiver_name and one.receiver_name == target.receiver_name for one in found
+                one.receiver_name == target.receiver_name for one in found
             ):
                 found.append(target)
         return found

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from aggregator.alerts.http_channel import HttpOptions, name_of
+from aggregator.alerts.http_channel import HttpOptions
 from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
 from aggregator.alerts.receivers.apprise import AppriseOptions
 from aggregator.alerts.receivers.email import EmailOptions
@@ -20,9 +20,7 @@ from aggregator.alerts.templates import MessageTemplate, TemplateError, Template
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import (
     Duration,
-    HttpUrl,
     LabelKey,
-    OrdinaryPath,
     PageUrl,
     shaped,
     show,
@@ -68,26 +66,6 @@ Patterns = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(stri
 Severity = Literal["critical", "warning", "info"]
 GroupKeys = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
 LabelPatterns = Annotated[Mapping[LabelKey, str], Field(strict=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookConfig(SectionDataclass):
-    """A webhook without a receiver and a route of its own. ``timeout`` is in seconds.
-
-    The content of ``secret_file``, stripped of whitespace at the end, signs every request.
-    ``kinds`` are the transitions that it receives; None: all that are alerts.
-    """
-
-    url: HttpUrl
-    """Where alerts are posted, http or https."""
-    secret_file: OrdinaryPath
-    """The content of this file signs every request (HMAC)."""
-    kinds: EventNames | None = None
-    """Which transitions it receives, such as ``incident.opened``. By default all alerts
-    (docs/reference/events.md).
-    """
-    timeout: Duration = 10.0
-    """A request that takes longer has failed, and is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +163,6 @@ class SilenceConfig(Matchers):
 class AlertSettings:
     """All that alerts are sent by."""
 
-    webhooks: tuple[WebhookConfig, ...] = ()
     receivers: tuple[ReceiverConfig, ...] = ()
     routes: tuple[RouteConfig, ...] = ()
     silences: tuple[SilenceConfig, ...] = ()
@@ -229,7 +206,6 @@ def cross_field_errors(settings: AlertSettings, *, kubernetes: bool) -> Iterator
 
 
 def _route_errors(settings: AlertSettings, names: set[str]) -> Iterator[tuple[Key, str]]:
-    webhooks = {name_of(webhook.url) for webhook in settings.webhooks}
     routes: set[str] = set()
     for number, route in enumerate(settings.routes):
         key: Key = ("routes", number)
@@ -238,9 +214,6 @@ def _route_errors(settings: AlertSettings, names: set[str]) -> Iterator[tuple[Ke
                 yield (*key, name), "missing; expected this key with a value"
         if route.name and route.name in routes:
             yield (*key, "name"), f'"{route.name}" is given twice; expected another name'
-        if route.name in webhooks:
-            text = f'"{route.name}" is the name of a webhook, its host; expected another name'
-            yield (*key, "name"), text
         routes.add(route.name)
         if route.receiver and route.receiver not in names:
             yield (*key, "receiver"), _unknown(route.receiver, names)

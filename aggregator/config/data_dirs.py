@@ -74,5 +74,5 @@ def _folders(config: Config) -> Iterator[tuple[str, Path]]:
         yield "identity.keys_cache", config.identity.keys_cache.parent
     if config.history.is_file:
         yield "history.database", Path(history_file(config)).parent
-    if config.alerts.webhooks or config.alerts.receivers:
+    if config.alerts.receivers:
         yield "alerts.outbox", config.alerts.outbox.parent

@@ -19,7 +19,6 @@ from aggregator.alerts.settings import (
     ReceiverConfig,
     RouteConfig,
     SilenceConfig,
-    WebhookConfig,
 )
 from aggregator.alerts.settings import cross_field_errors as alerts_contradictions
 from aggregator.cluster import registry
@@ -286,7 +285,6 @@ class AlertsConfig(Section):
     """The label or annotation of a namespace that names the owner of its pods
     (docs/alerts.md#owners-of-affected-jobs).
     """
-    webhooks: Annotated[tuple[WebhookConfig, ...], Field(strict=False)] = ()
     receivers: Annotated[tuple[ReceiverConfig, ...], Field(strict=False)] = ()
     routes: Annotated[tuple[RouteConfig, ...], Field(strict=False)] = ()
     silences: Annotated[tuple[SilenceConfig, ...], Field(strict=False)] = ()
@@ -294,7 +292,7 @@ class AlertsConfig(Section):
     @property
     def settings(self) -> AlertSettings:
         """All but the place of the outbox."""
-        return AlertSettings(self.webhooks, self.receivers, self.routes, self.silences, self.page)
+        return AlertSettings(self.receivers, self.routes, self.silences, self.page)
 
 
 #: The keys that can take a bound away (removed_bounds.py).

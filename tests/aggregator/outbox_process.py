@@ -13,16 +13,16 @@ from pathlib import Path
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.outbox import BatchWait
 from aggregator.alerts.routes import targets_of
-from aggregator.alerts.settings import AlertSettings, WebhookConfig
 from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
+from tests.support.receiver import Hook, webhook_settings
 from tests.support.waiting import CLOCKS, until
 
 
 async def main(outbox: Path, url: str, secret_file: Path, count: int, patience: float) -> None:
-    settings = AlertSettings(webhooks=(WebhookConfig(url, secret_file, timeout=patience),))
+    settings = webhook_settings(Hook(url, secret_file, timeout=patience))
     alerts = Notifier(
         FileStore(outbox),
         settings,

@@ -15,13 +15,13 @@ from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.outbox import AlertOutbox, PendingDelivery
 from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
 from aggregator.alerts.receivers.slack import SlackOptions
+from aggregator.alerts.receivers.webhook import WebhookOptions
 from aggregator.alerts.routes import NodeContext, Router, group_of, targets_of
 from aggregator.alerts.settings import (
     AlertSettings,
     ReceiverConfig,
     RouteConfig,
     SilenceConfig,
-    WebhookConfig,
 )
 from aggregator.alerts.store import FileStore
 from aggregator.clock import Clocks
@@ -37,6 +37,7 @@ NOW = 1_750_000_000.0
 K = EventKind
 CHAT = ReceiverConfig("chat", slack=SlackOptions(Path("/url")))
 OTHER = ReceiverConfig("other", slack=SlackOptions(Path("/url")))
+HOOK = ReceiverConfig("hook", webhook=WebhookOptions("http://a", Path("/s")))
 MANAGER = ReceiverConfig("am", alertmanager=AlertmanagerOptions("http://am"))
 RACK = "topology.kubernetes.io/rack"
 NODES = {
@@ -131,9 +132,9 @@ def test_groups_are_by_rack_for_people_and_by_any_key_that_is_configured() -> No
 
 def test_receivers_for_people_wait_for_others_and_those_for_machines_do_not() -> None:
     settings = AlertSettings(
-        webhooks=(WebhookConfig("http://a", Path("/s")),),
-        receivers=(CHAT, MANAGER),
+        receivers=(HOOK, CHAT, MANAGER),
         routes=(
+            route("hook", "hook"),
             route("chat"),
             route("am", "am"),
             route("slow", group_wait=60.0, group_interval=600.0, resolved=False),

@@ -13,13 +13,12 @@ from sqlalchemy.engine import make_url
 from aggregator.alerts.alert import alert_of, dedup_key, resolves
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, OutboxError, PendingDelivery
-from aggregator.alerts.settings import AlertSettings, WebhookConfig
 from aggregator.alerts.store import FileStore, SharedStore
 from aggregator.events import EventKind, Transition
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.postgres import Postgres
 from tests.support.postgres import PostgresServer
-from tests.support.receiver import Receiver
+from tests.support.receiver import Hook, Receiver, webhook_settings
 from tests.support.waiting import CLOCKS, until
 
 NOW = 1_750_000_000.0
@@ -163,7 +162,7 @@ async def test_the_alerts_of_a_replica_that_died_are_sent_by_the_other_once(
     secret = tmp_path / "secret"
     secret.write_text("s")
     async with Receiver() as receiver:
-        settings = AlertSettings(webhooks=(WebhookConfig(receiver.url(), secret),))
+        settings = webhook_settings(Hook(receiver.url(), secret))
         survivor, dead = (
             Notifier(
                 replicas.store(),

@@ -41,7 +41,10 @@ identity: {{kind: insecure-trust-hello}}
 history: {{database: "sqlite:///{tmp_path}/history.db"}}
 alerts:
   outbox: {tmp_path}/outbox.db
-  webhooks: [{{url: "http://127.0.0.1:{receiver}/x", secret_file: {tmp_path}/secret}}]
+  receivers:
+    - name: hook
+      webhook: {{url: "http://127.0.0.1:{receiver}/x", secret_file: {tmp_path}/secret}}
+  routes: [{{name: all, receiver: hook}}]
 """
     )
 
@@ -65,7 +68,7 @@ alerts:
         with Simulator(where, log=tmp_path / "simulator.log") as agents:
             agents.until_streaming(1, timeout_s=60)
             agents.inject(node="sim-0001", fault="xid:79")
-            away = f"webhook 127.0.0.1:{receiver}: can't be reached"
+            away = "route all (webhook hook): can't be reached"
             wait_until(lambda: away in (trouble() or ""), what=log.read_text, timeout_s=60)
             server = ThreadingHTTPServer(("127.0.0.1", receiver), Taker)
             thread = threading.Thread(target=server.serve_forever)

@@ -115,10 +115,10 @@ agents: {{heartbeat: 2.5s, silent_after: 1m, silent_failing: cordon}}
 limits: {{pool_percent: 12.5%, concurrent: 1}}
 drain: {{deadline: 2d, protected_selector: "a.test/keep=yes,b=c"}}
 alerts:
-  webhooks:
-    - url: https://example.test/hook?key=1
-      secret_file: secret
-      kinds: [incident.opened]
+  receivers:
+    - name: hook
+      webhook: {{url: 'https://example.test/hook?key=1', secret_file: secret}}
+  routes: [{{name: opened, receiver: hook, kinds: [incident.opened]}}]
 history:
 """,
         )
@@ -132,8 +132,9 @@ history:
     assert config.limits.concurrent == 1
     assert config.drain.deadline == 172_800
     assert config.drain.protected_selector == {"a.test/keep": "yes", "b": "c"}
-    [webhook] = config.alerts.webhooks
-    assert webhook.kinds == (EventKind.INCIDENT_OPENED,)
+    assert config.alerts.routes[0].kinds == (EventKind.INCIDENT_OPENED,)
+    webhook = config.alerts.receivers[0].webhook
+    assert webhook is not None
     assert webhook.secret_file == tmp_path / "secret"
     assert config.history.keep == 28 * 86_400  # an empty section
 
@@ -358,22 +359,22 @@ BAD: list[tuple[str, str]] = [
         f"history.password_file: {EMPTY} is empty; expected a file with a secret in it",
     ),
     ("history: {most_rows: 3}", "history.most_rows: 3; expected at least 10000"),
-    ("alerts: {webhooks: {url: x}}", "alerts.webhooks: a section; expected a list"),
+    ("alerts: {receivers: {name: x}}", "alerts.receivers: a section; expected a list"),
     (
-        f"alerts: {{webhooks: [{{secret_file: {EMPTY}}}]}}",
-        "alerts.webhooks[0].url: missing; expected this key with a value",
+        f"alerts: {{receivers: [{{name: a, webhook: {{secret_file: {EMPTY}}}}}]}}",
+        "alerts.receivers[0].webhook.url: missing; expected this key with a value",
     ),
     (
-        f"alerts: {{webhooks: [{{url: 'ftp://x/y', secret_file: {EMPTY}}}]}}",
-        "alerts.webhooks[0].url: this is no URL that can be posted to",
+        f"alerts: {{receivers: [{{name: a, webhook: {{url: 'ftp://x', secret_file: {EMPTY}}}}}]}}",
+        "alerts.receivers[0].webhook.url: this is no URL that can be posted to",
     ),
     (
-        f"alerts: {{webhooks: [{{url: http://a, kinds: [incident.open], secret_file: {EMPTY}}}]}}",
-        'alerts.webhooks[0].kinds[0]: "incident.open"; expected incident.opened, ',
+        "alerts: {routes: [{name: a, receiver: b, kinds: [incident.open]}]}",
+        'alerts.routes[0].kinds[0]: "incident.open"; expected incident.opened, ',
     ),
     (
-        "alerts: {webhooks: [{url: 'http://x', secret_file: /no/such}]}",
-        "alerts.webhooks[0].secret_file: /no/such can't be read",
+        "alerts: {receivers: [{name: a, webhook: {url: 'http://x', secret_file: /no/such}}]}",
+        "alerts.receivers[0].webhook.secret_file: /no/such can't be read",
     ),
     (
         "drain: {notice: {webhooks: [{match: x, url: 'http://x', secret_file: /no/such}]}}",
@@ -391,15 +392,8 @@ BAD: list[tuple[str, str]] = [
         )
     ),
     (
-        (
-            f"alerts: {{webhooks: [{{url: 'http://hook/x', secret_file: {__file__}}}], receivers: "
-            "[{name: am, alertmanager: {url: 'http://am'}}], routes: [{name: hook, receiver: am}]}"
-        ),
-        'alerts.routes[0].name: "hook" is the name of a webhook, its host; expected another name',
-    ),
-    (
-        f"alerts: {{webhooks: [{{url: 'http://x', secret_file: {EMPTY}}}]}}",
-        f"alerts.webhooks[0].secret_file: {EMPTY} is empty; expected a file with a secret in it",
+        f"alerts: {{receivers: [{{name: a, webhook: {{url: 'http://x', secret_file: {EMPTY}}}}}]}}",
+        f"alerts.receivers[0].webhook.secret_file: {EMPTY} is empty; expected a file with a secret",
     ),
     ("drain: {deadline: 99999d}", 'drain.deadline: "99999d" is too long; expected at most ten'),
     (
@@ -604,7 +598,8 @@ def test_secrets_are_not_echoed(tmp_path: Path) -> None:
         problems(
             tmp_path,
             LOCAL
-            + "alerts: {webhooks: [{url: 'hxxps://hooks.test/s3cr3t', secret_file: /dev/null}]}\n"
+            + "alerts: {receivers: [{name: a, webhook: {url: 'hxxps://hooks.test/s3cr3t', "
+            + "secret_file: /dev/null}}]}\n"
             + "history: {database: 'POSTGRES://user:s3cr3t@db/x'}\n",
         )
     )
@@ -620,12 +615,12 @@ def test_secrets_are_not_echoed(tmp_path: Path) -> None:
             "drain.pre_evict.command: this text; expected a list",
         ),
         (
-            "alerts: {webhooks: [hooks.test/s3cr3t]}",
-            "alerts.webhooks[0]: this text; expected a section",
+            "alerts: {receivers: [hooks.test/s3cr3t]}",
+            "alerts.receivers[0]: this text; expected a section",
         ),
         (
-            "alerts: {webhooks: hooks.test/s3cr3t}",
-            "alerts.webhooks: this text; expected a list",
+            "alerts: {receivers: hooks.test/s3cr3t}",
+            "alerts.receivers: this text; expected a list",
         ),
         (
             "history: {database: 'user:s3cr3t@db/x'}",
@@ -636,8 +631,8 @@ def test_secrets_are_not_echoed(tmp_path: Path) -> None:
             'history.database: this text; expected "sqlite:///"',
         ),
         (
-            "alerts: {webhooks: [{url: !s3cr3t x}]}",
-            "alerts.webhooks[0].url: a tag that YAML does not have can't be read; expected plain",
+            "alerts: {receivers: [{name: !s3cr3t x}]}",
+            "alerts.receivers[0].name: a tag that YAML does not have can't be read; expected plain",
         ),
         ("history: {password_file: *s3cr3t }", "1: found undefined alias; expected YAML"),
         ("s3cr3t", "1: this text; expected keys with values"),

@@ -102,7 +102,6 @@ EXAMPLES = {
     "alerts.receivers",
     "alerts.routes",
     "alerts.silences",
-    "alerts.webhooks",
     "certificates.automatic",
     "conditions",
     "repair.idle_nodes.concurrent",
@@ -153,7 +152,7 @@ EXAMPLES = {
 def test_the_example_loads_with_all_that_is_commented_out(tmp_path: Path) -> None:
     config = load(everything(tmp_path), root=tmp_path)
     assert config.cluster.local.commands.release[0] == "/etc/sickbay/open"
-    assert config.alerts.webhooks[0].kinds is not None
+    assert config.alerts.routes[3].kinds is not None
     assert config.drain.protected_selector == {"example.test/never-evict": "true"}
 
 

@@ -19,7 +19,10 @@ identity: {{kind: insecure-trust-hello}}
 history: {{database: "sqlite:///{folder}/b/deep/history.db"}}
 alerts:
   outbox: {folder}/c/outbox.db
-  webhooks: [{{url: "http://127.0.0.1:9/x", secret_file: {folder}/secret}}]
+  receivers:
+    - name: hook
+      webhook: {{url: "http://127.0.0.1:9/x", secret_file: {folder}/secret}}
+  routes: [{{name: all, receiver: hook}}]
 """
     )
     (folder / "secret").write_text("s")

@@ -36,7 +36,8 @@ def test_grpc_is_not_loaded_before_it_is_told_how_to_listen(tmp_path: Path) -> N
     file = tmp_path / "aggregator.yaml"
     file.write_text(
         "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
-        "alerts: {webhooks: [{url: 'http://a/', secret_file: aggregator.yaml}]}\n"
+        "alerts:\n  receivers:\n"
+        "    - {name: a, webhook: {url: 'http://a/', secret_file: aggregator.yaml}}\n"
     )
     code = (
         "import sys; from pathlib import Path; from aggregator.daemon_cli import main\n"

@@ -37,12 +37,12 @@ from aggregator.alerts.outbox import (
     PendingDelivery,
 )
 from aggregator.alerts.routes import targets_of
-from aggregator.alerts.settings import AlertSettings, WebhookConfig
+from aggregator.alerts.settings import AlertSettings
 from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
-from tests.support.receiver import Receiver, hang, status, taken
+from tests.support.receiver import Hook, Receiver, hang, status, taken, webhook_settings
 from tests.support.waiting import CLOCKS, PATIENCE, until
 
 NOW = 1_750_000_000.0
@@ -56,8 +56,8 @@ def happened(
     return replace(base, **changes)  # type: ignore[arg-type]  # a test's words
 
 
-def item(transition: Transition, *webhooks: str) -> Item:
-    keys = webhooks or (HOOK,)
+def item(transition: Transition, *routes: str) -> Item:
+    keys = routes or (HOOK,)
     return Item(dedup_key(transition), alert_of(transition), resolves(transition), keys)
 
 
@@ -167,7 +167,7 @@ def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyP
     outbox.close()
 
 
-def test_each_webhook_has_a_place_of_its_own(path: Path) -> None:
+def test_each_route_has_a_place_of_its_own(path: Path) -> None:
     outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened("n1"), "a", "b"), item(happened("n2"), "b")], NOW)
     assert outbox.depths() == {"a": 1, "b": 2}
@@ -341,8 +341,10 @@ def test_telling_together_loses_no_node_and_groups_only_what_is_grouped(
 
 
 @asynccontextmanager
-async def telling(path: Path, url: str, secret_file: Path) -> AsyncIterator[Notifier]:
-    settings = AlertSettings(webhooks=(WebhookConfig(url, secret_file, timeout=2.0),))
+async def telling(
+    path: Path, url: str, secret_file: Path, name: str = "hook"
+) -> AsyncIterator[Notifier]:
+    settings = webhook_settings(Hook(url, secret_file, timeout=2.0, name=name))
     alerts = Notifier(
         FileStore(path),
         settings,
@@ -427,7 +429,7 @@ async def test_an_orderly_close_leaves_what_was_noted_to_the_next_process(
         assert nodes == [f"n{n}" for n in range(2_000)]
 
 
-async def test_without_webhooks_there_is_no_outbox(path: Path) -> None:
+async def test_without_routes_there_is_no_outbox(path: Path) -> None:
     alerts = Notifier(FileStore(path), AlertSettings(), clocks=CLOCKS, rng=random.Random(1))
     alerts.start()
     alerts.record_event(happened())
@@ -436,10 +438,10 @@ async def test_without_webhooks_there_is_no_outbox(path: Path) -> None:
     assert not path.exists()
 
 
-async def test_alerts_for_a_webhook_that_is_no_longer_configured_are_dropped_and_said(
+async def test_alerts_for_a_route_that_is_no_longer_configured_are_dropped_and_said(
     path: Path, secret_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with telling(path, "http://127.0.0.1:1/old", secret_file) as alerts:
+    async with telling(path, "http://127.0.0.1:1/", secret_file, "old") as alerts:
         alerts.record_event(happened())
         await until(lambda: alerts.counters.accepted == 1)
     async with Receiver() as receiver, telling(path, receiver.url(), secret_file) as after:

@@ -13,19 +13,19 @@ import pytest
 
 from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts.alert import alert_of, dedup_key, resolves
-from aggregator.alerts.http_channel import SecretError, name_of, read_secret
+from aggregator.alerts.http_channel import SecretError, read_secret
 from aggregator.alerts.notifier import MOST_WAITING, Notifier
 from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, OutboxError, PendingDelivery
 from aggregator.alerts.receivers.webhook import WebhookReceiver
 from aggregator.alerts.routes import RouteTarget
 from aggregator.alerts.sender import RouteSender
-from aggregator.alerts.settings import AlertSettings, WebhookConfig
 from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.worker_thread import WorkerThread
+from tests.support.receiver import Hook, webhook_settings
 from tests.support.virtual_time import VirtualTimeLoop, play
 from tests.support.waiting import until
 
@@ -316,17 +316,6 @@ def test_a_secret_is_read_whole_or_refused(
         read_secret(path)
 
 
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("https://hooks.example.com/T0/secret", "hooks.example.com"),
-        ("https://user:pw@hooks.example.com:8443/x?y", "hooks.example.com:8443"),
-    ],
-)
-def test_a_webhook_is_named_by_its_host_and_port(url: str, name: str) -> None:
-    assert name_of(url) == name
-
-
 # -- what is noted until the outbox has it ---------------------------------------------------------
 
 
@@ -345,7 +334,7 @@ def alerts_without_delivery(
     monkeypatch.setattr(alerts_module, "RouteSender", IdleCourier)
     alerts = Notifier(
         FileStore(folder / "outbox.db"),
-        AlertSettings(webhooks=(WebhookConfig("http://127.0.0.1:1/", folder / "secret"),)),
+        webhook_settings(Hook("http://127.0.0.1:1/", folder / "secret")),
         clocks=Clocks(loop.time, loop.time),
         rng=rng,
     )
@@ -469,7 +458,7 @@ def test_a_courier_that_has_failed_is_a_problem_until_the_end(
         alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
         monkeypatch.setattr(alerts_module, "RouteSender", FailedCourier)
         alerts.start()
-        told = "alerts: webhook 127.0.0.1:1 has failed; restart, and report it"
+        told = "alerts: route hook (webhook hook) has failed; restart, and report it"
         await until(lambda: alerts.problem == told)
         await alerts.close()
         assert alerts.problem == ""

@@ -4,10 +4,15 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from ssl import SSLContext
 from typing import Any, Self
 
 from aiohttp import web
+
+from aggregator.alerts.receivers.webhook import WebhookOptions
+from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfig
+from aggregator.events import EventKind
 
 Answer = Callable[["Received"], Awaitable[web.StreamResponse] | web.StreamResponse]
 
@@ -32,6 +37,29 @@ class Received:
     @property
     def nodes(self) -> list[str]:
         return [node for alert in self.json["alerts"] for node in alert["nodes"]]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A webhook of a configuration, with a route of its own."""
+
+    url: str
+    secret_file: Path
+    kinds: tuple[EventKind, ...] | None = None
+    timeout: float = 10.0
+    name: str = "hook"
+
+
+def webhook_settings(*hooks: Hook) -> AlertSettings:
+    return AlertSettings(
+        receivers=tuple(
+            ReceiverConfig(
+                one.name, webhook=WebhookOptions(one.url, one.secret_file), timeout=one.timeout
+            )
+            for one in hooks
+        ),
+        routes=tuple(RouteConfig(one.kinds, name=one.name, receiver=one.name) for one in hooks),
+    )
 
 
 def taken(_: Received) -> web.Response:
