@@ -24,7 +24,6 @@ LONG_FILES: Sequence[str] = (
     "tests/e2e/test_bench_scale.py",
     "tests/kube/test_kube_drain_blocked.py",
     "tests/e2e/test_demo.py",
-    "tests/kube/test_kube_drain_load.py",
     "tests/e2e/test_held_actions.py",
     "tests/e2e/test_etcd_stopped.py",
     "tests/e2e/test_faulty_api_server.py",

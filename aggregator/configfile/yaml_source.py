@@ -92,7 +92,7 @@ class Document:
 
 
 def dotted(key: Key) -> str:
-    """``alerts.webhooks[0].url``"""
+    """``alerts.routes[0].name``"""
     text = ""
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

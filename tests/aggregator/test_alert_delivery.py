@@ -461,16 +461,6 @@ async def test_headers_a_token_and_a_proxy_are_used(tmp_path: Path) -> None:
         assert request.headers["Authorization"] == "Bearer t0ken"
 
 
-async def test_a_receiver_that_never_answers_delays_no_other(tmp_path: Path) -> None:
-    async with Receiver(answer=hang) as dead, Receiver() as alive:
-        slow = [replace(one, timeout=60.0) for one in over_http(tmp_path, dead)[:3]]
-        quick = replace(over_http(tmp_path, alive)[3], name="alive")
-        async with telling(tmp_path, *slow, quick) as alerts:
-            alerts.record_event(happened("n1"))
-            await until(lambda: alerts.tallies()["to-alive"].delivered == 1)
-            assert len(dead.requests) <= 3
-
-
 async def test_an_answer_without_end_is_read_to_a_bound(tmp_path: Path) -> None:
     async def endless(_: Received) -> web.StreamResponse:
         return web.Response(status=500, body=b"\x1b[31mno <b>" + b"x" * 20_000_000)

@@ -9,23 +9,18 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, NodeUncordoned, Phase, QuarantineSpec, Taint
-from aggregator.health.model import Cleared
+from aggregator.cluster.port import Action, Phase, QuarantineSpec, Taint
 from aggregator.jobs.gangs import Gangs
-from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
-from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
 from tests.support.drains import GANG, begun, drained, status, world_with
-from tests.support.memory_cluster import World, phase_of
-from tests.support.replica import SETTINGS, Replica, snapshot
+from tests.support.memory_cluster import phase_of
+from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
 HOUR = 3600.0
-WELL = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
 BY_HAND = QuarantineSpec(Action.DRAIN, "manual", "smells of smoke", requester="alice")
 
 
@@ -125,38 +120,6 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
     virtual_time.run(scenario())
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_without_a_kubelet_a_long_grace_is_named_at_once_and_waited_for_5_minutes(
-    *, again: bool
-) -> None:
-    """Also by a process that finds the pod in Terminating."""
-
-    async def scenario() -> None:
-        now = asyncio.get_running_loop().time()
-        world = world_with("a", grace=7 * 24 * HOUR)
-        world.set_node(replace(world.nodes["n1"], ready=None, ready_since=now))
-        if again:
-            world.pods["n1/a"] = replace(
-                world.pods["n1/a"], deleting=True, deletion_at=now + 7 * 24 * HOUR
-            )
-        replica = await begun(world, SETTINGS)
-        await until(lambda: "n1" in world.quarantines and status(world).blockers, within=30)
-        (blocker,) = status(world).blockers
-        assert "Terminating: its grace ends at" in blocker.reason
-        assert "NotReady since" in blocker.reason
-        await asyncio.sleep(240)
-        assert (phase_of(world, "n1"), status(world).pods_remaining) == (Phase.DRAINING, 1)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
-        assert "not waited for: jobs/a; the node is NotReady since" in status(world).message
-        await asyncio.sleep(HOUR)  # its pods are read again, and are no news
-        (blocker,) = status(world).blockers
-        assert "not waited for, 5m after that" in blocker.reason
-        assert "work.blocked" not in replica.notes.kinds("n1")
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
 def test_a_kubelet_that_goes_while_its_pod_ends_is_seen() -> None:
     async def scenario() -> None:
         world = world_with("a", grace=7 * 24 * HOUR)
@@ -189,26 +152,6 @@ def test_a_pod_made_anew_under_its_name_is_another_and_goes_too() -> None:
 
 
 # -- gangs ---------------------------------------------------------------------------------
-
-
-def test_a_gang_of_which_one_may_not_go_stays_whole_until_all_of_it_may() -> None:
-    async def scenario() -> None:
-        world = world_with("a", "b", "c", labels=GANG)
-        world.add_pod("n1", "single")
-        world.budget_blocks.add("uid-b")
-        replica = await begun(world, SETTINGS)
-        await until(lambda: world.evicted, within=60)
-        await asyncio.sleep(120)
-        assert world.evicted == ["uid-single"]
-        reasons = {one.pod: one.reason for one in status(world).blockers}
-        assert reasons["jobs/b"] == "the budget of jobs/j needs it"
-        assert reasons["jobs/a"].startswith("goes together with its gang: jobs/b: the budget")
-        world.budget_blocks.clear()
-        await drained(world)
-        assert sorted(world.evicted) == ["uid-a", "uid-b", "uid-c", "uid-single"]
-        await replica.stop()
-
-    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -289,30 +232,6 @@ def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_left_alone(
 REMOVING = Taint("ToBeDeletedByClusterAutoscaler", "1700000000", "NoSchedule")
 
 
-def test_a_node_that_the_autoscaler_removes_is_left_alone_and_looked_at_again() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        world.nodes["n1"] = replace(world.nodes["n1"], taints=(REMOVING,))
-        replica = await begun(world, SETTINGS)
-        node_summary = replica.fleet.node_summaries["n1"]
-        await until(lambda: node_summary.decision.hold is not None)
-        await asyncio.sleep(300)
-        assert node_summary.decision.hold is not None
-        assert node_summary.decision.hold.limit == "maintenance"
-        assert "ToBeDeletedByClusterAutoscaler" in node_summary.decision.hold.reason
-        assert parse_record(world.record.text).entries == {}  # not counted as ours
-        # The list of nodes has no taints: the patch finds this one, and it is withdrawn.
-        writes = ["create n1", "status n1 Releasing", "drop n1"]
-        assert [one for one in world.writes if one != "record"] == writes
-        assert replica.notes.kinds("n1").count("quarantine.held") == 1
-        world.set_node(replace(world.nodes["n1"], taints=()))
-        await drained(world, within=120)
-        assert world.evicted == ["uid-a"]
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
 def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None:
     async def scenario() -> None:
         world = world_with("a")
@@ -327,31 +246,6 @@ def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None
         assert world.evicted == []
         world.set_node(replace(world.nodes["n1"], taints=node.taints))
         await drained(world, within=120)
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
-def test_a_node_that_is_not_to_be_disrupted_is_cordoned_and_its_pods_stay_meanwhile() -> None:
-    """A NodePool's template gives the mark to all nodes of a training pool."""
-
-    async def scenario() -> None:
-        world = world_with("a")
-        mark = {"karpenter.sh/do-not-disrupt": "true"}
-        world.nodes["n1"] = replace(world.nodes["n1"], annotations=mark)
-        replica = await begun(world, SETTINGS)
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED, within=60)
-        said = "left alone, no pod is evicted: it is not to be disrupted (annotation karpenter.sh"
-        await until(lambda: said in status(world).message, within=60)
-        await asyncio.sleep(300)
-        assert (phase_of(world, "n1"), world.evicted) == (Phase.CORDONED, [])
-        assert is_marked(world.nodes["n1"])
-        assert replica.fleet.node_summaries["n1"].decision.hold is None
-        left = dict(world.nodes["n1"].annotations)
-        del left["karpenter.sh/do-not-disrupt"]
-        world.set_node(replace(world.nodes["n1"], annotations=left))
-        await drained(world, within=120)
-        assert world.evicted == ["uid-a"]
         await replica.stop()
 
     virtual_time.run(scenario())
@@ -412,62 +306,4 @@ def test_the_memory_of_a_drain_goes_with_the_release_of_its_node() -> None:
     virtual_time.run(scenario())
 
 
-def test_a_node_deleted_in_the_middle_of_its_drain_is_told_and_drains_no_more() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        world.budget_blocks.add("uid-a")
-        replica = await begun(world, SETTINGS)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        del world.nodes["n1"]
-        world.emit(NodeUncordoned("n1"))
-        await until(lambda: "the node is gone" in status(world).message, within=60)
-        assert (status(world).pods_remaining, status(world).blockers) == (0, ())
-        world.budget_blocks.clear()
-        await asyncio.sleep(300)
-        assert world.evicted == []
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
 # -- load balancers --------------------------------------------------------------------------
-
-
-def recovers(replica: Replica) -> None:
-    replica.agent("n1", WELL)
-
-
-async def released(replica: Replica, world: World) -> None:
-    recovers(replica)
-    await asyncio.sleep(700)
-    replica.agent("n1", WELL)
-    await until(lambda: not world.quarantines, within=60)
-    assert not is_marked(world.nodes["n1"])
-
-
-@pytest.mark.parametrize("theirs", [False, True])
-def test_a_drained_node_is_off_the_load_balancers_and_only_ours_is_undone(*, theirs: bool) -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        if theirs:
-            world.nodes["n1"] = replace(world.nodes["n1"], labels={OFF_BALANCERS: "true"})
-        replica = await begun(world, SETTINGS)
-        await drained(world)
-        assert world.nodes["n1"].labels[OFF_BALANCERS] == ("true" if theirs else "")
-        await released(replica, world)
-        assert (OFF_BALANCERS in world.nodes["n1"].labels) == theirs
-        await replica.stop()
-
-    virtual_time.run(scenario())
-
-
-def test_a_cordon_leaves_a_node_on_its_load_balancers() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        replica = await begun(world, replace(SETTINGS, mode=Action.CORDON))
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        await asyncio.sleep(60)
-        assert OFF_BALANCERS not in world.nodes["n1"].labels
-        await replica.stop()
-
-    virtual_time.run(scenario())

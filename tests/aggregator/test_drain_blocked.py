@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import TAINT
-from aggregator.cluster.port import Evicted, EvictionResult, Phase, Taint, Toleration, Unreachable
+from aggregator.cluster.port import Phase, Taint, Toleration, Unreachable
 from aggregator.events import EventKind
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
@@ -23,12 +23,6 @@ from tests.support.waiting import until
 HOUR = 3600.0
 TOLERATES_ALL = (Toleration(operator="Exists"),)
 TOLERATES_OURS = (Toleration(TAINT, "Exists", "", "NoSchedule"),)
-WEBHOOK_DOWN = EvictionResult(
-    Evicted.FAILING, 'failed calling webhook "pods.example.org": connection refused'
-)
-WEBHOOK_DENIES = EvictionResult(
-    Evicted.REJECTED, 'admission webhook "pods.example.org" denied the request: a backup runs'
-)
 
 
 @pytest.fixture(autouse=True)
@@ -161,30 +155,6 @@ def test_pods_that_come_after_the_drain_are_said_and_not_evicted() -> None:
 
 
 # -- rejected evictions --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rejection", [WEBHOOK_DENIES, WEBHOOK_DOWN])
-@pytest.mark.parametrize("gang", [False, True])
-def test_a_rejected_eviction_is_a_blocker_with_the_servers_words_and_the_deadline_comes(
-    rejection: EvictionResult, *, gang: bool
-) -> None:
-    async def scenario() -> None:
-        world = world_with("a", "b", labels=GANG if gang else {})
-        world.rejections["uid-a"] = rejection
-        settings = replace(SETTINGS, drain=DrainRules(deadline=HOUR))
-        replica = await begun(world, settings)
-        await until(lambda: "n1" in world.quarantines and status(world).blockers, within=60)
-        reasons = {one.pod: one.reason for one in status(world).blockers}
-        assert rejection.message in reasons["jobs/a"]
-        assert world.evicted == ([] if gang else ["uid-b"])
-        await asyncio.sleep(HOUR + 120)
-        assert status(world).overdue_at
-        assert replica.notes.kinds("n1").count("quarantine.overdue") == 1
-        world.rejections.clear()
-        await drained(world, within=120)
-        await replica.stop()
-
-    virtual_time.run(scenario())
 
 
 def test_the_deadline_comes_although_every_eviction_fails() -> None:

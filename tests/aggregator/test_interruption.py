@@ -6,7 +6,6 @@ end is the same.
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -19,11 +18,9 @@ from aggregator.cluster.node_names import (
     is_marked,
 )
 from aggregator.cluster.port import (
-    Action,
     AppliedChanges,
     ClusterError,
     Phase,
-    QuarantineSpec,
     RecordText,
     Taint,
     Unreachable,
@@ -309,34 +306,6 @@ async def _ends(world: World, reaches: Callable[[World], Awaitable[None]]) -> No
     await reaches(world)
 
 
-@in_virtual_time
-async def test_a_persons_release_of_a_latched_fault_is_not_undone_by_the_next_snapshot() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
-    replica.agent("n1", ILL)
-    world.person_deletes("n1")
-    await reaches_released(world)
-    written = len(world.writes)
-    for _ in range(3):
-        replica.agent("n1", ILL)
-        await later(600)
-    assert "xid:79" in json.dumps(dict(world.nodes["n1"].annotations))
-    await replica.stop()
-    # Nor by an aggregator that remembers nothing.
-    another = Replica(world, clock=clock)
-    await until(lambda: not another.fleet.view_lost)
-    another.agent("n1", ILL)
-    await later(600)
-    assert world.quarantines == {}
-    assert world.writes[written:] == []
-    # A fault that was not overruled is another matter.
-    another.agent("n1", snapshot(fault(), fault("xid:48", "GPU-2")))
-    await until(lambda: "n1" in world.quarantines)
-    await another.stop()
-
-
 async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
@@ -351,51 +320,6 @@ async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
     replica.agent("n1", WELL)
     replica.agent("n1", snapshot(fault(source_seq=99)))
     await until(lambda: "n1" in world.quarantines)
-    await replica.stop()
-
-
-async def test_somebody_elses_cordon_and_taint_survive_a_release() -> None:
-    world, clock = World(), Turned()
-    world.add_node("n1", unschedulable=True, taints=(FOREIGN,))
-    replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    recovers(replica, world)
-    await reaches_released(world)
-    assert world.nodes["n1"].unschedulable
-    assert world.nodes["n1"].taints == (FOREIGN,)
-    await replica.stop()
-
-
-@in_virtual_time
-async def test_deleting_the_definition_releases_nobody() -> None:
-    world, clock = world_with_jobs(), Turned()
-    await quarantined(world, clock)
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
-    replica.agent("n1", ILL)
-    world.definition_going = True
-    world.person_deletes("n1")
-    await until(lambda: not world.quarantines)
-    await later(600)
-    assert is_marked(world.nodes["n1"])
-    assert world.nodes["n1"].unschedulable
-    await replica.stop()
-
-
-async def test_a_hand_made_quarantine_is_entered_and_drained_whatever_the_limits() -> None:
-    world, clock = world_with_jobs(), Turned()
-    world.add_node("n2")
-    settings = replace(SETTINGS, limits=replace(OPEN, concurrent=0, quorum_percent=100))
-    replica = Replica(world, clock=clock, settings=settings)
-    await until(lambda: not replica.fleet.view_lost)
-    world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "smells of smoke"))
-    await drained(world)
-    check_quarantined(world)
-    assert world.nodes["n1"].taints[-1] == Taint(TAINT, "manual", "NoSchedule")
-    world.person_deletes("n1")
-    await reaches_released(world)
-    check_released(world)
     await replica.stop()
 
 
@@ -469,24 +393,6 @@ async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release
     assert world.nodes["n2"].unschedulable is False
     world.person_stops("")
     await until(lambda: phase_of(world, "n2") is Phase.DRAINED)
-    await replica.stop()
-
-
-@in_virtual_time
-async def test_observe_mode_writes_nothing_at_all() -> None:
-    world, clock = world_with_jobs(), Turned()
-    replica = Replica(
-        world,
-        clock=clock,
-        settings=replace(SETTINGS, mode=Action.OBSERVE),
-    )
-    await until(lambda: not replica.fleet.view_lost)
-    replica.agent("n1", ILL)
-    await until(lambda: replica.fleet.node_summaries["n1"].decision.would)
-    await later(600)
-    assert world.writes == []
-    assert world.announced == []
-    assert "drain: xid:79" in replica.fleet.node_summaries["n1"].decision.would
     await replica.stop()
 
 

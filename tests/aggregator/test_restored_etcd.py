@@ -16,24 +16,6 @@ from tests.support.replica import Replica, Turned, snapshot
 from tests.support.waiting import until
 
 
-async def test_a_persons_delete_after_a_restore_is_carried_out_without_a_restart() -> None:
-    world, clock = world_with_jobs(), Turned()
-    replica = Replica(world, clock=clock)
-    replica.agent("n1", ILL)
-    await drained(world)
-    backup = world.backup()
-    for _ in range(30):  # writes of others meanwhile; the last is this quarantine's own
-        world.tick()
-    world.put_quarantine(world.quarantines["n1"])
-    await until(lambda: _known(replica) == world.quarantines["n1"].version)
-    world.restore(backup)
-    await until(lambda: _known(replica) == backup.quarantines["n1"].version)
-    world.person_deletes("n1")
-    await reaches_released(world)
-    check_released(world)
-    await replica.stop()
-
-
 async def test_a_quarantine_that_had_ended_stands_again_after_a_restore_and_can_be_released() -> (
     None
 ):
@@ -69,8 +51,3 @@ async def test_a_quarantine_that_a_restore_has_taken_back_is_made_again() -> Non
     await until(lambda: phase_of(world, "n1") is not None)
     await drained(world)
     await replica.stop()
-
-
-def _known(replica: Replica) -> str:
-    found = replica.fleet.node_summaries["n1"].quarantine
-    return found.version if found is not None else ""

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, ClusterError, Phase
+from aggregator.cluster.port import ClusterError, Phase
 from aggregator.health.model import Status
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.settings import SilenceRules
@@ -54,20 +53,6 @@ class Scene:
         return self.replica.notes.kinds("n1").count(kind)
 
 
-def test_one_silent_agent_whose_node_was_well_is_counted_and_nothing_else() -> None:
-    async def main() -> None:
-        scene = Scene(cordons=True)
-        scene.speaks(WELL, fault("xid:13"))  # an application's Xid accuses no node
-        scene.falls_silent()
-        await later(3600)
-        assert scene.count_of("agent.silent") == 1
-        assert scene.count_of("agent.silent_failing") == 0
-        assert scene.world.writes == []
-        assert scene.reads == 0  # nor is its kubelet asked about
-
-    virtual_time.run(main())
-
-
 def test_failing_and_silent_under_a_ready_kubelet_is_told_once_for_each_time() -> None:
     async def main() -> None:
         scene = Scene()
@@ -79,44 +64,6 @@ def test_failing_and_silent_under_a_ready_kubelet_is_told_once_for_each_time() -
             assert scene.count_of("agent.silent_failing") == times
         assert scene.reads <= 2 * 61  # one a minute
         assert scene.world.writes == []
-
-    virtual_time.run(main())
-
-
-@pytest.mark.parametrize("ready", [False, None])
-def test_where_the_kubelet_is_not_ready_either_kubernetes_knows_already(
-    ready: bool | None,  # noqa: FBT001 - a table of cases
-) -> None:
-    async def main() -> None:
-        scene = Scene(cordons=True, ready=ready)
-        scene.speaks(SLOW)
-        scene.falls_silent()
-        await later(1800)
-        assert scene.count_of("agent.silent_failing") == 0
-        assert scene.world.writes == []
-        scene.world.set_node(replace(scene.world.nodes["n1"], ready=True))
-        await soon(lambda: scene.count_of("agent.silent_failing") == 1)
-
-    virtual_time.run(main())
-
-
-def test_by_policy_it_is_cordoned_and_released_once_the_agent_has_been_well_for_its_time() -> None:
-    async def main() -> None:
-        scene = Scene(cordons=True)
-        pod = scene.world.add_pod("n1", "a")
-        scene.speaks(SLOW)
-        scene.falls_silent()
-        await soon(lambda: phase_of(scene.world, "n1") is Phase.CORDONED)
-        quarantine = scene.world.quarantines["n1"]
-        assert quarantine.spec.action is Action.CORDON
-        assert "its kubelet is ready" in quarantine.spec.reason
-        await later(3600)
-        assert scene.world.evicted == []
-        assert pod.uid in {one.uid for one in scene.world.pods.values()}
-        scene.speaks(WELL)
-        await later(500)
-        assert is_marked(scene.world.nodes["n1"])
-        await soon(lambda: not scene.world.quarantines)
 
     virtual_time.run(main())
 
