@@ -9,14 +9,12 @@ import pytest
 from aggregator.cluster.port import (
     Guard,
     Operation,
-    OperationSpec,
     Phase,
     RepairState,
     Unreachable,
 )
 from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.node_tests import NodeTest, begun_status
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -136,52 +134,6 @@ async def test_a_pod_of_a_sites_own_node_owners_is_no_work_at_any_check() -> Non
 
 
 @in_virtual_time
-async def test_nodes_of_one_rack_are_tested_one_after_the_other() -> None:
-    site = IdleNodes("n1", "n2", verdicts=(GOING,), racks={"n1": "r1", "n2": "r1"})
-    site.start()
-    await later(TIMEOUT / 2)
-    assert len(site.program.operations) == 1
-    site.program.verdicts = [PASSED]
-    await site.settles(
-        lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
-    )
-    site.check()
-    await site.replica.stop()
-
-
-@in_virtual_time
-async def test_the_fleet_has_so_many_idle_tests_at_once_and_each_node_its_turn() -> None:
-    site = IdleNodes(*(f"n{number}" for number in range(6)), verdicts=(GOING,))
-    site.start()
-    await later(TIMEOUT / 2)
-    assert len(parse_record(site.world.record.text).node_tests) == 2
-    assert len(site.program.operations) == 2
-    site.program.verdicts = [PASSED]
-    await site.settles(
-        lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
-    )
-    site.check()
-    await site.replica.stop()
-
-
-@in_virtual_time
-async def test_a_share_of_the_fleet_bounds_the_idle_tests_beside_the_count() -> None:
-    site = IdleNodes(*(f"n{number}" for number in range(6)), verdicts=(GOING,))
-    assert site.idle is not None
-    site.idle |= {"concurrent": 6, "concurrent_percent": 50.0}
-    site.program.concurrent = 3
-    site.start()
-    await later(TIMEOUT / 2)
-    assert len(parse_record(site.world.record.text).node_tests) == 3
-    site.program.verdicts = [PASSED]
-    await site.settles(
-        lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
-    )
-    site.check()
-    await site.replica.stop()
-
-
-@in_virtual_time
 async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits() -> None:
     """Each has the agents of one half, and so has nodes of its own to choose from."""
     names = tuple(f"n{number}" for number in range(6))
@@ -201,34 +153,6 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     assert len(site.program.operations) == len(names)
     assert parse_record(site.world.record.text).node_tests == {}
     await first.stop()
-    await site.replica.stop()
-
-
-@in_virtual_time
-async def test_the_longest_untested_node_comes_first() -> None:
-    site = IdleNodes("n1", "n2", "n3")
-    assert site.idle is not None
-    site.idle["concurrent"] = 1
-    begins = 1_000_000.0
-    for name, ago in (("n1", 8), ("n2", 9), ("n3", 7)):
-        operation = own_test(1, node=name)
-        at = begins - ago * HOUR
-        test = NodeTest(
-            number=1,
-            operation=operation,
-            profile="quick",
-            state=RepairState.SUCCEEDED,
-            boot_id="boot-1",
-            node_uid=f"uid-{name}",
-            ended_at=at,
-        )
-        spec = OperationSpec(name, "test", profile="quick", requester="sickbay")
-        status = begun_status(test)
-        site.world.operations.store(Operation(operation, f"o-{name}", "0", spec, status))
-    site.start()
-    await site.settles(lambda: len(site.program.operations) == 3, within=HOUR)
-    site.check()
-    assert [one.node for one in site.program.orders] == ["n2", "n1", "n3"]
     await site.replica.stop()
 
 

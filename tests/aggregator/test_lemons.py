@@ -10,11 +10,9 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Phase
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Cleared, ClearedBy, Delta, Status
-from aggregator.health.node import NodeHealth
 from aggregator.history.history import History
 from aggregator.history.lemon_detector import LemonDetector, lemon_events
 from aggregator.policy.lemons import (
-    CHECK,
     LemonEvent,
     LemonThresholds,
     evaluate_past,
@@ -28,7 +26,6 @@ from tests.support.replica import (
     Turned,
     component,
     fault,
-    hello,
     shipped_policy,
     snapshot,
 )
@@ -104,26 +101,6 @@ def test_what_is_watched_or_explained_or_our_own_word_is_no_deed() -> None:
     )
     assert list(lemon_events([ours])) == []
     assert list(lemon_events([make_transition(EventKind.MOVED)])) == []
-
-
-# -- the word of the aggregator about a node -------------------------------------------------------
-
-
-def test_what_we_say_of_a_node_is_no_part_of_what_its_agent_said() -> None:
-    health = NodeHealth(hello("n1"))
-    health.snapshot(snapshot(component("disk-space", "/", Status.OK)))
-    digest = health.digest()
-    lemon = evaluate_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
-    said = evidence(lemon, 5.0)
-    assert health.record_own_evidence(said)
-    assert not health.record_own_evidence(said)
-    assert health.digest() == digest
-    health.snapshot(snapshot(component("disk-space", "/", Status.OK)))
-    assert health.digest() == digest
-    health.greet(hello("n1", "boot-2"))
-    assert health.components[CHECK, ""].status is Status.FAILED
-    assert health.record_own_evidence(evidence(None, 9.0))
-    assert health.components[CHECK, ""].status is Status.OK
 
 
 # -- the whole way ---------------------------------------------------------------------------------

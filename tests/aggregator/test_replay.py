@@ -26,21 +26,17 @@ from aggregator.history.export_file import ExportFile
 from aggregator.history.history import History
 from aggregator.history.replay_codec import RecordError, by_node, from_line, since, to_line
 from aggregator.policy.evaluate import evaluate
-from aggregator.policy.replay import Episode, compare, live, totals
-from tests.aggregator.test_windows import FAILED, OK, SITE, Node, happenings, link, seen
+from aggregator.policy.replay import Episode, live
+from tests.aggregator.test_windows import FAILED, OK, SITE, Node, happenings, link
 from tests.support.memory_cluster import World
 from tests.support.replica import (
-    POLICY,
     FakeLine,
     Replica,
     Turned,
     fault,
     hello,
-    shipped_policy,
     snapshot,
 )
-
-H = 3600.0
 
 
 @dataclass
@@ -248,81 +244,6 @@ def test_a_replay_of_the_same_policy_evaluates_as_was_evaluated(
 
 
 # -- what would have been different ----------------------------------------------------------------
-
-
-def a_story() -> Tape:
-    """One GPU off the bus, a boot; one link that flaps; application Xids over several jobs."""
-    clock = Turned()
-    tape = Tape(clock)
-    recorder = EvidenceRecorder(tape.put)
-    for node in ("n1", "n2", "n3"):
-        recorder.record_hello(hello(node))
-        recorder.record_message(node, snapshot(), clock())
-    clock.time = 2000.0
-    recorder.record_message(
-        "n1", Delta(faults=(fault("xid:79", first_at=2000.0, last_at=2000.0),)), clock()
-    )
-    recorder.record_message("n2", Delta((link((0.0, OK), (1950.0, FAILED)),)), clock())
-    clock.time = 2010.0
-    recorder.record_message(
-        "n2", Delta((link((0.0, OK), (1950.0, FAILED), (2010.0, OK)),)), clock()
-    )
-    clock.time = 5000.0
-    recorder.record_hello(hello("n1", "boot-2"))
-    recorder.record_message("n1", snapshot(), clock())
-    clock.time = 9000.0
-    recorder.record_message("n3", Delta(faults=(seen(5000.0, 7000.0, 9000.0),)), clock())
-    return tape
-
-
-def differences(site: str) -> list[tuple[str, str, str, str]]:
-    rows = sorted(a_story().rows, key=lambda row: row["node"])
-    other = shipped_policy(site)
-    return [
-        (one.what, node, one.shown.action, one.how)
-        for node, events in by_node(rows)
-        for one in compare(
-            live(POLICY, node, events, 20_000.0), live(other, node, events, 20_000.0)
-        )
-    ]
-
-
-@pytest.mark.parametrize(
-    ("site", "found"),
-    [
-        ("", []),
-        ("{name: gpu-gone, action: cordon}", [("changes", "n1", "cordon", "drain becomes cordon")]),
-        ("{name: link-down, for: 90s}", [("vanishes", "n2", "cordon", "")]),
-        ("{name: link-down, for: 40s}", [("changes", "n2", "cordon", "begins 10s later")]),
-        ("{name: link-down, healthyFor: 10m}", [("changes", "n2", "cordon", "ends 300s later")]),
-        (
-            "{name: application-xid-repeated, action: cordon}",
-            [("changes", "n3", "cordon", "observe becomes cordon, begins 4000s later")],
-        ),
-        (
-            "{name: once, kind: network, check: nic-link, for: 1s, action: drain}",
-            [
-                (
-                    "changes",
-                    "n2",
-                    "drain",
-                    "cordon becomes drain, begins 29s sooner, ends 300s later",
-                )
-            ],
-        ),
-    ],
-)
-def test_what_a_changed_rule_would_have_done_is_told(
-    site: str, found: list[tuple[str, str, str, str]]
-) -> None:
-    assert differences(f"rules:\n  - {site}\n" if site else "rules: []") == found
-
-
-def test_the_sums_are_of_what_acts() -> None:
-    episodes = replayed(a_story(), 20_000.0, POLICY)
-    total = totals(episodes, 20_000.0)
-    assert (total.by_action, total.nodes_at_once) == ({"drain": 1, "cordon": 1}, 2)
-    assert total.node_hours == round((5600 - 2000 + 2310 - 1980) / H, 2)
 
 
 async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_begun_anew() -> (

@@ -83,14 +83,3 @@ def test_the_faults_that_fail_no_slurm_node_are_observed_by_the_shipped_rules() 
     for code in OBSERVED:
         actions = {rule.action for rule in rules_for(code) if rule.min_count <= 1}
         assert actions == {"observe"}, code
-
-
-def test_the_agent_ends_an_xid_by_the_sign_that_the_catalogue_asks_for() -> None:
-    by_line = {xid_codes.RECOVERY_ACTION, *xid_codes.NVLINK5}  # the line's own words decide
-    wrong = {
-        number: found
-        for number in set(range(1, 200)) - by_line
-        if (found := POLICY.catalogue.classify(f"xid:{number}")) != UNKNOWN
-        and POLICY.catalogue.classes[found].clears.name != xid_codes.cleared_by(number).name
-    }
-    assert wrong == {}
