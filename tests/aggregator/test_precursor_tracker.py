@@ -51,6 +51,15 @@ def test_the_evidence_names_the_rise_the_fleets_rate_and_what_follows() -> None:
     assert "failed five days later" in found.message
 
 
+def test_a_storm_that_passed_the_counters_modulus_has_no_false_total() -> None:
+    fleet = Fleet()
+    for step in range(12):
+        fleet.count("n5", (2**31 - 20_000_000 + 5_300_000 * step) % 2**31, DAY + step * 5 * MINUTE)
+    _, found = fleet.reported[-1]
+    assert " more within 55 min; the 999 others" in found.message
+    assert "in all" not in found.message
+
+
 def test_a_replaced_gpu_and_a_week_without_a_rise_end_the_finding() -> None:
     for ends in ("replaced", "week"):
         fleet = Fleet()

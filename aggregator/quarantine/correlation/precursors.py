@@ -97,9 +97,11 @@ def evidence(found: Precursor, at: float) -> Component:
     """The evidence of a finding: the rise, the fleet's rate, since when, and what may follow."""
     series = found.series
     counter = COUNTERS[series.measure]
+    # Counts come modulo 2^31, which a storm of corrected errors passes each day.
+    total = f", {found.value} in all" if found.value >= found.rises else ""
     text = (
         f"{counter.what} of {series.component}: {found.rises} more within "
-        f"{_span(at - found.since)}, {found.value} in all; the {found.others} others of its kind "
+        f"{_span(at - found.since)}{total}; the {found.others} others of its kind "
         f"have such a rise every {1 / found.others_rate:,.0f} days; {counter.follows}"
     )
     return Component(CHECK, component(series), Status.FAILED, series.measure, text, found.since)
