@@ -3,9 +3,9 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,14 @@ from aggregator.history.engine import HistoryError
 from aggregator.history.migrate import VERSIONS
 from aggregator.history.tables import evidence
 from tests.agent.real_disks import run
+from tests.support.aggregator_program import AGGREGATOR_COMMANDS
+from tests.support.fork_server import run_program
 from tests.support.histories import Place
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount"),
 ]
-
-_READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
 
 
 @pytest.fixture
@@ -61,17 +61,23 @@ def _exported(folder: Path) -> "subprocess.CompletedProcess[str]":
         f"history: {{database: 'sqlite:///{folder}/history.db'}}\n"
     )
     before = sorted(folder.iterdir())
-    program = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
-    words = ["history", "export", "--config", str(config)]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _READ_ONLY, folder, *program, *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    with _mounted_read_only(folder, folder):
+        done = run_program(
+            AGGREGATOR_COMMANDS, ["history", "export", "--config", config], limit=300
+        )
     assert sorted(folder.iterdir()) == before
     return done
+
+
+@contextmanager
+def _mounted_read_only(folder: Path, way: Path) -> Iterator[None]:
+    """By ``way``, until the end of the block, no write is possible in the folder."""
+    run("mount", "--bind", folder, way)
+    try:
+        run("mount", "-o", "remount,ro,bind", way)
+        yield
+    finally:
+        run("umount", "--lazy", way)
 
 
 def _nodes(done: "subprocess.CompletedProcess[str]") -> list[str]:
@@ -127,12 +133,8 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     """The folder of ``writing`` by another way, on which no write is possible."""
     way = tmp_path / "way"
     way.mkdir()
-    run("mount", "--bind", tmp_path / "live", way)
-    try:
-        run("mount", "-o", "remount,ro,bind", way)
+    with _mounted_read_only(tmp_path / "live", way):
         yield way
-    finally:
-        run("umount", "--lazy", way)
 
 
 def test_a_writer_that_begins_while_it_is_read_is_noticed(

@@ -5,8 +5,6 @@ import datetime as dt
 import logging
 import re
 import ssl
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,6 +15,8 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.web.tls import Certificate
 from tests.controlplane.pki import KeyPair
+from tests.support.aggregator_program import AGGREGATOR, AGGREGATOR_COMMANDS
+from tests.support.fork_server import run_program, start_program
 from tests.support.ingest import Clock, site
 from tests.support.pki import Authority
 from tests.support.waiting import until
@@ -136,14 +136,7 @@ def test_config_check_compares_the_certificate_with_the_replicas_authorities(
 replicas: {{address: "one.test:1", token_file: token, ca_file: {other.certificate}}}
 """
     )
-    program = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
-    done = subprocess.run(
-        [*program, "config", "check", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_program(AGGREGATOR_COMMANDS, ["config", "check", file], limit=300)
     assert done.returncode == 2
     said = (
         f"{file}:1: listen.tls.cert_file: {pair.certificate} is signed by none of replicas.ca_file "
@@ -168,19 +161,14 @@ history: {{database: "sqlite:///{tmp_path}/history.db"}}
 alerts: {{outbox: {tmp_path}/outbox.db}}
 """
     )
-    program = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
-    checking = await asyncio.create_subprocess_exec(
-        *program, "config", "check", str(file), stderr=asyncio.subprocess.PIPE
-    )
-    [said] = (await checking.communicate())[1].decode().splitlines()
-    assert checking.returncode == 2
+    checked = run_program(AGGREGATOR_COMMANDS, ["config", "check", file], limit=300)
+    [said] = checked.stderr.splitlines()
+    assert checked.returncode == 2
     assert said.startswith(f"{file}:4: listen.tls.cert_file: {pair.certificate} expired at 20")
 
     log = tmp_path / "log"
     with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            *program, "run", "--config", str(file), stdout=out, stderr=out
-        )
+        process = start_program(AGGREGATOR, ["--config", file], output=out)
     try:
         served = re.compile(r'"the page is served",.* "address": "127.0.0.1:(\d+)"')
         await until(lambda: served.search(log.read_text()), log.read_text)
@@ -192,7 +180,7 @@ alerts: {{outbox: {tmp_path}/outbox.db}}
         await until(lambda: _readyz(port) == "ready\n", lambda: _readyz(port))
     finally:
         process.terminate()
-        await process.wait()
+        process.wait()
     assert "Traceback" not in log.read_text()
 
 
