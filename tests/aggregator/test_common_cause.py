@@ -50,10 +50,12 @@ class Play:
         self.signs: dict[str, tuple[Symptom, ...]] = {}
         self.common = CommonCauses(limits, self)
         self.now = 1_000.0
+        self.counts = 0
         for name in self.names:
             self.report_symptoms(name)
 
     def observers(self, check: str, components: Collection[str]) -> Mapping[str, int]:
+        self.counts += 1
         return dict.fromkeys(components, len(self.names))
 
     def report_symptoms(self, name: str, *signs: Symptom) -> None:
@@ -371,6 +373,17 @@ def test_a_node_that_is_gone_counts_no_more() -> None:
 
 
 # -- at any size ----------------------------------------------------------------------------------
+
+
+def test_a_target_that_all_miss_is_one_cause_and_is_not_counted_at_each_report() -> None:
+    play = Play(2_000)
+    for name in play.names:
+        play.report_symptoms(name, check("reach", "tcp://10.0.0.1:2049", since=990.0))
+        play.now += 0.04
+        play.common.find_causes(play.now)  # as often as anything is proposed
+    assert 250 < play.counts < 600
+    [cause] = play.search().values()
+    assert (cause.scope, cause.nodes, cause.total) == ("target", 2_000, 2_000)
 
 
 SIGNS = st.one_of(

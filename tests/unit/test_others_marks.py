@@ -44,9 +44,12 @@ class Clock:
         )
 
 
-@pytest.mark.parametrize("value", ["upgrade-failed", "upgrade-done", "unknown", ""])
-def test_a_state_that_waits_for_a_person_is_no_work_in_progress(value: str) -> None:
+@pytest.mark.parametrize(
+    "value", ["upgrade-failed", "upgrade-done", "upgrade-required", "unknown", ""]
+)
+def test_a_state_that_waits_is_no_work_in_progress(value: str) -> None:
     assert Clock().marks().forbids_all(node(labels={UPGRADE: value})) == ""
+    assert Clock().marks().forbids_all(node(labels={UPGRADE: "pod-restart-required"}))
 
 
 def test_a_mark_with_a_time_of_its_own_is_stale_an_hour_after_it() -> None:
