@@ -241,7 +241,7 @@ def test_a_finding_is_evidence() -> None:
 def test_a_node_that_is_unreachable_and_silent_is_told_after_its_time_and_found_again() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
-        lost = Finding(Status.UNKNOWN, UNREACHABLE_SILENT, "nobody reaches it", desk.loop.time())
+        lost = Finding(Status.FAILED, UNREACHABLE_SILENT, "nobody reaches it", desk.loop.time())
         desk.graph.found["n1"] = lost
         made._take("n1", lost)
         await asyncio.sleep(SILENT_FOR - 1)

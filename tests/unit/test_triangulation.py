@@ -146,6 +146,29 @@ def test_nodes_that_are_cut_off_accuse_no_target() -> None:
     assert [verdict.kind for verdict in evaluated(told).verdicts()] == []
 
 
+def test_a_target_is_blamed_until_no_observer_has_a_result_for_it() -> None:
+    told = network()
+    told.missed = {TARGET}
+    found = evaluated(told)
+    assert reasons(found, 200) == {}
+    (verdict,) = found.verdicts()
+    assert (verdict.kind, verdict.name, verdict.count) == ("target", f"reach {TARGET}", 200)
+    for node in range(200):
+        found.set_edge(name(node), REACH, TARGET, None)
+    found.settle(NOW + 1)
+    assert found.verdicts() == []
+
+
+def test_a_blamed_node_is_well_again_since_its_observers_reach_it() -> None:
+    told = network()
+    told.down = {7}
+    found = evaluated(told)
+    told.down = set()
+    told.report_all(found)
+    changed, _ = found.settle(NOW + 60)
+    assert (changed["node-7"].status, changed["node-7"].since) == (Status.OK, NOW + 60)
+
+
 def test_a_blamed_node_whose_observers_fall_silent_is_neither_well_nor_blamed() -> None:
     told = network()
     told.down = {7}
