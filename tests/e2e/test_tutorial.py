@@ -106,6 +106,7 @@ def test_every_command_on_the_own_control_plane_does_what_the_page_says(
     assert "xid:79" in fault
     assert "No resources found" in fault
     assert "drain" in why
+    assert drain.count("\nWaiting ") == 2, "20 s without a word"
     assert f"{node} " in drain
     assert "sickbay.dev/quarantine" in drain
     pods = drain[drain.rindex("NODE") :]
