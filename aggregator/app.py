@@ -240,7 +240,7 @@ class _Process:
             if replica.lease is not None:
                 await replica.lease.release()
             return
-        others = bool(replica.among_others)
+        others = bool(replica.address_among_others())
         await replica.lease.release()
         if replica.service is not None:
             replica.service.close("the controller stops")

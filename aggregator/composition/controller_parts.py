@@ -123,7 +123,7 @@ class ControllerParts:
             is_current=controller.is_current,
             probe_key=probe_key,
             cluster_away=lambda: bool(fleet.view_lost),
-            among_others=lambda: replica.among_others,
+            among_others=replica.address_among_others,
             orders=orders,
             now=clocks.now,
             wall=clocks.wall,

@@ -78,7 +78,7 @@ class Replica:
                 version=VERSION,
                 heartbeat=config.agents.heartbeat,
                 now=time.monotonic,
-                address=self._address_among_others,
+                address=self.address_among_others,
             ),
             stats=self.stats,
         )
@@ -125,7 +125,7 @@ class Replica:
             keep_probe_key=partial(keep_probe_key, probe_key_file(config)),
         )
 
-    def _address_among_others(self) -> str:
+    def address_among_others(self) -> str:
         """Where agents reach this replica, if there are others to which they could go."""
         gateways = self.service.gateways if self.service is not None else {}
         return self.me.address if self.gateway.relayed or gateways else ""
@@ -158,10 +158,6 @@ class Replica:
                 for name in sorted(gateways)
             ),
         ]
-
-    @property
-    def among_others(self) -> str:
-        return self._address_among_others()
 
     async def be_gateway(self, *, load: Callable[[], Awaitable[object]]) -> None:
         """Until this replica holds the Lease. ``load`` imports what a controller needs."""
