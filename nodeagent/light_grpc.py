@@ -1,7 +1,7 @@
 """Imports gRPC and the contract without modules that no agent runs: 1.3 MiB of 41 on each node.
 
 protobuf imports its implementation in Python although the one in C serves, and gRPC imports
-``typing_extensions`` for two names. docs/benchmarks.md has the figures.
+``typing_extensions`` for two names.
 """
 
 import importlib

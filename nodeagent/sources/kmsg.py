@@ -105,7 +105,9 @@ def is_users_line(text: bytes) -> bool:
     one. The crash of a process begins with its name and ends with that of its file. So a check that
     has matched a driver's line uses this to find out whether the line is a user's.
     """
-    return bool(_CRASH.match(text) or (b" OUT=" in text and _PACKET.search(text)))
+    # A flood of Xids has no bracket there, and is not matched again.
+    crashed = text.find(b"[", 1, 64) > 0 and _CRASH.match(text)
+    return bool(crashed or (b" OUT=" in text and _PACKET.search(text)))
 
 
 class KmsgReader:
