@@ -552,6 +552,7 @@ class Hooked(Bench):
         self.made: Any = HookRunner(acts=self.acts, rules=HookRules(**given, **rules), rng=Most())
 
     async def _answer(self, values: dict[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+        self.meanwhile()
         await guard()
         self.asked.append((self.loop.time(), limit, values))
         await asyncio.sleep(self.takes)
@@ -636,6 +637,26 @@ def test_a_hook_is_told_of_its_node_and_its_result_is_shown() -> None:
         assert "drain.pre_evict is done" in bench.notes.transitions[0].summary
         assert bench.notes.transitions[0].details == {"hook": "pre_evict"}
         assert values["action"] == Action.DRAIN.value
+
+    on_hooked(test)
+
+
+@pytest.mark.parametrize("over", ["the quarantine of n1 is gone", "the drain of n1 is over"])
+def test_a_hook_is_not_called_where_the_drain_is_over_by_then(over: str) -> None:
+    async def test(bench: Hooked) -> None:
+        running = HookStatus(HookState.RUNNING, started_at=5900.0)
+        bench.stands(made(Phase.DRAINING, pre_evict=running))
+
+        def end() -> None:
+            if "gone" in over:  # no event has told of that
+                bench.world.quarantines["n1"] = replace(bench.now(), uid="another")
+            else:
+                bench.standing = False
+
+        bench.meanwhile = end
+        with pytest.raises(GuardRefused, match=over):
+            await bench.made.before_evictions(bench.node_state, bench.still)
+        assert bench.asked == []
 
     on_hooked(test)
 

@@ -134,6 +134,10 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
             "2 rules[0].check: no check of ours is 'disk-spce' (did you mean 'disk-space'?)",
         ),
         (
+            "name: a, kind: node, check: memory, action: cordon",
+            "never reports failed, at most degraded; expected status: degraded",
+        ),
+        (
             "name: a, kind: gpu, check: gpu-rows, status: degraded, reasons: [hot], action: drain",
             "never fails or is degraded with reason 'hot'",
         ),
