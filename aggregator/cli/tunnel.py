@@ -188,6 +188,18 @@ class Tunnel:
         return ours
 
     async def _carry(self, wire: port_forward.PodConnection, end: socket.socket) -> None:
+        """The session may close, and cancel this, at any step: also while the command's end of the
+        connection is being closed.
+        """
+        try:
+            await self._carry_both_ways(wire, end)
+        except OSError:
+            pass  # either end is gone: the other one learns it from the closing below
+        finally:
+            with contextlib.suppress(OSError):
+                await wire.close()
+
+    async def _carry_both_ways(self, wire: port_forward.PodConnection, end: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=end)
 
         async def upward() -> None:
@@ -200,12 +212,8 @@ class Tunnel:
             async for data in wire.received():
                 writer.write(data)
                 await writer.drain()
-        except OSError:
-            pass  # either end is gone: the other one learns it from the closing below
         finally:
-            self.trouble = clean(wire.trouble)
+            self.trouble = clean(wire.trouble)  # the command reads it when its end closes
+            writer.close()
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await wire.close()
