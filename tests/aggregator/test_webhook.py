@@ -286,6 +286,19 @@ async def test_a_refusal_is_a_dead_letter_and_the_next_alert_goes_out(
     assert line.__dict__["alerts"] == 1
 
 
+async def test_what_is_not_taken_in_time_is_given_up(tmp_path: Path, secret_file: Path) -> None:
+    retry = Retry(Backoff(0.02, 0.05), give_up=0.5)
+    async with (
+        Receiver(answer=status(500)) as receiver,
+        telling(tmp_path, address(receiver, secret_file), retry=retry) as alerts,
+    ):
+        alerts.record_event(happened())
+        await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
+        receiver.answer = taken
+        alerts.record_event(happened("n2"))
+        await until(lambda: delivered(alerts) == 1)
+
+
 async def test_an_alert_is_not_given_up_where_the_clock_jumps_between_its_check_and_its_signature(
     tmp_path: Path, secret_file: Path
 ) -> None:
@@ -479,6 +492,11 @@ def test_retry_after_is_seconds_or_a_date_and_bounded(text: str, seconds: float 
 def test_no_retry_after_breaks_us(text: str) -> None:
     found = classify_response(429, {"Retry-After": text}, 0.0).retry_after
     assert found is None or 0 <= found <= MOST_RETRY_AFTER
+
+
+@given(st.integers(1, 10_000), st.randoms(use_true_random=False))
+def test_pauses_are_a_quarter_of_an_hour_at_most(attempts: int, rng: random.Random) -> None:
+    assert Retry().pause(attempts, rng) <= min(900, 2 ** min(attempts - 1, 40))
 
 
 def test_the_documented_example_is_a_body_we_send(tmp_path: Path) -> None:
