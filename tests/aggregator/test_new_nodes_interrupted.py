@@ -2,13 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 
-from aggregator.cluster.port import Guard, Phase, RepairState, Unreachable
+from aggregator.cluster.node_names import OVERRULED
+from aggregator.cluster.port import (
+    AdmissionRefused,
+    Guard,
+    Node,
+    NodeChange,
+    Phase,
+    RepairState,
+    Unreachable,
+)
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.node_marks import write_overruled
+from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.idle_node_tests import RACK, IdleNodes, dying_before_the_order
@@ -18,7 +30,9 @@ from tests.support.new_node_tests import (
     GOING,
     NOTHING,
     PASSED,
+    POOL,
     TIMEOUT,
+    UNTESTED,
     NewNodes,
 )
 from tests.support.replica import FakeLine, fault, reconciler_of, snapshot
@@ -291,5 +305,57 @@ async def test_a_drain_is_not_interrupted_while_an_agent_is_awaited_that_has_to_
     await later(TIMEOUT / 4)
     assert steps == [], "nothing is left to do for the test in this quarantine"
     assert phase_of(site.world, "n1") is Phase.DRAINING
+    site.check()
+    await site.replica.stop()
+
+
+def last_error(site: NewNodes, name: str) -> str:
+    node_state = site.replica.controller.parts.registry.known(name)
+    return node_state.work.last_error if node_state is not None else ""
+
+
+@in_virtual_time
+async def test_nodes_whose_own_steps_fail_take_no_place_of_another_new_node() -> None:
+    site = NewNodes(*(f"n{number}" for number in range(10)))
+
+    def fails(name: str) -> AdmissionRefused | None:
+        return AdmissionRefused("denied") if name == "create_quarantine" else None
+
+    site.start(MemoryCluster(site.world, fails=fails))
+    for name in site.names:
+        site.report(name, fault("xid:79"))
+    shown = site.replica.fleet
+    await site.settles(lambda: all(last_error(site, name) for name in site.names))
+    await site.settles(lambda: shown.node_tests.keys() == set(site.names))
+    site.world.add_node("late", taints=(POOL, UNTESTED))
+    site.report("late")
+    await site.settles(lambda: site.is_open("late"))
+    assert site.program.operations == [site.last_test("late")["operation"]]
+    site.check()
+    await site.replica.stop()
+
+
+class KeepsNotes(MemoryCluster):
+    """An admission policy that refuses each change of n1."""
+
+    async def patch_node(self, node: Node, change: NodeChange, **more: Any) -> Node:
+        if node.name == "n1":
+            raise AdmissionRefused("denied")
+        return await super().patch_node(node, change, **more)
+
+
+@in_virtual_time
+async def test_an_idle_node_whose_own_step_fails_takes_no_place_of_another_one() -> None:
+    site = IdleNodes("n1", "n2", "n3")
+    assert site.idle is not None
+    site.idle["concurrent"] = 1
+    n1, word = site.world.nodes["n1"], Override("xid:79", "GPU-1", "boot-1", "reboot")
+    notes = {OVERRULED: write_overruled(frozenset({word}))}
+    site.world.set_node(replace(n1, annotations={**n1.annotations, **notes}))
+    site.start(KeepsNotes(site.world))
+    over = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
+    site.replica.agent("n1", over, boot_id=n1.boot_id)
+    await site.settles(lambda: site.last_test("n2") and site.last_test("n3"))
+    assert (last_error(site, "n1"), site.last_test("n1")) == ("denied", {})
     site.check()
     await site.replica.stop()

@@ -62,19 +62,31 @@ class NodeTestRounds:
     async def go_round(self) -> None:
         await self._read_nodes()
         self._take_requests()
-        due = [one for one in self._nodes.items() if self.reconciler.is_due(*one)]
-        for name, _ in due[: max(0, self.reconciler.room)]:
-            node_state = self._shared.registry.known(name)
-            if node_state is not None:
-                self._queue.add(node_state)
-            else:  # for example of a Node that is gone: it has no task
-                await self.reconciler.advance(name)
+        await self._add_due()
         for name, watched in self._nodes.items():
             self._evidence.give(name, watched)
         self.reconciler.display.show(self._nodes)
         idle = self._shared.settings.rules.idle_nodes
         if idle is not None and not self._shared.ends:
             await self._choose_idle(idle)
+
+    async def _add_due(self) -> None:
+        """Add the due ones, as many as may advance. One whose task is at another step, which may
+        fail for ever, takes no place.
+        """
+        room = self.reconciler.room
+        for name, watched in [one for one in self._nodes.items() if self.reconciler.is_due(*one)]:
+            node_state = self._shared.registry.known(name)
+            is_elsewhere = node_state is not None and node_state.work.is_running
+            if node_state is not None and is_elsewhere and node_state.work.last_error:
+                watched.chosen = False
+            if not is_elsewhere and room <= 0:
+                continue
+            room -= not is_elsewhere
+            if node_state is not None:
+                self._queue.add(node_state)
+            else:  # for example of a Node that is gone: it has no task
+                await self.reconciler.advance(name)
 
     async def _read_nodes(self) -> None:
         try:
