@@ -335,6 +335,19 @@ async def test_nodes_whose_own_steps_fail_take_no_place_of_another_new_node() ->
     await site.replica.stop()
 
 
+@in_virtual_time
+async def test_new_nodes_that_wait_for_their_agents_keep_no_other_one_from_its_turn() -> None:
+    site = NewNodes(*(f"n{number}" for number in range(80)))
+    site.names = ()
+    site.start()
+    await site.settles(lambda: len(site.replica.fleet.node_tests) == 80)
+    site.world.add_node("late", taints=(POOL, UNTESTED))
+    site.report("late")
+    await site.settles(lambda: site.is_open("late"))
+    site.check()
+    await site.replica.stop()
+
+
 class KeepsNotes(MemoryCluster):
     """An admission policy that refuses each change of n1."""
 

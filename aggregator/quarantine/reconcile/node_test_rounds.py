@@ -71,11 +71,12 @@ class NodeTestRounds:
             await self._choose_idle(idle)
 
     async def _add_due(self) -> None:
-        """Add the due ones, as many as may advance. One whose task is at another step, which may
-        fail for ever, takes no place.
+        """Add the due ones, as many as may advance, first those that were due first: the others may
+        wait for ever. One whose task is at another step, which may fail for ever, takes no place.
         """
         room = self.reconciler.room
-        for name, watched in [one for one in self._nodes.items() if self.reconciler.is_due(*one)]:
+        due = [one for one in self._nodes.items() if self.reconciler.is_due(*one)]
+        for name, watched in sorted(due, key=lambda one: one[1].poll_at):
             node_state = self._shared.registry.known(name)
             is_elsewhere = node_state is not None and node_state.work.is_running
             if node_state is not None and is_elsewhere and node_state.work.last_error:
