@@ -11,7 +11,6 @@ from aggregator.cluster.port import Phase, Taint, Toleration, Unreachable
 from aggregator.events import EventKind
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
-from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
 from tests.support.drains import GANG, ILL, begun, drained, status, world_with
@@ -20,14 +19,11 @@ from tests.support.replica import OPEN, SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
+#: Between two empty reads, as in production (conftest.py).
+EMPTY_FOR = 5.0
 HOUR = 3600.0
 TOLERATES_ALL = (Toleration(operator="Exists"),)
 TOLERATES_OURS = (Toleration(TAINT, "Exists", "", "NoSchedule"),)
-
-
-@pytest.fixture(autouse=True)
-def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    monkeypatch.setattr(drain_module, "EMPTY_FOR", 5.0)
 
 
 async def kubelets(world: World, seconds: float) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from aggregator.cluster.port import Action, Node, Phase, Quarantine
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
-from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.reconcile.poller import DRAINING_EVERY
 from tests.support import virtual_time
 from tests.support.drains import Busy, begun, status, world_with
@@ -19,14 +18,10 @@ from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.waiting import until
 
+#: Between two empty reads, as in production (conftest.py).
 EMPTY_FOR = 5.0
 #: The poller sleeps so long between two rounds (seconds), and a little for each node.
 ROUND = 6.0
-
-
-@pytest.fixture(autouse=True)
-def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    monkeypatch.setattr(drainer, "EMPTY_FOR", EMPTY_FOR)
 
 
 def test_a_draining_node_is_first_polled_one_interval_after_its_taint() -> None:

@@ -32,6 +32,8 @@ from tests.aggregator.test_node_actions import Bench, made
 from tests.support.virtual_time import VirtualTimeLoop, play
 from tests.support.waiting import until
 
+#: Between two empty reads, as in production (conftest.py).
+EMPTY_FOR = 5.0
 DONE = HookAnswer(HookResult.DONE, "ok")
 LATER = HookAnswer(HookResult.LATER, "3 jobs run")
 FAILED = HookAnswer(HookResult.FAILED, "")
@@ -85,12 +87,6 @@ class Drain(Bench):
         known = self.stands(made(phase, node_uid=node.uid, cordoned_at=4000.0, **changes))
         await self.cluster.patch_node(node, cordon_change(node, known))
         return known
-
-
-@pytest.fixture(autouse=True)
-def five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two empty reads, as in production."""
-    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
 
 
 def on_drain(test: Callable[[Drain], Any], **changes: Any) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from aggregator.cluster.port import Phase, Pod, Quarantine, Toleration
-from aggregator.quarantine.drain import drainer as drain_module
 from tests.support.drains import ILL, status
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica
@@ -22,17 +21,12 @@ from tests.support.virtual_replica import LoopClock
 from tests.support.virtual_time import VirtualTimeLoop, play
 from tests.support.waiting import until
 
-#: A node counts as empty when two reads so far apart (seconds) find no pod.
+#: Between two empty reads, as in production (conftest.py).
 EMPTY_FOR = 5.0
 #: How long a controller takes to make a pod again: the node is empty meanwhile.
 SLOW = 3.0
 TOLERATES_ALL = (Toleration(operator="Exists"),)
 COMES_BACK = {"set-0": TOLERATES_ALL, "bound-0": ()}
-
-
-@pytest.fixture(autouse=True)
-def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    monkeypatch.setattr(drain_module, "EMPTY_FOR", EMPTY_FOR)
 
 
 @dataclass

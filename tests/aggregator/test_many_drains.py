@@ -36,7 +36,7 @@ from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
-def _among_many(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
+def _among_many(monkeypatch: pytest.MonkeyPatch, _empty_for: None) -> None:
     begin_among_many(monkeypatch)
 
 

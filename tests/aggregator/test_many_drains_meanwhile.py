@@ -32,7 +32,7 @@ THEIRS = "remediation.medik8s.io/exclude-from-remediation"
 
 
 @pytest.fixture(autouse=True)
-def _among_many(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
+def _among_many(monkeypatch: pytest.MonkeyPatch, _empty_for: None) -> None:
     begin_among_many(monkeypatch)
 
 

@@ -28,6 +28,8 @@ from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+#: Between two empty reads, as in production (conftest.py).
+EMPTY_FOR = 5.0
 SEEDS = 40
 MORE_ILL = snapshot(fault(), fault("xid:48"))
 SIGN = Delta(cleared=(Cleared("xid:48", "GPU-2", "gpu-reset"),))
@@ -176,11 +178,6 @@ class Run:
     async def stop(self) -> None:
         await self.replica.stop()
         assert not self.wrong + self.watch.wrong, self._story()
-
-
-@pytest.fixture(autouse=True)
-def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -32,7 +32,6 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
-from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from aggregator.quarantine.reconcile import poller
 from aggregator.quarantine.settings import Settings
@@ -42,13 +41,10 @@ from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
+#: Between two empty reads, as in production (conftest.py).
+EMPTY_FOR = 5.0
 EXEMPTED = "until 2100-01-01T00:00:00Z the job must end"
 OFF_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
-
-
-@pytest.fixture(autouse=True)
-def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
 
 
 class Logged(Busy):

@@ -12,7 +12,6 @@ import pytest
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
-from aggregator.access.identity import UserIdentity
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
@@ -22,7 +21,7 @@ from aggregator.web import sse
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.tls import Certificate
 from tests.support.pki import Authority, KeyPair
-from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
+from tests.web.support import Everyone, Hands, Served, running_clocks, serving, small_fleet
 
 VIEWER, OPERATOR = "v" * 22, "o" * 22
 READS = ("/", "/nodes", "/nodes/node-2", "/api/v1/fleet", "/api/v1/openapi.json", "/metrics")
@@ -217,16 +216,6 @@ async def test_with_anonymous_reading_a_wrong_token_changes_nothing(tmp_path: Pa
 
 
 # -- client certificates and the front proxy, by real TLS ------------------------------------------
-
-
-class Everyone:
-    """Each identity may read; the last one is remembered."""
-
-    last: UserIdentity | None = None
-
-    async def allows(self, identity: UserIdentity, access: Right) -> bool:
-        self.last = identity
-        return access.verb in {"list", "get"}
 
 
 Ask = Callable[..., Awaitable[tuple[int, str]]]

@@ -10,7 +10,7 @@ import signal
 import ssl
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from aggregator.cli.client import Client
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.text_table import clean, table
 from aggregator.cli.watch import watch
-from aggregator.cluster.local.store import LocalStore
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from tests.support.pki import Authority
@@ -37,13 +36,6 @@ from tests.web.support import (
     small_fleet,
     well,
 )
-
-
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    hands = Hands()
-    async with serving(small_fleet(hands), hands.clocks()) as one:
-        yield one
 
 
 async def test_status_says_how_the_fleet_is(served: Served) -> None:
@@ -402,13 +394,6 @@ async def test_a_reader_that_has_seen_enough_ends_it_quietly(served: Served) -> 
 
 
 # -- acting on a local cluster ---------------------------------------------------------------
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "cluster.db"
-    LocalStore(path, wall=lambda: NIGHT).close()
-    return path
 
 
 async def test_a_query_that_makes_no_sense_is_exit_2(served: Served) -> None:

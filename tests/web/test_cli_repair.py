@@ -49,13 +49,6 @@ async def served() -> AsyncIterator[Served]:
         yield one
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "cluster.db"
-    LocalStore(path, wall=lambda: NIGHT).close()
-    return path
-
-
 def requests_in(database: Path, node: str = "node-2") -> list[Operation]:
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
         return store.operations.of(node)

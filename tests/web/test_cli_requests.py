@@ -5,7 +5,6 @@ import os
 import pty
 import sqlite3
 import time
-from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,29 +19,11 @@ from aggregator.quarantine.decide.operator_requests import OperatorRequests, rea
 from tests.web.cli import in_process, sickbay, start_on
 from tests.web.support import (
     NIGHT,
-    Hands,
     Served,
-    serving,
-    small_fleet,
 )
 from tests.web.test_actions import orders_a_reboot
 
-
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    hands = Hands()
-    async with serving(small_fleet(hands), hands.clocks()) as one:
-        yield one
-
-
 # -- acting on a local cluster ---------------------------------------------------------------
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "cluster.db"
-    LocalStore(path, wall=lambda: NIGHT).close()
-    return path
 
 
 async def test_a_misspelt_name_is_forgotten_once_nothing_is_on_it(database: Path) -> None:

@@ -56,13 +56,6 @@ async def served() -> AsyncIterator[Served]:
         yield one
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "cluster.db"
-    LocalStore(path, wall=lambda: NIGHT).close()
-    return path
-
-
 def request_in(database: Path, node: str = "node-2") -> Operation | None:
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
         return next(iter(store.operations.of(node)), None)

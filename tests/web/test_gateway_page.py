@@ -17,9 +17,8 @@ from aiohttp import web
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
-from aggregator.access.identity import AccessRefused, UserIdentity
+from aggregator.access.identity import AccessRefused
 from aggregator.access.static_tokens import StaticTokens
-from aggregator.cluster.users import Access as Right
 from aggregator.events import EventKind, Transition
 from aggregator.leader.lease import Candidate
 from aggregator.web import gateway_page
@@ -30,6 +29,7 @@ from tests.support.waiting import PATIENCE, until
 from tests.web.gateways import TOKEN, GatewayOf, gateway_of
 from tests.web.support import (
     NIGHT,
+    Everyone,
     Hands,
     Served,
     running_clocks,
@@ -337,16 +337,6 @@ async def test_a_form_of_this_site_is_not_taken_for_another_sites(gate: AccessGa
                 allow_redirects=False,
             ) as answer:
                 assert answer.status == wanted
-
-
-class Everyone:
-    """Each identity may read; the last one is remembered."""
-
-    last: UserIdentity | None = None
-
-    async def allows(self, identity: UserIdentity, access: Right) -> bool:
-        self.last = identity
-        return access.verb in {"list", "get"}
 
 
 @dataclass

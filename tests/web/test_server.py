@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -39,13 +38,6 @@ from tests.web.support import (
 )
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>\'"&{{7*7}}'
-
-
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    hands = Hands()
-    async with serving(small_fleet(hands), hands.clocks()) as one:
-        yield one
 
 
 PAGES = ["/", "/nodes", "/nodes/node-2", "/nodes?state=held", "/nodes?q=node", "/?rows=3"]
