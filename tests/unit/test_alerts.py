@@ -40,6 +40,7 @@ def transition(kind: EventKind, summary: str = "it is so", **details: str) -> Tr
         (K.HELD, {"cause": ""}, None),
         (K.HELD, {"limit": "limits.concurrent"}, "warning"),
         (K.HELD, {"limit": "limits.cooldown"}, None),
+        (K.HELD, {"limit": "limits.fabric_hold"}, None),
         (K.HELD, {"limit": "record"}, None),
         (K.CORDONED, {"action": "observe", "limit": "record", "cause": "x"}, "warning"),
         (K.NETWORK_BLAMED, {}, "critical"),
