@@ -259,6 +259,39 @@ async def test_a_quarantine_begins_although_a_step_of_the_test_waits() -> None:
     await site.replica.stop()
 
 
+@pytest.mark.parametrize("by", ["a person", "a limit", "the stop"])
+@in_virtual_time
+async def test_a_held_quarantine_begins_although_a_step_of_the_test_waits(by: str) -> None:
+    site = NewNodes(verdicts=(GOING,))
+    limits = replace(site.settings.limits, quorum_percent=100 if by != "the stop" else 0)
+    site.settings = replace(site.settings, limits=limits)
+    cluster = await during_a_step(site)
+    if by == "the stop":
+        site.world.person_stops("maintenance")
+        await site.settles(lambda: site.replica.fleet.stop)
+    else:
+        site.world.add_node("silent")
+        await site.replica.controller.parts.cluster_events.refresh_nodes()
+    site.report("n1", fault("xid:79"))
+    node_state = site.replica.controller.parts.registry.known("n1")
+    await site.settles(lambda: node_state is not None and node_state.decision.hold)
+    steps = cluster.asked_for
+    await site.settles(lambda: cluster.asked_for > steps)
+    await later(1)
+    assert phase_of(site.world, "n1") is None
+    match by:
+        case "a person":
+            site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+            await site.replica.controller.parts.cluster_events.refresh_nodes()
+        case "a limit":
+            site.report("silent")
+        case _:
+            site.world.person_stops("")
+    await site.settles(lambda: phase_of(site.world, "n1") is not None, within=30)
+    site.check()
+    await site.replica.stop()
+
+
 @in_virtual_time
 async def test_a_sign_without_a_step_is_acknowledged_although_a_step_of_the_test_waits() -> None:
     site = NewNodes(verdicts=(GOING,))

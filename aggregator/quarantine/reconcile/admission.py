@@ -41,6 +41,9 @@ from aggregator.quarantine.state.registry import NodePools
 
 log = logging.getLogger("sickbay.quarantine")
 
+#: The beginnings of the limits whose holds the record decides on.
+_BY_RECORD = ("limits.", "record", "stop")
+
 
 @define(eq=False, slots=False, kw_only=True)
 class AdmissionReconciler:
@@ -87,6 +90,17 @@ class AdmissionReconciler:
         else:
             return not await self.propose(node_state, wanted)
         return False
+
+    def stays_held(self, node_state: NodeState, step: NextStep) -> bool:
+        """Whether the step would only hold the node once more, as far as the last record shows."""
+        hold, wanted = node_state.decision.hold, self._inputs.wanted(node_state)
+        if hold is None or wanted is None or step.do is not AdmissionStep.PROPOSE:
+            return False
+        if not hold.limit.startswith(_BY_RECORD):
+            return True
+        return bool(
+            self._record_writer.preview([self._inputs.proposals.propose(node_state, wanted)])
+        )
 
     async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Request admission and, when admitted, make the object and mark the node.

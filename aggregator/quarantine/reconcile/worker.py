@@ -290,9 +290,12 @@ class NodeWorker:
             await self._node_tests.carry_out(node_state, ADVANCE, still)
 
     def _leaves_time(self, node_state: NodeState) -> bool:
-        """Whether the step of a test may go on: no other step than a held one is next."""
-        _, step = self._plan(node_state, node_state.quarantine)
-        held = node_state.decision.hold is not None
+        """Whether the step of a test may go on: no read is next, and no step except a held one."""
+        if node_state.work.needs_read:
+            return False
+        reconciler, step = self._plan(node_state, node_state.quarantine)
+        at_admission = reconciler is self._admission
+        held = at_admission and self._admission.stays_held(node_state, step)
         if not (held or step is ADVANCE or isinstance(step.do, Pause)) or not self._queue.may_act():
             return False
         self._settle_waiters(node_state)
