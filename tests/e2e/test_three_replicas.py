@@ -36,13 +36,15 @@ class Trio:
         self.nodes = space.create_nodes(nodes)
         ends.callback(remove_quarantines, self.plane, space.node_prefix)
         settings = {**TRUSTING_TLS, "drain": {"evict_unmanaged": True}, **more}
-        self.replicas = ends.enter_context(Replicas(self.plane, folder / "replicas", more=settings))
+        self.replicas = Replicas(self.plane, folder / "replicas", more=settings)
         ends.callback(self.plane.request, "DELETE", LEASE)
         self.proxies: dict[str, FaultyProxy] = {}
         for name, replica in self.replicas.replicas.items():
             proxy = ends.enter_context(FaultyProxy(self.plane, folder / f"way-{name}", ApiFaults()))
             replica.goes_by(proxy.kubeconfig)
             self.proxies[name] = proxy
+        # The proxies end last: a replica that lives on would connect to them until then.
+        ends.enter_context(self.replicas)
         self.replicas.start()
         names = folder / "names"
         names.write_text("\n".join(self.nodes))
