@@ -1,8 +1,8 @@
 """Tests of new nodes that are interrupted at each of their calls, in virtual time."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pytest
@@ -21,6 +21,7 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_marks import write_overruled
 from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.idle_node_tests import RACK, IdleNodes, dying_before_the_order
@@ -338,6 +339,38 @@ async def test_a_drain_is_not_interrupted_while_an_agent_is_awaited_that_has_to_
     await later(TIMEOUT / 4)
     assert steps == [], "nothing is left to do for the test in this quarantine"
     assert phase_of(site.world, "n1") is Phase.DRAINING
+    site.check()
+    await site.replica.stop()
+
+
+@dataclass
+class SlowHook:
+    """Takes longer than any pause between two steps of a test."""
+
+    calls: int = 0
+    ended: int = 0
+
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+        del values, limit, guard
+        self.calls += 1
+        await asyncio.sleep(TIMEOUT / 2)
+        self.ended += 1
+        return HookAnswer(HookResult.DONE)
+
+
+@in_virtual_time
+async def test_an_agent_that_does_not_confirm_the_end_of_its_test_ends_a_hook_only_once() -> None:
+    site, hook = NewNodes(verdicts=(GOING,)), SlowHook()
+    site.settings = replace(site.settings, hooks=HookRules(pre_evict=hook))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.confirms, site.program.cancel_takes = False, 15.0
+    site.world.budget_blocks.add(site.world.add_pod("n1", "work").uid)
+    site.report("n1", fault("xid:79"))
+    await site.settles(lambda: hook.ended, within=TIMEOUT / 2 + 30)
+    assert (hook.calls, len(site.program.cancelled)) == (2, 1)
+    site.program.confirms = True
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=30)
     site.check()
     await site.replica.stop()
 

@@ -262,7 +262,9 @@ class NodeTestReconciler:
         if watched.busy is not None:
             ordered = watched.busy.state is RepairState.ORDERED and bool(quarantine)
             waits = ordered and self.shared.time_of(watched.busy) < watched.busy.deadline_at
-            return waits and bool(watched.held) and not self.checks.is_fresh(name)
+            # A step ends the call of a hook, which may take longer than until the next step.
+            longer = self.checks.is_in_hook(name) or not self.checks.is_fresh(name)
+            return waits and bool(watched.held) and longer
         passed = test is not None and self._passed_since(name, test)
         if quarantine and quarantine == watched.settled_in and not passed:
             return True

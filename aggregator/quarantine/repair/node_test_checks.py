@@ -6,7 +6,14 @@ from attrs import define
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.operations import DELETED_BY_HAND
-from aggregator.cluster.port import Action, Guard, GuardRefused, Node, OperationRequest
+from aggregator.cluster.port import (
+    Action,
+    Guard,
+    GuardRefused,
+    HookState,
+    Node,
+    OperationRequest,
+)
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
 from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
 from aggregator.quarantine.decide.drain_plan import work_of
@@ -51,6 +58,13 @@ class NodeTestChecks:
         """Whether the node's agent reports to us."""
         node_state = self.shared.registry.known(name)
         return node_state is not None and node_state.agent.is_fresh
+
+    def is_in_hook(self, name: str) -> bool:
+        """Whether the node's drain waits for its hook."""
+        node_state = self.shared.registry.known(name)
+        quarantine = node_state.quarantine if node_state is not None else None
+        hook = quarantine.status.pre_evict if quarantine is not None else None
+        return hook is not None and hook.state is HookState.RUNNING
 
     def facts(self, node: Node, test: NodeTest | None) -> NodeTestFacts:
         """All that the node's next step depends on, in addition to its last ``test``."""
