@@ -56,7 +56,13 @@ from aggregator.quarantine.repair.protocol import (
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.tasks import run_until_first_exit
-from tests.support.invariants import KNOWN_WITHIN, Watch, at_most_one_may_act, parse_record
+from tests.support.invariants import (
+    KNOWN_WITHIN,
+    Watch,
+    at_most_one_may_act,
+    parse_record,
+    releases_held_up,
+)
 from tests.support.memory_cluster import Arrival, MemoryCluster, World
 from tests.support.rack_faults import link_error, verdict
 from tests.support.replica import Notes, fault, hello, shipped_policy
@@ -710,7 +716,14 @@ class Simulation:
             ):
                 self._jobs += 1
                 self.world.add_pod(name, f"job-{self._jobs}-{name}")
+        self._note_outage()
         self.time.after(2.0, self._kubelets)
+
+    def _note_outage(self) -> None:
+        """While no controller runs and reaches the API server, every release has to wait."""
+        reaching = set(self.acting()) - self.wire.cut
+        if all(self.hosts[name].process.paused for name in reaching):
+            self.world.facts.calm_since = self.time.now
 
     # -- what must hold after every request --------------------------------------------------
 
@@ -759,6 +772,7 @@ class Simulation:
 
     def check_settled(self) -> None:
         """All unhealthy nodes are in quarantine, and no other, unless a limit holds a node back."""
+        self.wrong += [f"in the end {one}" for one in releases_held_up(self.world, self.time.now)]
         most = self.settings.limits.concurrent
         full = len(self.world.quarantines) >= most
         for name, agent in self.agents.items():

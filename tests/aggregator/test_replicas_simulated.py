@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from aggregator.cluster.port import Quarantine, Unreachable
 from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.aggregator.replica_schedules import (
@@ -26,7 +27,8 @@ from tests.aggregator.replica_schedules import (
     Event,
     play,
 )
-from tests.aggregator.replica_simulator import OF_CLIQUE, Simulation
+from tests.aggregator.replica_simulator import OF_CLIQUE, ClusterAt, Simulation
+from tests.support.invariants import RELEASED_WITHIN
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "25"))
 EVENTS = st.tuples(
@@ -65,6 +67,33 @@ def _until(sim: Simulation, node: str, phase: str | None) -> None:
             return
         sim.time.run(5)
     raise AssertionError(f"{node} is {_phase(sim, node)}, and not {phase}: {sim.wrong}")
+
+
+def test_a_release_may_wait_for_as_long_as_no_replica_reaches_the_api_server() -> None:
+    """No promise is broken by an outage that is longer than a release may take."""
+    outage = RELEASED_WITHIN + 10
+    sim = play(
+        1,
+        [
+            (30.0, "fault", "r0", "n1"),
+            (10.0, "API server", "r0", "n1"),
+            (outage, "person releases", "r0", "n1"),
+        ],
+        REPAIRING,
+    )
+    assert (sim.agents["n1"].released_at > 0, _phase(sim, "n1"), sim.wrong) == (True, None, [])
+
+
+def test_a_release_that_a_controller_in_reach_leaves_undone_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lose(self: ClusterAt, quarantine: Quarantine) -> None:
+        raise Unreachable("lost")
+
+    monkeypatch.setattr(ClusterAt, "drop_quarantine", lose)
+    sim = play(1, [(30.0, "fault", "r0", "n1"), (0.0, "person releases", "r0", "n1")], REPAIRING)
+    [found] = [one for one in sim.wrong if one.startswith("in the end n1 was released")]
+    assert found.endswith("and is still held")
 
 
 @pytest.mark.parametrize("answers", [1, 2, 3, 4, 5, 6, 8, 11, 15, 20])

@@ -360,13 +360,18 @@ def what_others_set_stays(world: "World", act: Act) -> Iterator[str]:
 
 def a_persons_release_is_done(world: "World", act: Act) -> Iterator[str]:
     """No limit, hold or stop switch holds up a release."""
+    yield from releases_held_up(world, act.at)
+
+
+def releases_held_up(world: "World", now: float) -> Iterator[str]:
+    """Those that are late by now, although no failure holds them up."""
     facts = world.facts
     for uid, since in list(facts.ended_at.items()):
-        if act.at - max(since, facts.calm_since, facts.lost_until) < RELEASED_WITHIN:
+        if now - max(since, facts.calm_since, facts.lost_until) < RELEASED_WITHIN:
             continue
         waiting = [one.node for one in world.quarantines.values() if one.uid == uid]
         if waiting:
-            yield f"{waiting[0]} was released {act.at - since:g} s ago and is still held"
+            yield f"{waiting[0]} was released {now - since:g} s ago and is still held"
         else:
             del facts.ended_at[uid]
 
