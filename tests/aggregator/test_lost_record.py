@@ -191,6 +191,39 @@ def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
     play(test)
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["before it writes", "while its write waits"])
+def test_a_replica_that_lost_its_place_makes_no_lost_record(*, waits: bool) -> None:
+    """It knows the record of before its place was lost: of what has ended since, too."""
+
+    async def test(loop: VirtualTimeLoop) -> None:
+        world, names = fleet()
+        controller = True
+        replica = Replica(world, clock=LoopClock(loop), settings=SOME, may_act=lambda: controller)
+        await until(lambda: not replica.fleet.view_lost)
+        replica.agent(names[0], ILL)
+        await until(lambda: cordoned(world, names[:1]))
+        seen: list[str] = []
+
+        async def lose_place(method: str) -> None:
+            nonlocal controller
+            seen.append(method)
+            controller = controller and method != "write_record"
+
+        if waits:
+            replica.cluster.in_queue = lose_place
+        else:
+            controller = False
+        world.person_deletes_record()
+        await asyncio.sleep(SETTLES)
+        assert world.record.text == ""
+        assert ("write_record" in seen) == waits
+        replica.cluster.in_queue, controller = None, True
+        await until(lambda: entries(world) == {names[0]})
+        await replica.stop()
+
+    play(test)
+
+
 def record_events(replica: Replica) -> list[str]:
     """The fleet events about the record."""
     noted = [one for one in replica.notes.transitions if one.kind in (RECORD_LOST, RECORD_WHOLE)]

@@ -56,6 +56,26 @@ def test_no_schedule_breaks_what_must_hold(seed: int, events: list[Event], rules
     assert sim.wrong == []
 
 
+def test_a_controller_that_wakes_remakes_no_record_of_before_its_pause() -> None:
+    """Else a repair that has ended meanwhile counts next to one in the same failure domain.
+
+    Found by `make bench-repair`, and made shorter.
+    """
+    events: list[Event] = [
+        (0.3, "fault", "r1", "n5"),
+        (0.01, "fault", "r2", "n4"),
+        (11.0, "stop at 1", "r0", "n5"),
+        (20.0, "pause", "r2", "n0"),
+        (0.3, "person releases", "r0", "n5"),
+        (20.0, "fault", "r2", "n5"),
+        (0.0, "API server", "r0", "n4"),
+        (11.0, "record lost", "r1", "n4"),
+        (45.0, "leave", "r1", "n1"),
+        (11.0, "fault", "r0", "n5"),
+    ]
+    assert play(4276839737, events, REPAIRING).wrong == []
+
+
 def _phase(sim: Simulation, node: str) -> str | None:
     quarantine = sim.world.quarantines.get(node)
     return quarantine.status.phase.value if quarantine is not None else None

@@ -24,7 +24,11 @@ from aggregator.cluster.port import (
     SharedObjects,
     is_older,
 )
-from aggregator.quarantine.admission.stop_switch import StopSwitch, StopUnreadable
+from aggregator.quarantine.admission.stop_switch import (
+    NOT_CONTROLLER,
+    StopSwitch,
+    StopUnreadable,
+)
 from aggregator.quarantine.decide.admission import (
     SETTLES,
     AdmissionBatch,
@@ -356,6 +360,8 @@ class AdmissionRecordWriter:
             stored = self._stored
             if stored is None or self.problem:
                 raise ClusterError(self.problem or "the admission record was not read")
+            if self._lost and not self.switch.may_act():
+                raise ClusterError(f"the admission record {self._lost}, and {NOT_CONTROLLER}")
             before = self.record
             after = self._changed(before, stored.uid, batch)
             proposed = [request.propose for request in batch if request.propose is not None]
@@ -454,11 +460,17 @@ class AdmissionRecordWriter:
         )
 
     async def _write(self, record: Record, version: str, *, admits: bool) -> None:
-        """Write it against that version. ``admits``: not where the stop switch is set by now."""
+        """Write it against that version. ``admits``: not where the stop switch is set by now.
+
+        A record that was lost is made by the controller alone: a replica that was paused knows the
+        one of before its pause, with reservations of operations that have ended since.
+        """
         record = replace(record, generation=record.generation + 1)
         text, before = self._scribe.dump(record), self._stored
         self._writing = (text, record)
-        guard = Guard(self.switch.check_meanwhile) if admits else None
+        guard = Guard(self.switch.check_place) if self._lost else None
+        if admits:
+            guard = Guard(self.switch.check_meanwhile)
         try:
             written = await self._cluster.write_record(text, version, guard=guard)
             self._take_answer(written, before, sure=True)

@@ -128,6 +128,11 @@ class StopSwitch:
         self._refuse()
         self.begin_check()
 
+    async def check_place(self) -> None:
+        """Raises `GuardRefused` where we are not the controller; the switch may be set."""
+        if not self.may_act():
+            raise GuardRefused(NOT_CONTROLLER)
+
     def begin_check(self) -> None:
         """Have it read, if it was not just read: the next act then waits less."""
         if self._reading is not None and not self._reading.done():
