@@ -16,7 +16,11 @@ import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import Phase
 
-from tests.support.examples import EXAMPLES, STEPS, change_settings
+from tests.support.examples import EXAMPLES, change_settings
+
+#: Examples of each property, and steps of each example of a state machine.
+STEPS = 30
+
 
 #: Its plug-ins are imported before it runs, which it warns of.
 FLAGS = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")

@@ -1,4 +1,4 @@
-"""How many examples of each property a run tests, and of how many steps.
+"""How many examples of each property a run tests.
 
 `make test` tests the same examples each time, so the thousandth run of many examples finds no more
 than the first. It draws as many as `make mutants`, whose score is of these; `make fuzz` draws as
@@ -12,14 +12,12 @@ import hypothesis
 import pytest
 
 EXAMPLES = 25
-#: Steps of an example of a state machine.
-STEPS = 30
 #: The results of `_few`, by identity: a test of several parameters has its settings once.
 _fewer: dict[int, hypothesis.settings] = {}
 
 
 def draw_few(item: pytest.Item) -> None:
-    """Test `EXAMPLES` of those that it declares, each of `STEPS`."""
+    """Test `EXAMPLES` of those that it declares."""
     change_settings(item, _few)
 
 
@@ -41,10 +39,6 @@ def change_settings(
 def _few(known: hypothesis.settings) -> hypothesis.settings:
     if id(known) in _fewer:
         return known
-    few = hypothesis.settings(
-        known,
-        max_examples=min(known.max_examples, EXAMPLES),
-        stateful_step_count=min(known.stateful_step_count, STEPS),
-    )
+    few = hypothesis.settings(known, max_examples=min(known.max_examples, EXAMPLES))
     _fewer[id(few)] = few
     return few
