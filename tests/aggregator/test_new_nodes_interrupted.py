@@ -35,6 +35,7 @@ from tests.support.new_node_tests import (
     TIMEOUT,
     UNTESTED,
     NewNodes,
+    own_test,
 )
 from tests.support.replica import FakeLine, fault, reconciler_of, snapshot
 from tests.support.virtual_replica import later
@@ -290,6 +291,75 @@ async def test_a_held_quarantine_begins_although_a_step_of_the_test_waits(by: st
             site.world.person_stops("")
     await site.settles(lambda: phase_of(site.world, "n1") is not None, within=30)
     site.check()
+    await site.replica.stop()
+
+
+class GoneNode(MemoryCluster):
+    """The step of the test of n1, whose Node is gone, raises an error or takes an hour."""
+
+    raises = False
+    steps = 0
+    most_steps = 0
+
+    async def read_node(self, name: str, **more: Any) -> Node | None:
+        if name == "n1" and more.get("background"):
+            if self.raises:
+                raise RuntimeError("a bug")
+            self.steps += 1
+            self.most_steps = max(self.steps, self.most_steps)
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.steps -= 1
+        return await super().read_node(name, **more)
+
+
+async def unknown_node(*, raises: bool = False) -> tuple[NewNodes, GoneNode]:
+    """No process knows n1 any more, whose test is not over."""
+    site = NewNodes(verdicts=(GOING, PASSED))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.world.delete_node("n1")
+    await site.replica.stop()
+    cluster, site.names = GoneNode(site.world), ()
+    cluster.raises = raises
+    site.start(cluster)
+    return site, cluster
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@in_virtual_time
+async def test_the_test_of_an_unknown_node_holds_up_no_other_one(
+    caplog: pytest.LogCaptureFixture,
+    raises: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    site, cluster = await unknown_node(raises=raises)
+    await site.settles(lambda: cluster.steps or "unexpected error" in caplog.text, within=60)
+    site.world.add_node("n2", taints=(POOL, UNTESTED))
+    site.report("n2")
+    await site.settles(lambda: site.is_open("n2"))
+    await later(1800)
+    assert not site.replica.task.done()
+    assert caplog.text.count("unexpected error") in (range(2, 12) if raises else [0])
+    site.check()
+    cluster.raises = False
+    await site.settles(
+        lambda: site.world.operations.by_name[own_test(1)].status.message == "its Node is gone",
+        within=2 * 3600,
+    )
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_that_becomes_known_during_a_step_of_its_test_has_one_step_at_once() -> None:
+    site, cluster = await unknown_node()
+    await site.settles(lambda: cluster.steps)
+    site.world.add_node("n1", uid="uid-new", taints=(POOL, UNTESTED))
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.settles(lambda: phase_of(site.world, "n1") is not None)
+    await later(60)
+    assert cluster.most_steps == 1
     await site.replica.stop()
 
 

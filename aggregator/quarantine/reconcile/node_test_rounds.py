@@ -62,7 +62,7 @@ class NodeTestRounds:
     async def go_round(self) -> None:
         await self._read_nodes()
         self._take_requests()
-        await self._add_due()
+        self._add_due()
         for name, watched in self._nodes.items():
             self._evidence.give(name, watched)
         self.reconciler.display.show(self._nodes)
@@ -70,24 +70,21 @@ class NodeTestRounds:
         if idle is not None and not self._shared.ends:
             await self._choose_idle(idle)
 
-    async def _add_due(self) -> None:
+    def _add_due(self) -> None:
         """Add the due ones, as many as may advance, first those that were due first: the others may
         wait for ever. One whose task is at another step, which may fail for ever, takes no place.
         """
         room = self.reconciler.room
         due = [one for one in self._nodes.items() if self.reconciler.is_due(*one)]
         for name, watched in sorted(due, key=lambda one: one[1].poll_at):
-            node_state = self._shared.registry.known(name)
-            is_elsewhere = node_state is not None and node_state.work.is_running
-            if node_state is not None and is_elsewhere and node_state.work.last_error:
+            # One that is not known, for example as its Node is gone, is forgotten at the next list.
+            node_state = self._shared.registry.node_state(name)
+            is_elsewhere = node_state.work.is_running
+            if is_elsewhere and node_state.work.last_error:
                 watched.chosen = False
-            if not is_elsewhere and room <= 0:
-                continue
-            room -= not is_elsewhere
-            if node_state is not None:
+            if is_elsewhere or room > 0:
+                room -= not is_elsewhere
                 self._queue.add(node_state)
-            else:  # for example of a Node that is gone: it has no task
-                await self.reconciler.advance(name)
 
     async def _read_nodes(self) -> None:
         try:

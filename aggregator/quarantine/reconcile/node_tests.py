@@ -119,6 +119,9 @@ class NodeTestReconciler:
         except ClusterError as error:
             watched.try_later(now(), error.retry_after or 0.0)
             self._note_failure(name, watched, str(error))
+        except Exception:  # the worker logs it
+            watched.try_later(now())
+            raise
         else:
             if watched.problem:
                 watched.try_later(now())
