@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from aggregator.cluster.node_names import OVERRULED
+from aggregator.cluster.node_names import OVERRULED, is_marked
 from aggregator.cluster.port import (
     AdmissionRefused,
     Guard,
@@ -290,6 +290,30 @@ async def test_a_held_quarantine_begins_although_a_step_of_the_test_waits(by: st
         case _:
             site.world.person_stops("")
     await site.settles(lambda: phase_of(site.world, "n1") is not None, within=30)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_marks_of_a_deleted_quarantine_go_although_a_step_of_the_test_waits() -> None:
+    site, line = NewNodes(verdicts=(GOING,)), FakeLine()
+    site.start()
+    site.replica.agent("n1", snapshot(), line=line)
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.confirms = False
+    site.world.person_annotates("n1", "sickbay.dev/force", "cordon fan 3")
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    site.world.person_stops("maintenance")
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await later(1)
+    await site.settles(lambda: not site.program.cancelling)
+    site.program.cancel_takes = 3600.0
+    await site.settles(lambda: site.program.cancelling)
+    site.replica.controller.on_disconnect("n1", line, "gone")
+    site.world.person_removes_by_force("n1")
+    await site.settles(lambda: not is_marked(site.world.nodes["n1"]), within=10)
     site.check()
     await site.replica.stop()
 

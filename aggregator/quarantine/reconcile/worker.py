@@ -113,6 +113,13 @@ class NodeReads:
         self._holds.unhold_resumed(node_state)
         return None
 
+    def are_due(self, node_state: NodeState) -> bool:
+        """Whether a read, or a change of marks without an object, comes before the plans."""
+        view = node_state.quarantine_view
+        adopts = bool(view.to_adopt) and not view.definition_going
+        alone = node_state.quarantine is None and not view.vanished
+        return node_state.work.needs_read or (alone and (bool(view.orphan) or adopts))
+
     async def rest(self, node_state: NodeState, step: NextStep) -> None:
         """Report why no step is left now: the stop switch, or what a drain waits for."""
         quarantine = node_state.quarantine
@@ -290,8 +297,10 @@ class NodeWorker:
             await self._node_tests.carry_out(node_state, ADVANCE, still)
 
     def _leaves_time(self, node_state: NodeState) -> bool:
-        """Whether the step of a test may go on: no read is next, and no step except a held one."""
-        if node_state.work.needs_read:
+        """Whether the step of a test may go on: no read, no change of marks without an object is
+        next, and no step except a held one.
+        """
+        if self._reads.are_due(node_state):
             return False
         reconciler, step = self._plan(node_state, node_state.quarantine)
         at_admission = reconciler is self._admission
