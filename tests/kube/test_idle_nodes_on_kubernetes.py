@@ -127,7 +127,8 @@ async def test_work_preempts_the_test_of_an_idle_node_which_has_no_verdict_then(
         await until(lambda: named(jobs, "work")["spec"].get("nodeName") == node)
         await until(lambda: last_test(cluster_space, node).get("state") == "Inconclusive")
         assert condition(cluster_space, node) == {}
-        assert set(notes.kinds(node)) == {"repair.ordered", "repair.ended"}
+        # The event follows the answer to the write of the state.
+        await until(lambda: set(notes.kinds(node)) == {"repair.ordered", "repair.ended"})
         await until(lambda: jobs.all() == [])
 
 
