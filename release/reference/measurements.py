@@ -26,4 +26,10 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
         if name == "scale-curves":  # a part of bench-scale
             continue
         target = name if name in _OTHERS else f"bench-{name}"
-        yield f"`make {target}`", found["date"], found["commit"], found["machine"]
+        bench, short, _ = target.partition("-short")
+        yield (
+            f"`make {bench}`" + (", a short run" if short else ""),
+            found["date"],
+            found["commit"],
+            found["machine"],
+        )
