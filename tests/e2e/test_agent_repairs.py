@@ -319,6 +319,8 @@ def test_a_new_node_is_opened_after_the_agent_has_tested_it(
     node = new_node("touch {folder}/hold-test; while [ -e {folder}/hold-test ]; do sleep 0.1; done")
     node.stack.until(node.tests, "the test", timeout_s=RELEASE)
     assert not is_open(node)
+    # The line of its begin comes before the step's own file.
+    node.stack.until((node.folder / "hold-test").exists, "the step", timeout_s=RELEASE)
     node.stack.aggregator.kill()
     (node.folder / "hold-test").unlink()
     node.stack.aggregator.start().ready()

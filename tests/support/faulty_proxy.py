@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
@@ -111,6 +111,8 @@ class FaultyProxy:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(300)
+        # The loop went on until it was stopped, and a handshake's end makes a task and a transport.
+        self._loop.run_until_complete(self._end_connections())
         self._loop.close()
 
     def kubeconfig(self, direct: Path) -> Path:
@@ -148,16 +150,27 @@ class FaultyProxy:
         self._abort_connections()
         await self._runner.cleanup()
         await self._client.close()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:  # streams whose other end was reset, or stopped
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        # Those that were accepted in the last moment, and whose handshake ended meanwhile.
-        self._abort_connections()
+
+    async def _end_connections(self) -> None:
+        """Streams whose other end was reset, or stopped, and what was accepted at the last moment.
+
+        Until none is left: a task that was never begun would leave its socket open.
+        """
         await asyncio.sleep(0)
+        me = asyncio.current_task()
+        while (left := asyncio.all_tasks() - {me}) or self._connections():
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            self._abort_connections()
+            await asyncio.sleep(0)
+
+    def _connections(self) -> list[Any]:
+        known = list(self._loop._transports.values())  # type: ignore[attr-defined]
+        return [one for one in known if one._sock is not None]
 
     def _abort_connections(self) -> None:
-        for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]
+        for transport in self._connections():
             transport.abort()
 
     async def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
