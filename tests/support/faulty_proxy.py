@@ -97,7 +97,7 @@ class FaultyProxy:
         self._rng = random.Random(7)
         self._authority = Authority.create(self.folder / "pki")
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(300)
         return self
@@ -111,8 +111,6 @@ class FaultyProxy:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(300)
-        # The loop went on until it was stopped, and a handshake's end makes a task and a transport.
-        self._loop.run_until_complete(self._end_connections())
         self._loop.close()
 
     def kubeconfig(self, direct: Path) -> Path:
@@ -126,6 +124,11 @@ class FaultyProxy:
         path.write_text(json.dumps(config))
         path.chmod(0o600)
         return path
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        # It went on until it was stopped, and a handshake's end makes a task and a transport.
+        self._loop.run_until_complete(self._end_connections())
 
     async def _start(self) -> None:
         pair = self._authority.server("proxy", ["127.0.0.1", "localhost"])
