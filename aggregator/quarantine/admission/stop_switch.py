@@ -128,10 +128,14 @@ class StopSwitch:
         self._refuse()
         self.begin_check()
 
-    async def check_place(self) -> None:
+    def require_place(self) -> None:
         """Raises `GuardRefused` where we are not the controller; the switch may be set."""
         if not self.may_act():
             raise GuardRefused(NOT_CONTROLLER)
+
+    async def check_place(self) -> None:
+        """`require_place`, for a `Guard`."""
+        self.require_place()
 
     def begin_check(self) -> None:
         """Have it read, if it was not just read: the next act then waits less."""

@@ -18,10 +18,7 @@ from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.reconcile.node_tests import NodeTestReconciler
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
-from aggregator.quarantine.repair.node_test_state import (
-    POLL_EVERY,
-    WatchedNode,
-)
+from aggregator.quarantine.repair.node_test_state import POLL_EVERY, WatchedNode
 
 log = logging.getLogger("sickbay.quarantine")
 

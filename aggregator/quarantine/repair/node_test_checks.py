@@ -15,7 +15,6 @@ from aggregator.cluster.port import (
     OperationRequest,
 )
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
-from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.idle_nodes import in_use
 from aggregator.quarantine.decide.new_nodes import is_tainted, no_room
@@ -233,5 +232,4 @@ class NodeTestChecks:
 
     def require_place(self) -> None:
         """Raise GuardRefused where we are not the controller at this moment."""
-        if not self.shared.may_act():
-            raise GuardRefused(NOT_CONTROLLER)
+        self.shared.record_writer.switch.require_place()
