@@ -11,10 +11,14 @@ from nodeagent.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds. The longest pause is ``first`` after one failure, doubles, and ends at ``most``."""
+    """Seconds. The longest pause is ``first`` after one failure, doubles, and ends at ``most``.
+
+    ``least`` is the shortest pause as a share of the longest.
+    """
 
     first: float
     most: float
+    least: float = 0.0
 
     def longest(self, failures: int) -> float:
         """The longest pause after ``failures`` attempts that failed in a row (1 or more)."""
@@ -22,4 +26,4 @@ class Backoff:
 
     def pause(self, failures: int, random: Callable[[], float]) -> float:
         """A pause below the longest. ``random`` gives a number from [0, 1)."""
-        return self.longest(failures) * random()
+        return self.longest(failures) * (self.least + (1.0 - self.least) * random())

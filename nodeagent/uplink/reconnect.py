@@ -27,12 +27,13 @@ from nodeagent.uplink.stream import GREETING, ConnectTimeouts, Ended
 
 #: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)). A replica that was
 #: restarted is away for seconds, and all faults of that time wait for it: for the first FEW
-#: attempts the longest wait is SOON, and the shortest a third of the longest. Of 10,000 agents
+#: attempts the longest wait is SOON, and the shortest LEAST of the longest. Of 10,000 agents
 #: nearly all come within SOON, with no more attempts a second than from [0, 4). One that is still
 #: away after those, some 15 s, may be away for hours; and each attempt resolves the name, with CAP
 #: 2,500 times a second for 10,000 agents.
 BASE = 0.4
 SOON = 3.0
+LEAST = 1 / 3
 FEW = 10
 CAP = 8.0
 #: The same for an agent that an aggregator refused for good (a bad token, another node's): only a
@@ -77,10 +78,10 @@ class ReconnectPolicy:
         elif ended.late:
             self._in_vain = min(self._in_vain + 1, _MANY)
         self._failures = min(self._failures + 1, _MANY)
-        cap = SOON if self._failures <= FEW else CAP
-        backoff = Backoff(first=BASE, most=REFUSED_CAP if ended.refused else cap)
+        few = self._failures <= FEW
+        least = LEAST if few and not (ended.welcomed or ended.refused) else 0.0
+        most = REFUSED_CAP if ended.refused else SOON if few else CAP
+        backoff = Backoff(first=BASE, most=most, least=least)
         if ended.welcomed and backoff.longest(self._failures) < RETURN:
             backoff = Backoff(first=RETURN, most=RETURN)
-        if self._failures <= FEW and not (ended.welcomed or ended.refused):
-            return backoff.longest(self._failures) * (1.0 + 2.0 * self._random()) / 3.0
         return backoff.pause(self._failures, self._random)
