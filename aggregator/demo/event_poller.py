@@ -88,7 +88,7 @@ class EventPoller:
         try:
             items = self.get(f"/api/v1/transitions?{query}")["items"]
         except NotAnswered:
-            return  # if it has ended, the next ``check`` says so
+            return  # if it has ended, the next ``check`` reports it
         events = [
             SeenEvent(
                 dt.datetime.fromisoformat(one["at"]), one["kind"], one["node"], one["summary"]

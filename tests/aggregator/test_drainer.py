@@ -644,7 +644,7 @@ def test_a_hook_is_not_called_where_the_drain_is_over_by_then(over: str) -> None
         bench.stands(made(Phase.DRAINING, pre_evict=running))
 
         def end() -> None:
-            if "gone" in over:  # no event has told of that
+            if "gone" in over:  # no event has reported that
                 bench.world.quarantines["n1"] = replace(bench.now(), uid="another")
             else:
                 bench.standing = False
