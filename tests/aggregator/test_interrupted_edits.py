@@ -127,7 +127,7 @@ def test_death_at_any_call_loses_no_word_of_a_person(story: Story) -> None:
             await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
             for task in (died, ended):
                 task.cancel()
-            calls = first.cluster.calls
+            changes = first.cluster.changes
             await first.stop()
             second = Replica(world, clock=LoopClock(loop), settings=settings)
             await _sees(second)
@@ -136,11 +136,11 @@ def test_death_at_any_call_loses_no_word_of_a_person(story: Story) -> None:
             await asyncio.sleep(600)
             story.check(world)
             await second.stop()
-            return calls
+            return changes
 
-        calls = await one(None, after=False)
-        assert calls >= 3
-        for at in range(1, calls + 1):
+        changes = await one(None, after=False)
+        assert changes >= 1
+        for at in range(1, changes + 1):
             for after in (False, True):
                 await one(at, after=after)
 

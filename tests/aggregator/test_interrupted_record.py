@@ -109,8 +109,8 @@ def test_death_at_any_call_of_a_rebuild_passes_no_limit_and_is_finished_by_the_n
             first = Replica(world, clock=LoopClock(loop), settings=ONE)
             await sees(first, "n1")
             await asyncio.sleep(10)  # its own beginning is done, and the record is known
-            before = first.cluster.calls
-            first.cluster.crash_in(crash_in, after=after)
+            before = first.cluster.changes
+            first.cluster.crash_at_change(crash_in, after=after)
             HARMS[harm](world)
             await sees(first, "n2")
             died = asyncio.create_task(first.cluster.crashed.wait())
@@ -126,11 +126,11 @@ def test_death_at_any_call_of_a_rebuild_passes_no_limit_and_is_finished_by_the_n
                 task.cancel()
             await first.stop()
             await ends_well(world, loop)
-            return first.cluster.calls - before
+            return first.cluster.changes - before
 
-        calls = await one(-1, after=False)
-        assert calls >= 2  # it is read, and written
-        for at in range(1, calls + 1):
+        changes = await one(-1, after=False)
+        assert changes >= 2  # it is read, and written
+        for at in range(1, changes + 1):
             for after in (False, True):
                 await one(at, after=after)
 

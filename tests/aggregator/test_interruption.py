@@ -256,7 +256,7 @@ async def test_death_at_any_call_is_finished_by_the_next(
     check: Callable[[World], None],
 ) -> None:
     async def whole() -> int:
-        """An undisturbed run: how many calls there are to die at."""
+        """An undisturbed run: how many changes there are to die at."""
         world, clock = world_with_jobs(), Turned()
         if begin_drained:
             await quarantined(world, clock)
@@ -266,7 +266,7 @@ async def test_death_at_any_call_is_finished_by_the_next(
         await reaches(world)
         check(world)
         await replica.stop()
-        return replica.cluster.calls
+        return replica.cluster.changes
 
     async def interrupted(at: int, *, after: bool) -> None:
         world, clock = world_with_jobs(), Turned()
@@ -289,11 +289,15 @@ async def test_death_at_any_call_is_finished_by_the_next(
         check(world)
         await second.stop()
 
-    calls = await whole()
-    assert calls >= 5
+    changes = await whole()
+    assert changes >= 5
     async with asyncio.timeout(7200):
         await asyncio.gather(
-            *(interrupted(at, after=after) for at in range(1, calls + 1) for after in (False, True))
+            *(
+                interrupted(at, after=after)
+                for at in range(1, changes + 1)
+                for after in (False, True)
+            )
         )
 
 

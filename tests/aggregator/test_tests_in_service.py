@@ -577,7 +577,7 @@ def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
         ask(site)
         cluster = MemoryCluster(site.world)
         first = site.start(cluster)
-        cluster.crash_in(number, after=after)
+        cluster.crash_at_change(number, after=after)
         await later(120)
         died = cluster.crashed.is_set()
         first.task.cancel()

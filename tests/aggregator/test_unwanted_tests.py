@@ -429,7 +429,7 @@ def test_a_process_that_dies_anywhere_while_it_ends_a_test_leaves_that_to_the_ne
         site.start()
         await site.settles(lambda: site.last_test().get("state") == "Ordered")
         cluster = MemoryCluster(site.world)
-        cluster.crash_in(number, after=after)
+        cluster.crash_at_change(number, after=after)
         await turned_off(site, cluster)
         await later(60.0)
         died = cluster.crashed.is_set()

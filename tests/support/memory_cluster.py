@@ -62,6 +62,22 @@ from tests.support.memory_patch import is_as_expected, merged
 T = TypeVar("T")
 
 _ACTING = ("write_record", "create_quarantine", "patch_node", "evict", "delete_pod")
+#: Calls that change nothing.
+_READS = frozenset(
+    {
+        "definition_is_going",
+        "list_conditions",
+        "list_node_tests",
+        "list_nodes",
+        "list_operations",
+        "pods_labelled",
+        "pods_on",
+        "read_node",
+        "read_operation",
+        "read_quarantine",
+        "read_stop",
+    }
+)
 
 
 @dataclass
@@ -358,7 +374,11 @@ class Arrival:
 
 
 class MemoryCluster:
-    """One process's connection to a `World`. ``crash_at`` counts its calls, if given."""
+    """One process's connection to a `World`.
+
+    ``crash_at`` counts its `changes`, if given: a process that dies at a read leaves the same as one
+    that dies at its next change.
+    """
 
     words = KUBERNETES
     lists_all = True
@@ -387,6 +407,8 @@ class MemoryCluster:
         self._fails = fails
         self._loses = loses
         self.calls = 0
+        #: How many of these were no reads.
+        self.changes = 0
         #: How many callers wait for a node to be there; whether such a watch gives no event.
         self.waits = 0
         self.deaf = False
@@ -396,7 +418,7 @@ class MemoryCluster:
         #: Whether the effects of a call are reported as events before the call returns.
         self.answers_late = False
         self.crashed = asyncio.Event()
-        self._crash_at = crash_at
+        self._crash_at, self._crash_at_change = -1, crash_at
         self._after = after
         self.operations = MemoryOperations(self)
 
@@ -433,7 +455,8 @@ class MemoryCluster:
             if failure is not None:
                 self.world.facts.calm_since = self.world.now
                 raise failure
-            strikes = self._crash_at == self.calls
+            self.changes += name not in _READS
+            strikes = self._crash_at == self.calls or self._crash_at_change == self.changes
             result = effect() if self._after or not strikes else None
             if self.answers_late:
                 for _ in range(20):
@@ -456,6 +479,10 @@ class MemoryCluster:
     def crash_in(self, calls: int, *, after: bool) -> None:
         """Die at the n-th call from now, before or after it is done."""
         self._crash_at, self._after = self.calls + calls, after
+
+    def crash_at_change(self, changes: int, *, after: bool) -> None:
+        """Die at the n-th change from now, before or after it is done."""
+        self._crash_at_change, self._after = self.changes + changes, after
 
     # -- the protocol -----------------------------------------------------------------
 
