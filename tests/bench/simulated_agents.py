@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from aggregator.ingest.os_limits import connections_allowed
+from tests.bench.small import small_or
 from tests.controlplane.waiting import wait_until
 from tests.support.pki import Authority
 from tests.support.simulator import Simulator
@@ -27,12 +28,14 @@ class AgentsRefused(Exception):
 def most_agents() -> int:
     """How many agents one aggregator accepts here, and one simulator can play.
 
-    Raises this process's limit of open files, which both inherit, to what the system allows.
+    Raises this process's limit of open files, which both inherit, to what the system allows. A
+    small form keeps it: the fork servers of `make test` serve no process with other limits.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    accepted = connections_allowed(hard)
-    return accepted if hard == resource.RLIM_INFINITY else min(accepted, hard - _OTHER_FILES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = small_or(soft, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    accepted = connections_allowed(most)
+    return accepted if most == resource.RLIM_INFINITY else min(accepted, most - _OTHER_FILES)
 
 
 def until_all_stream(

@@ -22,10 +22,11 @@ from aggregator.health.model import Hello
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.reconcile import node_test_rounds, node_tests
-from aggregator.quarantine.repair import idle_node_choice
+from aggregator.quarantine.repair import idle_node_choice, node_test_state
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
+from aggregator.runtime.backoff import Backoff
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
@@ -48,6 +49,7 @@ def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (node_tests, node_test_rounds, idle_node_choice):
         monkeypatch.setattr(module, "POLL_EVERY", 0.3)
     monkeypatch.setattr(node_tests, "POLL_BUSY", 0.3)
+    monkeypatch.setattr(node_test_state, "_BACKOFF", Backoff(first=0.3, most=2.0))
 
 
 @pytest.fixture(autouse=True)
