@@ -376,8 +376,8 @@ class Arrival:
 class MemoryCluster:
     """One process's connection to a `World`.
 
-    ``crash_at`` counts its `changes`, if given: a process that dies at a read leaves the same as one
-    that dies at its next change.
+    ``crash_at`` counts its `changes`, if given: a process that dies at a read leaves the same as
+    one that dies at its next change.
     """
 
     words = KUBERNETES
