@@ -208,7 +208,7 @@ def main() -> None:
         ("p99", f"{figures['taint_p99_ms']} ms", "45 ms"),
         ("the same requests alone, p50", f"{figures['limit_p50_ms']} ms", "-"),
         ("p99", f"{figures['limit_p99_ms']} ms", "-"),
-        ("kernel line to taint, as a ratio to these", f"{figures['beyond_p50']}", "1.6"),
+        ("kernel line to taint, as a ratio to these", f"{figures['beyond_p50']}", "1.2"),
         ("kernel line to last evicted pod, p50", f"{figures['evicted_p50_ms']} ms", "-"),
         ("beside a busy disk, p50", f"{figures['taint_busy_disk_p50_ms']} ms", "-"),
         ("beside a busy disk, p99", f"{figures['taint_busy_disk_p99_ms']} ms", "60 ms"),
