@@ -32,7 +32,7 @@ from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.attempts import attempts_of
-from tests.support.stack import NAMESPACE, Stack
+from tests.support.stack import NAMESPACE, AggregatorProcess, Stack
 
 RULES = """
 rules:
@@ -99,12 +99,7 @@ def kill_at_random(plane: ControlPlane, folder: Path, *, kills: int, rng: random
         Stack(plane, folder / "stack", more=settings(shop), policy=RULES) as stack,
     ):
         in_flight = asyncio.run(_kill(plane, stack, names, kills, rng))
-        stack.aggregator.start()
-        ended = wait_until(
-            lambda: _all_ended(plane, names), what="the end of all attempts", timeout_s=PATIENCE
-        )
-        assert ended
-        found = _statuses(plane, names)
+        found = _until_all_ended(stack.aggregator, lambda: _statuses(plane, names), len(names))
         record = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
         left = parse_record(record["data"]["record"])
         return _evaluate(found, shop, kills, in_flight, left)
@@ -212,9 +207,24 @@ def _statuses(plane: ControlPlane, names: Sequence[str]) -> dict[str, dict[str, 
     }
 
 
-def _all_ended(plane: ControlPlane, names: Sequence[str]) -> bool:
-    found = _statuses(plane, names)
-    return len(found) == len(names) and all(_has_ended(one) for one in found.values())
+def _until_all_ended(
+    aggregator: AggregatorProcess, read: Callable[[], dict[str, dict[str, Any]]], nodes: int
+) -> dict[str, dict[str, Any]]:
+    """Run the aggregator until all attempts have ended; what they are without it.
+
+    A success whose evidence remains is followed by the next rung, at any moment. So what is counted
+    is read when nothing can begin any more, and the aggregator goes on where something had.
+    """
+
+    def all_ended(found: dict[str, dict[str, Any]]) -> bool:
+        return len(found) == nodes and all(_has_ended(one) for one in found.values())
+
+    while True:
+        aggregator.start()
+        wait_until(lambda: all_ended(read()), what="the end of all attempts", timeout_s=PATIENCE)
+        aggregator.kill()
+        if all_ended(found := read()):
+            return found
 
 
 def _has_ended(status: dict[str, Any]) -> bool:

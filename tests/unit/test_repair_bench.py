@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from aggregator.quarantine.decide.admission_record import Record
 from tests.bench.repair import gates
 from tests.bench.repair_fences import BREACHES, OTHER, figure_of
-from tests.bench.repair_kills import Kills, _evaluate, _has_ended
+from tests.bench.repair_kills import Kills, _evaluate, _has_ended, _until_all_ended
 from tests.bench.repair_receiver import Carried
 
 Attempts = Sequence[Mapping[str, str]]
@@ -81,6 +82,17 @@ def test_a_ladder_has_ended_with_a_success_or_where_a_person_has_to_go_on(
     *, repair: dict[str, Any], ended: bool
 ) -> None:
     assert _has_ended({"repair": repair}) is ended
+
+
+def test_attempts_are_counted_when_none_can_begin_any_more() -> None:
+    done = {"repair": {"attempts": [attempt("q1-1-reset", "Succeeded")]}}
+    next_one = {"repair": {"attempts": [attempt("q1-2-ticket", "Ordering")]}}
+    last = {"repair": {"attempts": [attempt("q1-2-ticket", "Failed")], "exhausted": "no rung"}}
+    reads = iter(({"n1": done}, {"n1": next_one}, {"n1": last}, {"n1": last}))
+    aggregator: Any = Mock()
+    found = _until_all_ended(aggregator, lambda: next(reads), 1)
+    assert found == {"n1": last}
+    assert aggregator.mock_calls == [call.start(), call.kill(), call.start(), call.kill()]
 
 
 def test_a_gate_fails_above_its_bound() -> None:
