@@ -30,15 +30,15 @@ _CLEARS = {
     "": "fix the fault that the check names",
 }
 
-_CAUSE = "Mend what they share; no node is quarantined for it. "
+_CAUSE = "Repair what they share; no node is quarantined for it. "
 _CAUSES = {
-    "check": _CAUSE + "If the check itself is wrong, turn it off or mend its rule.",
+    "check": _CAUSE + "If the check itself is wrong, turn it off or change its rule.",
     "target": _CAUSE + "Check the target first, then the way to it.",
     "place": _CAUSE + "Check the switch, power and cooling of the place.",
     "version": _CAUSE + "Stop the rollout, or roll it back.",
     "agents": "Silence is no fault. Check the aggregator, the network between, certificates, and "
     "whether the agents run.",
-    "network": "Mend what the nodes share: the rack's switch or gateway, the target, the link "
+    "network": "Repair what the nodes share: the rack's switch or gateway, the target, the link "
     "between two halves. docs/network.md explains how it was found.",
 }
 _POOL_FULL = (
@@ -46,8 +46,8 @@ _POOL_FULL = (
     "find what they share."
 )
 #: In these texts {how} is replaced by the options, {nodes} and {record} by words of the cluster.
-_SHARED = "Find the common cause with sickbay status, and mend what the nodes share."
-_RATE = "Many fell ill at once: find out what they share while no new quarantine is admitted."
+_SHARED = "Find the common cause with sickbay status, and repair what the nodes share."
+_RATE = "Many nodes failed at once: find out what they share while no new quarantine is admitted."
 
 HOLDS = {
     "limits.common_cause_percent": _SHARED,
@@ -62,7 +62,7 @@ HOLDS = {
     "limits.fabric_hold": "Wait: in seconds it is clear whether other nodes of its NVLink fabric "
     "show the same.",
     "limits.cooldown": "Wait, and find what the nodes that tripped it share.",
-    "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
+    "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version causes it.",
     "limits.new_per_window": _RATE,
     "limits.new_per_window_percent": _RATE,
     "record": "Wait 15 seconds: it is rebuilt by itself. If the hold returns, find the program "
@@ -76,9 +76,9 @@ HOLDS = {
     "(systemctl status sickbay-agent, of a service), and check the network, before you trust any "
     "verdict.",
     "limits.concurrent": "Repair or release nodes in quarantine (sickbay quarantines). If many "
-    "fall ill at once, suspect a common cause first; else raise limits.concurrent.",
+    "fail at once, suspect a common cause first; else raise limits.concurrent.",
     "limits.concurrent_percent": "Repair or release nodes in quarantine (sickbay quarantines). If "
-    "many fall ill at once, suspect a common cause first.",
+    "many fail at once, suspect a common cause first.",
     "no-node": "The agent reports for a node that {nodes} does not have: end it if the "
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "
@@ -201,8 +201,8 @@ def for_exempt(node_summary: NodeSummary, mode: str, how: str) -> str:
 
 #: By whether the quarantine ends.
 _FAILING = {
-    False: "The last step failed and is tried again. If its error stays, mend what it names.",
-    True: "The release failed and is tried again. If its error stays, mend what it names: until "
+    False: "The last step failed and is tried again. If its error stays, fix what it names.",
+    True: "The release failed and is tried again. If its error stays, fix what it names: until "
     "then the node keeps its marks.",
 }
 
@@ -212,7 +212,7 @@ def _for_unclear(quarantine: Quarantine, how: str, words: ClusterWords) -> str:
     end = f"sickbay release {node}{how}" if how else words.release.format(node=node)
     if quarantine.unread:
         return f"{HOLDS[UNREAD_STATUS]} To release: {end}"
-    return f"The object makes no sense. Mend it, or: {end}"
+    return f"The object makes no sense. Fix it, or: {end}"
 
 
 def for_quarantine(

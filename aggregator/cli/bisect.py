@@ -202,7 +202,8 @@ def read_nodes(path: Path) -> tuple[list[str], dict[str, str]]:
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--nodes: {path} can't be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--nodes: {path} can't be read: {why}") from error
     nodes: list[str] = []
     domains: dict[str, str] = {}
     for number, line in enumerate(lines, 1):

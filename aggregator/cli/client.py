@@ -140,7 +140,7 @@ class Client:
             cause = getattr(error, "reason", "") or error
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise Unreached(_untrusted(self._name, cause)) from error
-            reason = clean(cause)
+            reason = clean(getattr(cause, "strerror", None) or cause)
             if self._route is not None and self._route.dialer.trouble:
                 reason = self._route.dialer.trouble
             elif isinstance(error, http.client.BadStatusLine):

@@ -187,9 +187,8 @@ def read_token(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
         try:
             token = Path(options.token_file).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"--token-file: {options.token_file} can't be read: {error}"
-            ) from error
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"--token-file: {options.token_file} can't be read: {why}") from error
     token = token.strip()
     if not token.isascii() or not token.isprintable():
         raise UsageError("--token-file or SICKBAY_TOKEN: expected one token on one line")

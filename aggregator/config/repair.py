@@ -141,7 +141,7 @@ class RepairerSection(Section):
     """``{}``: the node's own agent. docs/repair.md#by-the-nodes-agent."""
     pause_gpu_operator: bool = False
     """Of ``gpu-reset``: stop the GPU operator's pods that hold GPUs on the node until it has ended.
-    docs/repair.md#by-the-nodes-agent.
+    docs/repair.md#next-to-the-gpu-operator.
     """
     command: Annotated[Strings, filled_with(*_FILLED)] = ()
     """An argument list. docs/repair.md#repairers."""

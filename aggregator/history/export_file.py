@@ -59,4 +59,4 @@ class ExportFile:
         try:
             return require_regular_file(self._file).open("rb")
         except OSError as error:
-            raise RecordError(f"{self._file} can't be read: {error}") from error
+            raise RecordError(f"{self._file} can't be read: {error.strerror}") from error

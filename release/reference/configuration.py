@@ -29,7 +29,8 @@ Made from the code by `make docs-reference`: every key of the aggregator's file.
 """
 #: How a receiver is reached, and its templates, are the same for each kind.
 _RECEIVER = re.compile(r"^(alerts\.receivers\[\]\.)[a-z]+\.(http|template)\.")
-_PAGE = re.compile(r"docs/((?:reference/)?[a-z-]+\.md)(#[\w-]+)?")
+#: A path in backticks is text: a link there would show its brackets.
+_PAGE = re.compile(r"(?<!`)docs/((?:reference/)?[a-z-]+\.md)(#[\w-]+)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ def test_an_alert_carries_the_advice_of_the_page_and_the_command_that_explains_i
     assert told.startswith("Repair or release nodes in quarantine")
     assert told.endswith(command)
     assert alert(happened("n1", K.RELEASED), by).advice == command
-    assert alert(happened("", K.COMMON_CAUSE, scope="place"), by).advice.startswith("Mend what")
+    assert alert(happened("", K.COMMON_CAUSE, scope="place"), by).advice.startswith("Repair what")
     assert "sickbay resume --url" in alert(happened("", K.STOPPED), by).advice
     assert "explain 'n1; rm'" in alert(happened("n1; rm", K.AGENT_SILENT), by).advice
 

@@ -134,7 +134,7 @@ def test_a_file_that_is_no_record_is_refused_before_it_fills_the_memory(tmp_path
         file.write_text(text, "latin-1")
         with pytest.raises(RecordError, match="jsonl:1: no JSON; expected a line of 'sickbay-aggr"):
             ExportFile(file)
-    with pytest.raises(RecordError, match=r"gone can't be read: .*No such file"):
+    with pytest.raises(RecordError, match="gone can't be read: No such file"):
         ExportFile(tmp_path / "gone")
 
 

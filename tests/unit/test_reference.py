@@ -1,6 +1,7 @@
 """docs/reference is what the code gives, and its schemas agree with the loaders."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def test_every_file_is_as_the_code_writes_it(written: dict[str, str]) -> None:
     assert found.keys() == written.keys()
     stale = [name for name, text in written.items() if found[name] != text]
     assert stale == [], "run make docs-reference"
+
+
+def test_no_link_is_in_backticks(written: dict[str, str]) -> None:
+    text = "\n".join(text for name, text in written.items() if name.endswith(".md"))
+    assert re.findall(r"`\[\w[^`]*\]\([^`]*`", text) == []
 
 
 def test_the_page_of_metrics_has_each_with_its_type() -> None:

@@ -20,6 +20,7 @@ from aggregator.cli.client import Client
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.text_table import clean, table
 from aggregator.cli.watch import watch
+from aggregator.demo.ports import free_port
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from tests.support.pki import Authority
@@ -271,6 +272,12 @@ async def test_another_servers_answer_is_said_to_be_none() -> None:
         done = await in_process("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
     assert "can't be read" in done.err
+
+
+async def test_an_aggregator_that_is_away_is_said_in_words() -> None:
+    done = await in_process("status", "--url", f"http://127.0.0.1:{free_port()}")
+    assert done.code == 1
+    assert "can't be reached: Connection refused\n" in done.err
 
 
 async def test_what_speaks_no_http_is_said_in_words() -> None:

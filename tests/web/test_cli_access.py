@@ -56,3 +56,4 @@ async def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str | 
     done = await in_process("status", "--url", "http://localhost:1", "--token-file", str(file))
     assert done.code == 2
     assert "--token-file" in done.err
+    assert "Errno" not in done.err
