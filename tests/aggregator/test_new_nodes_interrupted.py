@@ -318,15 +318,16 @@ async def test_the_marks_of_a_deleted_quarantine_go_although_a_step_of_the_test_
     await site.replica.stop()
 
 
-class GoneNode(MemoryCluster):
-    """The step of the test of n1, whose Node is gone, raises an error or takes an hour."""
+class SlowNode(MemoryCluster):
+    """The step of the test of n1 raises an error or takes an hour, until the server answers."""
 
     raises = False
+    answers = False
     steps = 0
     most_steps = 0
 
     async def read_node(self, name: str, **more: Any) -> Node | None:
-        if name == "n1" and more.get("background"):
+        if name == "n1" and more.get("background") and not self.answers:
             if self.raises:
                 raise RuntimeError("a bug")
             self.steps += 1
@@ -338,14 +339,14 @@ class GoneNode(MemoryCluster):
         return await super().read_node(name, **more)
 
 
-async def unknown_node(*, raises: bool = False) -> tuple[NewNodes, GoneNode]:
+async def unknown_node(*, raises: bool = False) -> tuple[NewNodes, SlowNode]:
     """No process knows n1 any more, whose test is not over."""
     site = NewNodes(verdicts=(GOING, PASSED))
     site.start()
     await site.settles(lambda: site.last_test().get("state") == "Ordered")
     site.world.delete_node("n1")
     await site.replica.stop()
-    cluster, site.names = GoneNode(site.world), ()
+    cluster, site.names = SlowNode(site.world), ()
     cluster.raises = raises
     site.start(cluster)
     return site, cluster
@@ -374,6 +375,30 @@ async def test_the_test_of_an_unknown_node_holds_up_no_other_one(
     await site.replica.stop()
 
 
+@pytest.mark.parametrize("raises", [True, False])
+@in_virtual_time
+async def test_a_slow_read_of_a_new_node_holds_up_no_other_one(
+    caplog: pytest.LogCaptureFixture,
+    raises: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Its agent has come since the last list of nodes, which does not show its taint."""
+    site = NewNodes("n2")
+    cluster = SlowNode(site.world)
+    cluster.raises = raises
+    site.start(cluster)
+    await site.settles(lambda: site.is_open("n2"))
+    for name in ("n1", "n3"):
+        site.world.add_node(name, taints=(POOL, UNTESTED))
+        site.report(name)
+    await site.settles(lambda: cluster.steps or "unexpected error" in caplog.text, within=120)
+    await site.settles(lambda: site.is_open("n3"), within=120)
+    assert not site.replica.task.done()
+    cluster.answers = True
+    await site.settles(lambda: site.is_open("n1"), within=2 * 3600)
+    site.check()
+    await site.replica.stop()
+
+
 @in_virtual_time
 async def test_a_node_that_becomes_known_during_a_step_of_its_test_has_one_step_at_once() -> None:
     site, cluster = await unknown_node()
@@ -398,6 +423,34 @@ async def test_a_sign_without_a_step_is_acknowledged_although_a_step_of_the_test
         await acknowledged
     assert cluster.asked_for == 1, "and the step goes on"
     await site.settles(lambda: cluster.asked_for > 1)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_override_that_has_ended_is_forgotten_although_a_step_of_the_test_waits() -> None:
+    site, word = NewNodes(verdicts=(GOING,)), Override("xid:79", "GPU-1", "boot-1", "reboot")
+    site.world.person_annotates("n1", OVERRULED, write_overruled(frozenset({word})))
+    await during_a_step(site)
+    site.replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
+    await site.settles(lambda: OVERRULED not in site.world.nodes["n1"].annotations, within=10)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_pods_of_a_drained_node_are_read_although_a_step_of_the_test_waits() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    cluster = site.start().cluster
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.confirms = False
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.DRAINED)
+    site.program.cancel_takes = 3600.0
+    await site.settles(lambda: site.program.cancelling)
+    reads = cluster.asked["pods_on"]
+    await site.settles(lambda: cluster.asked["pods_on"] > reads, within=400)
     site.check()
     await site.replica.stop()
 

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from aggregator.cluster.port import ClusterError, ListedNodeTest, NodeMeta
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
-from aggregator.quarantine.decide.new_nodes import condition_of, is_tainted
+from aggregator.quarantine.decide.new_nodes import condition_of
 from aggregator.quarantine.decide.node_tests import NodeTest, is_ended_by, open_failure
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.reconcile.node_tests import NodeTestReconciler
@@ -26,8 +26,6 @@ log = logging.getLogger("sickbay.quarantine")
 EVERY = 3.0
 #: All Nodes are listed this often (seconds). A node whose agent is new is read at once.
 LIST_EVERY = 180.0
-#: New agents whose Nodes are read in one round.
-_READS = 20
 
 
 @define(eq=False, slots=False)
@@ -90,7 +88,7 @@ class NodeTestRounds:
                 self.reconciler.events.keep_observed(self._seen or set())
                 await self._evidence.end_all_but(self._nodes)  # from before this process
             elif self._shared.rules.taint:
-                await self._read_new()
+                await self._watch_new()
         except ClusterError as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
@@ -170,27 +168,18 @@ class NodeTestRounds:
         differs = one is not None and condition is not None and condition != one.condition
         return tainted or differs or bool(open_failure(test)[0])
 
-    async def _read_new(self) -> None:
-        """Read the Nodes of agents that have come since the last list, which may be minutes old."""
+    async def _watch_new(self) -> None:
+        """Watch the nodes whose agents have come since the last list, which may be minutes old: the
+        first step of each reads its Node.
+        """
         if self._seen is None:
             return
-        fresh: list[tuple[str, str]] = []
         async for node_state in self._shared.registry.by_slices():
             uid = node_state.agent.claimed or self._shared.registry.uid_of(node_state.node)
             if node_state.agent.is_fresh and uid and uid not in self._seen:
-                fresh.append((node_state.node, uid))
-        for name, uid in fresh[:_READS]:
-            if not self._shared.may_act():
-                continue
-            node = await self._shared.cluster.read_node(name, background=True)
-            self._seen.add(uid)
-            if (
-                node is not None
-                and is_tainted(node, self._shared.rules.taint)
-                and name not in self._nodes
-            ):
-                test, problem = self._store.last(name, node.uid)
-                self._nodes[name] = WatchedNode(node.uid, tainted=True, test=test, problem=problem)
+                self._seen.add(uid)
+                new = WatchedNode(uid, tainted=False, poll_at=self._shared.clocks.now())
+                self._nodes.setdefault(node_state.node, new)
 
     def _take_requests(self) -> None:
         """Watch the nodes in service of which a person wants a test."""

@@ -105,20 +105,24 @@ class NodeReads:
         if quarantine is None and view.to_adopt and not view.definition_going:
             await self._adopter.adopt(node_state)
             return False
-        if node_state.cluster.ended_overrides and (
-            quarantine is None or quarantine.status.phase is not Phase.RELEASING
-        ):
+        if _has_ended_overrides(node_state):
             await self._release_actions.clear_overrides(node_state)
             return False
         self._holds.unhold_resumed(node_state)
         return None
 
     def are_due(self, node_state: NodeState) -> bool:
-        """Whether a read, or a change of marks without an object, comes before the plans."""
-        view = node_state.quarantine_view
+        """Whether a read, or a change of a node without an object, comes before the plans."""
+        quarantine, view, work = node_state.quarantine, node_state.quarantine_view, node_state.work
+        if quarantine is not None and quarantine.foreign:
+            return False
+        if work.needs_read or work.recheck_pods:
+            return True
+        if quarantine is None and view.vanished:
+            return False
         adopts = bool(view.to_adopt) and not view.definition_going
-        alone = node_state.quarantine is None and not view.vanished
-        return node_state.work.needs_read or (alone and (bool(view.orphan) or adopts))
+        alone = quarantine is None and (bool(view.orphan) or adopts)
+        return alone or _has_ended_overrides(node_state)
 
     async def rest(self, node_state: NodeState, step: NextStep) -> None:
         """Report why no step is left now: the stop switch, or what a drain waits for."""
@@ -130,6 +134,13 @@ class NodeReads:
             Phase.DRAINING,
         ):
             await self._drain.explain(node_state)
+
+
+def _has_ended_overrides(node_state: NodeState) -> bool:
+    """Whether the node is to forget overrides that have ended; a release does so itself."""
+    quarantine = node_state.quarantine
+    releasing = quarantine is not None and quarantine.status.phase is Phase.RELEASING
+    return bool(node_state.cluster.ended_overrides) and not releasing
 
 
 log = logging.getLogger("sickbay.quarantine")
@@ -331,11 +342,7 @@ class NodeWorker:
 
         ``quarantine``: as it will be; None: as it is known.
         """
-        if (
-            not self._queue.may_act()
-            or node_state.work.needs_read
-            or node_state.cluster.ended_overrides
-        ):
+        if not self._queue.may_act() or self._reads.are_due(node_state):
             return False
         _, step = self._plan(node_state, quarantine or node_state.quarantine)
         if step.do is not do:
