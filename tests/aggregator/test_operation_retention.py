@@ -501,6 +501,47 @@ async def test_a_request_in_service_is_left_to_the_installation_that_tests_its_n
     assert world.operations.by_name["a"].status.phase is RepairState.PENDING
 
 
+async def test_an_installation_that_stops_testing_leaves_requests_to_the_others() -> None:
+    world = World()
+    ask(world, "a", node="n2", kind="test")
+    ours, theirs = fleet_of(), fleet_of()
+    ours.repairs = theirs.repairs = RepairPlan(tests_in_service=True)
+    staging = MemoryCluster(world, installation="staging")
+    other = OperationRequests(staging, theirs, Clocks(lambda: 0.0, lambda: NOW), always)
+    ours.node_tests = {"n2": NodeTestView(None, tainted=False, requested="a", held="no room")}
+    await reported(world, ours)
+    assert staging.operations.requests() == []
+    ours.repairs, ours.node_tests = RepairPlan(), {}
+    await reported(world, ours)
+    theirs.node_tests = {"n2": NodeTestView(None, tainted=False, requested="a", held="stopped")}
+    await other.go_round()
+    claimed = world.operations.by_name["a"].status
+    assert (claimed.installation, claimed.message) == ("staging", "stopped")
+    written = len(world.writes)
+    await reported(world, ours)
+    await other.go_round()
+    assert len(world.writes) == written
+
+
+async def test_a_claimed_request_ends_with_a_quarantine_of_another_installation() -> None:
+    world = World()
+    ask(world, "a", node="n2", kind="test")
+    made = world.operations.by_name["a"]
+    world.operations.by_name["a"] = replace(made, created_at=NOW - 3600)
+    fleet = fleet_of()
+    fleet.repairs = RepairPlan(tests_in_service=True)
+    fleet.node_tests = {"n2": NodeTestView(None, tainted=False, requested="a", held="no room")}
+    await reported(world, fleet)
+    foreign = replace(STANDING, node="n2", foreign="staging", created_at=NOW)
+    fleet.node_summaries["n2"].own_quarantine_view().write(foreign)
+    await reported(world, fleet)
+    ended = world.operations.by_name["a"].status
+    assert (ended.phase, ended.message.split(":")[0]) == (
+        RepairState.CANCELLED,
+        "its node came into quarantine before the test began",
+    )
+
+
 async def test_a_second_request_for_a_test_waits_for_the_first_and_reports_that() -> None:
     world = World()
     for name in ("r1", "r2", "r3"):

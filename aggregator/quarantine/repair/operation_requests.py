@@ -70,7 +70,8 @@ class OperationRequests:
         waiting = [
             one
             for one in self._operations.requests()
-            if one.status.phase is RepairState.PENDING and not self._is_foreign(one)
+            if one.status.phase is RepairState.PENDING
+            and (one.status.installation or not self._is_foreign(one))
         ]
         tests = {node: one.name for node, one in first_tests(waiting).items()}
         due = {
@@ -93,14 +94,17 @@ class OperationRequests:
                 return
 
     def _is_due(self, request: Operation, tests: dict[str, str]) -> bool:
-        return bool(self._end(request)) or self._why(request, tests) != request.status.message
+        if self._end(request) or self._why(request, tests) != request.status.message:
+            return True
+        return bool(request.status.installation) and not self._is_tested_here(request)
 
     async def _write(self, request: Operation, tests: dict[str, str]) -> None:
         end = self._end(request)
         if not end:
-            status = replace(request.status, message=self._why(request, tests))
-            if self._is_tested_here(request):  # else it is reported on by each, and ended by one
-                status = replace(status, installation=self._cluster.installation)
+            # Without a claim each installation reports on it, and one ends it.
+            whose = self._cluster.installation if self._is_tested_here(request) else ""
+            why = self._why(request, tests)
+            status = replace(request.status, message=why, installation=whose)
             await self._operations.write_status(request, status)
             return
         # The write first: of it and a beginning one fails, and `kubectl wait` sees the end.
