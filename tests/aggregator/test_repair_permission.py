@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.node_names import APPLIED
-from aggregator.cluster.port import Phase, RepairState, StopText, Unreachable
+from aggregator.cluster.port import Node, Phase, RepairState, StopText, Taint, Unreachable
 from aggregator.ingest.codec import InvalidMessage, permission_request
+from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.repairers.gpu_use import GpuUse
@@ -63,6 +64,10 @@ class Ordered:
         after = replace(found, status=replace(found.status, **status))  # type: ignore[arg-type]
         world.quarantines["n1"] = after
 
+    @property
+    def node(self) -> Node:
+        return self.site.world.nodes["n1"]
+
     def change_node(self, **changes: object) -> None:
         nodes = self.site.world.nodes
         nodes["n1"] = replace(nodes["n1"], **changes)  # type: ignore[arg-type]
@@ -113,6 +118,20 @@ _CHANGES: list[tuple[str, Change, str]] = [
         "uncordoned",
         lambda one: one.change_node(unschedulable=False),
         "the node does not have all of our marks",
+    ),
+    (
+        "exempted",
+        lambda one: one.change_node(
+            annotations={**one.node.annotations, EXEMPT: exemption(2e9, "mine")}
+        ),
+        "exempt until",
+    ),
+    (
+        "maintained",
+        lambda one: one.change_node(
+            taints=(*one.node.taints, Taint("karpenter.sh/disrupted", "", "NoSchedule"))
+        ),
+        "another party is at work on the node: Karpenter",
     ),
     ("work", lambda one: one.site.world.add_pod("n1", "late"), "work is still on the node"),
     (

@@ -12,6 +12,7 @@ from aggregator.quarantine.decide.admission import stopped
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operation_step import NextOperation
+from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.own_pods import without_own
 from aggregator.quarantine.decide.repair import other_party
 from aggregator.quarantine.repair.attempts import held_text
@@ -54,12 +55,10 @@ class RepairStartChecks:
         """
         if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
             return "the node does not have all of our marks"
-        other = other_party(node)
-        others = node_state.cluster
-        if other or others.maintained or others.evictions_forbidden:
-            party = other or others.maintained or others.evictions_forbidden
+        party = other_party(node) or next(filter(None, node_state.others.forbidden(node)), "")
+        if party:
             return f"another party is at work on the node: {party}"
-        now, requests = self._clocks.earliest(), node_state.cluster.operator_requests
+        now, requests = self._clocks.earliest(), read_operator_requests(node.annotations)
         if quarantine.spec.requester == OURS and requests.exempt(now):
             return requests.why_capped(now)
         if repair in NEEDS_PERSON:
