@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from aggregator.cluster.port import Phase
 from aggregator.health.model import Component, Delta, Snapshot, Status
+from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.web.node_view import ViewMoment
 from tests.support import virtual_time
 from tests.support.fleet_views import view_fleet
 from tests.support.memory_cluster import World, phase_of
 from tests.support.networks import RACK, TARGET, Network, address, name
-from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica
+from tests.support.replica import OPEN, POLICY, SETTINGS, FakeLine, Replica, shipped_policy
 from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
 
@@ -27,11 +28,13 @@ SITE = replace(
 class Site:
     """A network of nodes, their agents and one aggregator."""
 
-    def __init__(self, loop: virtual_time.VirtualTimeLoop, world: World) -> None:
+    def __init__(
+        self, loop: virtual_time.VirtualTimeLoop, world: World, policy: Policy = POLICY
+    ) -> None:
         self.loop = loop
         self.world = world
         self.net = Network(SIZE, random.Random(1))
-        self.replica = Replica(world, clock=LoopClock(loop), settings=SITE)
+        self.replica = Replica(world, clock=LoopClock(loop), settings=SITE, policy=policy)
         self.lines = [FakeLine() for _ in range(SIZE)]
 
     async def start(self) -> None:
@@ -67,14 +70,14 @@ class Site:
         return [t.summary for t in self.replica.notes.transitions if t.kind.value == kind]
 
 
-def on_a_site(test: Callable[[Site], Awaitable[None]]) -> None:
+def on_a_site(test: Callable[[Site], Awaitable[None]], policy: Policy = POLICY) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, virtual_time.VirtualTimeLoop)
         world = World()
         for node in range(SIZE):
             world.add_node(name(node), labels={LABEL: f"r{node // RACK}"})
-        site = Site(loop, world)
+        site = Site(loop, world, policy)
         await site.start()
         await test(site)
         await site.replica.stop()
@@ -106,6 +109,46 @@ def test_a_node_that_nobody_reaches_is_cordoned_when_it_has_lasted_and_released_
         assert site.world.quarantines == {}
 
     on_a_site(test)
+
+
+#: A site that cordons what is only observed as shipped.
+DOUBTFUL = shipped_policy("rules: [{name: network-doubtful, action: cordon, for: 90s}]")
+
+
+def test_a_site_may_cordon_a_node_that_reaches_no_other_one_although_it_is_reached() -> None:
+    async def test(site: Site) -> None:
+        site.net.mute = {7}
+        for _ in range(6):
+            await site.observe()
+        spec = site.world.quarantines["node-7"].spec
+        assert list(site.world.quarantines) == ["node-7"]
+        assert (spec.action.value, spec.evidence[0].code) == ("cordon", "triangulation:one-way")
+        site.net.mute = set()
+        await site.observe()
+        await asyncio.sleep(900)
+        assert site.world.quarantines == {}
+
+    on_a_site(test, DOUBTFUL)
+
+
+def test_no_policy_quarantines_a_node_that_is_unreachable_and_whose_agent_is_silent() -> None:
+    """Each node that boots is one."""
+
+    async def test(site: Site) -> None:
+        site.net.down = {7}
+        site.fall_silent(7)
+        for _ in range(20):
+            await site.observe()
+        health = site.replica.fleet.node_summaries["node-7"].agent.health
+        assert health is not None
+        assert health.inferred is not None
+        assert (health.inferred.status, health.inferred.reason) == (
+            Status.FAILED,
+            "unreachable-silent",
+        )
+        assert site.world.quarantines == {}
+
+    on_a_site(test, DOUBTFUL)
 
 
 def test_a_verdict_is_no_part_of_what_the_agent_knows() -> None:

@@ -28,6 +28,7 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Status
+from aggregator.quarantine.actions.release import CHECK_AGAIN
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.intent import OURS
@@ -316,6 +317,25 @@ def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before()
         await soon(lambda: not why_held(world))
         await later(1000)
         assert is_marked(world.nodes["n1"])
+
+    virtual_time.run(main())
+
+
+def test_a_held_release_is_checked_at_once_when_the_results_about_its_gpus_change() -> None:
+    """And not at the next check, up to 30 s later."""
+
+    async def main() -> None:
+        world = one_node()
+        replica = await falls_ill(world)
+        gpu = component("gpu-inventory", "GPU-1", Status.UNKNOWN, "timeout")
+        recovers(replica, gpu)
+        await held(world, "gpu-inventory GPU-1 is unknown")
+        view = replica.controller.parts.registry.node_state("n1").quarantine_view
+        last = view.release_polled
+        await soon(lambda: view.release_polled > last)
+        replica.agent("n1", Delta((replace(gpu, status=Status.OK, reason=""),)))
+        await soon(lambda: not world.quarantines, within=CHECK_AGAIN / 2)
+        await replica.stop()
 
     virtual_time.run(main())
 
