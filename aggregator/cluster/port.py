@@ -81,8 +81,9 @@ async def _allow() -> None:
 #: For what undoes, reports or takes an order back.
 UNGUARDED = Guard(_allow)
 
-#: The same for a write that reads the Node itself: it gets that Node's annotations.
-NodeGuard = Callable[[Mapping[str, str]], Awaitable[None]]
+#: The same for a write that reads the Node itself: it gets that Node's annotations, or None, if the
+#: write makes no condition unhealthy.
+NodeGuard = Callable[[Mapping[str, str] | None], Awaitable[None]]
 
 
 class Action(enum.StrEnum):
@@ -889,11 +890,11 @@ class Quarantines(Protocol):
     what to do.
 
     A request may wait in a queue for seconds. Methods that act take a ``guard``, which checks for
-    changes since; see `Guard`. Methods that undo, report or read take none.
+    changes since; see `Guard`. A patch that undoes checks the place alone.
     """
 
     async def create_quarantine(
-        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+        self, node: str, spec: QuarantineSpec, *, guard: Guard
     ) -> Quarantine:
         """Make it, with our finalizer. `Conflict` when the node has one."""
         ...
@@ -1012,9 +1013,7 @@ class NodesAndPods(Protocol):
         """Return once there is a Node of this name: now, or when it is created."""
         ...
 
-    async def patch_node(
-        self, node: Node, change: NodeChange, *, guard: Guard | None = None
-    ) -> Node:
+    async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """One patch against the node's version and uid. Returns the node as it is then.
 
         A node with ``unread`` has no version: `Conflict` unless its uid, taints, cordon, labels,
@@ -1043,7 +1042,7 @@ class NodesAndPods(Protocol):
         *,
         dry_run: bool = False,
         background: bool = False,
-        guard: Guard | None = None,
+        guard: Guard,
     ) -> EvictionResult:
         """With the pod's uid and version as preconditions. ``dry_run``: only check whether the
         eviction is allowed.
@@ -1053,7 +1052,7 @@ class NodesAndPods(Protocol):
         ...
 
     async def delete_pod(
-        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard
     ) -> EvictionResult:
         """Past its budgets, with the same preconditions. ``grace`` is in seconds, 1 or more."""
         ...
@@ -1075,15 +1074,17 @@ class NodesAndPods(Protocol):
         """Conditions for other tools, by type; None removes one. Another's is left as it is.
 
         One that is to be healthy is written only where ours is there. Raises `Conflict` where
-        another node has the name. ``guard`` is awaited before a write by which one becomes
-        unhealthy.
+        another node has the name.
         """
         ...
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
     ) -> None:
-        """Write it unless the Node shows just that. `Conflict` where another node has the name."""
+        """Write it unless the Node shows just that. `Conflict` where another node has the name.
+
+        By a pass another controller may remove the startup taint.
+        """
         ...
 
 

@@ -95,14 +95,49 @@ def _all_cut(sim: Simulation, _: str, __: str) -> None:
         sim.wire.cut |= set(HOSTS)
 
 
-def _exempt(sim: Simulation, _: str, node: str) -> None:
-    known = EXEMPT in sim.world.nodes[node].annotations
-    sim.world.person_annotates(node, EXEMPT, None if known else exemption(2e9, "a test"))
+def _annotated(sim: Simulation, node: str, key: str, value: str) -> None:
+    """A person annotates the node, or takes that back."""
+    if node in sim.world.nodes:
+        known = key in sim.world.nodes[node].annotations
+        sim.world.person_annotates(node, key, None if known else value)
 
 
-def _force(sim: Simulation, _: str, node: str) -> None:
-    known = FORCE in sim.world.nodes[node].annotations
-    sim.world.person_annotates(node, FORCE, None if known else "drain a test")
+def _uncordon(sim: Simulation, _: str, node: str) -> None:
+    """A person uncordons the node."""
+    there = sim.world.nodes.get(node)
+    if there is not None and there.unschedulable:
+        sim.agents[node].overruled |= sim.agents[node].ill is not None
+        sim.world.person_uncordons(node)
+
+
+def _node_gone(sim: Simulation, _: str, node: str) -> None:
+    """The Node is deleted, with its pods, or is created again."""
+    if node not in sim.world.nodes:
+        sim.bring_back(node)
+        return
+    sim.world.delete_node(node)
+    for key in [key for key, pod in sim.world.pods.items() if pod.node == node]:
+        del sim.world.pods[key]
+
+
+def _node_anew(sim: Simulation, _: str, node: str) -> None:
+    if node in sim.world.nodes:
+        sim.world.renew_node(node, sim.agents[node].boot_id)
+
+
+def _failing(sim: Simulation, _: str, __: str) -> None:
+    sim.wire.failing = 0.0 if sim.wire.failing else 0.2
+
+
+def _watches_end(sim: Simulation, host: str, _: str) -> None:
+    for stream in sim.streams_of(host):
+        stream.break_off()
+
+
+def _record_restored(sim: Simulation, _: str, __: str) -> None:
+    """An older copy of the record is written over it."""
+    if sim.records:
+        sim.world.person_rolls_back_record(sim.rng.choice(sim.records))
 
 
 def _cancel(sim: Simulation, _: str, node: str) -> None:
@@ -134,7 +169,8 @@ def _other_rules(sim: Simulation, host: str, _: str) -> None:
 
 def _bind(sim: Simulation, _: str, node: str) -> None:
     """A pod comes to the node past the scheduler."""
-    sim.world.add_pod(node, f"bound-{sim.world.tick()}")
+    if node in sim.world.nodes:
+        sim.world.add_pod(node, f"bound-{sim.world.tick()}")
 
 
 ACTS: dict[str, Callable[[Simulation, str, str], None]] = {
@@ -157,10 +193,16 @@ ACTS: dict[str, Callable[[Simulation, str, str], None]] = {
     "stop at 5": lambda sim, host, _: sim.hosts[host].stop_at(5),
     "leave": lambda sim, host, _: sim.hosts[host].leave(),
     "API server": _all_cut,
-    "exempt": _exempt,
-    "force": _force,
-    "node anew": lambda sim, _, node: sim.world.renew_node(node, sim.agents[node].boot_id),
+    "exempt": lambda sim, _, node: _annotated(sim, node, EXEMPT, exemption(2e9, "a test")),
+    "force": lambda sim, _, node: _annotated(sim, node, FORCE, "drain a test"),
+    "person uncordons": _uncordon,
+    "node anew": _node_anew,
+    "node gone": _node_gone,
+    "agent restarts": lambda sim, _, node: sim.agents[node].restarts(),
+    "API errors": _failing,
+    "watches end": _watches_end,
     "stop": lambda sim, _, __: sim.world.person_stops("" if sim.world.stop.reason else "drill"),
+    "record restored": _record_restored,
     "record lost": lambda sim, _, __: sim.world.person_deletes_record(),
     "cancel": _cancel,
     "clock jumps": _jump,

@@ -70,6 +70,8 @@ from tests.support.virtual_processes import Clockwork, Process
 
 T = TypeVar("T")
 
+#: The API server's errors, status and Retry-After: the request was carried out, or was not.
+ERRORS = ((500, None), (429, 1.0), (504, None))
 #: A replica's request to the API server is given up after so long (seconds).
 DEADLINE = 10.0
 #: A gateway reads so often whom the Lease names, and connects.
@@ -102,6 +104,7 @@ class Wire:
     latency: float = 0.02
     late: float = 0.02  # the share of messages that take seconds
     lost: float = 0.0  # the share of requests, and of answers, that are lost
+    failing: float = 0.0  # the share of requests that the API server answers with an error
     #: Replicas that do not reach the API server now.
     cut: set[str] = field(default_factory=set)
 
@@ -205,10 +208,14 @@ class ClusterAt(MemoryCluster):
         self._stop_told = False
 
     async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
-        host, settings = self._host, self._settings
+        host, settings, sim = self._host, self._settings, self._sim
         sent_at, in_place = 0.0, False
 
+        error, late = sim.next_error() if name != "repair" else (None, False)
+
         def watched() -> T:
+            if error is not None and not late:
+                raise error
             if isinstance(effect, Arrival):
                 effect.sent_at, effect.in_place = sent_at, in_place
             facts = self.world.facts
@@ -216,6 +223,8 @@ class ClusterAt(MemoryCluster):
             facts.stop_unseen = not self._stop_told
             result = effect()
             self._sim.check_invariants(host, name)
+            if error is not None:
+                raise error
             return result
 
         if name == "repair":
@@ -271,19 +280,22 @@ class _Stream:
     def __init__(self, sim: "Simulation", host: "Host") -> None:
         self.queue: asyncio.Queue[ClusterEvent] = asyncio.Queue()
         self.broken = False
-        self._sim, self._host = sim, host
+        self._sim, self.host = sim, host
         self._last = 0.0
 
     def put_nowait(self, news: ClusterEvent) -> None:
-        if self.broken or self._host.process.dead:
+        if self.broken or self.host.process.dead:
             return
-        if self._host.name in self._sim.wire.cut:
-            self.broken = True
-            lost = WatchLost("the watch broke")
-            self._sim.time.after(self._sim.rng.uniform(0, 30), lambda: self.queue.put_nowait(lost))
+        if self.host.name in self._sim.wire.cut:
+            self.break_off(self._sim.rng.uniform(0, 30))
             return
         self._last = max(self._last, self._sim.time.now + self._sim.rng.uniform(0, 0.05))
         self._sim.time.at(self._last, lambda: self.queue.put_nowait(news))
+
+    def break_off(self, noticed_after: float = 0.0) -> None:
+        """It ends, as by a 410 of the API server."""
+        self.broken, lost = True, WatchLost("the watch broke")
+        self._sim.time.after(noticed_after, lambda: self.queue.put_nowait(lost))
 
 
 class Host:
@@ -419,6 +431,10 @@ class Agent:
         self._boots += 1
         self.boot_id = f"boot-{self._boots}"
         self.ill, self.links_lost_at, self.unacked = None, None, ()
+        self.restarts()
+
+    def restarts(self) -> None:
+        """Its state is on the machine's disk; its stream is a new one."""
         self.leave()
         self._back_off()
 
@@ -642,8 +658,8 @@ class Workshop:
         """A BMC has no such question."""
         sim = self._sim
         del sim.world.facts.under_way[order.operation]
-        node = sim.world.nodes[order.node]
-        if node.uid == order.node_uid:
+        node = sim.world.nodes.get(order.node)
+        if node is not None and node.uid == order.node_uid:
             sim.agents[order.node].boots()
             sim.world.set_node(replace(node, boot_id=sim.agents[order.node].boot_id))
 
@@ -693,10 +709,11 @@ class Simulation:
         self.workshop = Workshop(self)
         self._usual = settings
         self._jobs = 0
+        #: Texts that the record had.
+        self.records: list[str] = []
         names = [f"n{number}" for number in range(nodes)]
         for name in names:
-            labels = {**(CLIQUE if name in OF_CLIQUE else {}), "rack": RACKS.get(name, name)}
-            self.world.add_node(name, boot_id="boot-1", labels=labels)
+            self.world.add_node(name, boot_id="boot-1", labels=self.labels_of(name))
             self.world.add_pod(name, f"job-{name}")
         self.hosts: dict[str, Host] = {}
         for number in range(replicas):
@@ -717,6 +734,8 @@ class Simulation:
                 self._jobs += 1
                 self.world.add_pod(name, f"job-{self._jobs}-{name}")
         self._note_outage()
+        if self.records[-1:] != [self.world.record.text]:
+            self.records.append(self.world.record.text)
         self.time.after(2.0, self._kubelets)
 
     def _note_outage(self) -> None:
@@ -736,16 +755,39 @@ class Simulation:
         if self.time.now - self.board.deleted_at > TIMES.lease_duration:
             self.wrong += [f"{where}: {one}" for one in at_most_one_may_act(self.acting())]
 
+    def streams_of(self, host: str) -> list[_Stream]:
+        """The watches of this replica."""
+        streams = [one for one in self.world.listeners if isinstance(one, _Stream)]
+        return [one for one in streams if one.host.name == host]
+
+    def next_error(self) -> tuple[Unreachable | None, bool]:
+        """The API server's error to the next request, and whether it carries that out."""
+        if not self.wire.failing or self.rng.random() >= self.wire.failing:
+            return None, False
+        status, pause = self.rng.choice(ERRORS)
+        return Unreachable(f"{status}", status=status, retry_after=pause), self.rng.random() < 0.5
+
     def connect_time(self) -> float:
         """How long an order's connection takes."""
         return self.rng.choice((0.0, 0.5, 5.0, 20.0, 60.0))
+
+    def bring_back(self, name: str) -> None:
+        """A Node of the machine is created again."""
+        uid, labels = f"uid-{self.world.tick()}-{name}", self.labels_of(name)
+        self.world.add_node(name, uid=uid, boot_id=self.agents[name].boot_id, labels=labels)
+
+    @staticmethod
+    def labels_of(name: str) -> dict[str, str]:
+        return {**(CLIQUE if name in OF_CLIQUE else {}), "rack": RACKS.get(name, name)}
 
     # -- what must hold in the end ------------------------------------------------------------
 
     def heal(self) -> None:
         """All that was broken is whole again."""
         self.wire.cut.clear()
-        self.wire.lost = self.wire.late = 0.0
+        self.wire.lost = self.wire.late = self.wire.failing = 0.0
+        for name in self.agents.keys() - self.world.nodes.keys():
+            self.bring_back(name)
         self.settings = self._usual
         self.world.person_stops("")
         for host in self.hosts.values():

@@ -37,6 +37,7 @@ from aggregator.cluster.port import (
     GuardRefused,
     NodeChange,
     NodeCondition,
+    NodeTestCondition,
     Pod,
     QuarantineSpec,
     Taint,
@@ -215,7 +216,7 @@ NOT_ACTS = {
     *("read_record", "read_stop", "read_quarantine", "read_node"),
     *("wait_for_node", "pods_labelled", "definition_is_going", "record_place"),
     *("write_quarantine_spec", "write_quarantine_status", "add_finalizer", "drop_quarantine"),
-    *("announce", "write_event", "write_test_condition"),
+    *("announce", "write_event"),
 }
 NOT_ACTS_ON_OBJECTS = {"resource", "get", "find", "select", "lacks"}
 
@@ -245,7 +246,8 @@ def classes_with(package: Any, method: str) -> Iterator[type]:
 def acts() -> set[str]:
     """The name of each act that the code has."""
     found = {f"kubernetes.{name}" for name in methods_of(Cluster) - NOT_ACTS}
-    found |= {f"local.{name}" for name in methods_of(Cluster) - NOT_ACTS - {"write_conditions"}}
+    of_nodes = {"write_conditions", "write_test_condition"}  # a local node has no conditions
+    found |= {f"local.{name}" for name in methods_of(Cluster) - NOT_ACTS - of_nodes}
     found |= {f"objects.{name}" for name in methods_of(ObjectStore) - NOT_ACTS_ON_OBJECTS}
     found |= {one.__name__ for one in classes_with(aggregator.repairers, "order")}
     return found | {one.__name__ for one in classes_with(aggregator.hooks, "call")}
@@ -417,6 +419,15 @@ SERVED: Mapping[str, Served] = {
     "kubernetes.evict": Served(lambda s: s.kube.evict(POD, guard=s.guard)),
     "kubernetes.delete_pod": Served(lambda s: s.kube.delete_pod(POD, grace=1, guard=s.guard)),
     "kubernetes.write_conditions": Served(condition, 1),
+    "kubernetes.write_test_condition": Served(
+        lambda s: s.kube.write_test_condition(
+            "n1",
+            node_uid="uid-n1",
+            condition=NodeTestCondition("True", "TestPassed", "passed"),
+            guard=s.guard,
+        ),
+        1,
+    ),
     "objects.create": Served(
         lambda s: s.kube.objects().create(RESOURCE, "x", {"metadata": {}}, guard=s.guard)
     ),

@@ -29,6 +29,7 @@ from aggregator.health.model import Cleared, Snapshot
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import FORCE
 from aggregator.quarantine.reconcile.rounds import REFRESH
+from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, Turned, fault, snapshot
 from tests.support.virtual_replica import LoopClock, later
@@ -270,6 +271,7 @@ async def test_death_at_any_call_is_finished_by_the_next(
 
     async def interrupted(at: int, *, after: bool) -> None:
         world, clock = world_with_jobs(), Turned()
+        watch = Watch(world, asyncio.get_running_loop().time)
         if begin_drained:
             await quarantined(world, clock)
         first = Replica(world, clock=clock, crash_at=at, after=after)
@@ -287,6 +289,7 @@ async def test_death_at_any_call_is_finished_by_the_next(
         # A late write must not have been made twice.
         await later(600)
         check(world)
+        assert watch.wrong == []
         await second.stop()
 
     changes = await whole()

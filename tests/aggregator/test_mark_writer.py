@@ -81,7 +81,7 @@ async def test_an_undo_is_tried_whole_each_time_and_goes_without_them() -> None:
     api = Api()
     marks = writer(api, Turned())
     for _ in range(2):
-        await marks.undo(NODE, UNDO)
+        await marks.undo(NODE, UNDO, guard=UNGUARDED)
     assert api.asked == [UNDO, without_notices(UNDO)] * 2
     assert api.asked[1].annotations == {CODES: None}
 

@@ -92,6 +92,7 @@ class Bench:
         self.escalation_hold: Held | None = None
         self.proposed: list[Any] = []
         self.switch = SimpleNamespace(reason="", check=self._check, may_act=lambda: self.may)
+        self.switch.check_place = self._check_place
         self.switch.lost = lambda: self.switch.reason or ("" if self.may else NOT_CONTROLLER)
         self.stopped = False
         self.meanwhile: Callable[[], None] = lambda: None
@@ -169,6 +170,10 @@ class Bench:
         assert marks.node.taints
         status: QuarantineStatus = marks.status
         return status
+
+    async def _check_place(self) -> None:
+        if not self.may:
+            raise GuardRefused(NOT_CONTROLLER)
 
     async def _check(self) -> None:
         if self.stopped:

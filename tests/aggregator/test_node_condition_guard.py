@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aggregator.clock import Clocks
+from aggregator.cluster.condition_record import WrittenCondition
 from aggregator.cluster.port import (
     GuardRefused,
     NodeCondition,
@@ -22,6 +23,7 @@ from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublish
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.replica import hello, snapshot
 
 RULE = NodeConditionRule("example.com/Bad", ("disk-*",), "True", "evidence")
 EVIDENCE = Evidence("disk-space:full", "/", "b", "disk-full", "cordon", "", None, 0.0, "")
@@ -45,10 +47,16 @@ class Recorder(MemoryCluster):
         guard: NodeGuard | None = None,
     ) -> WrittenConditions:
         assert guard is not None
-        assert all(one is not None and one.unhealthy for one in wanted.values())
-        await guard(self.annotations)
+        worsens = any(one is not None and one.unhealthy for one in wanted.values())
+        await guard(self.annotations if worsens else None)
         self.written.append(node)
-        return WrittenConditions()
+        there = {kind: one for kind, one in wanted.items() if one is not None}
+        return WrittenConditions(
+            {
+                kind: WrittenCondition(one.status, one.reason, "sickbay")
+                for kind, one in there.items()
+            }
+        )
 
 
 @dataclass
@@ -62,21 +70,22 @@ class Doubts:
 
 def made(doubts: Doubts) -> tuple[NodeConditionPublisher, Recorder, NodeRegistry]:
     """The publisher over one node with an incident."""
-    cluster, fleet, asked = Recorder(doubts.annotations), FleetState(), list[str]()
+    cluster, fleet = Recorder(doubts.annotations), FleetState()
     registry = NodeRegistry(fleet, "")
     registry.listed([NodeMeta("n", "u")])
     registry.node_state("n").decision.take_incidents({"i": INCIDENT})
 
-    async def check_stop() -> None:
+    async def check_place() -> None:
+        if doubts.lost:
+            raise GuardRefused("this replica may not be the controller any more")
+
+    async def check() -> None:
+        await check_place()
         if doubts.stopped:
             raise GuardRefused("the stop switch is set")
 
-    def may_act() -> bool:
-        asked.append("")
-        return not doubts.lost or len(asked) == 1
-
-    queue: Any = SimpleNamespace(view=True, holds_lease=may_act)
-    switch: Any = SimpleNamespace(check=check_stop)
+    queue: Any = SimpleNamespace(view=True, holds_lease=lambda: True)
+    switch: Any = SimpleNamespace(check=check, check_place=check_place)
     publisher = NodeConditionPublisher(
         cluster=cluster,
         rules=[RULE],
@@ -105,6 +114,24 @@ async def test_no_condition_becomes_unhealthy_on_a_picture_that_is_too_old(
     publisher, cluster, _ = made(doubts)
     await publisher.sweep()
     assert cluster.written == written
+
+
+@pytest.mark.parametrize("place_is_lost", [False, True])
+async def test_no_replica_that_has_lost_its_place_reports_that_a_node_is_well(
+    *, place_is_lost: bool
+) -> None:
+    """The next controller may have found it unhealthy since; the stop switch holds no recovery."""
+    doubts = Doubts()
+    publisher, cluster, registry = made(doubts)
+    await publisher.sweep()
+    agent = registry.node_state("n").agent
+    agent.connect(hello("n"), 1.0)
+    assert agent.health is not None
+    agent.health.snapshot(snapshot())
+    registry.node_state("n").decision.take_incidents({})
+    doubts.stopped, doubts.lost = not place_is_lost, place_is_lost
+    await publisher.sweep()
+    assert cluster.written == (["n"] if place_is_lost else ["n", "n"])
 
 
 @pytest.mark.parametrize("doubts", [Doubts(), Doubts(stopped=True)])

@@ -1,13 +1,27 @@
 """A controller's knowledge of the time before it: all durable facts, and none older."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.port import EvictionResult, Guard, Phase, Pod
+from aggregator.cluster.node_names import OVERRULED
+from aggregator.cluster.port import (
+    Action,
+    EvictionResult,
+    Guard,
+    Phase,
+    Pod,
+    QuarantineSpec,
+    RepairAttempt,
+    RepairState,
+)
 from aggregator.health.model import Cleared, ClearedBy, Delta
-from aggregator.quarantine.decide.node_marks import read_overruled
+from aggregator.quarantine.decide.gpu_operands import PAUSED
+from aggregator.quarantine.decide.node_marks import read_overruled, write_overruled
+from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.repair.operand_pause import OperandPause
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
@@ -164,6 +178,72 @@ def test_evictions_at_once_are_counted_over_the_fleet(world: World) -> None:
             one.agent(node, ILL)
         await drained(world, *world.nodes)
         assert cluster.most == 3
+        await one.stop()
+
+    virtual_time.run(main())
+
+
+def made_anew(world: World) -> None:
+    """The definition of quarantines, by `kubectl replace --force`."""
+    world.person_removes_definition()
+    world.person_applies_definition()
+
+
+WORD, OPERAND = Override("xid:48", "GPU-1", "boot-1", "gpu-reset"), "nvidia.com/gpu.deploy.dcgm"
+#: Writes that undo, or make an object again: the state before, and the cause of the write.
+UNDOES: dict[str, tuple[Callable[[World], object], Callable[[World, Replica], object]]] = {
+    "an override that has ended": (
+        lambda world: world.person_annotates("n1", OVERRULED, write_overruled(frozenset({WORD}))),
+        lambda _, replica: replica.agent("n1", snapshot(cleared=(FIRST_ENDS,))),
+    ),
+    "a quarantine whose definition was gone": (
+        lambda world: world.person_creates("n1", QuarantineSpec(Action.CORDON, "node", "fan")),
+        lambda world, _: made_anew(world),
+    ),
+    "stopped operands": (
+        lambda world: world.set_node(replace(world.nodes["n1"], labels={OPERAND: PAUSED})),
+        lambda _, replica: asyncio.ensure_future(operands(replica)),
+    ),
+}
+
+
+async def operands(replica: Replica) -> str:
+    """The end of a reset."""
+    acts = replica.controller.parts.worker._reads.acts
+    pause = OperandPause(replica.cluster, acts, acts.clocks)
+    node_state = replica.controller.parts.registry.node_state("n1")
+    return await pause.resume(node_state, RepairAttempt("q-1", "gpu-reset", RepairState.ORDERED))
+
+
+@pytest.mark.parametrize("what", UNDOES)
+def test_a_controller_whose_place_is_lost_while_its_request_waits_undoes_nothing(
+    world: World, what: str
+) -> None:
+    """Another one may have gone on, and a person may have requested something else there."""
+
+    async def main() -> None:
+        holds, waited = [True], list[str]()
+
+        async def in_queue(name: str) -> None:
+            if name != "write_record":
+                holds[0] = False
+                waited.append(name)
+
+        there, request = UNDOES[what]
+        there(world)
+        one = Replica(world, clock=Running(), settings=SETTINGS, may_act=lambda: holds[0])
+        await soon(lambda: not one.fleet.view_lost)
+        await later(30)
+        one.cluster.in_queue = in_queue
+        request(world, one)
+        node, writes = world.nodes["n1"], [one for one in world.writes if one != "record"]
+        await soon(lambda: waited)
+        await later(60)
+        assert [one for one in world.writes if one != "record"] == writes
+        assert (world.nodes["n1"].annotations, world.nodes["n1"].labels) == (
+            node.annotations,
+            node.labels,
+        )
         await one.stop()
 
     virtual_time.run(main())

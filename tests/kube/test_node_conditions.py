@@ -242,14 +242,23 @@ async def test_several_replicas_and_installations_write_it_once(
             assert done.foreign == {TYPE}
     assert status(cluster_space, node) == "False"
 
-    async def refuses(_: Mapping[str, str]) -> None:
-        raise GuardRefused("not now")
+    async def refuses(annotations: Mapping[str, str] | None) -> None:
+        if annotations is not None:
+            raise GuardRefused("not now")
 
     well = replace(sick, status="True", unhealthy=False)
     await kube.write_conditions(node, node_uid=uid, wanted={TYPE: well}, guard=refuses)
-    assert status(cluster_space, node) == "True", "a guard holds no recovery"
+    assert status(cluster_space, node) == "True", "the stop switch holds no recovery"
     with pytest.raises(GuardRefused):
         await kube.write_conditions(node, node_uid=uid, wanted={TYPE: sick}, guard=refuses)
     assert status(cluster_space, node) == "True"
+
+    async def has_lost_its_place(_: Mapping[str, str] | None) -> None:
+        raise GuardRefused("this replica may not be the controller any more")
+
+    with pytest.raises(GuardRefused):
+        await kube.write_conditions(
+            node, node_uid=uid, wanted={TYPE: None}, guard=has_lost_its_place
+        )
     await kube.write_conditions(node, node_uid=uid, wanted={TYPE: None})
     assert (condition(cluster_space, node), record(cluster_space, node)) == (None, None)

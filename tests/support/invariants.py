@@ -29,6 +29,7 @@ from aggregator.quarantine.decide.admission_record import parse_record as parse_
 from aggregator.quarantine.decide.gpu_operands import DEPLOY
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, known_applied, own_annotations
+from aggregator.quarantine.decide.node_tests import is_own_evidence
 from aggregator.quarantine.decide.plans.release import RECOVERED
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import RepairOrder
@@ -47,6 +48,7 @@ REBUILT_WITHIN = 40.0
 RELEASED_WITHIN = 300.0
 _MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 _OURS_PREFIX = "sickbay.dev/"
+_BY_THE_CONTROLLER = ("create_quarantine", "patch_node", "evict", "delete_pod")
 
 
 @functools.lru_cache(maxsize=16)
@@ -240,14 +242,17 @@ def a_reported_fault_comes_first(world: "World", act: Act) -> Iterator[str]:
     if reported is None and not world.facts.reported:
         return  # this world does not count reports
     named = {(one.code, one.component) for one in found.spec.evidence}
-    if not named or named - (reported or set()):
-        yield f"{act.node} quarantined for {sorted(named - (reported or set()))}, never reported"
+    # The end of a test is the agent's report, too.
+    missing = {key for key in named - (reported or set()) if not is_own_evidence(key[0])}
+    if not named or missing:
+        yield f"{act.node} quarantined for {sorted(missing)}, never reported"
 
 
 def the_sender_holds_its_place(world: "World", act: Act) -> Iterator[str]:
-    """No act leaves a replica that has lost the Lease."""
-    # A late write of the record fails by its version, and is no act on a node.
-    if act.call != "write_record" and _acts(world, act) and not act.in_place:
+    """No act leaves a replica that has lost the Lease, and no undo of one."""
+    # A late write of the record, or of a Quarantine, fails by its version.
+    sent = act.call in _BY_THE_CONTROLLER or act.order is not None
+    if sent and not act.in_place:
         yield f"{act.call} of {act.node} was sent by a replica that may not act"
 
 
@@ -279,7 +284,7 @@ def a_release_ends_all_acts(world: "World", act: Act) -> Iterator[str]:
         if now is None or now.deleting or now.status.phase not in _MARKED:
             phase = now.status.phase if now is not None else "no quarantine"
             yield f"{act.order.operation} ordered in {phase}"
-        elif not is_marked(world.nodes[act.node]):
+        elif act.node not in world.nodes or not is_marked(world.nodes[act.node]):
             yield f"{act.order.operation} ordered on a node without marks"
     releasing = now is not None and now.status.phase is Phase.RELEASING
     if act.call == "patch_node" and _begins_marks(world, act) and releasing:

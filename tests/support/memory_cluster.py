@@ -861,7 +861,7 @@ class MemoryCluster:
         raise NotImplementedError  # tests of conditions have the real API server
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
     ) -> None:
         def effect() -> None:
             now = self.world.nodes.get(node)
@@ -871,7 +871,7 @@ class MemoryCluster:
                 self.world.test_conditions[node] = condition
                 self.world.told_tests.append((node, condition.status, condition.reason))
 
-        await self._call("write_test_condition", effect)
+        await self._call("write_test_condition", effect, guard)
 
 
 def phase_of(world: World, node: str) -> Phase | None:

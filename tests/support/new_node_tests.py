@@ -29,6 +29,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
+from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import POLICY, SETTINGS, Replica, snapshot
 from tests.support.virtual_replica import Running, soon
@@ -208,6 +209,7 @@ class NewNodes:
         self.rules: dict[str, Any] = {"taint": KEY, "profile": "quick", "concurrent": 2}
         self.program = TestProgram(self.world, 2, list(verdicts))
         self.world.check = self.program.check_removal
+        self.watch = Watch(self.world, asyncio.get_running_loop().time)
         self.mode, self.twice, self.settings = RepairMode.REPAIR, True, SETTINGS
         self.policy = POLICY
         self.domain_labels: tuple[str, ...] = ()
@@ -285,4 +287,4 @@ class NewNodes:
         await soon(what, within=within)
 
     def check(self) -> None:
-        assert self.program.wrong == []
+        assert (self.program.wrong, self.watch.wrong) == ([], [])

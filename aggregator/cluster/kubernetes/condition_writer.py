@@ -55,7 +55,7 @@ async def write_conditions(
         if not plan.patches and plan.written == before:
             return result
         try:
-            await _patch(transport, found, plan, guard if plan.worsens else None)
+            await _patch(transport, found, plan, guard)
         except Conflict:
             if attempt == _TRIES:
                 raise
@@ -113,6 +113,7 @@ async def _patch(
 ) -> None:
     meta = found.metadata
     annotations = meta.annotations or {}
+    acts_on = annotations if plan.worsens else None
     metadata = {
         "uid": meta.uid,
         "resourceVersion": meta.resource_version,
@@ -126,5 +127,5 @@ async def _patch(
         body=encode({"metadata": metadata, **status}),
         content_type=STRATEGIC_PATCH,
         accept=METADATA,
-        guard=None if guard is None else Guard(lambda: guard(annotations)),
+        guard=None if guard is None else Guard(lambda: guard(acts_on)),
     )

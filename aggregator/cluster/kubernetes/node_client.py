@@ -265,10 +265,15 @@ class KubeNodes:
         )
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
     ) -> None:
         await node_tests.write_test_condition(
-            self._transport, node, node_uid=node_uid, condition=condition, wall=self._wall
+            self._transport,
+            node,
+            node_uid=node_uid,
+            condition=condition,
+            wall=self._wall,
+            guard=guard,
         )
 
 

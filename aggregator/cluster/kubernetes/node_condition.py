@@ -11,7 +11,7 @@ from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import NodeObject, decode, to_node
 from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
 from aggregator.cluster.node_names import CONDITION, is_marked
-from aggregator.cluster.port import Conflict, NotFound
+from aggregator.cluster.port import Conflict, Guard, NotFound
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
@@ -140,7 +140,11 @@ def changed_condition(
 
 
 async def write_condition(
-    transport: Transport, found: NodeObject, condition: dict[str, object]
+    transport: Transport,
+    found: NodeObject,
+    condition: dict[str, object],
+    *,
+    guard: Guard | None = None,
 ) -> None:
     """Write it against the version of the read. Raises ClusterError."""
     meta = found.metadata
@@ -155,5 +159,6 @@ async def write_condition(
         body=encode(patch),
         content_type=STRATEGIC_PATCH,
         accept=METADATA,
+        guard=guard,
         node=meta.name,
     )

@@ -17,7 +17,7 @@ from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import Condition, NodeObject, decode
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.node_names import TEST_CONDITION
-from aggregator.cluster.port import Conflict, ListedNodeTest, NodeTestCondition
+from aggregator.cluster.port import Conflict, Guard, ListedNodeTest, NodeTestCondition
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
@@ -77,10 +77,9 @@ async def write_test_condition(
     node_uid: str,
     condition: NodeTestCondition,
     wall: Callable[[], float],
+    guard: Guard | None = None,
 ) -> None:
-    """See the protocol. Written against the version of a read, so that a process that was paused
-    since writes no result that is over.
-    """
+    """See the protocol. Written against the version of a read."""
     for attempt in range(1, _TRIES + 1):
         body = await transport.request("GET", paths.node(node), Priority.STATUS)
         found = decode(body, NodeObject)
@@ -91,7 +90,7 @@ async def write_test_condition(
         if entry is None:
             return
         try:
-            await write_condition(transport, found, entry)
+            await write_condition(transport, found, entry, guard=guard)
         except Conflict:
             if attempt == _TRIES:
                 raise

@@ -453,7 +453,7 @@ class LocalCluster:
         return WrittenConditions()
 
     async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
     ) -> None:
         """Without Kubernetes there are none."""
 

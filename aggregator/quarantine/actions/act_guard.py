@@ -131,6 +131,8 @@ class ActGuards:
 
     def __attrs_post_init__(self) -> None:
         self.may_act = self._switch.may_act
+        #: The guard of what undoes: its version may be of a read after another one's acts.
+        self.place = Guard(self._switch.check_place)
 
     def guard(
         self,

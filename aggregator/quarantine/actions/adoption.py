@@ -86,7 +86,9 @@ class MarkAdopter:
             raise Conflict("this replica may not be the controller any more")
         await self._record_writer.enter_quarantine(node_state.node, spec)
         spec = replace(spec, installation=self._acts.cluster.installation)
-        quarantine = await self._acts.cluster.create_quarantine(node_state.node, spec)
+        quarantine = await self._acts.cluster.create_quarantine(
+            node_state.node, spec, guard=self._acts.place
+        )
         if node_state.is_news(quarantine):  # a later event may have come before the answer
             node_state.take_quarantine(quarantine, self._acts.policy, self._acts.clocks.now())
         text = f"its Quarantine was gone, and is made again ({spec.action}): {spec.reason}"
@@ -122,9 +124,8 @@ class MarkAdopter:
     async def _keep_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         """The marks are this quarantine's from now on; if they are gone by now, it is released."""
         try:
-            node = await self._acts.cluster.patch_node(
-                node, adopt_change(quarantine, read_applied(node))
-            )
+            change = adopt_change(quarantine, read_applied(node))
+            node = await self._acts.cluster.patch_node(node, change, guard=self._acts.place)
         except Conflict:
             now = await self._acts.cluster.read_node(node_state.node)
             if now is not None and now.uid == node.uid and is_marked(now):

@@ -97,17 +97,17 @@ class MarkWriter:
             self._note_success(plain)
         return marked
 
-    async def undo(self, node: Node, change: NodeChange) -> Node:
+    async def undo(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """The same for an undo: it is tried as a whole each time. What stays is named by
         `KEPT` on the node, and goes with its next release.
         """
         try:
-            return await self._cluster.patch_node(node, change)
+            return await self._cluster.patch_node(node, change, guard=guard)
         except AdmissionRefused as error:
             plain = without_notices(change)
             if plain is None:
                 raise
-            undone = await self._cluster.patch_node(node, plain)
+            undone = await self._cluster.patch_node(node, plain, guard=guard)
             self._note_refusal(node, error)
             return undone
 
@@ -149,7 +149,7 @@ class NodeActions(NodeReports):
         self._guards = guards
         #: Whether we are the controller at this moment.
         self.may_act = guards.may_act
-        self.guard = guards.guard
+        self.guard, self.place = guards.guard, guards.place
         self.fresh_quarantine = guards.fresh_quarantine
         self.announcer = announcer
         self.mark_writer = MarkWriter(cluster, clocks)

@@ -261,7 +261,7 @@ class ReleaseActions:
             return
         change = adopt_change(quarantine, read_applied(node))
         if change.annotations.get(APPLIED) != node.annotations.get(APPLIED):
-            await self._acts.cluster.patch_node(node, change)
+            await self._acts.cluster.patch_node(node, change, guard=self._acts.place)
 
     async def _drop(self, node_state: NodeState, quarantine: Quarantine) -> None:
         node_state.own_quarantine_view().note_end(quarantine.uid)
@@ -279,7 +279,7 @@ class ReleaseActions:
         change = undo_change(
             node, undo.uid, undo.applied, still, uncordoned=undo.uncordoned, more=undo.more
         )
-        undone = await self._acts.mark_writer.undo(node, change)
+        undone = await self._acts.mark_writer.undo(node, change, guard=self._acts.place)
         node_state.cluster.note_removed(ended)
         return undone
 
@@ -291,7 +291,7 @@ class ReleaseActions:
             remembered = read_overruled(node.annotations)
             if remembered & ended:
                 node = await self._acts.cluster.patch_node(
-                    node, clear_overrides_change(remembered - ended)
+                    node, clear_overrides_change(remembered - ended), guard=self._acts.place
                 )
         node_state.cluster.note_removed(ended)
         node_state.take_node(node)

@@ -153,14 +153,16 @@ class NodeConditionPublisher:
         self._written[meta.name] = (meta.uid, done.written)
         self._note_foreign(meta.name, done)
 
-    async def _guard(self, annotations: Mapping[str, str]) -> None:
+    async def _guard(self, annotations: Mapping[str, str] | None) -> None:
         """Raises ClusterError where a condition may not become unhealthy any more.
 
-        A tool may replace the node by it, so the request is checked as an acting one is.
+        A tool may replace the node by it, so the request is checked as an acting one is. Any other
+        write needs the place: the next controller may have written a newer state.
         """
+        if annotations is None:
+            await self._switch.check_place()
+            return
         await self._switch.check()
-        if not self._queue.holds_lease():
-            raise GuardRefused("this replica may not be the controller any more")
         requests = read_operator_requests(annotations)
         if requests.exempt(self._clocks.earliest()):
             raise GuardRefused(requests.why_capped(self._clocks.earliest()))

@@ -155,9 +155,9 @@ class NodeTestCase(OperationCase):
         why = why_refused(self.node, pods, test.profile, profiles, how=how, owner_kinds=kinds)
         if not why:
             return False
-        checks.require_place()
         over = refused(test, why, at=round(shared.clocks.wall(), 3))
         there = await shared.cluster.operations.read(test.request)
+        checks.require_place()
         if there is None or there.deleting or not self.is_request(there, test):
             raise Conflict(f"operation {test.request} is gone, or has begun")
         await shared.cluster.operations.write_status(there, self.begun_status(over))

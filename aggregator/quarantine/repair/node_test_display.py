@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from attrs import define, field
 
+from aggregator.cluster.port import Guard
 from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     has_passed,
@@ -69,7 +70,8 @@ class NodeTestDisplay:
             return
         if not (self._shared.ends or self._shared.settings.rules.mode is RepairMode.REPAIR):
             return
+        guard = Guard(self._shared.record_writer.switch.check_place)
         await self._shared.cluster.write_test_condition(
-            name, node_uid=watched.uid, condition=condition
+            name, node_uid=watched.uid, condition=condition, guard=guard
         )
         watched.shown = condition

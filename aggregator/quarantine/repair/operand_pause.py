@@ -54,7 +54,8 @@ class OperandPause:
             node = await self._cluster.read_node(node_state.node)
             change = resume_change(node) if node is not None else {}
             if node is not None and change:
-                node = await self._cluster.patch_node(node, NodeChange(labels=change))
+                labels, place = NodeChange(labels=change), self._acts.place
+                node = await self._cluster.patch_node(node, labels, guard=place)
             node_state.take_node(node)
         except ClusterError as error:
             return str(error) or type(error).__name__
