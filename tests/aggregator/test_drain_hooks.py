@@ -1,14 +1,14 @@
 """A site's hook around a drain: asked, waited for, given up, across deaths. In virtual time."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Guard, HookState, Phase
+from aggregator.cluster.port import Guard, GuardRefused, HookState, Phase
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
@@ -161,6 +161,48 @@ def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(answer: H
         await replica.stop()
 
     virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("during", ["the record", "its turn"])
+def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_release(during: str) -> None:
+    """The next one may have marked the node again: a hook that opens it would give it new work."""
+
+    async def scenario() -> None:
+        world, holds = world_with("a"), [True]
+        hook = Guarded(world, [DONE])
+        settings = replace(SETTINGS, hooks=HookRules(post_release=hook))
+
+        async def in_queue(name: str) -> None:
+            if name == "write_record" and phase_of(world, "n1") is Phase.RELEASING:
+                holds[0] = during != "the record"
+
+        replica = await begun(world, settings, may_act=lambda: holds[0])
+        await drained(world)
+        replica.cluster.in_queue = in_queue
+        hook.before = lambda: holds.__setitem__(0, False)
+        world.person_deletes("n1")
+        await until(lambda: not holds[0])
+        await asyncio.sleep(300)
+        assert hook.ended == 0
+        assert replica.notes.kinds("n1").count("quarantine.hook_failed") == 0
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+@dataclass
+class Guarded(PlayedHook):
+    """Awaits its guard after a wait."""
+
+    before: Callable[[], None] = lambda: None
+
+    async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+        self.before()
+        try:
+            await guard()
+        except GuardRefused as refused:
+            return HookAnswer(HookResult.LATER, str(refused))
+        return await super().call(values, limit=limit, guard=guard)
 
 
 def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> None:

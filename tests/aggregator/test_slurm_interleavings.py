@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import (
@@ -17,6 +19,7 @@ from aggregator.cluster.port import (
     Action,
     Conflict,
     Guard,
+    GuardRefused,
     NodeChange,
     NodeUncordoned,
     NotFound,
@@ -86,7 +89,8 @@ class FakeSlurm:
         self._write(node, reason, "sickbay", drain=True)
         self._fail_sometimes()
 
-    async def undrain(self, node: str) -> None:
+    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+        await guard()
         self._fail_sometimes()
         if self.author.get(node) != "sickbay":
             self.foreign_undone.append(node)
@@ -354,3 +358,23 @@ async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
         assert slurm.overruled == [], seed
         left = [name for name, author in slurm.author.items() if author == "sickbay"]
         assert left == [], (seed, left, slurm.nodes)
+
+
+async def test_a_controller_that_loses_its_place_before_an_undrain_leaves_the_drain(
+    tmp_path: Path,
+) -> None:
+    """The next one may have drained the node again, in the same words."""
+    slurm = FakeSlurm(random.Random(1), quiet=True)
+    controller = Controller(tmp_path / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    node = await controller.cluster.read_node("n1")
+    assert node is not None
+
+    async def lost() -> None:
+        raise GuardRefused("this replica may not be the controller any more")
+
+    with pytest.raises(GuardRefused):
+        await controller.cluster.patch_node(node, UNMARK, guard=Guard(lost))
+    assert slurm.nodes["n1"].has_drain
+    await controller.cluster.close()

@@ -72,7 +72,7 @@ class SlurmClient(Protocol):
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None: ...
 
-    async def undrain(self, node: str) -> None:
+    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
         """Take the drain back, and nothing else: a node that is DOWN stays so."""
         ...
 
@@ -149,8 +149,8 @@ class SlurmPrograms:
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._update(node, "state=drain", f"reason={reason}", guard=guard)
 
-    async def undrain(self, node: str) -> None:
-        await self._update(node, "state=undrain")
+    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+        await self._update(node, "state=undrain", guard=guard)
 
     async def write_reason(self, node: str, words: str) -> None:
         # scontrol takes one quote from each end of the words.

@@ -191,7 +191,7 @@ class SlurmCluster(LocalCluster):
             if more or change.unschedulable:
                 found = await self._drain(node, guard or UNGUARDED)
             elif fewer or change.unschedulable is False:
-                found = await self._undrain(node.name)
+                found = await self._undrain(node.name, guard or UNGUARDED)
             else:
                 await pass_guard(guard)
                 found = await self.now(node.name)
@@ -254,7 +254,7 @@ class SlurmCluster(LocalCluster):
         await self.record(node.name, replace(ours, at=found.reason_at))
         return found
 
-    async def _undrain(self, name: str) -> SlurmNode:
+    async def _undrain(self, name: str, guard: Guard) -> SlurmNode:
         """Only a drain with the words, the user and the time that we recorded; the rest stays.
 
         The node after it.
@@ -265,7 +265,7 @@ class SlurmCluster(LocalCluster):
             return found
         if not ours.foreign and found.instance_id == ours.instance_id:
             if whose(found, ours) is Whose.OURS:
-                await self._client.undrain(name)
+                await self._client.undrain(name, guard=guard)
                 found = await self.now(name)
             if words := words_to_leave(found, ours):
                 await self._client.write_reason(name, words)

@@ -115,8 +115,8 @@ class SlurmRest:
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._update(node, {"state": ["DRAIN"], "reason": reason}, guard=guard)
 
-    async def undrain(self, node: str) -> None:
-        await self._update(node, {"state": ["UNDRAIN"]})
+    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+        await self._update(node, {"state": ["UNDRAIN"]}, guard)
 
     async def write_reason(self, node: str, words: str) -> None:
         await self._update(node, {"reason": words})
@@ -150,7 +150,7 @@ class SlurmRest:
         if "DRAIN" in change.get("state", ()):
             await self.programs.drain(name, change["reason"], guard=guard)
         elif "state" in change:
-            await self.programs.undrain(name)
+            await self.programs.undrain(name, guard=guard)
         else:
             await self.programs.write_reason(name, change["reason"])
 

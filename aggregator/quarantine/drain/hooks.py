@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.cluster.port import (
-    UNGUARDED,
     Guard,
     HookState,
     HookStatus,
@@ -184,6 +183,7 @@ class HookRunner:
         calls, limit = 0, self._rules.post_release_timeout
         ends_at = self._acts.clocks.now() + limit
         while True:
+            await self._acts.place()  # the next controller may have marked the node again
             left = max(1.0, ends_at - self._acts.clocks.now())
             answer = await self._in_time(hook, quarantine, left)
             if answer.result is HookResult.DONE:
@@ -202,9 +202,9 @@ class HookRunner:
         try:
             async with asyncio.timeout(left):
                 async with self._lane:
-                    # It reports a release, which is done: nothing stops that.
+                    # It reports a release, which is done: no stop prevents that.
                     values = _values("post_release", quarantine)
-                    return await hook.call(values, limit=left, guard=UNGUARDED)
+                    return await hook.call(values, limit=left, guard=self._acts.place)
         except TimeoutError:
             return HookAnswer(HookResult.FAILED, "too many hooks are at work (drain.hooks_at_once)")
 
