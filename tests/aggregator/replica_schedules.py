@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from aggregator.cluster.port import BUSY, Action
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, exemption
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from tests.aggregator.replica_simulator import DAY, Simulation
+from tests.aggregator.replica_workshop import UNTESTED
 from tests.support.replica import OPEN, SETTINGS
 
 #: The pause after it (seconds), what happens, and to which replica and node.
@@ -29,6 +31,17 @@ REPAIRING = replace(
     QUICK,
     repair=RepairSettings(
         RepairRules(mode=RepairMode.REPAIR, concurrent=2, concurrent_percent=100.0, attempts=20)
+    ),
+)
+#: The same, and each Node that is made anew has to pass a test, one after the other.
+TESTING = replace(
+    REPAIRING,
+    repair=RepairSettings(
+        replace(
+            REPAIRING.repair.rules,
+            test_pause=20.0,
+            new_nodes=NewNodeRules(taint=UNTESTED.key, concurrent=1),
+        )
     ),
 )
 #: A restart finds one of these files in place of its own.
@@ -122,7 +135,8 @@ def _node_gone(sim: Simulation, _: str, node: str) -> None:
 
 def _node_anew(sim: Simulation, _: str, node: str) -> None:
     if node in sim.world.nodes:
-        sim.world.renew_node(node, sim.agents[node].boot_id)
+        sim.world.delete_node(node)
+        sim.bring_back(node)
 
 
 def _failing(sim: Simulation, _: str, __: str) -> None:

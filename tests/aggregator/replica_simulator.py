@@ -18,8 +18,6 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     ClusterEvent,
     Guard,
-    GuardRefused,
-    GuardUnreadable,
     Phase,
     Quarantine,
     QuarantineGone,
@@ -44,18 +42,10 @@ from aggregator.leader.lease import (
 )
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
-from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.decide.repair_permission import permission_refusal
-from aggregator.quarantine.repair.protocol import (
-    AnswerState,
-    ConfiguredRepairer,
-    RepairAnswer,
-    RepairOrder,
-    RepairSettings,
-)
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.tasks import run_until_first_exit
+from tests.aggregator.replica_workshop import UNTESTED, Workshop
 from tests.support.invariants import (
     KNOWN_WITHIN,
     Watch,
@@ -80,8 +70,6 @@ READS = 2.5
 NOTICES, LONGEST = 75.0, 15.0
 #: How long until it leaves one that has not greeted it, as the agent does the first two times.
 GREETS = 15.0
-#: An order has so long until its deadline (seconds).
-ORDER_TIMEOUT = 300.0
 #: Two nodes share a rack.
 RACKS = {"n4": "7", "n5": "7"}
 #: How far apart wall clocks may be, and jump (seconds).
@@ -607,93 +595,6 @@ class Agent:
         return Snapshot((), (*faults, *self._link_faults(clock)), self.unacked)
 
 
-class Workshop:
-    """The nodes' BMCs and agents: an order is carried out later, whatever became of its sender."""
-
-    def __init__(self, sim: "Simulation") -> None:
-        self._sim = sim
-
-    def equip(self, settings: Settings, cluster: ClusterAt) -> Settings:
-        """The settings with repairers of a process with this connection."""
-        rules = settings.repair.rules
-        if rules.mode is RepairMode.OFF:
-            return settings
-        made = {
-            kind: ConfiguredRepairer(Messenger(self, cluster, sends_twice=twice), ORDER_TIMEOUT)
-            for kind, twice in (("gpu-reset", True), ("reboot", False))
-        }
-        return replace(settings, repair=RepairSettings(rules, made, ("rack",)))
-
-    def take(self, order: RepairOrder) -> RepairAnswer:
-        sim, facts = self._sim, self._sim.world.facts
-        later = sim.rng.uniform(5, 200)
-        if order.repair == "gpu-reset":
-            sim.time.after(later, lambda: self._agent_begins(order))
-        elif order.operation not in facts.under_way:
-            running = parse_record(sim.world.record.text).repairs.get(order.node)
-            domains = running.domains if running is not None else ()
-            facts.under_way[order.operation] = (order.node, domains)
-            sim.time.after(later, lambda: self._boots(order))
-        return RepairAnswer(AnswerState.TAKEN)
-
-    def _agent_begins(self, order: RepairOrder) -> None:
-        """It requests permission first, which the controller gives from a fresh read."""
-        sim, facts = self._sim, self._sim.world.facts
-        acting = [one for one in sim.hosts.values() if one.name in sim.acting()]
-        if not acting or permission_refusal(
-            sim.world.quarantines.get(order.node),
-            sim.world.nodes.get(order.node),
-            order.operation,
-            order.repair,
-            acting[0].wall(),
-        ):
-            return
-        if order.operation in facts.cancelled:
-            sim.wrong.append(
-                f"{sim.time.now:.2f} a_cancellation_ends_the_order: {order.operation} begins"
-            )
-        sim.agents[order.node].is_mended()
-
-    def _boots(self, order: RepairOrder) -> None:
-        """A BMC has no such question."""
-        sim = self._sim
-        del sim.world.facts.under_way[order.operation]
-        node = sim.world.nodes.get(order.node)
-        if node is not None and node.uid == order.node_uid:
-            sim.agents[order.node].boots()
-            sim.world.set_node(replace(node, boot_id=sim.agents[order.node].boot_id))
-
-
-class Messenger:
-    """One process's way to the workshop: a `Repairer`."""
-
-    def __init__(self, workshop: Workshop, cluster: ClusterAt, *, sends_twice: bool) -> None:
-        self.sends_twice = sends_twice
-        self._workshop, self._cluster = workshop, cluster
-
-    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
-        effect = self._cluster.act(
-            "repair",
-            order.node,
-            lambda: self._workshop.take(order),
-            order=order,
-            repeatable=self.sends_twice,
-        )
-        try:
-            return await self._cluster._call("repair", effect, guard)
-        except GuardRefused as refused:
-            return RepairAnswer(AnswerState.NOT_SENT, str(refused))
-        except Unreachable as error:
-            unsent = isinstance(error, GuardUnreadable)
-            return RepairAnswer(AnswerState.NOT_SENT if unsent else AnswerState.UNSURE, str(error))
-
-    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
-        return RepairAnswer(AnswerState.TAKEN)
-
-    async def cancel(self, order: RepairOrder) -> bool:
-        return False
-
-
 class Simulation:
     """Some replicas, some nodes. ``wrong`` has the forbidden states that were seen."""
 
@@ -728,8 +629,10 @@ class Simulation:
         """The kubelets end the evicted pods, and the job's next pod runs where it may."""
         self.world.kubelets_finish()
         for name, node in self.world.nodes.items():
-            if not node.unschedulable and not any(
-                k.startswith(f"{name}/") for k in self.world.pods
+            if (
+                not node.unschedulable
+                and UNTESTED not in node.taints
+                and not any(k.startswith(f"{name}/") for k in self.world.pods)
             ):
                 self._jobs += 1
                 self.world.add_pod(name, f"job-{self._jobs}-{name}")
@@ -751,6 +654,7 @@ class Simulation:
         for name, node in self.world.nodes.items():
             if is_marked(node) and name not in self.world.quarantines:
                 self.wrong.append(f"{where}: {name} is marked, and has no quarantine")
+        self.wrong += [f"{where}: {one}" for one in self.workshop.untested_without_taint()]
         # A replica that starts where a person has just deleted the Lease knows of no holder.
         if self.time.now - self.board.deleted_at > TIMES.lease_duration:
             self.wrong += [f"{where}: {one}" for one in at_most_one_may_act(self.acting())]
@@ -773,8 +677,9 @@ class Simulation:
 
     def bring_back(self, name: str) -> None:
         """A Node of the machine is created again."""
-        uid, labels = f"uid-{self.world.tick()}-{name}", self.labels_of(name)
-        self.world.add_node(name, uid=uid, boot_id=self.agents[name].boot_id, labels=labels)
+        more = {"labels": self.labels_of(name), "boot_id": self.agents[name].boot_id}
+        taints = (UNTESTED,) if self._usual.repair.new_nodes.taint else ()
+        self.world.add_node(name, uid=f"uid-{self.world.tick()}-{name}", taints=taints, **more)
 
     @staticmethod
     def labels_of(name: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from tests.aggregator.replica_schedules import (
     PAUSES,
     QUICK,
     REPAIRING,
+    TESTING,
     TIGHT,
     Event,
     play,
@@ -43,7 +44,7 @@ EVENTS = st.tuples(
 @given(
     st.integers(0, 2**32),
     st.lists(EVENTS, min_size=4, max_size=25),
-    st.sampled_from((REPAIRING, QUICK, TIGHT)),
+    st.sampled_from((REPAIRING, QUICK, TIGHT, TESTING)),
 )
 @settings(
     max_examples=SCHEDULES,
