@@ -12,7 +12,7 @@ from release.tree import ROOT
 
 _HEAD = """# Fields of the Quarantine and the Operation
 Made from `deploy/kubernetes/crd.yaml` by `make docs-reference`. [release.md](../release.md)
-says what people may edit, [fences.md](../fences.md) what each phase and condition means.
+explains what people may edit, [fences.md](../fences.md) each phase and condition.
 """
 
 

@@ -44,7 +44,7 @@ ROWS: list[tuple[str, str, str, float, bool]] = [
     ("first_paint_ms", "first contentful paint, median of five", "ms", 1000, False),
     ("scroll_fps", "frames a second while the page scrolls", "", 55, True),
     ("update_bytes_per_change", "bytes that a change sends to an open page", "", 500, False),
-    ("stream_clients", "open event streams that all hear of a change", "", 500, True),
+    ("stream_clients", "open event streams that all receive a change", "", 500, True),
     ("stream_last_ms", "until the last of them has heard", "ms", 0, False),
     ("alerts_lost", "alerts that a failing receiver never got, of 10,000", "", 0, False),
     ("alert_messages_rack", "messages to a chat when a rack of 64 dies", "", 2, False),

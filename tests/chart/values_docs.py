@@ -26,7 +26,7 @@ installs all of sickbay in mode observe, and can be repeated, also after a failu
 on the release's name, because a cluster has one sickbay; a second release is refused, also under
 another `fullnameOverride`.
 
-A value can't be null, except where its type says so: leave it out for its default. In
+A value can't be null, except where its type has null: leave it out for its default. In
 `aggregator.config` and `agent.config` a null is as a key that is left out; in `resources` it takes
 an amount away.
 

@@ -5,13 +5,16 @@ left out; a|b is a choice; two blanks or a # end a command in a block.
 """
 
 import itertools
+import json
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from aggregator.cli import command_line
@@ -32,6 +35,7 @@ from tests.support.yaml_documents import read_yaml
 
 #: Made by `make docs-reference` from these parsers.
 WRITTEN = sorted(name for name in PAGES if "reference" not in name.parts)
+CHART = ROOT / "deploy" / "helm" / "sickbay"
 PROGRAMS = {
     "sickbay": lambda: command_line.parser_for("sickbay", {}),
     "sickbay-agent": arguments.parser,
@@ -160,8 +164,6 @@ OTHERS = {
     "replicas",
     "scrape_configs",
     "tolerations",
-    "aggregator",  # values of the Helm chart
-    "agent",
     "project",
 }
 CONFIGURATIONS = [one for one in examples() if one.block in ("yaml", "toml")]
@@ -185,6 +187,21 @@ def check_aggregator(text: str, folder: Path) -> None:
         # An example of one section lacks what another one has to give.
         rest = [one for one in error.problems if one.section in data]
         assert not rest, "\n".join(map(str, rest))
+
+
+def check_values(text: str, folder: Path) -> None:
+    """By the chart's schema, over the chart's defaults."""
+    values = merged(read_yaml((CHART / "values.yaml").read_text("utf-8")), read_yaml(text))
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    errors = jsonschema.Draft7Validator(schema).iter_errors(values)
+    assert not [f"{error.json_path}: {error.message}" for error in errors]
+
+
+def merged(one: Any, other: Any) -> Any:
+    """As Helm merges values."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return other
+    return {**one, **{key: merged(one.get(key), value) for key, value in other.items()}}
 
 
 def check_policy(text: str, folder: Path) -> None:
@@ -218,6 +235,8 @@ def loader(block: str, keys: set[str]) -> Callable[[str, Path], None] | None:
         if "step" in keys:
             return check_profile
         return check_agent
+    if keys <= {"aggregator", "agent"}:
+        return check_values
     if keys == {"rules"}:
         return check_policy
     assert keys <= set(aggregator_settings.Config.model_fields), keys
@@ -252,6 +271,8 @@ def test_a_wrong_key_of_each_kind_of_file_is_found(tmp_path: Path) -> None:
         check_policy("rules: [{name: gpu-fatal, actoin: cordon}]\n", tmp_path)
     with pytest.raises(Exception, match="gpu"):
         check_agent("[expect]\ngpu = 8\n", tmp_path)
+    with pytest.raises(AssertionError, match=r"\$.aggregator.config.limits: .*concurent"):
+        check_values("aggregator: {config: {limits: {concurent: 5}}}\n", tmp_path)
     with pytest.raises(AssertionError):
         loader("yaml", {"limit"})
 

@@ -1,6 +1,6 @@
 {{/*
-Refuses an install that could not work, and says what to do instead. `lookup` finds nothing without
-a cluster (helm template), so that only what the values say is checked there.
+Refuses an install that could not work, and names the remedy. `lookup` finds nothing without
+a cluster (helm template), so that only the values are checked there.
 */}}
 {{- define "sickbay.checks" -}}
 {{- if semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version -}}
