@@ -1,60 +1,60 @@
-"""Metric families with their values, in one call each."""
+"""Metric families with their values. metrics.yaml has their types, labels and meanings."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
+from prometheus_client.metrics_core import Metric
 
+from aggregator.policy.shipped_yaml import read_shipped
 from aggregator.runtime.histogram import Histogram
 
-#: The value of a family's one label, or those of its labels.
-Labels = str | tuple[str, ...]
+#: Of a family without labels; else by the value of its one label, or by those of its labels.
+Values = float | Histogram | Mapping[Any, float] | Mapping[Any, Histogram]
 
-_FamilyT = TypeVar("_FamilyT", GaugeMetricFamily, CounterMetricFamily)
-_LabelsT = TypeVar("_LabelsT", bound=tuple[str, ...])
-
-
-def gauge(
-    name: str, text: str, labels: list[str], values: Mapping[Labels, float]
-) -> GaugeMetricFamily:
-    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+_TYPES: Mapping[str, type[GaugeMetricFamily] | type[CounterMetricFamily]] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+}
 
 
-def counter(
-    name: str, text: str, labels: list[str], values: Mapping[Labels, float]
-) -> CounterMetricFamily:
-    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+def families_of(values: Mapping[str, Values]) -> Iterator[Metric]:
+    """The families by their names in metrics.yaml."""
+    for name, found in values.items():
+        yield family_of(name, found)
 
 
-def _filled(family: _FamilyT, values: Mapping[Labels, float]) -> _FamilyT:
-    for of, value in values.items():
-        family.add_metric([of] if isinstance(of, str) else of, value)
+def family_of(name: str, values: Values) -> Metric:
+    """One family."""
+    of_it = declared()[name]
+    text, labels = of_it["help"], of_it.get("labels", [])
+    given: Mapping[Any, Any] = values if isinstance(values, Mapping) else {(): values}
+    by_labels = {(of,) if isinstance(of, str) else of: value for of, value in given.items()}
+    if of_it["type"] == "histogram":
+        histogram = HistogramMetricFamily(name, text, labels=labels)
+        for of, found in sorted(by_labels.items()):
+            buckets = [(_le(bound), count) for bound, count in found.cumulative()]
+            histogram.add_metric(of, buckets, found.total)
+        return histogram
+    family = _TYPES[of_it["type"]](name, text, labels=labels)
+    for of, value in by_labels.items():
+        family.add_metric(of, float(value))
     return family
 
 
-def single_gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    """A gauge without labels."""
-    return GaugeMetricFamily(name, text, value=float(value))
-
-
-def single_counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    """A counter without labels."""
-    return CounterMetricFamily(name, text, value=float(value))
-
-
-def histogram(
-    name: str, text: str, labels: list[str], values: Mapping[_LabelsT, Histogram]
-) -> HistogramMetricFamily:
-    """``values`` are the histograms by the values of their labels."""
-    family = HistogramMetricFamily(name, text, labels=labels)
-    for of, found in sorted(values.items()):
-        buckets = [(_le(bound), count) for bound, count in found.cumulative()]
-        family.add_metric(list(of), buckets, found.total)
-    return family
+@cache
+def declared() -> Mapping[str, Mapping[str, Any]]:
+    """The content of metrics.yaml."""
+    found: Mapping[str, Mapping[str, Any]] = read_shipped(
+        (files("aggregator.web") / "metrics.yaml").read_text("utf-8")
+    )
+    return found
 
 
 def _le(bound: float) -> str:

@@ -39,6 +39,7 @@ from aggregator.quarantine.state import gpus
 from aggregator.relay import auth
 from aggregator.web import action_endpoints, forwarded_client, same_origin
 from aggregator.web.api import ENDPOINTS
+from aggregator.web.metric_families import declared
 from aggregator.web.person_actions import ACTIONS
 from nodeagent import cli as agent_cli
 from nodeagent.checks import custom_plugin
@@ -191,25 +192,10 @@ def kubernetes_events() -> Iterator[str]:
 
 def aggregator_metrics() -> dict[str, str]:
     """Families by name, with their type. The client library appends ``_total`` to a counter."""
-    web = ROOT / "aggregator" / "web"
-    text = "".join(
-        (web / name).read_text()
-        for name in (
-            "metrics.py",
-            "gateway_metrics.py",
-            "pool_metrics.py",
-            "repair_metrics.py",
-            "stage_metrics.py",
-        )
-    )
-    several = re.findall(r'\(\s*"(\w+)",[\s(]*(?:"[^"]+"[\s)]*)+,\s*"reason",\s*stats\.', text)
-    found = {}
-    for how, name in re.findall(r'(gauge|counter|histogram)\(\s*f?"(sickbay_[a-z_{}]+)"', text):
-        counts = how == "counter"
-        for each in several if "{name}" in name else [""]:
-            whole = name.replace("{name}", each) + ("_total" if counts else "")
-            found[whole] = how
-    return found
+    return {
+        f"{name}_total" if of["type"] == "counter" else name: of["type"]
+        for name, of in declared().items()
+    }
 
 
 def agent_metrics() -> dict[str, str]:

@@ -43,6 +43,7 @@ from aggregator.health.model import (
 )
 from aggregator.health.node import NodeHealth
 from aggregator.ingest.stats import IngestStats
+from aggregator.jobs.recorder import JobCounts
 from aggregator.policy.evaluate import Evidence, Incident, incident_id
 from aggregator.policy.lemons import Lemon
 from aggregator.quarantine.decide.common_cause import CommonCause
@@ -559,6 +560,7 @@ async def serving(
             alert_trouble=lambda: "; ".join(untold),
             alerts=lambda: alerts or AlertOverview(),
             history=HistoryCounts(),
+            jobs=JobCounts(),
         ),
         clocks=clocks,
         version=version,

@@ -9,7 +9,8 @@ from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.recorder import JobCounts
 from aggregator.web.cost_chart import day_chart, days_of, group_chart, groups_of
-from aggregator.web.job_metrics import job_metrics
+from aggregator.web.job_metrics import job_values
+from aggregator.web.metric_families import families_of
 from tests.unit.test_job_report import record, transition_of
 from tests.web.cli import in_process
 from tests.web.support import NIGHT, Hands, ListHistory, Served, serving, small_fleet
@@ -140,7 +141,7 @@ async def test_the_commands_print_tables_json_and_csv(served: Served) -> None:
 def test_the_metrics_have_a_family_for_each_label_and_no_tenants_text() -> None:
     counts = JobCounts(unattributed=3)
     counts.stopped["jobset"] = 2
-    found = {metric.name: metric for metric in job_metrics(counts)}
+    found = {metric.name: metric for metric in families_of(job_values(counts))}
     stopped = {one.labels["family"]: one.value for one in found["sickbay_jobs_stopped"].samples}
     assert stopped["jobset"] == 2
     assert len(stopped) < 30
