@@ -1,11 +1,12 @@
 """The JSON API: each endpoint declared once, for its route and for the OpenAPI document alike."""
 
 import difflib
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from aiohttp import web
@@ -36,30 +37,41 @@ class NotThere(Exception):
         self.hint = hint
 
 
-#: Of the path, and of the query.
-Parts = Mapping[str, str]
+#: Of the query and of the path's braces, by name.
 Values = Mapping[str, Any]
-Answer = Callable[[FleetQueries, Parts, Values], Awaitable[models.Shape]]
+Answer = Callable[[FleetQueries, Values], Awaitable[models.Shape]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One GET. ``answer`` is given the path's parts and the query's values.
-
-    ``parts`` describes the path's parts in braces.
-    """
+    """One GET. ``answer`` is given the query's values, and those of the path's braces."""
 
     path: str
     summary: str
     shape: type[models.Shape]
     answer: Answer
-    params: tuple[Param, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=dict)
+    params: tuple[Param, ...]
 
     async def handle(self, queries: FleetQueries, request: web.Request) -> web.Response:
         """Read the query, answer. Raises BadQuery and NotThere."""
         values = read_query(self.params, request.query)
-        return respond(await self.answer(queries, request.match_info, values), request)
+        return respond(await self.answer(queries, {**values, **request.match_info}), request)
+
+
+#: In the order of the documentation.
+ENDPOINTS: list[Endpoint] = []
+
+
+def _get(path: str, *params: Param) -> Callable[[Answer], Answer]:
+    """Declare an endpoint: its text is the function's docstring, its shape what that returns."""
+
+    def declare(answer: Answer) -> Answer:
+        summary = " ".join((inspect.getdoc(answer) or "").split())
+        shape = get_type_hints(answer)["return"]
+        ENDPOINTS.append(Endpoint(path, summary, shape, answer, params))
+        return answer
+
+    return declare
 
 
 def respond(
@@ -117,24 +129,69 @@ async def page_of_nodes(
     return await node_table.page_of_nodes(queries, queries.row_cache, snapshot, values)
 
 
-async def _fleet(queries: FleetQueries, _: Parts, __: Values) -> models.Fleet:
+def _limit(default: int, most: int = MOST) -> Param:
+    return Param("limit", Form.WHOLE, "Rows at most.", default, most)
+
+
+NODES = (
+    *node_table.FILTERS,
+    node_table.SORT,
+    Param("after", Form.TEXT, "Begin after this name: the `next` of the page before.", ""),
+    _limit(PAGE),
+)
+MAP_BLOCKS = Param(
+    "blocks",
+    Form.TEXT,
+    "The label that divides the map; `none` for one block. Default: a rack's, else a pool's.",
+    "",
+)
+
+
+@_get("/api/v1/fleet")
+async def _fleet(queries: FleetQueries, _: Values) -> models.Fleet:
+    """The fleet in numbers: states, limits, switches."""
     return queries.fleet_summary(await queries.current_snapshot())
 
 
-async def _nodes(queries: FleetQueries, _: Parts, values: Values) -> models.NodePage:
+@_get("/api/v1/nodes", *NODES)
+async def _nodes(queries: FleetQueries, values: Values) -> models.NodePage:
+    """Nodes, filtered and sorted, page by page."""
     return await page_of_nodes(queries, await queries.current_snapshot(), values)
 
 
-async def _groups(queries: FleetQueries, _: Parts, values: Values) -> models.NodeGroupList:
+@_get(
+    "/api/v1/groups",
+    Param("key", Form.TEXT, "The label's key, such as topology.kubernetes.io/rack.", ""),
+    *node_table.FILTERS,
+    node_table.GROUP_SORT,
+)
+async def _groups(queries: FleetQueries, values: Values) -> models.NodeGroupList:
+    """Nodes by the value of a label, and how many of each have which state."""
     snapshot = await queries.current_snapshot()
     return await node_table.groups_of(queries, queries.row_cache, snapshot, values)
 
 
-async def _node(queries: FleetQueries, parts: Parts, _: Values) -> models.Node:
-    return await story_or_none_such(queries, parts["name"])
+@_get("/api/v1/nodes/{name}")
+async def _node(queries: FleetQueries, values: Values) -> models.Node:
+    """One node's story: evidence, incidents, quarantine, timeline."""
+    return await story_or_none_such(queries, values["name"])
 
 
-async def _quarantines(queries: FleetQueries, _: Parts, __: Values) -> models.QuarantineList:
+@_get("/api/v1/trend")
+async def _trend(queries: FleetQueries, _: Values) -> models.Trend:
+    """How many nodes were well, held, in quarantine and drained over the last day."""
+    trend = queries.trend
+    points = trend.points(queries.snapshots.moment().wall)
+    return models.Trend(
+        points=[models.shape_of(models.TrendPoint, one) for one in points],
+        own_since=wall_time(trend.own_since or 0.0),
+        trouble=trend.trouble,
+    )
+
+
+@_get("/api/v1/quarantines")
+async def _quarantines(queries: FleetQueries, _: Values) -> models.QuarantineList:
+    """Every quarantine, those that need a person first."""
     found = (await queries.current_snapshot()).found
     return models.QuarantineList(
         items=list(found.quarantines),
@@ -144,39 +201,27 @@ async def _quarantines(queries: FleetQueries, _: Parts, __: Values) -> models.Qu
     )
 
 
-async def _incidents(queries: FleetQueries, _: Parts, values: Values) -> models.IncidentPage:
+@_get("/api/v1/incidents", _limit(PAGE, 10_000))
+async def _incidents(queries: FleetQueries, values: Values) -> models.IncidentPage:
+    """Open incidents, the strongest first."""
     found = (await queries.current_snapshot()).found.incidents
     return models.IncidentPage(items=list(found[: values["limit"]]), total=len(found))
 
 
-async def _replicas(queries: FleetQueries, _: Parts, __: Values) -> models.ReplicaList:
-    found = (await queries.current_snapshot()).found
-    return models.ReplicaList(
-        items=list(found.replicas),
-        total=len(found.replicas),
-        lease_lost=found.lease_lost,
-    )
-
-
-async def _alerts(queries: FleetQueries, _: Parts, __: Values) -> models.AlertList:
-    found = queries.alerts()
-    return models.AlertList(
-        items=[models.shape_of(models.AlertRoute, route) for route in found.routes],
-        total=len(found.routes),
-        dead_letters=[models.shape_of(models.DeadLetter, one) for one in found.dead],
-    )
-
-
-async def _lemons(queries: FleetQueries, _: Parts, __: Values) -> models.LemonList:
-    found = queries.lemons()
-    return models.LemonList(
-        items=found,
-        total=len(found),
-        trouble=queries.fleet.lemons_trouble,
-    )
-
-
-async def _transitions(queries: FleetQueries, _: Parts, values: Values) -> models.EventPage:
+@_get(
+    "/api/v1/transitions",
+    Param("node", Form.TEXT, "Only entries about this node.", ""),
+    Param("since", Form.TIME, "Only from then on: seconds since the epoch, or RFC 3339.", 0.0),
+    Param(
+        "until",
+        Form.TIME,
+        "Only up to then: the `at` of the last item requests what was before it.",
+        math.inf,
+    ),
+    _limit(TIMELINE),
+)
+async def _transitions(queries: FleetQueries, values: Values) -> models.EventPage:
+    """Transitions, newest first."""
     until = values["until"] + 0.001  # an `at` is rounded to the millisecond, up or down
     if until < values["since"]:
         raise BadQuery(
@@ -188,135 +233,42 @@ async def _transitions(queries: FleetQueries, _: Parts, values: Values) -> model
     )
 
 
-async def _trend(queries: FleetQueries, _: Parts, __: Values) -> models.Trend:
-    trend = queries.trend
-    return models.Trend(
-        points=[
-            models.shape_of(models.TrendPoint, one)
-            for one in trend.points(queries.snapshots.moment().wall)
-        ],
-        own_since=wall_time(trend.own_since or 0.0),
-        trouble=trend.trouble,
+@_get("/api/v1/report", *JOB_PARAMS)
+async def _report(queries: FleetQueries, values: Values) -> JobReport:
+    """What faults cost jobs: GPU hours lost, by job, team, code, node or pool."""
+    return await job_report(queries, values)
+
+
+@_get("/api/v1/lemons")
+async def _lemons(queries: FleetQueries, _: Values) -> models.LemonList:
+    """Nodes that come back again and again, the worst first."""
+    found = queries.lemons()
+    return models.LemonList(items=found, total=len(found), trouble=queries.fleet.lemons_trouble)
+
+
+@_get("/api/v1/alerts")
+async def _alerts(queries: FleetQueries, _: Values) -> models.AlertList:
+    """Where alerts go, what waits, and deliveries that were given up, of this replica."""
+    found = queries.alerts()
+    return models.AlertList(
+        items=[models.shape_of(models.AlertRoute, route) for route in found.routes],
+        total=len(found.routes),
+        dead_letters=[models.shape_of(models.DeadLetter, one) for one in found.dead],
     )
 
 
-async def _map(queries: FleetQueries, _: Parts, values: Values) -> models.Map:
+@_get("/api/v1/replicas")
+async def _replicas(queries: FleetQueries, _: Values) -> models.ReplicaList:
+    """The aggregator's replicas, the controller first; empty where one is alone."""
+    found = (await queries.current_snapshot()).found
+    return models.ReplicaList(
+        items=list(found.replicas), total=len(found.replicas), lease_lost=found.lease_lost
+    )
+
+
+@_get("/api/v1/map", MAP_BLOCKS)
+async def _map(queries: FleetQueries, values: Values) -> models.Map:
+    """Every node in one letter, for drawing."""
     snapshot = await queries.current_snapshot()
     layout = queries.map_layout(snapshot, values["blocks"])
     return map_view.map_model(layout, snapshot.found, snapshot.revision)
-
-
-def _limit(default: int, most: int = MOST) -> Param:
-    return Param("limit", Form.WHOLE, "Rows at most.", default, most)
-
-
-NODES = (
-    *node_table.FILTERS,
-    node_table.SORT,
-    Param("after", Form.TEXT, "Begin after this name: the `next` of the page before.", ""),
-    _limit(PAGE),
-)
-GROUPS = (
-    Param("key", Form.TEXT, "The label's key, such as topology.kubernetes.io/rack.", ""),
-    *node_table.FILTERS,
-    node_table.GROUP_SORT,
-)
-
-MAP_BLOCKS = Param(
-    "blocks",
-    Form.TEXT,
-    "The label that divides the map; `none` for one block. Default: a rack's, else a pool's.",
-    "",
-)
-
-ENDPOINTS = (
-    Endpoint(
-        "/api/v1/fleet", "The fleet in numbers: states, limits, switches.", models.Fleet, _fleet
-    ),
-    Endpoint(
-        "/api/v1/nodes", "Nodes, filtered and sorted, page by page.", models.NodePage, _nodes, NODES
-    ),
-    Endpoint(
-        "/api/v1/groups",
-        "Nodes by the value of a label, and how many of each have which state.",
-        models.NodeGroupList,
-        _groups,
-        GROUPS,
-    ),
-    Endpoint(
-        "/api/v1/nodes/{name}",
-        "One node's story: evidence, incidents, quarantine, timeline.",
-        models.Node,
-        _node,
-        parts={"name": "The node's name."},
-    ),
-    Endpoint(
-        "/api/v1/trend",
-        "How many nodes were well, held, in quarantine and drained over the last day.",
-        models.Trend,
-        _trend,
-    ),
-    Endpoint(
-        "/api/v1/quarantines",
-        "Every quarantine, those that need a person first.",
-        models.QuarantineList,
-        _quarantines,
-    ),
-    Endpoint(
-        "/api/v1/incidents",
-        "Open incidents, the strongest first.",
-        models.IncidentPage,
-        _incidents,
-        (_limit(PAGE, 10_000),),
-    ),
-    Endpoint(
-        "/api/v1/transitions",
-        "Transitions, newest first.",
-        models.EventPage,
-        _transitions,
-        (
-            Param("node", Form.TEXT, "Only entries about this node.", ""),
-            Param(
-                "since",
-                Form.TIME,
-                "Only from then on: seconds since the epoch, or RFC 3339.",
-                0.0,
-            ),
-            Param(
-                "until",
-                Form.TIME,
-                "Only up to then: the `at` of the last item requests what was before it.",
-                math.inf,
-            ),
-            _limit(TIMELINE),
-        ),
-    ),
-    Endpoint(
-        "/api/v1/report",
-        "What faults cost jobs: GPU hours lost, by job, team, code, node or pool.",
-        JobReport,
-        job_report,
-        JOB_PARAMS,
-    ),
-    Endpoint(
-        "/api/v1/lemons",
-        "Nodes that come back again and again, the worst first.",
-        models.LemonList,
-        _lemons,
-    ),
-    Endpoint(
-        "/api/v1/alerts",
-        "Where alerts go, what waits, and deliveries that were given up, of this replica.",
-        models.AlertList,
-        _alerts,
-    ),
-    Endpoint(
-        "/api/v1/replicas",
-        "The aggregator's replicas, the controller first; empty where one is alone.",
-        models.ReplicaList,
-        _replicas,
-    ),
-    Endpoint(
-        "/api/v1/map", "Every node in one letter, for drawing.", models.Map, _map, (MAP_BLOCKS,)
-    ),
-)

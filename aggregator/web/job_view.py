@@ -39,9 +39,7 @@ PARAMS = (
 )
 
 
-async def job_report(
-    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
-) -> JobReport:
+async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobReport:
     """The report. Raises BadQuery."""
     now = queries.snapshots.moment().wall
     until = values["until"] if values["until"] >= 0 else now

@@ -1,6 +1,7 @@
 """The OpenAPI 3.1 document, made from the endpoints and models that serve the answers."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from aggregator.web.person_actions import (
 from aggregator.web.query_params import Form, Param
 
 _REF = "#/components/schemas/{name}"
+_TEXT = {"type": "string"}
 STREAM_PARAMS = (
     Param("node", Form.TEXT, "Only entries about this node.", ""),
     Param("brief", Form.TEXT, "1: one event `changed` instead of all news.", ""),
@@ -63,24 +65,16 @@ def document(version: str) -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    responses = {"200": _json(endpoint.summary, _ref(endpoint.shape)), "400": _problem("query")}
-    if endpoint.parts:
-        responses["404"] = _problem("name")
-    parts = [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": text,
-            "schema": {"type": "string"},
-        }
-        for name, text in endpoint.parts.items()
-    ]
+    of_node = [_parameter("name", "path", "The node's name.")] * ("{name}" in endpoint.path)
     return {
         "operationId": _ident(endpoint.path),
         "summary": endpoint.summary,
-        "parameters": parts + [_param(param) for param in endpoint.params],
-        "responses": responses,
+        "parameters": [*of_node, *map(_param, endpoint.params)],
+        "responses": {
+            "200": _json(endpoint.summary, _ref(endpoint.shape)),
+            "400": _problem("query"),
+            **({"404": _problem("name")} if of_node else {}),
+        },
     }
 
 
@@ -88,19 +82,12 @@ def _reader() -> dict[str, Any]:
     return {
         "operationId": "access",
         "summary": "The reader, and the actions that they may request.",
-        "parameters": [_param(Param("node", Form.TEXT, "The actions on this node.", ""))],
+        "parameters": [_parameter("node", "query", "The actions on this node.")],
         "responses": {"200": _json("The reader.", _ref(PageReader))},
     }
 
 
 def _action(action: PersonAction) -> dict[str, Any]:
-    node = {
-        "name": "name",
-        "in": "path",
-        "required": True,
-        "description": "The node's name.",
-        "schema": {"type": "string"},
-    }
     answers = {
         "400": "body",
         "401": "identity is missing or invalid, and the request",
@@ -114,8 +101,8 @@ def _action(action: PersonAction) -> dict[str, Any]:
     return {
         "operationId": action.name,
         "summary": action.summary,
-        "parameters": [node] if action.of_node else [],
-        "requestBody": {"required": True, **_body(_ref(ActionRequest))},
+        "parameters": [_parameter("name", "path", "The node's name.")] * action.of_node,
+        "requestBody": {"required": True, **_content(_ref(ActionRequest))},
         "responses": {
             "200": _json("It is requested.", _ref(ActionAnswer)),
             **{code: _problem(what) for code, what in answers.items()},
@@ -123,36 +110,22 @@ def _action(action: PersonAction) -> dict[str, Any]:
     }
 
 
-def _body(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": schema}}}
-
-
 def _stream() -> dict[str, Any]:
     events = "; ".join(f"`{name}`: {shape.__name__}" for name, shape in STREAM_EVENTS.items())
-    last = {
-        "name": "Last-Event-ID",
-        "in": "header",
-        "description": "The id of the last event that you had; later events are sent first.",
-        "schema": {"type": "string"},
-    }
+    last = "The id of the last event that you had; later events are sent first."
+    shapes = {name: _ref(shape) for name, shape in STREAM_EVENTS.items()}
     return {
         "operationId": "stream",
         "summary": "Transitions as they happen (server-sent events).",
         "description": f"The data of each event is JSON. Events and their shapes: {events}.",
-        "parameters": [*(_param(param) for param in STREAM_PARAMS), last],
+        "parameters": [
+            *map(_param, STREAM_PARAMS),
+            _parameter("Last-Event-ID", "header", last),
+        ],
         "responses": {
             "200": {
                 "description": "Events, for as long as you listen.",
-                "content": {
-                    "text/event-stream": {
-                        "schema": {
-                            "type": "string",
-                            "x-events": {
-                                name: _ref(shape) for name, shape in STREAM_EVENTS.items()
-                            },
-                        }
-                    }
-                },
+                **_content({"type": "string", "x-events": shapes}, "text/event-stream"),
             },
             "400": _problem("query"),
             "503": _problem("moment: too many streams are open. The"),
@@ -161,12 +134,14 @@ def _stream() -> dict[str, Any]:
 
 
 def _param(param: Param) -> dict[str, Any]:
-    return {
-        "name": param.name,
-        "in": "query",
-        "description": param.text,
-        "schema": param.schema(),
-    }
+    return _parameter(param.name, "query", param.text, param.schema())
+
+
+def _parameter(
+    name: str, where: str, text: str, schema: Mapping[str, Any] = _TEXT
+) -> dict[str, Any]:
+    required = {"required": True} if where == "path" else {}
+    return {"name": name, "in": where, **required, "description": text, "schema": schema}
 
 
 def _ref(shape: type[msgspec.Struct]) -> dict[str, str]:
@@ -174,7 +149,11 @@ def _ref(shape: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
+    return {"description": text, **_content(schema)}
+
+
+def _content(schema: dict[str, Any], kind: str = "application/json") -> dict[str, Any]:
+    return {"content": {kind: {"schema": schema}}}
 
 
 def _problem(what: str) -> dict[str, Any]:

@@ -202,8 +202,8 @@ class Pages:
         return self._page(
             "fleet.html",
             values,
-            snapshot=snapshot,
-            fleet=self._queries.fleet_summary(snapshot),
+            snapshot,
+            is_shared=True,
             cases=cases.by_state(equal_rows.equal_cases(chosen)),
             params=values,
             rows=rows,
@@ -261,8 +261,8 @@ class Pages:
         return self._page(
             "nodes.html",
             values,
-            snapshot=snapshot,
-            fleet=self._queries.fleet_summary(snapshot),
+            snapshot,
+            is_shared=True,
             page=page,
             groups=groups,
             params=values,
@@ -276,24 +276,17 @@ class Pages:
 
     async def node(self, request: web.Request) -> web.Response:
         """One node's details."""
-        values = read_query((_FRAGMENT, _BASE), request.query)
-        story = await story_or_none_such(self._queries, request.match_info["name"])
-        snapshot = await self._queries.current_snapshot()
-        return self._page(
-            "node.html",
-            values,
-            fleet=self._queries.fleet_summary(snapshot),
-            node=story,
-        )
+        return await self._about_node("node.html", request)
 
     async def quarantine(self, request: web.Request) -> web.Response:
         """The quarantine of a node; states it where the node has none now."""
+        return await self._about_node("quarantine.html", request)
+
+    async def _about_node(self, template: str, request: web.Request) -> web.Response:
         values = read_query((_FRAGMENT, _BASE), request.query)
-        story = await story_or_none_such(self._queries, request.match_info["node"])
-        snapshot = await self._queries.current_snapshot()
-        return self._page(
-            "quarantine.html", values, fleet=self._queries.fleet_summary(snapshot), node=story
-        )
+        [name] = request.match_info.values()
+        story = await story_or_none_such(self._queries, name)
+        return self._page(template, values, await self._queries.current_snapshot(), node=story)
 
     async def incident(self, request: web.Request) -> web.Response:
         """One incident, open or closed, with its events."""
@@ -315,7 +308,7 @@ class Pages:
         return self._page(
             "incident.html",
             values,
-            fleet=self._queries.fleet_summary(snapshot),
+            snapshot,
             id=id_,
             of=name,
             node=node,
@@ -330,12 +323,12 @@ class Pages:
         values = read_query((*_JOBS, _FRAGMENT, _BASE), request.query)
         until = self._queries.snapshots.moment().wall
         params = {**values, "since": until - values["days"] * 86400.0, "until": until}
-        report = await job_view.job_report(self._queries, {}, {**params, "limit": _JOB_ROWS})
+        report = await job_view.job_report(self._queries, {**params, "limit": _JOB_ROWS})
         snapshot = await self._queries.current_snapshot()
         return self._page(
             "jobs.html",
             values,
-            fleet=self._queries.fleet_summary(snapshot),
+            snapshot,
             report=report,
             params=values,
             groups=GROUPS,
@@ -344,9 +337,8 @@ class Pages:
 
     def trouble(self, status: int, error: str, hint: str) -> web.Response:
         """The error of a request, as a page."""
-        return self._page(
-            "trouble.html", {"fragment": "", "base": ""}, status, error=error, hint=hint
-        )
+        values = {"fragment": "", "base": ""}
+        return self._page("trouble.html", values, status=status, error=error, hint=hint)
 
     def log_in(
         self,
@@ -380,21 +372,24 @@ class Pages:
         self,
         name: str,
         values: Mapping[str, Any],
-        status: int = 200,
-        *,
         snapshot: FleetSnapshot | None = None,
+        *,
+        is_shared: bool = False,
+        status: int = 200,
         **context: Any,
     ) -> web.Response:
-        """Render it. The text follows from ``values``, from ``snapshot`` if that is given, and from
-        the transitions: then it serves all requests for the same.
+        """Render it. ``is_shared``: the text follows from ``values``, ``snapshot`` and the
+        transitions alone, so that it serves all requests for the same.
         """
+        if snapshot is not None:
+            context["fleet"] = self._queries.fleet_summary(snapshot)
         moment = self._queries.snapshots.moment()
         now: dt.datetime = moment.when(moment.now)
         text = self._jinja.get_template(name).render(
             now=now, bare=bool(values["fragment"]), version=self._queries.version, **context
         )
         tag = self._deltas.remember(text) if values["fragment"] else ""
-        if snapshot is not None and tag:
+        if is_shared and snapshot is not None and tag:
             self._texts[_key(name, values)] = _Text(snapshot, self._queries.feed.latest, text, tag)
             if len(self._texts) > _MOST_TEXTS:
                 self._texts.popitem(last=False)
