@@ -12,7 +12,7 @@ from aggregator.cli.errors import UsageError
 from aggregator.cli.output import Answer, print_answer
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import open_source
-from aggregator.cli.text_table import clean, clock, table
+from aggregator.cli.text_table import Cell, clean, clock, listed
 
 #: The keys of the sums: as in `aggregator.jobs.report`, whose import takes half a second.
 GROUPS = ("job", "team", "code", "node", "pool")
@@ -80,42 +80,33 @@ def _jobs(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "no fault hit a job in that time"
         return
-    rows = [
-        (
-            one["name"],
-            one["last"]["team"],
-            one["last"]["gpus"],
-            one["hits"],
-            one["stops"],
-            _hours(one["lost_hours"]),
-            _share(one["ettr"]),
-            clock(one["last"]["at"]),
-        )
-        for one in answer["items"]
-    ]
-    head = ["JOB", "TEAM", "GPUS", "FAULTS", "STOPS", "GPU HOURS LOST", "ETTR", "LAST"]
-    yield table(head, rows, screen.width)
+    columns: dict[str, Cell] = {
+        "JOB": "name",
+        "TEAM": lambda one: one["last"]["team"],
+        "GPUS": lambda one: one["last"]["gpus"],
+        "FAULTS": "hits",
+        "STOPS": "stops",
+        "GPU HOURS LOST": lambda one: _hours(one["lost_hours"]),
+        "ETTR": lambda one: _share(one["ettr"]),
+        "LAST": lambda one: clock(one["last"]["at"]),
+    }
+    yield listed(answer["items"], columns, screen)
 
 
 def _records(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["records"]:
         yield "no fault hit this job in that time; names are those of `sickbay jobs`"
         return
-    rows = [
-        (
-            clock(one["at"]),
-            one["node"],
-            "stopped" if one["stopped"] else "hit",
-            one["code"],
-            one["lost_gpus"] if one["stopped"] else one["gpus_here"],
-            _hours(one["lost_hours"]) if one["stopped"] else None,
-            _inputs(one),
-        )
-        for one in answer["records"]
-    ]
-    yield table(
-        ["WHEN", "NODE", "WHAT", "CODE", "GPUS", "GPU HOURS LOST", "INPUTS"], rows, screen.width
-    )
+    columns: dict[str, Cell] = {
+        "WHEN": lambda one: clock(one["at"]),
+        "NODE": "node",
+        "WHAT": lambda one: "stopped" if one["stopped"] else "hit",
+        "CODE": "code",
+        "GPUS": lambda one: one["lost_gpus"] if one["stopped"] else one["gpus_here"],
+        "GPU HOURS LOST": lambda one: _hours(one["lost_hours"]) if one["stopped"] else None,
+        "INPUTS": _inputs,
+    }
+    yield listed(answer["records"], columns, screen)
 
 
 def _inputs(one: Answer) -> str:
@@ -139,19 +130,15 @@ def _sums(answer: Answer, screen: Screen) -> Iterator[str]:
         f"{_share(answer['goodput'])}; ages of checkpoints: {sources or 'none'}"
     )
     yield ""
-    rows = [
-        (
-            one["name"],
-            one["hits"],
-            one["stops"],
-            _hours(one["lost_hours"]),
-            _hours(one["out_of_service_hours"]),
-            _length(one["mttr"]),
-        )
-        for one in answer["items"]
-    ]
-    head = [answer["by"].upper(), "FAULTS", "STOPS", "GPU HOURS LOST", "OUT OF SERVICE", "MTTR"]
-    yield table(head, rows, screen.width)
+    columns: dict[str, Cell] = {
+        answer["by"].upper(): "name",
+        "FAULTS": "hits",
+        "STOPS": "stops",
+        "GPU HOURS LOST": lambda one: _hours(one["lost_hours"]),
+        "OUT OF SERVICE": lambda one: _hours(one["out_of_service_hours"]),
+        "MTTR": lambda one: _length(one["mttr"]),
+    }
+    yield listed(answer["items"], columns, screen)
 
 
 def _hours(value: float) -> str:

@@ -1,12 +1,9 @@
 """The output of commands about the fleet, made from the API's answer. Pure."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, shown, table
-
-Answer = dict[str, Any]
+from aggregator.cli.text_table import Answer, Cell, age, clean, clock, evidence, listed, table
 
 _LEASE_LOST = "THE CONTROLLER MAY NOT ACT, and no action is taken"
 UNSEEN = "THE CLUSTER CAN'T BE SEEN"
@@ -67,19 +64,13 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     )
     if fleet["limits"]:
         yield ""
-        yield shown(
-            ["LIMIT", "USED", "OF", ""],
-            [
-                (
-                    one["name"],
-                    "" if one["used"] is None else one["used"],
-                    one["value"] if one["most"] is None else one["most"],
-                    f"{'FULL: ' if one['full'] else ''}{one['text']}",
-                )
-                for one in fleet["limits"]
-            ],
-            screen,
-        )
+        columns: dict[str, Cell] = {
+            "LIMIT": "name",
+            "USED": "used",
+            "OF": lambda one: one["value"] if one["most"] is None else one["most"],
+            "": lambda one: f"{'FULL: ' if one['full'] else ''}{one['text']}",
+        }
+        yield listed(fleet["limits"], columns, screen)
 
 
 def _repairs(fleet: Answer) -> Iterator[tuple[str, int, str]]:
@@ -111,14 +102,12 @@ def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "There is one replica."
         return
-    yield shown(
-        ["REPLICA", "ROLE", "VERSION"],
-        [
-            (one["name"], "controller" if one["controller"] else "gateway", one["version"])
-            for one in answer["items"]
-        ],
-        screen,
-    )
+    columns: dict[str, Cell] = {
+        "REPLICA": "name",
+        "ROLE": lambda one: "controller" if one["controller"] else "gateway",
+        "VERSION": "version",
+    }
+    yield listed(answer["items"], columns, screen)
 
 
 def alerts(answer: Answer, screen: Screen) -> Iterator[str]:
@@ -126,39 +115,26 @@ def alerts(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "No alert is sent: the configuration has no route (docs/alerts.md)."
         return
-    yield shown(
-        ["ROUTE", "RECEIVER", "WAITING", "DELIVERED", "GIVEN UP", "DEAD LETTERS", "STATE"],
-        [
-            (
-                one["name"],
-                f"{one['kind']} {one['receiver']}".strip(),
-                one["waiting"],
-                one["delivered"],
-                one["given_up"],
-                one["dead"],
-                one["problem"] or "delivers",
-            )
-            for one in answer["items"]
-        ],
-        screen,
-    )
-    if not answer["dead_letters"]:
-        return
-    yield ""
-    yield shown(
-        ["GIVEN UP", "ROUTE", "ALERTS", "BECAUSE", "SUMMARY"],
-        [
-            (
-                ago(one["at"], screen.now),
-                one["route"],
-                one["alerts"],
-                one["because"],
-                "; ".join(one["summaries"]),
-            )
-            for one in answer["dead_letters"]
-        ],
-        screen,
-    )
+    routes: dict[str, Cell] = {
+        "ROUTE": "name",
+        "RECEIVER": lambda one: f"{one['kind']} {one['receiver']}".strip(),
+        "WAITING": "waiting",
+        "DELIVERED": "delivered",
+        "GIVEN UP": "given_up",
+        "DEAD LETTERS": "dead",
+        "STATE": lambda one: one["problem"] or "delivers",
+    }
+    yield listed(answer["items"], routes, screen)
+    if answer["dead_letters"]:
+        letters: dict[str, Cell] = {
+            "GIVEN UP": age("at", screen),
+            "ROUTE": "route",
+            "ALERTS": "alerts",
+            "BECAUSE": "because",
+            "SUMMARY": lambda one: "; ".join(one["summaries"]),
+        }
+        yield ""
+        yield listed(answer["dead_letters"], letters, screen)
 
 
 def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
@@ -168,22 +144,16 @@ def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "No node is a lemon."
         return
-    yield shown(
-        ["NODE", "QUARANTINES", "CODES", "DAYS", "RETURNS", "LAST", "WHICH CODES"],
-        [
-            (
-                one["node"],
-                one["quarantines"],
-                len(one["codes"]),
-                one["days"],
-                one["returns"],
-                ago(one["last"], screen.now),
-                " ".join(one["codes"]),
-            )
-            for one in answer["items"]
-        ],
-        screen,
-    )
+    columns: dict[str, Cell] = {
+        "NODE": "node",
+        "QUARANTINES": "quarantines",
+        "CODES": lambda one: len(one["codes"]),
+        "DAYS": "days",
+        "RETURNS": "returns",
+        "LAST": age("last", screen),
+        "WHICH CODES": lambda one: " ".join(one["codes"]),
+    }
+    yield listed(answer["items"], columns, screen)
 
 
 def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
@@ -191,23 +161,17 @@ def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
     if not answer["items"]:
         yield "No incident is open."
         return
-    more = ["ID", "EVIDENCE"] if screen.wide else []
-    yield shown(
-        ["NODE", "KIND", "CALLS FOR", "SINCE", "STATE", *more, "WHAT"],
-        [
-            (
-                one["node"],
-                one["kind"],
-                one["action"],
-                ago(one["since"], screen.now),
-                one["doing"],
-                *([one["id"], evidence(one["evidence"])] if more else []),
-                one["summary"],
-            )
-            for one in answer["items"]
-        ],
-        screen,
-    )
+    wide: dict[str, Cell] = {"ID": "id", "EVIDENCE": lambda one: evidence(one["evidence"])}
+    columns: dict[str, Cell] = {
+        "NODE": "node",
+        "KIND": "kind",
+        "CALLS FOR": "action",
+        "SINCE": age("since", screen),
+        "STATE": "doing",
+        **(wide if screen.wide else {}),
+        "WHAT": "summary",
+    }
+    yield listed(answer["items"], columns, screen)
     if answer["total"] > len(answer["items"]):
         yield f"and {answer['total'] - len(answer['items'])} more (--limit)"
 
@@ -238,20 +202,14 @@ def cluster_status(answer: Answer, screen: Screen) -> Iterator[str]:
         yield "The stop switch can't be read."
     if answer["pods"]:
         yield ""
-        yield shown(
-            ["POD", "READY", "PHASE", "RESTARTS", "WHY"],
-            [
-                (
-                    one["name"],
-                    "no" if one["why"] else "yes",
-                    one["phase"],
-                    one["restarts"],
-                    one["why"],
-                )
-                for one in answer["pods"]
-            ],
-            screen,
-        )
+        columns: dict[str, Cell] = {
+            "POD": "name",
+            "READY": lambda one: "no" if one["why"] else "yes",
+            "PHASE": "phase",
+            "RESTARTS": "restarts",
+            "WHY": "why",
+        }
+        yield listed(answer["pods"], columns, screen)
     yield ""
     phases = [(f"quarantines, {name}", count) for name, count in answer["phases"].items()]
     rows = phases or [("quarantines", answer["quarantines"])]

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from aggregator.cli import render
-from aggregator.cli.render import UNSEEN, Answer
+from aggregator.cli.render import UNSEEN
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, shown, table
+from aggregator.cli.text_table import Answer, Cell, age, ago, clean, clock, evidence, listed, pairs
 from aggregator.cli.words import phase_of, words_of
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
@@ -19,22 +19,16 @@ def nodes(page: Answer, screen: Screen, *, empty: str = "No node is known yet.")
     if not page["items"]:
         yield empty
         return
-    more = ["REQUESTS"] if screen.wide else []
-    yield shown(
-        ["NODE", "STATE", "AGENT", "SEEN", *more, "WHY"],
-        [
-            (
-                one["node"],
-                one["state"],
-                one["agent"],
-                ago(one["last_seen"], screen.now),
-                *(["; ".join(one["requests"])] if more else []),
-                one["why"],
-            )
-            for one in page["items"]
-        ],
-        screen,
-    )
+    wide: dict[str, Cell] = {"REQUESTS": lambda one: "; ".join(one["requests"])}
+    columns: dict[str, Cell] = {
+        "NODE": "node",
+        "STATE": "state",
+        "AGENT": "agent",
+        "SEEN": age("last_seen", screen),
+        **(wide if screen.wide else {}),
+        "WHY": "why",
+    }
+    yield listed(page["items"], columns, screen)
 
 
 def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
@@ -56,40 +50,36 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
         known = " is known to be" if answer.get("view_lost") else " is"
         yield f"No node{known} in quarantine."
         return
-    rows = []
-    more = ["KIND", "CREATED", "DEADLINE", "INCIDENT"] if screen.wide else []
-    for one in answer["items"]:
-        blocked = "".join(f"; blocked by {item['pod']}" for item in one["blockers"][:1])
-        failing = f"; {one['last_error']}" if one["last_error"] else ""
-        failing += f"; not released: {one['release_held']}" if one["release_held"] else ""
-        failing += f"; {one['override']}" if one["override"] else ""
-        failing += f"; {one['unmarked']}" if one.get("unmarked") else ""
-        failing += (
-            f"; {one['uncordoned']}" if one["uncordoned"].startswith(STILL_SCHEDULABLE) else ""
-        )
-        gone = one.get("node_absent_since")
-        failing += f"; its Node is gone for {ago(gone, screen.now)}" if gone else ""
-        pods = "" if one["pods_remaining"] is None else one["pods_remaining"]
-        since = ago(one["phase_since"] or one["created_at"], screen.now)
-        rows.append(
-            (
-                one["node"],
-                one["action"],
-                phase_of(one),
-                since,
-                pods,
-                one["requester"],
-                *(_wide(one) if more else []),
-                f"{one['reason']}{blocked}{failing}",
-            )
-        )
-    work = words_of(answer["items"][0]).many.upper()
-    head = ["NODE", "ACTION", "PHASE", "SINCE", work, "BY", *more, "REASON"]
-    yield shown(head, rows, screen)
+    wide: dict[str, Cell] = {
+        "KIND": "kind",
+        "CREATED": lambda one: _clock(one["created_at"]),
+        "DEADLINE": lambda one: _clock(one["deadline_at"]),
+        "INCIDENT": "incident",
+    }
+    columns: dict[str, Cell] = {
+        "NODE": "node",
+        "ACTION": "action",
+        "PHASE": phase_of,
+        "SINCE": lambda one: ago(one["phase_since"] or one["created_at"], screen.now),
+        words_of(answer["items"][0]).many.upper(): "pods_remaining",
+        "BY": "requester",
+        **(wide if screen.wide else {}),
+        "REASON": lambda one: "; ".join([one["reason"], *_hindrances(one, screen)]),
+    }
+    yield listed(answer["items"], columns, screen)
 
 
-def _wide(one: Answer) -> tuple[object, ...]:
-    return one["kind"], _clock(one["created_at"]), _clock(one["deadline_at"]), one["incident"]
+def _hindrances(one: Answer, screen: Screen) -> Iterator[str]:
+    """What keeps the quarantine from its next step, and what is odd about it."""
+    yield from (f"blocked by {item['pod']}" for item in one["blockers"][:1])
+    yield from filter(None, (one["last_error"],))
+    if one["release_held"]:
+        yield f"not released: {one['release_held']}"
+    yield from filter(None, (one["override"], one.get("unmarked")))
+    if one["uncordoned"].startswith(STILL_SCHEDULABLE):
+        yield one["uncordoned"]
+    if gone := one.get("node_absent_since"):
+        yield f"its Node is gone for {ago(gone, screen.now)}"
 
 
 def _clock(at: str | None) -> str | None:
@@ -142,20 +132,15 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
         yield f"  evidence: {clean(evidence(incident['evidence']))}"
         yield f"  to do: {clean(incident['advice'])}"
     if one["faults"]:
-        rows = [
-            (
-                fault["code"],
-                fault["component"],
-                fault["count"],
-                ago(fault["last_at"], screen.now),
-                fault["cleared_by"],
-                _marks(fault) + fault["message"],
-            )
-            for fault in one["faults"]
-        ]
-        yield "\n" + table(
-            ["FAULT", "COMPONENT", "TIMES", "LAST", "CLEARED BY", "MESSAGE"], rows, screen.width
-        )
+        columns: dict[str, Cell] = {
+            "FAULT": "code",
+            "COMPONENT": "component",
+            "TIMES": "count",
+            "LAST": age("last_at", screen),
+            "CLEARED BY": "cleared_by",
+            "MESSAGE": lambda fault: _marks(fault) + fault["message"],
+        }
+        yield "\n" + listed(one["faults"], columns, screen)
     yield from _components(one["components"], screen)
     yield ""
     past = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
@@ -166,17 +151,14 @@ def _components(components: Sequence[Answer], screen: Screen) -> Iterator[str]:
     """Those that are ok as their number alone: a node of eight GPUs has sixty and more."""
     found = [one for one in components if screen.wide or one["status"] != "ok"]
     if found:
-        rows = [
-            (
-                one["check"],
-                one["component"],
-                one["status"],
-                ago(one["since"], screen.now),
-                one["message"] or one["reason"],
-            )
-            for one in found
-        ]
-        yield "\n" + shown(["CHECK", "COMPONENT", "STATUS", "SINCE", "MESSAGE"], rows, screen)
+        columns: dict[str, Cell] = {
+            "CHECK": "check",
+            "COMPONENT": "component",
+            "STATUS": "status",
+            "SINCE": age("since", screen),
+            "MESSAGE": lambda one: one["message"] or one["reason"],
+        }
+        yield "\n" + listed(found, columns, screen)
     if len(found) < len(components):
         yield f"\ncomponents that are ok: {len(components) - len(found)} (-o wide shows them)"
 
@@ -223,19 +205,15 @@ def repairs(found: Answer, screen: Screen) -> Iterator[str]:
         ]
         yield f"ladder: {clean(', '.join(rungs) or 'none')}; repair.mode {clean(found['mode'])}"
     if found["attempts"]:
-        rows = [
-            (
-                " ".join(filter(None, (one["repair"], one.get("profile", "")))),
-                one["state"],
-                ago(one["began_at"], screen.now),
-                ago(one["ended_at"], screen.now),
-                one["request"] or "ladder",
-                one["message"],
-            )
-            for one in found["attempts"]
-        ]
-        head = ["REPAIR", "STATE", "BEGAN", "ENDED", "BY", "MESSAGE"]
-        yield table(head, rows, screen.width)
+        columns: dict[str, Cell] = {
+            "REPAIR": lambda one: " ".join(filter(None, (one["repair"], one.get("profile")))),
+            "STATE": "state",
+            "BEGAN": age("began_at", screen),
+            "ENDED": age("ended_at", screen),
+            "BY": lambda one: one["request"] or "ladder",
+            "MESSAGE": "message",
+        }
+        yield listed(found["attempts"], columns, screen)
     if found.get("requested"):
         yield f"requested by hand: {clean(found['requested'])}"
     if found["waits"]:

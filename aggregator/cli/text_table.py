@@ -5,11 +5,15 @@ cursor: `clean` is the one function for text from outside.
 import datetime as dt
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aggregator.cli.screen import Screen
 from aggregator.runtime.text import truncate
+
+Answer = dict[str, Any]
+#: A column: the field of this name, or what is made of the item.
+Cell = str | Callable[[Answer], object]
 
 #: Characters of one text, and of a reason.
 LONGEST, _LONGEST_REASON = 4_096, 1_000
@@ -101,9 +105,17 @@ def table(
     return "\n".join([line_of(head), *map(line_of, lines)])
 
 
-def shown(head: Sequence[str], rows: Iterable[Sequence[object]], screen: Screen) -> str:
-    """The table, as the screen has room and colours for it."""
-    return table(head, rows, screen.width, colour=screen.colour)
+def listed(items: Iterable[Answer], columns_of: Mapping[str, Cell], screen: Screen) -> str:
+    """A row for each item, a column for each title, as the screen has room and colours."""
+    rows = [
+        [one[of] if isinstance(of, str) else of(one) for of in columns_of.values()] for one in items
+    ]
+    return table(list(columns_of), rows, screen.width, colour=screen.colour)
+
+
+def age(field: str, screen: Screen) -> Cell:
+    """The column that has how long ago a field's time was."""
+    return lambda one: ago(one[field], screen.now)
 
 
 def _painted(cell: str, shades: Mapping[str, str]) -> str:

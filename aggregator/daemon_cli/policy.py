@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon_cli import pools, replay
-from aggregator.daemon_cli.subcommand import add_command
+from aggregator.daemon_cli.subcommand import add_command, shaped_as
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
@@ -21,8 +21,11 @@ _OK = 0
 _ODD = 1
 _CODE = re.compile(r"[a-z][a-z0-9-]*(:[A-Za-z0-9._-]+)*")
 _REGISTERS = ("intr_info", "error_status")
-_WORD = re.compile(r"[a-z][a-z0-9-]*")
-_CONDITION_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_check_name = shaped_as(r"[a-z][a-z0-9-]*", "no name; expected one such as disk-space")
+_condition = shaped_as(
+    r"[A-Za-z0-9][A-Za-z0-9._/-]*", "no name; expected one such as KernelDeadlock"
+)
+_driver = shaped_as(r"\d+(\.\d+)*", "no driver's version; expected one such as 580.82.07")
 
 
 def add_to(commands: Any) -> None:
@@ -45,10 +48,10 @@ def add_to(commands: Any) -> None:
     explain = add_command(about, "explain", "print the action on a fault, and the rule behind it")
     what = explain.add_mutually_exclusive_group(required=True)
     what.add_argument("--fault", type=_code, metavar="CODE", help="such as xid:79")
-    what.add_argument("--check", type=_name_argument, metavar="NAME", help="a check that fails")
+    what.add_argument("--check", type=_check_name, metavar="NAME", help="a check that fails")
     what.add_argument(
         "--condition",
-        type=_condition_argument,
+        type=_condition,
         metavar="TYPE",
         help="a node condition that another program has set, such as KernelDeadlock",
     )
@@ -60,7 +63,7 @@ def add_to(commands: Any) -> None:
     )
     explain.add_argument(
         "--reason",
-        type=_condition_argument,
+        type=_condition,
         default="",
         metavar="WORD",
         help="the reason of the check, such as lost, or of the condition",
@@ -332,20 +335,6 @@ def _code(text: str) -> str:
     return text
 
 
-def _name_argument(text: str) -> str:
-    if text and not _WORD.fullmatch(text):
-        what = f"{text!r} is no name; expected one such as disk-space"
-        raise argparse.ArgumentTypeError(what)
-    return text
-
-
-def _condition_argument(text: str) -> str:
-    if text and not _CONDITION_WORD.fullmatch(text):
-        what = f"{text!r} is no name; expected one such as KernelDeadlock"
-        raise argparse.ArgumentTypeError(what)
-    return text
-
-
 def _count(most: int) -> Callable[[str], int]:
     """A whole number, at most the number that an agent reports, or that a rule may require."""
 
@@ -367,10 +356,3 @@ def _detail(text: str) -> tuple[str, str]:
         what = f"{text!r} is no register; expected one such as {name}=0x00000004"
         raise argparse.ArgumentTypeError(what)
     return name, value
-
-
-def _driver(text: str) -> str:
-    if text and re.fullmatch(r"\d+(\.\d+)*", text) is None:  # argparse checks the default too
-        what = f"{text!r} is no driver's version; expected one such as 580.82.07"
-        raise argparse.ArgumentTypeError(what)
-    return text

@@ -1,6 +1,8 @@
 """A command of ``sickbay-aggregator``, with its purpose in its own help too."""
 
 import argparse
+import re
+from collections.abc import Callable
 from typing import Any
 
 
@@ -13,3 +15,16 @@ def add_command(group: Any, name: str, purpose: str, more: str = "") -> argparse
         allow_abbrev=False,
     )
     return made
+
+
+def shaped_as(pattern: str, what: str) -> Callable[[str], str]:
+    """The type of an option: text that fits, or empty. ``what``: what other text is not, and an
+    example of what is expected.
+    """
+
+    def check(text: str) -> str:
+        if text and re.fullmatch(pattern, text) is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is {what}")
+        return text
+
+    return check
