@@ -30,13 +30,24 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**arguments)
         self.commands: dict[str, Parser] = {}
 
-    def text(self, name: str, metavar: str, text: str) -> None:
-        """An option with a text, empty without it. ``text``: its help."""
-        self.add_argument(name, default="", metavar=metavar, help=text)
+    def value(
+        self,
+        names: str,
+        metavar: str,
+        text: str,
+        kind: Callable[[str], Any] = str,
+        default: object = None,
+    ) -> None:
+        """An option with a value: ``default``, or of a text empty, without it. ``names`` have
+        blanks between them, ``text`` is its help.
+        """
+        if kind is str and default is None:
+            default = ""
+        self.add_argument(*names.split(), type=kind, default=default, metavar=metavar, help=text)
 
-    def flag(self, name: str, text: str) -> None:
+    def flag(self, names: str, text: str) -> None:
         """An option without a value."""
-        self.add_argument(name, action="store_true", help=text)
+        self.add_argument(*names.split(), action="store_true", help=text)
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2; argparse calls it for each mistake."""

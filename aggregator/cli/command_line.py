@@ -16,13 +16,7 @@ from aggregator.cli import (
     repair,
     write_commands,
 )
-from aggregator.cli.arguments import (
-    Parser,
-    Subcommands,
-    positive,
-    program,
-    test_profile,
-)
+from aggregator.cli.arguments import Parser, Subcommands, positive, program, test_profile
 from aggregator.cli.completion import SHELLS, script
 from aggregator.cli.options import (
     acting_options,
@@ -102,11 +96,7 @@ def _add_reason(parser: Parser) -> None:
 def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     add = partial(commands.add, _FLEET, parents=[read])
     listed = list_options()
-    add(
-        "status",
-        "the fleet at a glance",
-        read_commands.status,
-    )
+    add("status", "the fleet at a glance", read_commands.status)
     incidents = add(
         "incidents",
         "the open incidents",
@@ -118,14 +108,8 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
             "incidents --rule drift -o wide",
         ],
     )
-    incidents.text("--rule", "NAME", "only those with evidence of this rule")
-    incidents.add_argument(
-        "--limit",
-        type=positive,
-        default=100,
-        metavar="N",
-        help="rows at most (default: %(default)s)",
-    )
+    incidents.value("--rule", "NAME", "only those with evidence of this rule")
+    incidents.value("--limit", "N", "rows at most (default: %(default)s)", positive, 100)
     add(
         "lemons",
         "nodes that return to quarantine again and again",
@@ -133,33 +117,19 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         parents=[read, listed],
     )
     _add_jobs(commands, read)
-    add(
-        "replicas",
-        "the aggregator's replicas, and which don't answer",
-        read_commands.replicas,
-    )
+    add("replicas", "the aggregator's replicas, and which don't answer", read_commands.replicas)
     history = add(
         "history",
         "past events, the latest last",
         read_commands.history,
         examples=["history --node gpu-0042", "history --since 8h --limit 500"],
     )
-    history.text("--node", "NAME", "only about this node")
-    history.text("--since", "TIME", "only later events: 1h, 7d, or 2026-01-31T03:14:00Z")
-    history.text("--until", "TIME", "only events up to then; as --since")
-    history.add_argument(
-        "--limit",
-        type=positive,
-        default=50,
-        metavar="N",
-        help="the latest N (default: %(default)s)",
-    )
-    watch = add(
-        "watch",
-        "events as they occur (Ctrl-C ends it)",
-        read_commands.watch,
-    )
-    watch.text("--node", "NAME", "only about this node")
+    history.value("--node", "NAME", "only about this node")
+    history.value("--since", "TIME", "only later events: 1h, 7d, or 2026-01-31T03:14:00Z")
+    history.value("--until", "TIME", "only events up to then; as --since")
+    history.value("--limit", "N", "the latest N (default: %(default)s)", positive, 50)
+    watch = add("watch", "events as they occur (Ctrl-C ends it)", read_commands.watch)
+    watch.value("--node", "NAME", "only about this node")
 
 
 def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
@@ -188,8 +158,8 @@ def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     )
     report.flag("--csv", "print the rows as CSV")
     for made in (hit, report):
-        made.text("--since", "TIME", "from then on: 7d, or 2026-01-31T03:14:00Z (default: 30d)")
-        made.text("--until", "TIME", "up to then; as --since")
+        made.value("--since", "TIME", "from then on: 7d, or 2026-01-31T03:14:00Z (default: 30d)")
+        made.value("--until", "TIME", "up to then; as --since")
 
 
 def _add_nodes(
@@ -211,12 +181,7 @@ def _add_nodes(
     nodes.add_argument("--state", choices=_STATES, default="", help="only nodes of this state")
     nodes.flag("--exempt", "only exempt nodes")
     nodes.flag("--untested", "only new nodes that still have their startup taint")
-    add(
-        "node",
-        "one node's details and its past",
-        read_commands.node,
-        of_node=True,
-    )
+    add("node", "one node's details and its past", read_commands.node, of_node=True)
     add(
         "explain",
         "why a node is in its state, what follows, and what to do",
@@ -241,9 +206,7 @@ def _add_nodes(
         examples=["bundle gpu-0042", "bundle gpu-0042 --file rma-12345.tar.gz"],
         of_node=True,
     )
-    bundle.add_argument(
-        "--file", type=Path, metavar="FILE", help="default: sickbay-NODE-TIME.tar.gz"
-    )
+    bundle.value("--file", "FILE", "default: sickbay-NODE-TIME.tar.gz", Path)
     sentence_option(bundle)
     wait = add(
         "wait",
@@ -256,13 +219,7 @@ def _add_nodes(
     wait.add_argument(
         "--for", dest="goal", required=True, choices=GOALS, help="the state to wait for"
     )
-    wait.add_argument(
-        "--timeout",
-        type=duration,
-        default="10m",
-        metavar="TIME",
-        help="the longest wait (default: %(default)s)",
-    )
+    wait.value("--timeout", "TIME", "the longest wait (default: %(default)s)", duration, "10m")
 
 
 def _add_bisect(commands: Subcommands) -> None:
@@ -282,23 +239,18 @@ def _add_bisect(commands: Subcommands) -> None:
             "bisect --resume sickbay-bisect-20260131T031400Z.jsonl",
         ],
     )
-    made.add_argument(
+    made.value(
         "--nodes",
-        type=Path,
-        metavar="FILE",
-        help="the group: one node per line, and its rack or switch as a second word",
+        "FILE",
+        "the group: one node per line, and its rack or switch as a second word",
+        Path,
     )
-    made.add_argument(
-        *("-l", "--selector"),
-        default="",
-        metavar="LABELS",
-        help="instead of --nodes: the nodes with these labels, as with kubectl; needs a kubeconfig",
-    )
-    made.add_argument(
+    text = "instead of --nodes: the nodes with these labels, as with kubectl; needs a kubeconfig"
+    made.value("-l --selector", "LABELS", text)
+    made.value(
         "--domain-label",
-        default="",
-        metavar="LABEL",
-        help="with --selector, the label of a rack or switch; default: "
+        "LABEL",
+        "with --selector, the label of a rack or switch; default: "
         + " or ".join(bisect.DOMAIN_LABELS),
     )
     made.add_argument(
@@ -309,32 +261,28 @@ def _add_bisect(commands: Subcommands) -> None:
         help="the test, run without a shell; {nodes} becomes the nodes with commas, {nodes_file} "
         "a file with one node per line",
     )
-    made.add_argument(
+    made.value(
         "--known-good",
-        type=bisect.name_list,
-        default=[],
-        metavar="NODE,...",
-        help="good nodes, of the group or not; tests run on them too",
+        "NODE,...",
+        "good nodes, of the group or not; tests run on them too",
+        bisect.name_list,
+        [],
     )
     made.flag("--allow-work", "test nodes that have other work, too")
-    made.add_argument(
-        "--parallel", type=positive, metavar="N", help="tests at the same time (default: 16)"
-    )
-    made.add_argument(
+    made.value("--parallel", "N", "tests at the same time (default: 16)", positive)
+    made.value(
         "--limit",
-        type=duration,
-        metavar="TIME",
-        help="the longest time of one test; after it there is no verdict (default: 10m)",
+        "TIME",
+        "the longest time of one test; after it there is no verdict (default: 10m)",
+        duration,
     )
-    made.add_argument(
+    made.value(
         "--state",
-        type=Path,
-        metavar="FILE",
-        help="the file of the search, for --resume (default: sickbay-bisect-TIME.jsonl)",
+        "FILE",
+        "the file of the search, for --resume (default: sickbay-bisect-TIME.jsonl)",
+        Path,
     )
-    made.add_argument(
-        "--resume", type=Path, metavar="FILE", help="continue the interrupted search of this file"
-    )
+    made.value("--resume", "FILE", "continue the interrupted search of this file", Path)
     made.flag("--quarantine", "after a confirmation, quarantine the suspects (cordon)")
     yes_option(made)
     local_option(made)
@@ -353,11 +301,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     why = stop.add_mutually_exclusive_group(required=True)
     why.add_argument("text", nargs="?", metavar="REASON", help="why, for the next person on call")
     why.add_argument("--reason", help="the same as an option")
-    add(
-        "resume",
-        "end the stop",
-        write_commands.resume,
-    )
+    add("resume", "end the stop", write_commands.resume)
     quarantine = add(
         "quarantine",
         "quarantine a node by hand",
@@ -376,7 +320,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         help="cordon: no new work; drain: its work is moved, too",
     )
     _add_reason(quarantine)
-    quarantine.text("--requester", "WHO", "default: your login name")
+    quarantine.value("--requester", "WHO", "default: your login name")
     yes_option(quarantine)
     release = add(
         "release",
@@ -403,12 +347,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         help="such as 30m, 8h or 7d; at most 365d",
     )
     _add_reason(exempt)
-    add(
-        "unexempt",
-        "end a node's exemption",
-        write_commands.unexempt,
-        of_node=True,
-    )
+    add("unexempt", "end a node's exemption", write_commands.unexempt, of_node=True)
     pin = add(
         "pin",
         "keep a node in quarantine, also once it is healthy",
@@ -417,12 +356,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         of_node=True,
     )
     _add_reason(pin)
-    add(
-        "unpin",
-        "end a node's pin",
-        write_commands.unpin,
-        of_node=True,
-    )
+    add("unpin", "end a node's pin", write_commands.unpin, of_node=True)
     add(
         "forget",
         "remove a name that no node has from a local cluster's file",
@@ -472,24 +406,19 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         examples=["test gpu-0042", "test gpu-0042 --profile long", "test gpu-0042 --history"],
         of_node=True,
     )
-    made.add_argument(
+    made.value(
         "--profile",
-        type=test_profile,
-        metavar="NAME",
-        help="the test profile (default, by the aggregator's configuration: in quarantine "
+        "NAME",
+        "the test profile (default, by the aggregator's configuration: in quarantine "
         "repair.verify, of a new node repair.new_nodes.profile, in service "
         "repair.idle_nodes.profile)",
+        test_profile,
     )
     made.flag("--history", "show past tests, next to those of its pool")
     made.add_argument(
         "--no-wait", dest="wait", action="store_false", help="do not wait for the verdict"
     )
-    made.add_argument(
-        "--timeout",
-        type=duration,
-        metavar="TIME",
-        help="the longest wait for the verdict (default: 2h)",
-    )
+    made.value("--timeout", "TIME", "the longest wait for the verdict (default: 2h)", duration)
     local_option(made)
     dry_run_option(made)
     yes_option(made)
@@ -512,12 +441,12 @@ def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         write_commands.alert_test,
     )
     test.add_argument("route", metavar="ROUTE", help="its name in the configuration")
-    test.add_argument(
+    test.value(
         "--config",
-        type=Path,
-        default=Path("/etc/sickbay/aggregator.yaml"),
-        metavar="FILE",
-        help="the aggregator's configuration (default: %(default)s)",
+        "FILE",
+        "the aggregator's configuration (default: %(default)s)",
+        Path,
+        Path("/etc/sickbay/aggregator.yaml"),
     )
     sentence_option(test)
     # The test sends as the aggregator does, with the same libraries.

@@ -11,14 +11,8 @@ def add_to(commands: Subcommands, group: str) -> None:
     """Add the command."""
     text = "watch sickbay at work: this machine's agent, simulated nodes, injected faults"
     demo = commands.add(group, "demo", text, _demo)
-    demo.add_argument("--once", action="store_true", help="end after the story")
-    demo.add_argument(
-        "--nodes",
-        type=node_count,
-        default=40,
-        metavar="N",
-        help="simulated nodes, 10 to 1000 (default: 40)",
-    )
+    demo.flag("--once", "end after the story")
+    demo.value("--nodes", "N", "simulated nodes, 10 to 1000 (default: 40)", node_count, 40)
 
 
 def node_count(text: str, least: int = 10) -> int:
