@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon_cli import pools, replay
-from aggregator.daemon_cli.subcommand import add_command, shaped_as
+from aggregator.daemon_cli.subcommand import add_command, option, shaped_as
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
@@ -40,20 +40,19 @@ def add_to(commands: Any) -> None:
     )
     check.add_argument("file", type=Path, metavar="FILE", help="the rules")
     check.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
-    check.add_argument(
-        "--config", type=Path, metavar="FILE", help="check the pools of this configuration, too"
-    )
+    option(check, "--config", "FILE", "check the pools of this configuration, too", Path)
     check.set_defaults(command=_check)
 
     explain = add_command(about, "explain", "print the action on a fault, and the rule behind it")
     what = explain.add_mutually_exclusive_group(required=True)
-    what.add_argument("--fault", type=_code, metavar="CODE", help="such as xid:79")
-    what.add_argument("--check", type=_check_name, metavar="NAME", help="a check that fails")
-    what.add_argument(
+    option(what, "--fault", "CODE", "such as xid:79", _code)
+    option(what, "--check", "NAME", "a check that fails", _check_name)
+    option(
+        what,
         "--condition",
-        type=_condition,
-        metavar="TYPE",
-        help="a node condition that another program has set, such as KernelDeadlock",
+        "TYPE",
+        "a node condition that another program has set, such as KernelDeadlock",
+        _condition,
     )
     explain.add_argument(
         "--status",
@@ -61,38 +60,19 @@ def add_to(commands: Any) -> None:
         default="failed",
         help="the check's status (default: %(default)s)",
     )
-    explain.add_argument(
+    option(
+        explain,
         "--reason",
-        type=_condition,
-        default="",
-        metavar="WORD",
-        help="the reason of the check, such as lost, or of the condition",
+        "WORD",
+        "the reason of the check, such as lost, or of the condition",
+        _condition,
+        "",
     )
     explain.add_argument("--component", default="", help="such as /data or a GPU's UUID")
-    explain.add_argument(
-        "--count",
-        type=_count(1_000_000),
-        default=1,
-        metavar="N",
-        help="how often the fault was seen",
-    )
-    explain.add_argument(
-        "--jobs",
-        type=_count(32),
-        default=1,
-        metavar="N",
-        help="in how many jobs the fault was seen",
-    )
-    explain.add_argument(
-        "--flaps", type=_count(32), default=0, metavar="N", help="how often the check began to fail"
-    )
-    explain.add_argument(
-        "--driver",
-        type=_driver,
-        default="",
-        metavar="VERSION",
-        help="the node's driver, such as 580.82.07",
-    )
+    option(explain, "--count", "N", "how often the fault was seen", _count(1_000_000), 1)
+    option(explain, "--jobs", "N", "in how many jobs the fault was seen", _count(32), 1)
+    option(explain, "--flaps", "N", "how often the check began to fail", _count(32), 0)
+    option(explain, "--driver", "VERSION", "the node's driver, such as 580.82.07", _driver, "")
     explain.add_argument(
         "--detail",
         type=_detail,
@@ -101,9 +81,7 @@ def add_to(commands: Any) -> None:
         metavar="NAME=VALUE",
         help="a detail from the fault's line, such as verdict=gpu-reset",
     )
-    explain.add_argument(
-        "--policy", type=Path, metavar="FILE", help="a site's rules on top of the shipped ones"
-    )
+    option(explain, "--policy", "FILE", "a site's rules on top of the shipped ones", Path)
     explain.add_argument(
         "--label",
         type=pools.label_argument,
@@ -112,9 +90,7 @@ def add_to(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="a label of the node, for rules about some nodes, and for its pool",
     )
-    explain.add_argument(
-        "--config", type=Path, metavar="FILE", help="name the node's pool in this configuration"
-    )
+    option(explain, "--config", "FILE", "name the node's pool in this configuration", Path)
     explain.add_argument("-o", "--output", choices=("text", "json"), default="text")
     explain.set_defaults(command=_explain)
     replay.add_replay(about)
@@ -251,9 +227,7 @@ def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
         lines.append(f"  NVIDIA     {answer.published}")
     if answer.row:
         lines.append(f"  registers  {answer.row}")
-    lines += [
-        f"  ended by   {answer.ended_by}",
-    ]
+    lines += [f"  ended by   {answer.ended_by}"]
     also = "also"
     if rule is None and answer.others:
         lines.append("  action     by what the line has besides; none for any other")

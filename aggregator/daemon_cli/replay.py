@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon_cli.pools import NodesFileError, effects, pools_of, read_labels
-from aggregator.daemon_cli.subcommand import add_command
+from aggregator.daemon_cli.subcommand import add_command, option
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
@@ -42,21 +42,21 @@ def add_replay(about: Any) -> None:
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="the changed rules")
     _add_source(replay)
-    replay.add_argument(
-        "--record", type=Path, metavar="FILE", help="read a file of 'history export' instead"
-    )
-    replay.add_argument(
+    option(replay, "--record", "FILE", "read a file of 'history export' instead", Path)
+    option(
+        replay,
         "--against",
-        type=Path,
-        metavar="FILE",
-        help="compare with these rules (default: the configuration's, or the shipped ones)",
+        "FILE",
+        "compare with these rules (default: the configuration's, or the shipped ones)",
+        Path,
     )
-    replay.add_argument(
+    option(
+        replay,
         "--nodes",
-        type=Path,
-        metavar="FILE",
-        help="the output of 'kubectl get nodes -o json': rules about some nodes, and the effect "
+        "FILE",
+        "the output of 'kubectl get nodes -o json': rules about some nodes, and the effect "
         "on each pool of the configuration",
+        Path,
     )
     replay.add_argument("-o", "--output", choices=("text", "json"), default="text")
     replay.set_defaults(command=_replay, trouble=TROUBLE)
@@ -74,20 +74,22 @@ def add_history(commands: Any) -> None:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    option(
+        parser,
         "--config",
-        type=Path,
-        default=_CONFIG,
-        metavar="FILE",
-        help=f"the aggregator's configuration, for its history (default: {_CONFIG})",
+        "FILE",
+        f"the aggregator's configuration, for its history (default: {_CONFIG})",
+        Path,
+        _CONFIG,
     )
-    parser.add_argument("--node", default="", metavar="NAME", help="only of this node")
-    parser.add_argument(
+    option(parser, "--node", "NAME", "only of this node")
+    option(
+        parser,
         "--since",
-        type=_duration,
-        default=_SINCE,
-        metavar="DURATION",
-        help="of so long a time until now, such as 7d (default: 28d)",
+        "DURATION",
+        "of so long a time until now, such as 7d (default: 28d)",
+        _duration,
+        _SINCE,
     )
 
 
@@ -110,8 +112,7 @@ def _export(options: argparse.Namespace) -> int:
         lambda: _print_all(
             to_line(row)
             for row in since(
-                _rows(load(options.config).history, options.node),
-                time.time() - options.since,
+                _rows(load(options.config).history, options.node), time.time() - options.since
             )
         )
     )
