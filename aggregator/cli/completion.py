@@ -27,45 +27,10 @@ _MOST, _TIMEOUT = 200, 3.0
 #: Values that are words of their own, in addition to `choices`.
 _FORMS = ("table", "wide", "json", "yaml", "name", "jsonpath=")
 
-_SCRIPTS = {
-    "bash": """_sickbay() {
-  local -a found
-  mapfile -t found < <("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-  local last=$((${#found[@]} - 1))
-  if [[ $last -ge 0 && ${found[$last]} == :0 ]]; then compopt -o default 2>/dev/null; fi
-  COMPREPLY=("${found[@]:0:$last}")
-}
-complete -F _sickbay sickbay
-""",
-    "zsh": """#compdef sickbay
-_sickbay() {
-  local -a found
-  found=("${(@f)$(${words[1]} __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-  local directive=${found[-1]}
-  found[-1]=()
-  (( ${#found} )) && compadd -a found
-  [[ $directive == :0 ]] && _files
-}
-if [[ ${funcstack[1]} == _sickbay ]]; then
-  _sickbay
-elif (( $+functions[compdef] )); then
-  compdef _sickbay sickbay
-fi
-""",
-    "fish": """function __sickbay_candidates
-  set -l words (commandline -opc)
-  set -l found (sickbay __complete $words[2..] (commandline -ct) 2>/dev/null)
-  test "$found[-1]" = :0; and __fish_complete_path (commandline -ct)
-  string match --invert ':*' -- $found
-end
-complete --command sickbay --no-files --arguments '(__sickbay_candidates)'
-""",
-}
-
 
 def script(shell: str) -> str:
     """The script that the shell has to read."""
-    return _SCRIPTS[shell]
+    return (Path(__file__).parent / "shells" / f"completion.{shell}").read_text("utf-8")
 
 
 def complete(
