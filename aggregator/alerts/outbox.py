@@ -5,9 +5,10 @@ outlive the process. The content of one delivery is fixed here once, under an id
 and sent only then: a delivery that is tried again, even by the next process, is the same one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -39,6 +40,10 @@ MOST_DEAD = 500
 SAME_WITHIN = 6 * 3600.0
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A delivery that was given up. ``alerts`` is a JSON array, ``at`` when that was."""
@@ -49,6 +54,18 @@ class DeadLetter:
     size: int
     because: str
     at: float
+
+
+def _one_change(
+    work: Callable[Concatenate["AlertOutbox", sa.Connection, P], T],
+) -> Callable[Concatenate["AlertOutbox", P], T]:
+    """The method, whose first argument is the database, as one that makes a change as a whole."""
+
+    @wraps(work)
+    def change(self: "AlertOutbox", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._store.change(lambda db: work(self, db, *args, **kwargs))
+
+    return change
 
 
 class AlertOutbox:
@@ -65,182 +82,145 @@ class AlertOutbox:
     def shared(self) -> bool:
         return self._store.shared
 
-    def accept(self, items: Sequence[Item], now: float) -> tuple[int, int]:
+    @_one_change
+    def accept(self, db: sa.Connection, items: Sequence[Item], now: float) -> tuple[int, int]:
         """Make durable. Returns how many alerts were new, and how many old ones were dropped."""
+        db.execute(sa.delete(reported).where(reported.c.at < now - SAME_WITHIN))
+        # A clock that was set back must not silence repeated alerts until it has caught up.
+        db.execute(sa.update(reported).where(reported.c.at > now).values(at=now))
+        batch = Batch(db, items, now)
+        for item in items:
+            batch.take(item)
+        batch.write()
+        dropped = 0
+        for route in {route for item in items for route in item.routes}:
+            dropped += _bound_nodes(db, route, items)
+            dropped += _bound(db, route)
+        return batch.new, dropped
 
-        def work(db: sa.Connection) -> tuple[int, int]:
-            db.execute(sa.delete(reported).where(reported.c.at < now - SAME_WITHIN))
-            # A clock that was set back must not silence repeated alerts until it has caught up.
-            db.execute(sa.update(reported).where(reported.c.at > now).values(at=now))
-            batch = Batch(db, items, now)
-            for item in items:
-                batch.take(item)
-            batch.write()
-            dropped = 0
-            for route in {route for item in items for route in item.routes}:
-                dropped += _bound_nodes(db, route, items)
-                dropped += _bound(db, route)
-            return batch.new, dropped
-
-        return self._store.change(work)
-
-    def expire(self, route: str, before: float) -> int:
+    @_one_change
+    def expire(self, db: sa.Connection, route: str, before: float) -> int:
         """Drop alerts accepted before that time that are in no delivery yet. Returns how many."""
+        # An alert that a silence holds is not too old: it waits for the end of that.
+        old = (pending.c.accepted_at < before, pending.c.not_before < before)
+        return db.execute(sa.delete(pending).where(pending.c.route == route, *old)).rowcount
 
-        def work(db: sa.Connection) -> int:
-            # An alert that a silence holds is not too old: it waits for the end of that.
-            old = (pending.c.accepted_at < before, pending.c.not_before < before)
-            return db.execute(sa.delete(pending).where(pending.c.route == route, *old)).rowcount
-
-        return self._store.change(work)
-
+    @_one_change
     def next(
-        self, route: str, now: float, wait: BatchWait, *, lease: float = 60.0
+        self, db: sa.Connection, route: str, now: float, wait: BatchWait, *, lease: float = 60.0
     ) -> PendingDelivery | float | None:
         """The open delivery, or one composed now; else seconds until there may be one, or None.
 
         Where replicas share the tables, the delivery is this one's for ``lease`` seconds.
         """
+        row = db.execute(sa.select(deliveries).where(deliveries.c.route == route)).one_or_none()
+        if row is not None:
+            busy = self._busy_for(row, now)
+            if busy > 0:
+                return busy
+            found: PendingDelivery | float | None = _delivery(row)
+        else:
+            due, soonest = due_rows(db, route, now, wait)
+            found = compose(db, route, due, now) if due else soonest
+        if isinstance(found, PendingDelivery) and self._replica:
+            claim = {"claimed_by": self._replica, "claimed_until": now + lease}
+            db.execute(sa.update(deliveries).where(deliveries.c.route == route).values(**claim))
+        return found
 
-        def work(db: sa.Connection) -> PendingDelivery | float | None:
-            row = db.execute(sa.select(deliveries).where(deliveries.c.route == route)).one_or_none()
-            if row is not None:
-                busy = self._busy_for(row, now)
-                if busy > 0:
-                    return busy
-                found: PendingDelivery | float | None = _delivery(row)
-            else:
-                due, soonest = due_rows(db, route, now, wait)
-                found = compose(db, route, due, now) if due else soonest
-            if isinstance(found, PendingDelivery) and self._replica:
-                claim = {"claimed_by": self._replica, "claimed_until": now + lease}
-                db.execute(sa.update(deliveries).where(deliveries.c.route == route).values(**claim))
-            return found
-
-        return self._store.change(work)
-
-    def again(self, delivery: PendingDelivery, next_at: float) -> PendingDelivery:
+    @_one_change
+    def again(
+        self, db: sa.Connection, delivery: PendingDelivery, next_at: float
+    ) -> PendingDelivery:
         """One more attempt has failed; the next is not before ``next_at``, by any replica."""
-        later = replace(delivery, attempts=delivery.attempts + 1, next_at=next_at)
+        attempts = delivery.attempts + 1
+        db.execute(
+            sa.update(deliveries)
+            .where(deliveries.c.route == delivery.route, deliveries.c.id == delivery.id)
+            .values(attempts=attempts, next_at=next_at, claimed_until=0.0)
+        )
+        return replace(delivery, attempts=attempts, next_at=next_at)
 
-        def work(db: sa.Connection) -> None:
-            db.execute(
-                sa.update(deliveries)
-                .where(deliveries.c.route == delivery.route, deliveries.c.id == delivery.id)
-                .values(attempts=later.attempts, next_at=next_at, claimed_until=0.0)
-            )
-
-        self._store.change(work)
-        return later
-
-    def done(self, delivery: PendingDelivery) -> None:
+    @_one_change
+    def done(self, db: sa.Connection, delivery: PendingDelivery) -> None:
         """The receiver has accepted the delivery."""
-        self._store.change(lambda db: _close(db, delivery))
+        _close(db, delivery)
 
-    def dead_letter(self, delivery: PendingDelivery, because: str, now: float) -> None:
+    @_one_change
+    def dead_letter(
+        self, db: sa.Connection, delivery: PendingDelivery, because: str, now: float
+    ) -> None:
         """The receiver will never accept the delivery: keep it for inspection, and continue with
         the next.
         """
+        _close(db, delivery)
+        row = {"route": delivery.route, "id": delivery.id, "alerts": delivery.alerts}
+        db.execute(sa.insert(dead).values(**row, size=delivery.size, because=because, at=now))
+        newest = sa.select(sa.func.max(dead.c.seq)).scalar_subquery()
+        db.execute(sa.delete(dead).where(dead.c.seq <= newest - MOST_DEAD))
 
-        def work(db: sa.Connection) -> None:
-            _close(db, delivery)
-            row = {"route": delivery.route, "id": delivery.id, "alerts": delivery.alerts}
-            db.execute(sa.insert(dead).values(**row, size=delivery.size, because=because, at=now))
-            newest = sa.select(sa.func.max(dead.c.seq)).scalar_subquery()
-            db.execute(sa.delete(dead).where(dead.c.seq <= newest - MOST_DEAD))
-
-        self._store.change(work)
-
-    def dead_letters(self, most: int) -> list[DeadLetter]:
+    @_one_change
+    def dead_letters(self, db: sa.Connection, most: int) -> list[DeadLetter]:
         """The newest dead letters, newest first."""
+        rows = db.execute(sa.select(dead).order_by(dead.c.seq.desc()).limit(most))
+        return [
+            DeadLetter(row.route, row.id, row.alerts, row.size, row.because, row.at) for row in rows
+        ]
 
-        def work(db: sa.Connection) -> list[DeadLetter]:
-            rows = db.execute(sa.select(dead).order_by(dead.c.seq.desc()).limit(most))
-            return [
-                DeadLetter(row.route, row.id, row.alerts, row.size, row.because, row.at)
-                for row in rows
-            ]
-
-        return self._store.change(work)
-
-    def dead_count(self) -> Mapping[str, int]:
+    @_one_change
+    def dead_count(self, db: sa.Connection) -> Mapping[str, int]:
         """How many dead letters of each route are kept."""
+        query = sa.select(dead.c.route, sa.func.count()).group_by(dead.c.route)
+        return {route: int(number) for route, number in db.execute(query)}
 
-        def work(db: sa.Connection) -> dict[str, int]:
-            query = sa.select(dead.c.route, sa.func.count()).group_by(dead.c.route)
-            return {route: int(number) for route, number in db.execute(query)}
-
-        return self._store.change(work)
-
-    def keep_only(self, routes: Sequence[str], before: float) -> int:
+    @_one_change
+    def keep_only(self, db: sa.Connection, routes: Sequence[str], before: float) -> int:
         """Drop alerts accepted before that time for routes that are no longer configured.
 
         Returns how many. A replica of another configuration may be about to send newer ones.
         """
+        gone = db.execute(
+            sa.delete(pending).where(pending.c.route.not_in(routes), pending.c.accepted_at < before)
+        ).rowcount
+        old = sa.and_(deliveries.c.route.not_in(routes), deliveries.c.first_at < before)
+        sizes = db.execute(sa.select(deliveries.c.size).where(old)).scalars().all()
+        db.execute(sa.delete(deliveries).where(old))
+        db.execute(sa.delete(lasting).where(lasting.c.route.not_in(routes), lasting.c.at < before))
+        return int(gone + sum(sizes))
 
-        def work(db: sa.Connection) -> int:
-            gone = db.execute(
-                sa.delete(pending).where(
-                    pending.c.route.not_in(routes), pending.c.accepted_at < before
-                )
-            ).rowcount
-            old = sa.and_(deliveries.c.route.not_in(routes), deliveries.c.first_at < before)
-            sizes = db.execute(sa.select(deliveries.c.size).where(old)).scalars().all()
-            db.execute(sa.delete(deliveries).where(old))
-            db.execute(
-                sa.delete(lasting).where(lasting.c.route.not_in(routes), lasting.c.at < before)
-            )
-            return int(gone + sum(sizes))
-
-        return self._store.change(work)
-
-    def held(self) -> list[tuple[int, Alert]]:
+    @_one_change
+    def held(self, db: sa.Connection) -> list[tuple[int, Alert]]:
         """The alerts that a silence holds, with their numbers."""
+        query = sa.select(pending.c.seq, pending.c.alert).where(pending.c.held_by == "silence")
+        return [(seq, decode_alert(text)) for seq, text in db.execute(query)]
 
-        def work(db: sa.Connection) -> list[tuple[int, Alert]]:
-            query = sa.select(pending.c.seq, pending.c.alert).where(pending.c.held_by == "silence")
-            return [(seq, decode_alert(text)) for seq, text in db.execute(query)]
-
-        return self._store.change(work)
-
-    def hold(self, until: Mapping[int, float]) -> None:
+    @_one_change
+    def hold(self, db: sa.Connection, until: Mapping[int, float]) -> None:
         """The alerts of these numbers are held until then; 0: no more."""
+        for seq, end in until.items():
+            values: dict[str, Any] = {"not_before": end}
+            if not end:
+                values["held_by"] = ""
+            db.execute(sa.update(pending).where(pending.c.seq == seq).values(**values))
 
-        def work(db: sa.Connection) -> None:
-            for seq, end in until.items():
-                values: dict[str, Any] = {"not_before": end}
-                if not end:
-                    values["held_by"] = ""
-                db.execute(sa.update(pending).where(pending.c.seq == seq).values(**values))
-
-        if until:
-            self._store.change(work)
-
-    def lasting_alerts(self, route: str) -> list[Alert]:
+    @_one_change
+    def lasting_alerts(self, db: sa.Connection, route: str) -> list[Alert]:
         """The alerts that the route has sent and that last, oldest first."""
+        query = (
+            sa.select(lasting.c.alert)
+            .where(lasting.c.route == route, lasting.c.delivery != "", lasting.c.ended == 0)
+            .order_by(lasting.c.at)
+            .limit(MOST_GROUPED)
+        )
+        return [decode_alert(text) for text in db.execute(query).scalars()]
 
-        def work(db: sa.Connection) -> list[Alert]:
-            query = (
-                sa.select(lasting.c.alert)
-                .where(lasting.c.route == route, lasting.c.delivery != "", lasting.c.ended == 0)
-                .order_by(lasting.c.at)
-                .limit(MOST_GROUPED)
-            )
-            return [decode_alert(text) for text in db.execute(query).scalars()]
-
-        return self._store.change(work)
-
-    def depths(self) -> Mapping[str, int]:
+    @_one_change
+    def depths(self, db: sa.Connection) -> Mapping[str, int]:
         """How many alerts wait for each route; routes without any are not named."""
-
-        def work(db: sa.Connection) -> dict[str, int]:
-            waiting = sa.select(pending.c.route, sa.func.count()).group_by(pending.c.route)
-            found = {route: int(number) for route, number in db.execute(waiting)}
-            for route, size in db.execute(sa.select(deliveries.c.route, deliveries.c.size)):
-                found[route] = found.get(route, 0) + size
-            return found
-
-        return self._store.change(work)
+        waiting = sa.select(pending.c.route, sa.func.count()).group_by(pending.c.route)
+        found = {route: int(number) for route, number in db.execute(waiting)}
+        for route, size in db.execute(sa.select(deliveries.c.route, deliveries.c.size)):
+            found[route] = found.get(route, 0) + size
+        return found
 
     def close(self) -> None:
         """Close the tables' store; a later call opens it again."""
@@ -258,14 +238,7 @@ class AlertOutbox:
 
 def _delivery(row: Any) -> PendingDelivery:
     return PendingDelivery(
-        row.route,
-        row.id,
-        row.alerts,
-        row.size,
-        row.attempts,
-        row.first_at,
-        row.next_at,
-        row.grp,
+        row.route, row.id, row.alerts, row.size, row.attempts, row.first_at, row.next_at, row.grp
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from aggregator.cli import cluster_view
+from aggregator.cli.api_calls import with_api
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.kube_session import KubeSession
 from aggregator.cli.text_table import printable
@@ -24,11 +25,7 @@ from aggregator.cluster.kubernetes.objects import (
     to_pod,
     to_stop,
 )
-from aggregator.cluster.kubernetes.operation_client import (
-    NODE_LABEL,
-    join_operations,
-    label_of,
-)
+from aggregator.cluster.kubernetes.operation_client import NODE_LABEL, join_operations, label_of
 from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
 from aggregator.cluster.kubernetes.reflector import Resource, list_pages
 from aggregator.cluster.kubernetes.transport import METADATA_LIST, Transport
@@ -63,42 +60,36 @@ class ClusterReader:
         self._announced = False
 
     def quarantines(self) -> dict[str, Any]:
-        return cluster_view.quarantines_answer(self._call(_all_quarantines))
+        return cluster_view.quarantines_answer(self.call(_all_quarantines))
 
-    def quarantine(self, node: str) -> dict[str, Any] | None:
+    @with_api
+    async def quarantine(self, api: Transport, node: str) -> dict[str, Any] | None:
         """One item of the list; None where the node has no quarantine."""
-
-        async def work(api: Transport) -> dict[str, Any] | None:
-            found = await read_quarantine(api, node)
-            return cluster_view.quarantine_answer(found) if found is not None else None
-
-        return self._call(work)
+        found = await read_quarantine(api, node)
+        return cluster_view.quarantine_answer(found) if found is not None else None
 
     def require_node(self, node: str) -> None:
         """Raise CommandFailed for a name that neither a Node nor a Quarantine has."""
         self.node(node)
 
     def nodes(self) -> dict[str, Any]:
-        return cluster_view.nodes_answer(self._call(_all_quarantines))
+        return cluster_view.nodes_answer(self.call(_all_quarantines))
 
-    def status(self) -> dict[str, Any]:
-        async def work(api: Transport) -> dict[str, Any]:
-            found, stop = await _all_quarantines(api), await self._stop(api)
-            return cluster_view.status_answer(self._trouble, stop, self._pods, found)
+    @with_api
+    async def status(self, api: Transport) -> dict[str, Any]:
+        found, stop = await _all_quarantines(api), await self._stop(api)
+        return cluster_view.status_answer(self._trouble, stop, self._pods, found)
 
-        return self._call(work)
+    @with_api
+    async def node(self, api: Transport, name: str) -> dict[str, Any]:
+        found = await read_quarantine(api, name)
+        node = await _node(api, name)
+        if node is None and found is None:
+            raise CommandFailed(f'there is no node "{name}"\n  See: kubectl get nodes')
+        return cluster_view.node_answer(name, node or None, found, time.time())
 
-    def node(self, name: str) -> dict[str, Any]:
-        async def work(api: Transport) -> dict[str, Any]:
-            found = await read_quarantine(api, name)
-            node = await _node(api, name)
-            if node is None and found is None:
-                raise CommandFailed(f'there is no node "{name}"\n  See: kubectl get nodes')
-            return cluster_view.node_answer(name, node or None, found, time.time())
-
-        return self._call(work)
-
-    def objects_about(self, name: str) -> tuple[dict[str, Any], list[str]]:
+    @with_api
+    async def objects_about(self, api: Transport, name: str) -> tuple[dict[str, Any], list[str]]:
         """The Node, its Quarantine, Operations and Events as the API server has them, by "node",
         "quarantine", "operations" and "events"; and why some are missing.
         """
@@ -109,61 +100,51 @@ class ClusterReader:
             "operations": (paths.OPERATIONS, {"labelSelector": f"{NODE_LABEL}={label_of(name)}"}),
             "events": (paths.CORE_EVENTS, {"fieldSelector": about, "limit": _EVENTS}),
         }
-
-        async def work(api: Transport) -> tuple[dict[str, Any], list[str]]:
-            found, missing = {}, []
-            for kind, (where, query) in wanted.items():
-                try:
-                    body = await api.request("GET", where, Priority.READ, query=query)
-                    found[kind] = json.loads(body)
-                except ClusterError as error:
-                    missing.append(f"{kind}: {error}")
-            return found, missing
-
-        return self._call(work)
+        found, missing = {}, []
+        for kind, (where, query) in wanted.items():
+            try:
+                body = await api.request("GET", where, Priority.READ, query=query)
+                found[kind] = json.loads(body)
+            except ClusterError as error:
+                missing.append(f"{kind}: {error}")
+        return found, missing
 
     def names_with(self, selector: str) -> frozenset[str]:
         """The names of the nodes that a label selector of Kubernetes selects."""
         return frozenset(self.labels_with(selector))
 
-    def labels_with(self, selector: str) -> dict[str, dict[str, str]]:
+    @with_api
+    async def labels_with(self, api: Transport, selector: str) -> dict[str, dict[str, str]]:
         """The labels of these nodes, by their names."""
+        nodes = Resource(
+            paths.NODES,
+            {"labelSelector": selector},
+            list_accept=METADATA_LIST,  # a node has 15 KB, and a fleet 10,000 of them
+            lane=Priority.READ,
+        )
+        listed = await _all(api, nodes)
+        found = [decode(raw, PartialObjectMetadata).metadata for raw in listed]
+        return {one.name: one.labels or {} for one in found}
 
-        async def work(api: Transport) -> dict[str, dict[str, str]]:
-            nodes = Resource(
-                paths.NODES,
-                {"labelSelector": selector},
-                list_accept=METADATA_LIST,  # a node has 15 KB, and a fleet 10,000 of them
-                lane=Priority.READ,
-            )
-            listed = await _all(api, nodes)
-            found = [decode(raw, PartialObjectMetadata).metadata for raw in listed]
-            return {one.name: one.labels or {} for one in found}
-
-        return self._call(work)
-
-    def work_on(self, nodes: Collection[str]) -> dict[str, list[str]]:
+    @with_api
+    async def work_on(self, api: Transport, nodes: Collection[str]) -> dict[str, list[str]]:
         """The pods with work, by their node: neither those that have ended nor daemons' pods."""
         wanted = frozenset(nodes)
+        kind = Resource(
+            paths.PODS,
+            {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
+            lane=Priority.READ,
+        )
+        found: dict[str, list[str]] = {}
+        async with contextlib.aclosing(list_pages(api, kind)) as pages:
+            async for page in pages:
+                pods = [to_pod(decode(raw, PodObject)) for raw in page.items or ()]
+                for pod in work_of(pods):
+                    if pod.node in wanted:
+                        found.setdefault(pod.node, []).append(pod.key)
+        return found
 
-        async def work(api: Transport) -> dict[str, list[str]]:
-            kind = Resource(
-                paths.PODS,
-                {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
-                lane=Priority.READ,
-            )
-            found: dict[str, list[str]] = {}
-            async with contextlib.aclosing(list_pages(api, kind)) as pages:
-                async for page in pages:
-                    pods = [to_pod(decode(raw, PodObject)) for raw in page.items or ()]
-                    for pod in work_of(pods):
-                        if pod.node in wanted:
-                            found.setdefault(pod.node, []).append(pod.key)
-            return found
-
-        return self._call(work)
-
-    def _call(self, work: Callable[[Transport], Awaitable[T]]) -> T:
+    def call(self, work: Callable[[Transport], Awaitable[T]]) -> T:
         found = self._session.call(work)
         if self._trouble and not self._announced:
             self._announced = True

@@ -3,11 +3,12 @@
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from aggregator.cli import actions
+from aggregator.cli.api_calls import ApiCalls, with_api
 from aggregator.cli.errors import CommandFailed
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
@@ -38,12 +39,6 @@ from aggregator.rfc3339 import write_time
 T = TypeVar("T")
 
 
-class ApiCalls(Protocol):
-    """Has the API server do ``work``, from a thread without an event loop. See `KubeSession`."""
-
-    def call(self, work: Callable[[Transport], Awaitable[T]]) -> T: ...
-
-
 class KubeActions:
     """`ClusterActions` on the cluster of ``session``; the record is in ``namespace``.
 
@@ -60,134 +55,118 @@ class KubeActions:
         self._namespace = namespace
         self._how = how
 
-    def stop(self, reason: str) -> str:
-        async def work(api: Transport) -> str:
-            before = await self._stop(api)
-            await self._set_stop(api, reason)
-            if before is None:
-                return actions.stopped_where_nothing_was(self._namespace, reason, how=self._how)
-            return actions.stopped(before, reason, how=self._how)
-
+    def call(self, work: Callable[[Transport], Awaitable[T]]) -> T:
+        """The result of ``work``. Raises CommandFailed."""
         return self._session.call(work)
 
-    def resume(self) -> str:
-        async def work(api: Transport) -> str:
-            before = await self._stop(api)
-            try:
-                await self._set_stop(api, "")
-            except Refused as error:
-                if before or error.status != 403:
-                    raise
-            return actions.resumed_in_cluster(before or "")
+    @with_api
+    async def stop(self, api: Transport, reason: str) -> str:
+        before = await self._stop(api)
+        await self._set_stop(api, reason)
+        if before is None:
+            return actions.stopped_where_nothing_was(self._namespace, reason, how=self._how)
+        return actions.stopped(before, reason, how=self._how)
 
-        return self._session.call(work)
+    @with_api
+    async def resume(self, api: Transport) -> str:
+        before = await self._stop(api)
+        try:
+            await self._set_stop(api, "")
+        except Refused as error:
+            if before or error.status != 403:
+                raise
+        return actions.resumed_in_cluster(before or "")
 
-    def release(self, node: str) -> str:
-        async def work(api: Transport) -> str:
-            where = paths.quarantine(node)
-            try:
-                body = await api.request("GET", where, Priority.RELEASE)
-                found = decode_quarantine(body)
-                fence = {"preconditions": {"uid": found.uid}}
+    @with_api
+    async def release(self, api: Transport, node: str) -> str:
+        where = paths.quarantine(node)
+        try:
+            body = await api.request("GET", where, Priority.RELEASE)
+            found = decode_quarantine(body)
+            fence = {"preconditions": {"uid": found.uid}}
+            await self._write(api, "DELETE", where, fence, Priority.RELEASE)
+        except NotFound as error:
+            raise CommandFailed(actions.none_such(node)) from error
+        return actions.released(node, found.spec)
+
+    @with_api
+    async def open_order(self, api: Transport, node: str) -> str:
+        try:
+            body = await api.request("GET", paths.quarantine(node), Priority.RELEASE)
+        except NotFound:
+            return ""
+        [found] = await join_operations(api, [decode_quarantine(body)], node)
+        return actions.order_open(node, found.status.repair)
+
+    @with_api
+    async def quarantine(self, api: Transport, node: str, spec: QuarantineSpec) -> str:
+        await _must_be_a_node(api, node)
+        stop = await self._stop_if_seen(api)
+        fields = msgspec.to_builtins(encode_spec(spec))
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "Quarantine",
+            "metadata": {"name": node},
+            "spec": {name: value for name, value in fields.items() if value is not None},
+        }
+        try:
+            await self._write(api, "POST", paths.QUARANTINES, body, Priority.TAINT)
+        except Conflict as error:
+            known = await api.request("GET", paths.quarantine(node), Priority.TAINT)
+            change = f"kubectl edit quarantine {node}, or release it first"
+            text = actions.already(node, decode_quarantine(known).spec, change=change)
+            raise CommandFailed(text) from error
+        except NotFound as error:
+            raise CommandFailed(
+                f"this cluster knows no quarantines: {error}\n"
+                "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
+            ) from error
+        return actions.quarantined(node, spec, stop=stop, how=self._how)
+
+    @with_api
+    async def drain_preview(self, api: Transport, node: str) -> str:
+        await _must_be_a_node(api, node)
+        pods, staying = await _pods_on(api, node)
+        return actions.preview(node, pods, staying)
+
+    @with_api
+    async def annotate(self, api: Transport, node: str, change: actions.AnnotationChange) -> str:
+        where = paths.node(node)
+        try:
+            body = await api.request("GET", where, Priority.RECORD, accept=METADATA)
+            meta = decode(body, PartialObjectMetadata).metadata
+            if change.idle and not change.changes(meta.annotations or {}):
+                return change.idle
+            changed = {"uid": meta.uid, "annotations": change.annotations}
+            await self._write(api, "PATCH", where, {"metadata": changed})
+        except NotFound as error:
+            raise CommandFailed(f'there is no node "{node}"\n  See: kubectl get nodes') from error
+        return change.message
+
+    @with_api
+    async def request_operation(self, api: Transport, name: str, spec: OperationSpec) -> str:
+        await _must_be_a_node(api, spec.node)
+        try:
+            await self._write(api, "POST", paths.OPERATIONS, operation_body(name, spec))
+        except NotFound as error:
+            raise CommandFailed(
+                f"this cluster knows no operations: {error}\n"
+                "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
+            ) from error
+        return actions.operation_requested(name, spec, how=self._how)
+
+    @with_api
+    async def cancel_operations(self, api: Transport, node: str) -> str:
+        found = [one for one in await list_operations(api) if one.spec.node == node]
+        there = [one for one in found if one.is_open]
+        if not there:
+            raise CommandFailed(actions.none_open(node, how=self._how))
+        for one in there:
+            where = f"{paths.OPERATIONS}/{paths.quoted(one.name)}"
+            fence = {"preconditions": {"uid": one.uid}}
+            with contextlib.suppress(NotFound):
                 await self._write(api, "DELETE", where, fence, Priority.RELEASE)
-            except NotFound as error:
-                raise CommandFailed(actions.none_such(node)) from error
-            return actions.released(node, found.spec)
-
-        return self._session.call(work)
-
-    def open_order(self, node: str) -> str:
-        async def work(api: Transport) -> str:
-            try:
-                body = await api.request("GET", paths.quarantine(node), Priority.RELEASE)
-            except NotFound:
-                return ""
-            [found] = await join_operations(api, [decode_quarantine(body)], node)
-            return actions.order_open(node, found.status.repair)
-
-        return self._session.call(work)
-
-    def quarantine(self, node: str, spec: QuarantineSpec) -> str:
-        async def work(api: Transport) -> str:
-            await _must_be_a_node(api, node)
-            stop = await self._stop_if_seen(api)
-            fields = msgspec.to_builtins(encode_spec(spec))
-            body = {
-                "apiVersion": f"{GROUP}/{VERSION}",
-                "kind": "Quarantine",
-                "metadata": {"name": node},
-                "spec": {name: value for name, value in fields.items() if value is not None},
-            }
-            try:
-                await self._write(api, "POST", paths.QUARANTINES, body, Priority.TAINT)
-            except Conflict as error:
-                known = await api.request("GET", paths.quarantine(node), Priority.TAINT)
-                change = f"kubectl edit quarantine {node}, or release it first"
-                text = actions.already(node, decode_quarantine(known).spec, change=change)
-                raise CommandFailed(text) from error
-            except NotFound as error:
-                raise CommandFailed(
-                    f"this cluster knows no quarantines: {error}\n"
-                    "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
-                ) from error
-            return actions.quarantined(node, spec, stop=stop, how=self._how)
-
-        return self._session.call(work)
-
-    def drain_preview(self, node: str) -> str:
-        async def work(api: Transport) -> str:
-            await _must_be_a_node(api, node)
-            pods, staying = await _pods_on(api, node)
-            return actions.preview(node, pods, staying)
-
-        return self._session.call(work)
-
-    def annotate(self, node: str, change: actions.AnnotationChange) -> str:
-        async def work(api: Transport) -> str:
-            where = paths.node(node)
-            try:
-                body = await api.request("GET", where, Priority.RECORD, accept=METADATA)
-                meta = decode(body, PartialObjectMetadata).metadata
-                if change.idle and not change.changes(meta.annotations or {}):
-                    return change.idle
-                changed = {"uid": meta.uid, "annotations": change.annotations}
-                await self._write(api, "PATCH", where, {"metadata": changed})
-            except NotFound as error:
-                raise CommandFailed(
-                    f'there is no node "{node}"\n  See: kubectl get nodes'
-                ) from error
-            return change.message
-
-        return self._session.call(work)
-
-    def request_operation(self, name: str, spec: OperationSpec) -> str:
-        async def work(api: Transport) -> str:
-            await _must_be_a_node(api, spec.node)
-            try:
-                await self._write(api, "POST", paths.OPERATIONS, operation_body(name, spec))
-            except NotFound as error:
-                raise CommandFailed(
-                    f"this cluster knows no operations: {error}\n"
-                    "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
-                ) from error
-            return actions.operation_requested(name, spec, how=self._how)
-
-        return self._session.call(work)
-
-    def cancel_operations(self, node: str) -> str:
-        async def work(api: Transport) -> str:
-            found = [one for one in await list_operations(api) if one.spec.node == node]
-            there = [one for one in found if one.is_open]
-            if not there:
-                raise CommandFailed(actions.none_open(node, how=self._how))
-            for one in there:
-                where = f"{paths.OPERATIONS}/{paths.quoted(one.name)}"
-                fence = {"preconditions": {"uid": one.uid}}
-                with contextlib.suppress(NotFound):
-                    await self._write(api, "DELETE", where, fence, Priority.RELEASE)
-            return actions.operations_cancelled(node, there, how=self._how)
-
-        return self._session.call(work)
+        return actions.operations_cancelled(node, there, how=self._how)
 
     async def _write(
         self,
