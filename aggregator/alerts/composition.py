@@ -67,10 +67,7 @@ def _due_of_group(
     taken: list[Any] = []
     others: list[Any] = []
     waits: list[float] = []
-    for grouped, patience, most in (
-        (0, wait.linger, MOST_IN_ONE),
-        (1, wait.grouped, MOST_GROUPED),
-    ):
+    for grouped, patience, most in ((0, wait.linger, MOST_IN_ONE), (1, wait.grouped, MOST_GROUPED)):
         rows = db.execute(
             sa.select(pending)
             .where(free, pending.c.grp == name, pending.c.grouped == grouped)

@@ -1,5 +1,6 @@
 """A POST to a receiver: TLS, headers, proxy, bounded in time and size, and never redirected."""
 
+import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,11 @@ class Exchange:
     wall: Callable[[], float]
 
 
+def compact_json(document: object) -> bytes:
+    """A body."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
 async def post(
     exchange: Exchange,
     url: str,
@@ -89,12 +95,7 @@ async def post(
     if options.ca_file is not None or options.cert_file is not None:
         tls = await exchange.thread.run(tls_context, options)
     async with exchange.session.post(
-        url,
-        data=body,
-        headers=sent,
-        allow_redirects=False,
-        ssl=tls,
-        proxy=options.proxy,
+        url, data=body, headers=sent, allow_redirects=False, ssl=tls, proxy=options.proxy
     ) as response:
         answer = classify_response(response.status, response.headers, exchange.wall())
         if answer.verdict is Delivery.DELIVERED or documented:

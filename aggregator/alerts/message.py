@@ -86,6 +86,12 @@ class Line:
     kind: str
     text: str
 
+    @property
+    def marked(self) -> str:
+        """The text after its severity, or after the mark of an end."""
+        over = self.state is AlertState.RESOLVED
+        return f"{'resolved' if over else self.severity}: {self.text}"
+
 
 def message_of(
     delivery: PendingDelivery, *, route: str = "", page: str = "", documentation_url: str = ""

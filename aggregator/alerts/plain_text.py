@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from aggregator.alerts.alert import AlertState, rfc3339
+from aggregator.alerts.alert import rfc3339
 from aggregator.alerts.message import Message, digest, link, links, next_steps
 from aggregator.runtime.text import visible
 
@@ -13,10 +13,7 @@ _MOST_LINES = 200
 def plain_text(message: Message) -> str:
     """The whole message: its alerts, the next steps, where it is, the links."""
     lines = digest(message, most=_MOST_LINE)
-    parts = []
-    for line in lines[:_MOST_LINES]:
-        state = "resolved" if line.state is AlertState.RESOLVED else line.severity
-        parts.append(f"{state}: {line.text}")
+    parts = [line.marked for line in lines[:_MOST_LINES]]
     if len(lines) > _MOST_LINES:
         parts.append(f"and {len(lines) - _MOST_LINES} more")
     parts += [f"\nTo do: {one}" for one in next_steps(message)]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import blake2b
+from typing import Any
 
 from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
 from aggregator.alerts.composition import BatchWait
@@ -103,7 +104,7 @@ def _target(route: RouteConfig, receiver: ReceiverConfig) -> RouteTarget:
     return RouteTarget(
         name=route.name,
         key=blake2b(route.name.encode(), digest_size=6).hexdigest(),
-        receiver=_receiver(receiver),
+        receiver=_RECEIVERS[kind](getattr(receiver, kind), receiver),
         receiver_name=receiver.name,
         kind=kind,
         matchers=route,
@@ -124,21 +125,16 @@ def _wait(receiver: ReceiverConfig, wait: float | None, interval: float | None) 
     return base if interval is None else replace(base, interval=interval)
 
 
-def _receiver(config: ReceiverConfig) -> Receiver:
-    if config.alertmanager is not None:
-        return AlertmanagerReceiver(config.alertmanager)
-    if config.apprise is not None:
-        return AppriseReceiver(config.apprise, config.name)
-    if config.email is not None:
-        return EmailReceiver(config.email, config.timeout)
-    if config.pagerduty is not None:
-        return PagerDutyReceiver(config.pagerduty)
-    if config.slack is not None:
-        return SlackReceiver(config.slack)
-    if config.teams is not None:
-        return TeamsReceiver(config.teams)
-    assert config.webhook is not None
-    return WebhookReceiver(config.webhook.url, config.webhook.secret_file, config.webhook.http)
+#: The receiver of a kind's options.
+_RECEIVERS: Mapping[str, Callable[[Any, ReceiverConfig], Receiver]] = {
+    "alertmanager": lambda options, _: AlertmanagerReceiver(options),
+    "apprise": lambda options, config: AppriseReceiver(options, config.name),
+    "email": lambda options, config: EmailReceiver(options, config.timeout),
+    "pagerduty": lambda options, _: PagerDutyReceiver(options),
+    "slack": lambda options, _: SlackReceiver(options),
+    "teams": lambda options, _: TeamsReceiver(options),
+    "webhook": lambda options, _: WebhookReceiver(options.url, options.secret_file, options.http),
+}
 
 
 # -- one alert -------------------------------------------------------------------------------------
@@ -238,10 +234,7 @@ def matches(matchers: Matchers, alert: Alert, contexts: Sequence[NodeContext]) -
 
 
 def silenced_until(
-    silences: Iterable[SilenceConfig],
-    alert: Alert,
-    contexts: Sequence[NodeContext],
-    now: float,
+    silences: Iterable[SilenceConfig], alert: Alert, contexts: Sequence[NodeContext], now: float
 ) -> float:
     """The latest end of the silences that hold the alert; 0: none does."""
     ends = (one.until for one in silences if one.until > now and _is_silenced(one, alert, contexts))

@@ -18,13 +18,7 @@ from aggregator.alerts.receivers.teams import TeamsOptions
 from aggregator.alerts.receivers.webhook import WebhookOptions
 from aggregator.alerts.templates import MessageTemplate, TemplateError, TemplateOptions
 from aggregator.configfile.section import SectionDataclass
-from aggregator.configfile.values import (
-    Duration,
-    LabelKey,
-    PageUrl,
-    shaped,
-    show,
-)
+from aggregator.configfile.values import Duration, LabelKey, PageUrl, shaped, show
 from aggregator.events import EventKind
 
 #: The kinds of receivers, each a key of a receiver's section.
@@ -244,9 +238,7 @@ def _receiver_errors(key: Key, receiver: ReceiverConfig) -> Iterator[tuple[Key, 
 
 
 def _http_errors(key: Key, http: HttpOptions) -> Iterator[tuple[Key, str]]:
-    if (http.cert_file is None) != (http.key_file is None):
-        missing = "key_file" if http.key_file is None else "cert_file"
-        yield (*key, missing), "missing; expected both cert_file and key_file, or neither"
+    yield from _halves(key, http, "cert_file", "key_file")
     for name, value in http.headers.items():
         if not name.isascii() or not name or any(char in name for char in " :\r\n\t"):
             yield (*key, "headers"), f"{show(name)} is no header's name; expected a word"
@@ -257,18 +249,21 @@ def _http_errors(key: Key, http: HttpOptions) -> Iterator[tuple[Key, str]]:
             yield (*key, "headers", name), f"this header is set by sickbay{hint}; expected another"
 
 
+def _halves(key: Key, options: object, *pair: str) -> Iterator[tuple[Key, str]]:
+    """The key of a pair that is missing while the other one is given."""
+    missing = [name for name in pair if not getattr(options, name)]
+    if len(missing) == 1:
+        yield (*key, *missing), f"missing; expected both {' and '.join(pair)}, or neither"
+
+
 def _email_errors(key: Key, mail: EmailOptions) -> Iterator[tuple[Key, str]]:
     if mail.smarthost.startswith("unix:") or mail.smarthost.endswith(":0"):
         yield (*key, "smarthost"), '"HOST:PORT" is needed; expected such as "mail.example.com:587"'
-    if bool(mail.username) != (mail.password_file is not None):
-        missing = "password_file" if mail.username else "username"
-        yield (*key, missing), "missing; expected both username and password_file, or neither"
+    yield from _halves(key, mail, "username", "password_file")
     if mail.username and mail.tls == "none":
         text = "a password in plain text; expected tls: starttls or tls: tls"
         yield (*key, "tls"), text
-    if (mail.cert_file is None) != (mail.key_file is None):
-        missing = "key_file" if mail.key_file is None else "cert_file"
-        yield (*key, missing), "missing; expected both cert_file and key_file, or neither"
+    yield from _halves(key, mail, "cert_file", "key_file")
 
 
 def _template_errors(key: Key, options: TemplateOptions) -> Iterator[tuple[Key, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from aggregator.alerts.alert import Alert, AlertState, Ending, rfc3339
+from aggregator.alerts.alert import Alert, AlertState, Ending
 from aggregator.alerts.message import (
     Message,
     digest,
@@ -136,17 +136,9 @@ def _variables(message: Message) -> Mapping[str, Any]:
 
 def _alert(message: Message, alert: Alert) -> Mapping[str, Any]:
     return {
-        "kind": alert.kind,
-        "severity": alert.severity,
-        "state": alert.state.value,
-        "at": rfc3339(alert.at),
-        "node": alert.node,
+        **alert.to_json(),
         "nodes": alert.nodes,
         "summary": summary_of(alert),
-        "advice": alert.advice,
-        "incident": alert.incident,
-        "labels": dict(alert.labels),
-        "details": dict(alert.details),
         "documentation": section(message, alert),
     }
 

@@ -5,14 +5,13 @@ Alertmanager keeps no alerts over a restart, so alerts that last are sent again 
 (https://prometheus.io/docs/alerting/latest/clients/).
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.alerts.alert import Alert, AlertState, rfc3339
-from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post
+from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, compact_json, post
 from aggregator.alerts.message import Message, link, section
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -53,8 +52,7 @@ class AlertmanagerReceiver:
         answer = WebhookResponse(Delivery.DELIVERED, "no alerts")
         for start in range(0, len(alerts), _MOST_IN_ONE):
             some = alerts[start : start + _MOST_IN_ONE]
-            body = json.dumps(some, separators=(",", ":")).encode()
-            answer = await post(exchange, self._url, body, self._http, {})
+            answer = await post(exchange, self._url, compact_json(some), self._http, {})
             if answer.verdict is not Delivery.DELIVERED:
                 return answer
         return answer

@@ -5,13 +5,19 @@ key; the incident is resolved when the last alert of that delivery has ended. So
 one page, and a later fault of the same rack is a page of its own.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.alerts.alert import Alert, AlertState, rfc3339
-from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_secret
+from aggregator.alerts.http_channel import (
+    PLAIN,
+    Exchange,
+    HttpOptions,
+    compact_json,
+    post,
+    read_secret,
+)
 from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
@@ -56,8 +62,9 @@ class PagerDutyReceiver:
         events = await exchange.thread.run(render, message, key, self._template)
         answer = WebhookResponse(Delivery.DELIVERED, "no event")
         for event in events:
-            body = json.dumps(event, separators=(",", ":")).encode()
-            answer = await post(exchange, options.url, body, options.http, {}, secrets=(key,))
+            answer = await post(
+                exchange, options.url, compact_json(event), options.http, {}, secrets=(key,)
+            )
             if answer.verdict is not Delivery.DELIVERED:
                 return answer
         return answer

@@ -4,14 +4,19 @@ Limits: https://docs.slack.dev/reference/block-kit/blocks (50 blocks; header 150
 a section 3,000) and https://docs.slack.dev/messaging/formatting-message-text (escapes).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.alerts.alert import AlertState
-from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
-from aggregator.alerts.message import Line, Message, digest, headline, link, links, next_steps
+from aggregator.alerts.http_channel import (
+    PLAIN,
+    Exchange,
+    HttpOptions,
+    compact_json,
+    post,
+    read_url,
+)
+from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -45,8 +50,7 @@ class SlackReceiver:
     async def deliver(self, message: Message, exchange: Exchange) -> WebhookResponse:
         url = await exchange.thread.run(read_url, self._options.url_file)
         document = await exchange.thread.run(render, message, self._template)
-        body = json.dumps(document, separators=(",", ":")).encode()
-        return await post(exchange, url, body, self._options.http, {})
+        return await post(exchange, url, compact_json(document), self._options.http, {})
 
 
 def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
@@ -63,7 +67,7 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
         blocks += [_section("mrkdwn", text[i : i + _MOST_SECTION]) for i in starts]
     else:
         lines = digest(message, most=_MOST_LINE)
-        blocks += [_section("plain_text", _written(line)) for line in lines[:_MOST_LINES]]
+        blocks += [_section("plain_text", line.marked) for line in lines[:_MOST_LINES]]
         if len(lines) > _MOST_LINES:
             blocks.append(_section("plain_text", f"and {len(lines) - _MOST_LINES} more"))
         blocks += [_section("plain_text", f"To do: {one}") for one in next_steps(message)]
@@ -75,11 +79,6 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
         blocks.append(_section("mrkdwn", f"What to do: {', '.join(shown)}"))
     # The values in a template's title are escaped already.
     return {"text": own or escape(title), "blocks": blocks}
-
-
-def _written(line: Line) -> str:
-    state = "resolved" if line.state is AlertState.RESOLVED else line.severity
-    return f"{state}: {line.text}"
 
 
 def _section(kind: str, text: str) -> dict[str, Any]:

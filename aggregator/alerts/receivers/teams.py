@@ -5,13 +5,19 @@ https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-
 Text runs show Markdown as it is; text blocks would render it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aggregator.alerts.alert import AlertState
-from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
+from aggregator.alerts.http_channel import (
+    PLAIN,
+    Exchange,
+    HttpOptions,
+    compact_json,
+    post,
+    read_url,
+)
 from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import WebhookResponse
@@ -51,7 +57,7 @@ class TeamsReceiver:
     async def deliver(self, message: Message, exchange: Exchange) -> WebhookResponse:
         url = await exchange.thread.run(read_url, self._options.url_file)
         document = await exchange.thread.run(render, message, self._template)
-        return await post(exchange, url, _encoded(document), self._options.http, {})
+        return await post(exchange, url, compact_json(document), self._options.http, {})
 
 
 def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
@@ -59,7 +65,7 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
     title = template.title(message) or headline(message, _MOST_TITLE)
     colour = "good" if message.state is AlertState.RESOLVED else _COLOUR[message.severity]
     written = template.text(message)
-    lines = [] if written else _lines(message)
+    lines = [] if written else [line.marked for line in digest(message, most=_MOST_LINE)]
     for halvings in range(_MOST_HALVINGS + 1):
         if written:
             shown = truncate(written, _MOST_TEMPLATE >> halvings).split("\n")
@@ -71,17 +77,9 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
             shown += [f"To do: {one}" for one in next_steps(message)]
         items = [_text(title[:_MOST_TITLE], colour, bold=True)]
         document = _document([*items, *(_text(line, "default") for line in shown)], message)
-        if len(_encoded(document)) <= MOST_BYTES:
+        if len(compact_json(document)) <= MOST_BYTES:
             break
     return document
-
-
-def _lines(message: Message) -> list[str]:
-    resolved = AlertState.RESOLVED
-    return [
-        f"{'resolved' if line.state is resolved else line.severity}: {line.text}"
-        for line in digest(message, most=_MOST_LINE)
-    ]
 
 
 def _document(items: Sequence[Mapping[str, Any]], message: Message) -> Mapping[str, Any]:
@@ -101,10 +99,6 @@ def _document(items: Sequence[Mapping[str, Any]], message: Message) -> Mapping[s
         card["actions"] = actions
     kind = "application/vnd.microsoft.card.adaptive"
     return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
-
-
-def _encoded(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _text(text: str, colour: str, *, bold: bool = False) -> dict[str, Any]:
