@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.cluster.users import User
-from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.regular_file import MOST, require_regular_file, version_of
 
 
 class CaCertificates:
@@ -25,7 +25,7 @@ class CaCertificates:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen = self._version()
+        self._seen = version_of(self._file)
         self._certificates = self._read()
 
     def issued(self, certificate: x509.Certificate) -> bool:
@@ -35,15 +35,11 @@ class CaCertificates:
 
     def _follow(self) -> None:
         try:
-            now = self._version()
+            now = version_of(self._file)
             if now != self._seen:
                 self._certificates, self._seen = self._read(), now
         except (OSError, ValueError):
             return
-
-    def _version(self) -> tuple[int, int]:
-        stat = self._file.stat()
-        return (stat.st_ino, stat.st_mtime_ns)
 
     def _read(self) -> list[x509.Certificate]:
         with require_regular_file(self._file, most=MOST).open("rb") as opened:

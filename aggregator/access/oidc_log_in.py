@@ -10,13 +10,7 @@ from urllib.parse import urlsplit
 from attrs import define
 
 from aggregator.access.identity import AccessRefused
-from aggregator.access.oidc_claims import (
-    ClaimNames,
-    ClaimRefused,
-    check_claims,
-    groups_of,
-    user_of,
-)
+from aggregator.access.oidc_claims import ClaimNames, ClaimRefused, check_claims, groups_of, user_of
 from aggregator.access.oidc_provider import OidcProvider, ProviderAway
 from aggregator.access.oidc_session import BegunLogIns, OidcSessions
 from aggregator.access.review_budget import ReviewBudget

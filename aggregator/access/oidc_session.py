@@ -30,7 +30,6 @@ BEGUN_FOR = 600.0
 LONGEST = 3800
 #: Sessions that were logged out and are remembered until they would have ended.
 _MOST_ENDED = 10_000
-_READS = frozenset({"get", "list", "watch"})
 _ALGORITHM = "HS256"
 _SESSION, _BEGUN = "sickbay-session", "sickbay-log-in"
 
@@ -172,4 +171,4 @@ class OidcRoles:
         groups = identity.user.groups
         if not self._operators.isdisjoint(groups):
             return True
-        return access.verb in _READS and not self._viewers.isdisjoint(groups)
+        return access.reads and not self._viewers.isdisjoint(groups)

@@ -15,14 +15,13 @@ from pathlib import Path
 from aggregator.access.identity import RequestFacts, UserIdentity
 from aggregator.access.token_review import invalid_token
 from aggregator.cluster.users import Access, User
-from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.regular_file import MOST, require_regular_file, version_of
 
 log = logging.getLogger("sickbay.access")
 
 #: Characters of a token: 128 bits at least, where it is made at random.
 SHORTEST = 22
 ROLES = ("viewer", "operator")
-_READS = frozenset({"get", "list", "watch"})
 
 
 class StaticTokensError(Exception):
@@ -46,7 +45,7 @@ class StaticTokens:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._entries = _read(file)
-        self._seen = _version(file)
+        self._seen = version_of(file)
 
     async def authenticate(self, facts: RequestFacts) -> UserIdentity | None:
         token = facts.token or facts.cookie
@@ -68,13 +67,11 @@ class StaticTokens:
         groups = identity.user.groups
         if identity.how != "static-token":
             return False
-        return "sickbay:operators" in groups or (
-            "sickbay:viewers" in groups and access.verb in _READS
-        )
+        return "sickbay:operators" in groups or ("sickbay:viewers" in groups and access.reads)
 
     def _follow(self) -> None:
         try:
-            now = _version(self._file)
+            now = version_of(self._file)
             if now == self._seen:
                 return
             self._seen = now
@@ -116,8 +113,3 @@ def _entry(where: str, line: str) -> _Entry:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-def _version(file: Path) -> tuple[int, int, int]:
-    stat = file.stat()
-    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)

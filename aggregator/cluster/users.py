@@ -31,6 +31,11 @@ class Access:
     name: str = ""
     path: str = ""
 
+    @property
+    def reads(self) -> bool:
+        """Whether it changes nothing."""
+        return self.verb in {"get", "list", "watch"}
+
     def __str__(self) -> str:
         if self.path:
             return f"{self.verb} {self.path}"

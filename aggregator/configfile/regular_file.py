@@ -30,3 +30,9 @@ def require_regular_file(path: Path, *, most: int | None = None) -> Path:
     if most is not None and found.st_size > most:
         raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
     return path
+
+
+def version_of(*files: Path) -> tuple[tuple[int, int, int], ...]:
+    """Another value once one of the files is replaced or written to. Raises OSError."""
+    stats = [file.stat() for file in files]
+    return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

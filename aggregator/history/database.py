@@ -301,10 +301,7 @@ def _recent_states(connection: sa.Connection, incidents: Sequence[str]) -> Repor
     table = transitions.c
     query = (
         sa.select(transitions)
-        .where(
-            table.incident.in_(incidents),
-            table.kind.in_([kind.value for kind in DECIDING]),
-        )
+        .where(table.incident.in_(incidents), table.kind.in_([kind.value for kind in DECIDING]))
         .order_by(table.at.desc(), table.id.desc())
         .limit(_OF_ONE * len(incidents))
     )

@@ -4,7 +4,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from aggregator.configfile.regular_file import require_regular_file
+from aggregator.configfile.regular_file import require_regular_file, version_of
 
 log = logging.getLogger("sickbay.tls")
 
@@ -32,7 +32,7 @@ class FollowedAuthorities:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._seen: tuple[int, int] | None = None
+        self._seen: object = None
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
@@ -49,14 +49,11 @@ class FollowedAuthorities:
         return self._context
 
     def _read_if_changed(self) -> None:
-        seen = (0, 0)
-        if self._file is not None:
-            try:
-                stat = self._file.stat()
-            except OSError as error:
-                text = f"{self._file} can't be read: {error.strerror}; expected a readable file"
-                raise CaFileError(text) from error
-            seen = (stat.st_ino, stat.st_mtime_ns)
+        try:
+            seen = version_of(*([self._file] if self._file is not None else []))
+        except OSError as error:
+            text = f"{self._file} can't be read: {error.strerror}; expected a readable file"
+            raise CaFileError(text) from error
         if self._context is None or seen != self._seen:
             file = self._file
             self._context = client_context(file) if file else ssl.create_default_context()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from aggregator.configfile.regular_file import version_of
 from aggregator.tls.certificate import Validity
 
 log = logging.getLogger("sickbay.web")
@@ -39,7 +40,7 @@ class Certificate:
         self._client_authorities = tuple(client_authorities)
         self._wall = wall
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._seen = self._changed()
+        self._seen = version_of(*self._files, *self._client_authorities)
         self._load()
         self._validity = self._read_validity()
 
@@ -52,7 +53,7 @@ class Certificate:
     def reload_if_changed(self) -> None:
         """Read it again, if the new one is better."""
         try:
-            now = self._changed()
+            now = version_of(*self._files, *self._client_authorities)
             if now != self._seen and not self._is_worse():
                 self._load()
                 self._seen, self._validity = now, self._read_validity()
@@ -79,7 +80,3 @@ class Certificate:
             self.context.verify_mode = ssl.CERT_OPTIONAL
             # A file may have an intermediate CA alone: it is that one which is trusted.
             self.context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-
-    def _changed(self) -> tuple[tuple[int, int], ...]:
-        stats = [path.stat() for path in (*self._files, *self._client_authorities)]
-        return tuple((stat.st_ino, stat.st_mtime_ns) for stat in stats)
