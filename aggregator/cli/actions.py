@@ -21,11 +21,7 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.operator_requests import (
-    EXEMPT,
-    PIN,
-    exemption,
-)
+from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN, exemption
 from aggregator.rfc3339 import write_time
 
 

@@ -13,10 +13,7 @@ MARK = "***"
 #: Each pattern, and what replaces it.
 _PATTERNS: Sequence[tuple["re.Pattern[str]", str]] = (
     # PEM keys, whole, and what is left of one that was cut.
-    (
-        re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*KEY-----|\Z)"),
-        MARK,
-    ),
+    (re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*KEY-----|\Z)"), MARK),
     # JSON web tokens, as those of service accounts.
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"), MARK),
     # The user's part of a URL.

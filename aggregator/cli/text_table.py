@@ -75,11 +75,7 @@ def printable(text: str) -> str:
 
 
 def table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    width: int = 0,
-    *,
-    colour: bool = False,
+    head: Sequence[str], rows: Iterable[Sequence[object]], width: int = 0, *, colour: bool = False
 ) -> str:
     """Columns side by side. The last one is cut to ``width`` characters; 0: to none. Where it
     has little room, a cell that is longer has lines of its own.

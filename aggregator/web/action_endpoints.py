@@ -158,10 +158,7 @@ class ActionEndpoints:
         except CommandFailed as error:
             return 409, str(error)
         except Unreachable as error:
-            return (
-                503,
-                f"{error}\nIts result is not known: check the node, then try again.",
-            )
+            return (503, f"{error}\nIts result is not known: check the node, then try again.")
         except Refused as error:
             return 409, (
                 f"the cluster refuses it: {error}\nThe aggregator needs the rights of "

@@ -146,9 +146,7 @@ class GatewayPage:
 
     @web.middleware
     async def _each(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         self._connections.begin(request.protocol)
         try:

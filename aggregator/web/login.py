@@ -11,13 +11,7 @@ from attrs import define
 
 from aggregator.access.gate import READ
 from aggregator.access.identity import AccessRefused, RequestFacts
-from aggregator.web.access_guard import (
-    AccessGuard,
-    PageAccess,
-    cookie_name,
-    facts_of,
-    session_name,
-)
+from aggregator.web.access_guard import AccessGuard, PageAccess, cookie_name, facts_of, session_name
 from aggregator.web.same_origin import foreign_because
 
 #: Browsers keep no longer cookie, its name and attributes included.

@@ -268,9 +268,7 @@ def _sorted(
     if order.column == "agent":
         rank = {agent: number for number, agent in enumerate(AGENTS)}  # another version's are last
         return sorted(
-            names,
-            key=lambda name: rank.get(rows[name].agent, len(rank)),
-            reverse=order.descending,
+            names, key=lambda name: rank.get(rows[name].agent, len(rank)), reverse=order.descending
         )
 
     def text(name: str) -> str:

@@ -118,10 +118,7 @@ def _stream() -> dict[str, Any]:
         "operationId": "stream",
         "summary": "Transitions as they happen (server-sent events).",
         "description": f"The data of each event is JSON. Events and their shapes: {events}.",
-        "parameters": [
-            *map(_param, STREAM_PARAMS),
-            _parameter("Last-Event-ID", "header", last),
-        ],
+        "parameters": [*map(_param, STREAM_PARAMS), _parameter("Last-Event-ID", "header", last)],
         "responses": {
             "200": {
                 "description": "Events, for as long as you listen.",

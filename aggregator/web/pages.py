@@ -38,14 +38,7 @@ from aggregator.web import (
     timeline_chart,
     trend_chart,
 )
-from aggregator.web.api import (
-    MAP_BLOCKS,
-    MOST,
-    NODES,
-    NotThere,
-    page_of_nodes,
-    story_or_none_such,
-)
+from aggregator.web.api import MAP_BLOCKS, MOST, NODES, NotThere, page_of_nodes, story_or_none_such
 from aggregator.web.assets import Assets
 from aggregator.web.drift_view import drift_rows
 from aggregator.web.fleet_trend import point_of
@@ -444,11 +437,7 @@ class _Text:
 #: Parameters of the page of nodes that a link to another view of it keeps.
 _KEPT = ("state", "q", "why", "agent", "label", "group", "sort")
 #: Their values that need no place in an address.
-_DEFAULTS = {
-    ("sort", _WORST_FIRST),
-    ("sort", node_table.GROUP_SORT.default),
-    ("rows", ROWS),
-}
+_DEFAULTS = {("sort", _WORST_FIRST), ("sort", node_table.GROUP_SORT.default), ("rows", ROWS)}
 
 
 def _with_query(path: str, values: Mapping[str, Any], kept: Sequence[str]) -> Callable[..., str]:

@@ -169,11 +169,7 @@ def _plain(
 _ALL = (
     PersonAction("quarantine", "The action: cordon or drain.", _quarantine, _creates),
     PersonAction(
-        "release",
-        "Release the node from quarantine.",
-        _release,
-        _deletes,
-        needs_reason=False,
+        "release", "Release the node from quarantine.", _release, _deletes, needs_reason=False
     ),
     PersonAction("exempt", "Leave the node alone for a time.", _exempt, _annotations),
     _plain(

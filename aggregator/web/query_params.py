@@ -53,10 +53,7 @@ class Param:
                     "default": self.default,
                 }
             case Form.STATE:
-                return {
-                    "type": "string",
-                    "enum": [state.value for state in QuarantineSummary],
-                }
+                return {"type": "string", "enum": [state.value for state in QuarantineSummary]}
             case Form.CHOICE:
                 return {"type": "string", "enum": list(self.choices)}
             case _:

@@ -19,11 +19,7 @@ _UNDER_WAY = tuple(state.value for state in BUSY)
 
 
 def repair(
-    found: Quarantine,
-    plan: RepairPlan,
-    now: float,
-    *,
-    unheard: bool = False,
+    found: Quarantine, plan: RepairPlan, now: float, *, unheard: bool = False
 ) -> models.Repair | None:
     """The node's ladder, its attempts and what holds the next; None where repairs are off and none
     ever was. ``now`` is wall clock seconds, and ``unheard`` as for `RepairPlan.waits`.

@@ -87,9 +87,7 @@ class SnapshotCache:
         spent += await visit_in_chunks(names, add, self._clocks.now)
         began = self._clocks.now()
         found = replace(
-            builder.conclude(names),
-            replicas=tuple(self._replicas()),
-            lease_lost=self._lease_lost(),
+            builder.conclude(names), replicas=tuple(self._replicas()), lease_lost=self._lease_lost()
         )
         changed = before is None or before.found != found
         revision = (before.revision if before else 0) + changed
