@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from aggregator.cluster.port import Phase, Quarantine
+from aggregator.cluster.port import Phase
 from aggregator.quarantine.decide.pool_budget import allowance, floored
 from aggregator.quarantine.state.fleet import (
     MARKED_ALONE,
@@ -172,37 +172,27 @@ class FleetViewBuilder:
         self._exempt += node_summary.decision.exempt
         self._untested += bool(node_summary.cluster.untested)
         if node_summary.decision.requests:
-            self._requested.append(
-                node_view.node_row(node_summary, moment, state, self._fleet.words)
-            )
+            self._requested.append(node_view.node_row(self._fleet, node_summary, moment, state))
         if not node_summary.agent.is_reporting:
             if node_view.agent(node_summary) == "never":
                 self._never += 1
             else:
                 last_seen = node_summary.agent.last_seen
-                row = node_view.node_row(node_summary, moment, state, self._fleet.words)
+                row = node_view.node_row(self._fleet, node_summary, moment, state)
                 self._silent.append((moment.now if last_seen is None else last_seen, row))
-        mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
-            self._incidents.extend(
-                node_view.incidents(node_summary, moment, mode, self._fleet.how, self._fleet.words)
-            )
+            self._incidents.extend(node_view.incidents(self._fleet, node_summary, moment))
         elif state in _UNWELL:
             why = node_view.why(node_summary, state, self._fleet.words)
             since = _unwell_since(node_summary, state, moment)
             self._unwell.append(UnwellNode(node_summary.node, why, since))
         if node_summary.quarantine is not None:
-            shown = self._quarantine(node_summary, node_summary.quarantine)
+            quarantine = node_summary.quarantine
+            shown = node_view.quarantine(self._fleet, node_summary, quarantine, moment)
             self._quarantines.append(shown)
-        held = node_view.hold(node_summary, mode, self._fleet.how, self._fleet.words)
+        held = node_view.hold(self._fleet, node_summary)
         if held is not None:
             self._holds.append(held)
-
-    def _quarantine(self, node_summary: NodeSummary, found: Quarantine) -> models.Quarantine:
-        fleet = self._fleet
-        return node_view.quarantine(
-            node_summary, found, fleet.how, self._moment, fleet.repairs, fleet.words
-        )
 
     def conclude(self, names: Iterable[str]) -> FleetViewFindings:
         """The findings. ``names`` are the nodes in the order in which people read them.

@@ -25,14 +25,4 @@ class NodeDetails:
             msgspec.structs.replace(one, device=gpu_name(node_summary.agent.health, one.component))
             for one in outlier_view.outliers(fleet.measurements, node_summary.node, moment)
         ]
-        return node_view.node(
-            node_summary,
-            moment,
-            fleet.mode_of(node_summary),
-            how=fleet.how,
-            words=fleet.words,
-            outliers=found,
-            pool=fleet.pool_of(node_summary),
-            repairs=fleet.repairs,
-            test=fleet.test_of(node_summary.node),
-        )
+        return node_view.node(fleet, node_summary, moment, found)

@@ -22,16 +22,16 @@ from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.quarantine.decide.common_cause import LEAST, CommonCause
 from aggregator.quarantine.decide.lost_marks import describe_missing
-from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
-from aggregator.quarantine.state import fleet
 from aggregator.quarantine.state.fleet import (
+    MARKED_ALONE,
     UNREAD_STATUS,
+    FleetState,
     NodeHold,
     NodeSummary,
-    NodeTestView,
     QuarantineSummary,
+    awaits_marks,
 )
 from aggregator.runtime.text import truncate
 from aggregator.web import models, repair_view
@@ -43,8 +43,6 @@ _WORST = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
 _LONGEST_REASON = 1_000
 _LONGEST_EVENT = 4_000  # has the end of a site command's output
 _LONGEST_NAME = 100
-#: A configuration that repairs no node.
-NO_REPAIRS = RepairPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def why(
     if node_summary.quarantine_view.unclaimed:
         return node_summary.quarantine_view.unclaimed
     if node_summary.cluster.marked:
-        return fleet.MARKED_ALONE
+        return MARKED_ALONE
     if node_summary.decision.hold is not None:
         return f"held by {node_summary.decision.hold.limit}: {node_summary.decision.hold.reason}"
     would, spared = node_summary.decision.would, node_summary.decision.spared
@@ -136,7 +134,7 @@ def _why_quarantined(
     by = f", held by {held.limit}" if held is not None and holds else ""
     if quarantine.foreign:
         by = f", by the sickbay in namespace {quarantine.foreign}"
-    if fleet.awaits_marks(node_summary):
+    if awaits_marks(node_summary):
         error = node_summary.work.last_error
         failed = f"; the last step failed and is tried again: {error}" if error else ""
         by += f", no mark keeps work off it yet{failed}"
@@ -182,10 +180,10 @@ def lemon(one: Lemon) -> models.Lemon:
 
 
 def node_row(
+    fleet: FleetState,
     node_summary: NodeSummary,
     moment: ViewMoment,
     state: QuarantineSummary | None = None,
-    words: ClusterWords = KUBERNETES,
 ) -> models.NodeRow:
     """The node in one line."""
     state = state or node_summary.state()
@@ -194,7 +192,7 @@ def node_row(
         state=state,
         agent=agent(node_summary),
         last_seen=moment.when_or_never(node_summary.agent.last_seen),
-        why=why(node_summary, state, words),
+        why=why(node_summary, state, fleet.words),
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
         untested=bool(node_summary.cluster.untested),
@@ -206,29 +204,19 @@ def _by_strength(incident: policy.Incident) -> tuple[int, float]:
 
 
 def incidents(
-    node_summary: NodeSummary,
-    moment: ViewMoment,
-    mode: str,
-    how: str,
-    words: ClusterWords = KUBERNETES,
+    fleet: FleetState, node_summary: NodeSummary, moment: ViewMoment
 ) -> list[models.Incident]:
-    """The node's open incidents, the strongest first. ``how``, here and below: as for `advice`."""
+    """The node's open incidents, the strongest first."""
     ordered = sorted(node_summary.decision.incidents.values(), key=_by_strength)
-    return [
-        _incident(node_summary, found, moment, mode, how, _doing(node_summary, found, words))
-        for found in ordered
-    ]
+    return [_incident(fleet, node_summary, found, moment) for found in ordered]
 
 
 def _incident(
-    node_summary: NodeSummary,
-    incident: policy.Incident,
-    moment: ViewMoment,
-    mode: str,
-    how: str,
-    doing: str,
+    fleet: FleetState, node_summary: NodeSummary, incident: policy.Incident, moment: ViewMoment
 ) -> models.Incident:
     recovering = incident.recovering_since
+    clears = [item.cleared_by or "" for item in incident.in_force]
+    mode = fleet.mode_of(node_summary)
     return models.shape_of(
         models.Incident,
         incident,
@@ -237,14 +225,8 @@ def _incident(
         recovering_since=moment.when_or_never(recovering),
         closes_at=None if recovering is None else moment.when(recovering + incident.healthy_for),
         evidence=[_evidence(node_summary, item, moment) for item in incident.evidence],
-        doing=doing,
-        advice=advice.for_incident(
-            node_summary,
-            [item.cleared_by or "" for item in incident.in_force],
-            incident.action,
-            mode,
-            how,
-        ),
+        doing=_doing(node_summary, incident, fleet.words),
+        advice=advice.for_incident(node_summary, clears, incident.action, mode, fleet.how),
     )
 
 
@@ -282,15 +264,10 @@ def _evidence(
 
 
 def quarantine(
-    node_summary: NodeSummary,
-    found: port.Quarantine,
-    how: str,
-    moment: ViewMoment,
-    repairs: RepairPlan = NO_REPAIRS,
-    words: ClusterWords = KUBERNETES,
+    fleet: FleetState, node_summary: NodeSummary, found: port.Quarantine, moment: ViewMoment
 ) -> models.Quarantine:
     """The quarantine of the node, its progress, the pods in its way, and the node's repairs."""
-    spec, status = found.spec, found.status
+    spec, status, repairs = found.spec, found.status, fleet.repairs
     reached = {
         Phase.ADMITTED: status.admitted_at or found.created_at,
         Phase.CORDONED: status.cordoned_at,
@@ -323,7 +300,7 @@ def quarantine(
         agent=agent(node_summary),
         last_error=node_summary.work.last_error,
         evidence=[_durable_evidence(node_summary, item) for item in spec.evidence],
-        advice=advice.for_quarantine(node_summary, found, in_force, how, words),
+        advice=advice.for_quarantine(node_summary, found, in_force, fleet.how, fleet.words),
         repair=repair_view.repair(
             found,
             repairs,
@@ -331,7 +308,7 @@ def quarantine(
             unheard=agent(node_summary) == "never" and moment.now < repairs.agents_awaited_until,
         ),
         uid=found.uid,
-        cluster=words.kind,
+        cluster=fleet.words.kind,
     )
 
 
@@ -371,42 +348,35 @@ def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> mod
     )
 
 
-def hold(
-    node_summary: NodeSummary, mode: str, how: str, words: ClusterWords = KUBERNETES
-) -> models.Hold | None:
+def hold(fleet: FleetState, node_summary: NodeSummary) -> models.Hold | None:
     """Why a node that policy wants in quarantine is not, or why its quarantine does not continue.
 
     Returns None without a hold.
     """
     found: NodeHold | None = node_summary.decision.hold
+    would, spared = node_summary.decision.would, node_summary.decision.spared
     if node_summary.quarantine is not None and (found is None or found.limit != "stop"):
         return None
+    if found is None and not would:
+        return None
+    mode, how = fleet.mode_of(node_summary), fleet.how
     if found is not None:
-        return models.Hold(
+        return models.shape_of(
+            models.Hold,
+            found,
             node=node_summary.node,
-            limit=found.limit,
-            value=found.value,
-            reason=found.reason,
-            since=wall_time(found.since),
-            advice=advice.for_hold(node_summary, found, mode, how, words),
+            advice=advice.for_hold(node_summary, found, mode, how, fleet.words),
             documentation=documentation.of_hold(found.limit),
         )
-    if node_summary.decision.would:
-        spared = node_summary.decision.spared
-        return models.Hold(
-            node=node_summary.node,
-            limit="exempt" if spared else "mode",
-            value=spared or mode,
-            reason=f"a person exempted it; else: {node_summary.decision.would}"
-            if spared
-            else f"would {node_summary.decision.would}",
-            since=None,
-            advice=advice.for_exempt(node_summary, mode, how)
-            if spared
-            else advice.for_mode(node_summary, mode, how),
-            documentation=documentation.of_hold("exempt" if spared else "mode"),
-        )
-    return None
+    return models.Hold(
+        node=node_summary.node,
+        limit="exempt" if spared else "mode",
+        value=spared or mode,
+        reason=f"a person exempted it; else: {would}" if spared else f"would {would}",
+        since=None,
+        advice=(advice.for_exempt if spared else advice.for_mode)(node_summary, mode, how),
+        documentation=documentation.of_hold("exempt" if spared else "mode"),
+    )
 
 
 def causes(found: Iterable[CommonCause], moment: ViewMoment) -> tuple[models.CommonCause, ...]:
@@ -491,20 +461,12 @@ def faults(
 
 
 def node(
+    fleet: FleetState,
     node_summary: NodeSummary,
     moment: ViewMoment,
-    mode: str,
-    timeline: Iterable[Transition] = (),
-    timeline_trouble: str = "",
-    *,
-    how: str,
-    words: ClusterWords = KUBERNETES,
     outliers: Iterable[models.Outlier] = (),
-    pool: str = "",
-    repairs: RepairPlan = NO_REPAIRS,
-    test: NodeTestView | None = None,
 ) -> models.Node:
-    """One node's details. ``timeline`` is newest first, ``test`` the one of a new node."""
+    """One node's details, without its timeline."""
     health, meta = node_summary.agent.health, node_summary.cluster.meta
     state = node_summary.state()
     held = node_summary.quarantine
@@ -512,7 +474,7 @@ def node(
         node=node_summary.node,
         uid=meta.uid if meta else "",
         state=state,
-        why=why(node_summary, state, words),
+        why=why(node_summary, state, fleet.words),
         agent=agent(node_summary),
         last_seen=moment.when_or_never(node_summary.agent.last_seen),
         read_at=moment.when_or_never(node_summary.cluster.read_at),
@@ -523,13 +485,11 @@ def node(
         last_error=node_summary.work.last_error,
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
-        incidents=incidents(node_summary, moment, mode, how, words),
-        quarantine=quarantine(node_summary, held, how, moment, repairs, words)
-        if held is not None
-        else None,
-        hold=hold(node_summary, mode, how, words),
-        mode=mode,
-        pool=pool,
+        incidents=incidents(fleet, node_summary, moment),
+        quarantine=quarantine(fleet, node_summary, held, moment) if held is not None else None,
+        hold=hold(fleet, node_summary),
+        mode=fleet.mode_of(node_summary),
+        pool=fleet.pool_of(node_summary),
         would=node_summary.decision.would,
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
@@ -543,12 +503,12 @@ def node(
         faults=faults(health.faults.values(), moment, health) if health else [],
         checks=[models.shape_of(models.Check, one) for one in (health.checks if health else ())],
         lost=[models.shape_of(models.Lost, one) for one in reversed(health.lost if health else [])],
-        new_node=repair_view.new_node(test, repairs),
-        tests=repair_view.tests(repairs),
-        timeline=[event(transition) for transition in timeline],
-        timeline_trouble=timeline_trouble,
+        new_node=repair_view.new_node(fleet.test_of(node_summary.node), fleet.repairs),
+        tests=repair_view.tests(fleet.repairs),
+        timeline=[],
+        timeline_trouble="",
         outliers=list(outliers),
-        unreadable=list(unreadable_annotations(node_summary.node, meta.annotations, words))
+        unreadable=list(unreadable_annotations(node_summary.node, meta.annotations, fleet.words))
         if meta
         else [],
     )

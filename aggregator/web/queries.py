@@ -86,11 +86,7 @@ class FleetQueries:
         """These nodes in a line each; without those that are gone since."""
         moment = self.snapshots.moment()
         known = (self.fleet.node_summaries.get(name) for name in names)
-        rows = [
-            node_view.node_row(one, moment, None, self.fleet.words)
-            for one in known
-            if one is not None
-        ]
+        rows = [node_view.node_row(self.fleet, one, moment) for one in known if one is not None]
         shown = self.fleet.group_labels
         return [self._with_labels(row, shown) for row in rows] if shown else rows
 

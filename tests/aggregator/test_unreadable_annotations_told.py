@@ -39,15 +39,15 @@ async def test_it_is_logged_once_and_explained_with_the_next_step(
     [line] = logged(caplog)
     assert line.levelno == logging.WARNING
     assert (line.__dict__["node"], COMMAND in line.__dict__["error"]) == ("n1", True)
-    moment = ViewMoment(0.0, NOW.timestamp())
-    view = node_view.node(site.replica.fleet.node_summaries["n1"], moment, "drain", how="")
+    fleet, moment = site.replica.fleet, ViewMoment(0.0, NOW.timestamp())
+    view = node_view.node(fleet, fleet.node_summaries["n1"], moment)
     told = json.loads(msgspec.json.encode(view))
     assert COMMAND in explanation(told, NOW).to_do[0]
     assert COMMAND in " ".join("\n".join(rendered_node(told, Screen(NOW, 400))).split())
     # A person removes it.
     site.world.person_annotates("n1", OVERRULED, None)
     await later(HOUR)
-    view = node_view.node(site.replica.fleet.node_summaries["n1"], moment, "drain", how="")
+    view = node_view.node(fleet, fleet.node_summaries["n1"], moment)
     assert view.unreadable == []
     assert len(logged(caplog)) == 1
     await site.replica.stop()

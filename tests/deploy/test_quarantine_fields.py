@@ -28,7 +28,7 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
 )
-from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.web import node_view
 from aggregator.web.models import Quarantine as Page
 from aggregator.web.node_view import ViewMoment
@@ -154,7 +154,7 @@ def test_the_page_shows_what_each_of_its_fields_holds() -> None:
     spec = QuarantineSpec(**{name: filled(hint) for name, hint in hints_of(QuarantineSpec)})
     status = QuarantineStatus(**{name: filled(hint) for name, hint in hints_of(QuarantineStatus)})
     found = Quarantine("n1", "u", "1", spec, status)
-    page = node_view.quarantine(NodeSummary("n1"), found, "", ViewMoment(0.0, 0.0))
+    page = node_view.quarantine(FleetState(), NodeSummary("n1"), found, ViewMoment(0.0, 0.0))
     names = {name for kind in (QuarantineSpec, QuarantineStatus) for name, _ in hints_of(kind)}
     for name in names & set(Page.__struct_fields__):
         assert getattr(page, name), name

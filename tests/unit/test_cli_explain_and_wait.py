@@ -26,7 +26,8 @@ NOW = MOMENT.when(HANDS.now)
 
 def answer(node: str) -> dict[str, Any]:
     """The API's answer about a node of the small fleet."""
-    found = node_view.node(small_fleet(HANDS).node_summaries[node], MOMENT, "drain", how="")
+    fleet = small_fleet(HANDS)
+    found = node_view.node(fleet, fleet.node_summaries[node], MOMENT)
     told: dict[str, Any] = json.loads(msgspec.json.encode(found))
     return told
 

@@ -47,7 +47,7 @@ def test_attempts_of_a_time_before_the_mode_was_off_are_still_shown() -> None:
     fleet.repairs = replace(REPAIRS, rules=RepairRules(RepairMode.OFF))
     summary = fleet.node_summaries["node-2"]
     assert summary.quarantine is not None
-    shown = node_view.quarantine(summary, summary.quarantine, "", NOW, fleet.repairs)
+    shown = node_view.quarantine(fleet, summary, summary.quarantine, NOW)
     assert shown.repair is not None
     assert [one.state for one in shown.repair.attempts] == ["Ordered"]
     assert shown.repair.waits == "repair.mode is off"
@@ -135,7 +135,7 @@ def test_a_request_is_shown_until_an_attempt_answers_it() -> None:
 
     def shown() -> models.Repair:
         assert summary.quarantine is not None
-        made = node_view.quarantine(summary, summary.quarantine, "", NOW, fleet.repairs)
+        made = node_view.quarantine(fleet, summary, summary.quarantine, NOW)
         assert made.repair is not None
         return made.repair
 
@@ -156,8 +156,8 @@ def test_an_agent_that_has_not_reported_is_waited_for_only_for_a_time() -> None:
     assert summary.quarantine is not None
     assert node_view.agent(summary) == "never"
     for until, said in ((HANDS.now + 1, "its agent has not reported"), (HANDS.now, "")):
-        plan = replace(REPAIRS, agents_awaited_until=until)
-        made = node_view.quarantine(summary, summary.quarantine, "", NOW, plan).repair
+        fleet.repairs = replace(REPAIRS, agents_awaited_until=until)
+        made = node_view.quarantine(fleet, summary, summary.quarantine, NOW).repair
         assert made is not None
         assert made.waits.startswith(said) if said else made.waits == ""
 

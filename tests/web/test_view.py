@@ -37,6 +37,7 @@ from tests.web.support import (
 
 HANDS = Hands()
 NOW = ViewMoment(HANDS.now, HANDS.wall)
+FLEET = FleetState(mode="drain")
 
 
 def view_of(fleet: FleetState) -> FleetViewFindings:
@@ -103,7 +104,7 @@ def test_a_new_node_that_is_not_tested_says_why_in_its_line_and_in_the_headline(
         well(fleet, name, HANDS.now)
     text = "new node, awaits its test: its agent has not reported"
     fleet.node_summaries["a"].cluster.set_untested(text)
-    row = node_view.node_row(fleet.node_summaries["a"], NOW)
+    row = node_view.node_row(fleet, fleet.node_summaries["a"], NOW)
     assert (row.state, row.why, row.untested) == (QuarantineSummary.OK, text, True)
     assert headline(view_of(fleet)) == "All 2 nodes are well. 1 node is new, and not tested yet."
     fleet.node_summaries["b"].cluster.set_untested(text)
@@ -266,7 +267,7 @@ def test_an_admitted_node_counts_as_in_quarantine_once_it_carries_the_mark() -> 
     told = view_of(fleet)
     assert told.counts[QuarantineSummary.QUARANTINED] == 0
     assert headline(told) == "1 held back. 0 of 1 nodes are well."
-    why = node_view.node(node_summary, NOW, "drain", how="").why
+    why = node_view.node(FLEET, node_summary, NOW).why
     assert "no mark keeps work off it yet" in why
     assert "no endpoints for webhook" in why
     node_summary.cluster.marked = True
@@ -340,7 +341,7 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
         node_summary, NIGHT, reason=long, requester=long
     )
     (row,) = view_of(fleet).quarantines
-    told = node_view.node(node_summary, NOW, "drain", how="")
+    told = node_view.node(FLEET, node_summary, NOW)
     happened = node_view.event(Transition(NIGHT, EventKind.CORDONED, "node-1", long))
     for text, most in (
         (row.reason, 1000),
@@ -367,7 +368,7 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     (hold,) = view_of(fleet).holds
     assert (hold.limit, hold.value) == ("exempt", node_summary.decision.spared)
     assert hold.reason == "a person exempted it; else: drain: xid:79"
-    told = node_view.node(node_summary, NOW, "drain", how="")
+    told = node_view.node(FLEET, node_summary, NOW)
     assert told.why == (
         "a person exempted it (exempt until 2026-12-01T00:00:00Z: test); else: drain: xid:79"
     )
@@ -399,7 +400,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
     listed = {one.advice for one in shown.incidents} | {one.advice for one in shown.holds}
     listed |= {one.advice for one in shown.quarantines}
     for node_summary in local.node_summaries.values():
-        found = node_view.node(node_summary, NOW, "drain", how=how)
+        found = node_view.node(local, node_summary, NOW)
         said = [one.advice for one in found.incidents]
         said += [found.hold.advice] if found.hold is not None else []
         said += [found.quarantine.advice] if found.quarantine is not None else []
@@ -409,7 +410,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
         assert listed.issuperset(said)
     assert known > 5
     assert "--local" not in str(
-        [node_view.node(one, NOW, "drain", how="") for one in plain.node_summaries.values()]
+        [node_view.node(FLEET, one, NOW) for one in plain.node_summaries.values()]
     )
 
 
@@ -429,7 +430,7 @@ def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> Non
 
 
 def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> None:
-    node = node_view.node(small_fleet(HANDS).node_summaries["node-2"], NOW, "drain", how="")
+    node = node_view.node(FLEET, small_fleet(HANDS).node_summaries["node-2"], NOW)
     assert [(one.code, one.missing, one.historical) for one in node.faults] == [
         ("xid:63", True, False),
         ("xid:79", False, False),
@@ -452,7 +453,7 @@ def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> N
 )
 def test_each_state_says_why_in_a_line(name: str, expected: str) -> None:
     node_summary = small_fleet(HANDS).node_summaries[name]
-    assert node_view.node_row(node_summary, NOW).why.startswith(expected)
+    assert node_view.node_row(FLEET, node_summary, NOW).why.startswith(expected)
 
 
 def test_a_failed_component_without_an_incident_is_the_reason() -> None:
@@ -460,14 +461,14 @@ def test_a_failed_component_without_an_incident_is_the_reason() -> None:
     node_summary = well(fleet, "node-1", HANDS.now)
     assert node_summary.agent.health is not None
     node_summary.agent.health.faults = {("xid:79", ""): fault(HANDS.now)}
-    assert node_view.node_row(node_summary, NOW).why.startswith("xid:79: NVRM")
+    assert node_view.node_row(FLEET, node_summary, NOW).why.startswith("xid:79: NVRM")
 
 
 def test_a_heartbeat_is_no_change() -> None:
     node_summary = small_fleet(HANDS).node_summaries["node-2"]
-    before = node_view.steady(node_view.node(node_summary, NOW, "drain", how=""))
+    before = node_view.steady(node_view.node(FLEET, node_summary, NOW))
     node_summary.agent.last_seen = HANDS.now - 0.1
-    assert node_view.steady(node_view.node(node_summary, NOW, "drain", how="")) == before
+    assert node_view.steady(node_view.node(FLEET, node_summary, NOW)) == before
 
 
 def test_nothing_in_a_look_changes_with_time_alone() -> None:
