@@ -7,10 +7,11 @@ kubeconfig it is the aggregator of this machine.
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aggregator.cli.client import Client, Route
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
@@ -24,64 +25,42 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 _MODE_TIMEOUT = 3.0
 
 
-class Source(Protocol):
-    """The requests of a reading command."""
+class Source:
+    """The requests of a reading command, to the aggregator that ``client`` leads to."""
+
+    def __init__(self, client: Callable[[], Client]) -> None:
+        self._client = client
 
     def get(self, *path: str, **query: object) -> Any:
         """As `Client.get`. Raises Unreached where the aggregator does not answer."""
-        ...
+        return self._client().get(*path, **query)
 
     def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
         """As `Client.events`."""
-        ...
+        return self._client().events(node)
 
     def reader(self) -> "ClusterReader | None":
         """The cluster's own objects; None where no kubeconfig led here."""
-        ...
+        return None
 
     def require_node(self, node: str) -> None:
         """Raise CommandFailed for a name that no node has."""
-        ...
+        self.get("nodes", node)
 
     def quarantine(self, node: str) -> Any:
         """The node's quarantine, as in the API's answer about it; None without one. A cluster is
         read itself, as its objects are never older than the aggregator's view.
         """
-        ...
+        return self.get("nodes", node)["quarantine"]
 
     def cluster(self, error: Unreached) -> "ClusterReader":
         """The cluster's own knowledge; with an answer, a line on stderr states that, and why.
         Raises ``error`` where it can't be read.
         """
-        ...
-
-
-class AddressSource:
-    """The aggregator at an address."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def get(self, *path: str, **query: object) -> Any:
-        return self._client.get(*path, **query)
-
-    def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
-        return self._client.events(node)
-
-    def reader(self) -> "ClusterReader | None":
-        return None
-
-    def require_node(self, node: str) -> None:
-        self._client.get("nodes", node)
-
-    def quarantine(self, node: str) -> Any:
-        return self._client.get("nodes", node)["quarantine"]
-
-    def cluster(self, error: Unreached) -> "ClusterReader":
         raise error
 
 
-class KubeSource:
+class KubeSource(Source):
     """The aggregator of a cluster, through its API server."""
 
     def __init__(
@@ -96,13 +75,7 @@ class KubeSource:
         self._ca_file = ca_file
         self._timeout = timeout
         self._tunnel = Tunnel(session, namespace)
-        self._client: Client | None = None
-
-    def get(self, *path: str, **query: object) -> Any:
-        return self._opened().get(*path, **query)
-
-    def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
-        return self._opened().events(node)
+        super().__init__(cache(self._open))
 
     def require_node(self, node: str) -> None:
         self.reader().require_node(node)
@@ -120,17 +93,13 @@ class KubeSource:
             self._session, self._namespace, trouble=trouble, pods=self._tunnel.pods
         )
 
-    def _opened(self) -> Client:
-        if self._client is None:
-            address = self._tunnel.address()
-            secure = address.startswith("https") and not self._ca_file
-            context = self._tunnel.authorities() if secure else None
-            name = f"{self._tunnel.pods[0].name} in namespace {self._namespace}"
-            route = Route(name, self._tunnel, context, self._tokens)
-            self._client = Client(
-                address, ca_file=self._ca_file, timeout=self._timeout, route=route
-            )
-        return self._client
+    def _open(self) -> Client:
+        address = self._tunnel.address()
+        secure = address.startswith("https") and not self._ca_file
+        context = self._tunnel.authorities() if secure else None
+        name = f"{self._tunnel.pods[0].name} in namespace {self._namespace}"
+        route = Route(name, self._tunnel, context, self._tokens)
+        return Client(address, ca_file=self._ca_file, timeout=self._timeout, route=route)
 
 
 @contextmanager
@@ -155,7 +124,8 @@ def open_source(options: argparse.Namespace, timeout: float = 10.0) -> Iterator[
         return
     url = options.url or DEFAULT_URL
     token = read_token(options, os.environ)
-    yield AddressSource(Client(url, ca_file=options.ca_file, token=token, timeout=timeout))
+    client = Client(url, ca_file=options.ca_file, token=token, timeout=timeout)
+    yield Source(lambda: client)
 
 
 def mode_of(options: argparse.Namespace, node: str) -> str:
