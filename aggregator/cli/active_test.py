@@ -65,17 +65,13 @@ def test(options: argparse.Namespace) -> None:
         return
     try:
         _confirm(options)
-    except BrokenPipeError:
-        if options.dry_run or not options.wait:
-            raise
-        # Exit code 0, as of other commands whose reader has gone, would mean that the node passed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(NO_VERDICT)
     except OSError as error:
         if options.dry_run or not options.wait:
             raise
-        # Exit code 1, as of other commands, would mean that the node failed.
-        print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
+        # As of other commands, exit code 0 of a reader that has gone would mean that the node
+        # passed, and 1 of an answer that can't be written that it failed.
+        if not isinstance(error, BrokenPipeError):
+            print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NO_VERDICT)
 

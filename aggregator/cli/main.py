@@ -43,12 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         options.command(options)
         sys.stdout.flush()
-    except UsageError as error:
+    except (UsageError, CommandFailed) as error:
         print(f"sickbay: {printable(str(error))}", file=sys.stderr)
-        sys.exit(USAGE)
-    except CommandFailed as error:
-        print(f"sickbay: {printable(str(error))}", file=sys.stderr)
-        sys.exit(FAILED)
+        sys.exit(USAGE if isinstance(error, UsageError) else FAILED)
     except ModuleNotFoundError as error:
         text = explain_missing(error, program="sickbay", extra=options.extra)
         if text is None:
@@ -57,12 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(USAGE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (for example head) has closed the pipe. Python would report that again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(OK)
     except OSError as error:
-        print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
+        # Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader, for example head, has closed the pipe
+            sys.exit(OK)
+        print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
         sys.exit(FAILED)
     sys.exit(OK)

@@ -45,16 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = USAGE
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:
-        # The reader (for example head) has closed the pipe. Python would report that again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = OK
     except OSError as error:
-        if options.command is _run:  # a defect; its traceback explains it best
-            raise
-        print(f"sickbay-aggregator: the answer can't be written: {error}", file=sys.stderr)
+        code = OK
+        if not isinstance(error, BrokenPipeError):  # the reader, for example head, has gone
+            if options.command is _run:  # a defect; its traceback explains it best
+                raise
+            print(f"sickbay-aggregator: the answer can't be written: {error}", file=sys.stderr)
+            code = options.trouble if "trouble" in options else FAILED
+        # Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = options.trouble if "trouble" in options else FAILED
     sys.exit(code)
 
 

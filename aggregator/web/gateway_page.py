@@ -163,11 +163,7 @@ class GatewayPage:
         try:
             await self._guard.admit(request)
         except AccessRefused as refused:
-            text = f"{refused.error}\n  {refused.hint}\n"
-            headers = (
-                {"WWW-Authenticate": 'Bearer realm="sickbay"'} if refused.status == 401 else {}
-            )
-            return web.Response(text=text, status=refused.status, headers=headers)
+            return probes.refusal(refused)
         state = self._state
         scrape = GatewayScrape(
             version=state.version,

@@ -8,6 +8,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from aggregator.access.identity import AccessRefused
+
 
 class _Scrape(Collector):
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -31,6 +33,21 @@ def metrics(request: web.Request, collect: Callable[[], Iterable[Metric]]) -> we
     encode, kind = choose_encoder(request.headers.get("Accept", ""))
     response = web.Response(body=encode(registry_of(collect)), headers={"Content-Type": kind})
     response.enable_compression()
+    return response
+
+
+def refusal(refused: AccessRefused) -> web.Response:
+    """The answer of a path for machines to a request that lacks its right."""
+    text = f"{refused.error}\n  {refused.hint}\n"
+    return mark_refusal(web.Response(text=text, status=refused.status))
+
+
+def mark_refusal(response: web.Response) -> web.Response:
+    """With the headers of its status."""
+    if response.status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="sickbay"'
+    if response.status == 503:
+        response.headers["Retry-After"] = "5"
     return response
 
 

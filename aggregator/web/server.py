@@ -296,19 +296,12 @@ class Web:
         return self._log_in.refuse(refused, path)
 
     def _refused(self, request: web.Request, refused: AccessRefused) -> web.StreamResponse:
-        machine = request.path.startswith("/api/") or request.path == "/metrics"
-        if refused.status == 401 and not machine:
+        if request.path == "/metrics":
+            return probes.refusal(refused)
+        if refused.status == 401 and not request.path.startswith("/api/"):
             return self._log_in.challenge(request, refused)
-        if machine and not request.path.startswith("/api/"):
-            text = f"{refused.error}\n  {refused.hint}\n"
-            response: web.Response = web.Response(text=text, status=refused.status)
-        else:
-            response = self._problem(request, refused.status, refused.error, refused.hint)
-        if refused.status == 401:
-            response.headers["WWW-Authenticate"] = 'Bearer realm="sickbay"'
-        if refused.status == 503:
-            response.headers["Retry-After"] = "5"
-        return response
+        problem = self._problem(request, refused.status, refused.error, refused.hint)
+        return probes.mark_refusal(problem)
 
     def _http_error(self, request: web.Request, error: web.HTTPException) -> web.StreamResponse:
         if error.status < 400:
