@@ -93,14 +93,6 @@ class Line:
         return f"{'resolved' if over else self.severity}: {self.text}"
 
 
-def message_of(
-    delivery: PendingDelivery, *, route: str = "", page: str = "", documentation_url: str = ""
-) -> Message:
-    """The message of a delivery."""
-    alerts = alerts_of(delivery.alerts)
-    return Message(delivery.id, delivery.attempts + 1, alerts, route, page, documentation_url)
-
-
 def alerts_of(text: str) -> tuple[Alert, ...]:
     """The alerts of a delivery's JSON. Raises ValueError, KeyError and TypeError."""
     return tuple(_alert(one) for one in json.loads(text))

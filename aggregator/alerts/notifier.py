@@ -99,8 +99,6 @@ class Notifier:
         self.targets = list(targets_of(settings) if targets is None else targets)
         self.counters = AlertCounters()
         self._router = Router(self.targets, settings, context, owners, advise)
-        self._page = settings.page
-        self._documentation_url = settings.documentation_url
         self._outbox = AlertOutbox(store, replica)
         self._clocks = clocks
         self._rng = rng
@@ -135,8 +133,6 @@ class Notifier:
                 clocks=self._clocks,
                 rng=self._rng,
                 retry=self._retry,
-                page=self._page,
-                documentation_url=self._documentation_url,
             )
             for target in self.targets
         ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
 from aggregator.alerts.composition import BatchWait
+from aggregator.alerts.message import Message
 from aggregator.alerts.next_step import Advisor, no_advice
 from aggregator.alerts.receivers.alertmanager import LASTS, AlertmanagerReceiver
 from aggregator.alerts.receivers.apprise import AppriseReceiver
@@ -70,7 +71,7 @@ class RouteTarget:
     outbox.
 
     ``timeout`` in seconds is for one attempt. ``resend``: seconds after which alerts that last are
-    sent again, 0: never.
+    sent again, 0: never. ``page`` and ``documentation_url`` as of `Message`.
     """
 
     name: str
@@ -84,6 +85,13 @@ class RouteTarget:
     resolved: bool = False
     timeout: float = 10.0
     resend: float = 0.0
+    page: str = ""
+    documentation_url: str = ""
+
+    def message(self, ident: str, attempt: int, alerts: Sequence[Alert]) -> Message:
+        """The message of a delivery."""
+        places = self.page, self.documentation_url
+        return Message(ident, attempt, tuple(alerts), self.name, *places)
 
     @property
     def title(self) -> str:
@@ -94,10 +102,10 @@ class RouteTarget:
 def targets_of(settings: AlertSettings) -> list[RouteTarget]:
     """Every route with its receiver."""
     receivers = {receiver.name: receiver for receiver in settings.receivers}
-    return [_target(route, receivers[route.receiver]) for route in settings.routes]
+    return [_target(settings, route, receivers[route.receiver]) for route in settings.routes]
 
 
-def _target(route: RouteConfig, receiver: ReceiverConfig) -> RouteTarget:
+def _target(settings: AlertSettings, route: RouteConfig, receiver: ReceiverConfig) -> RouteTarget:
     (kind,) = receiver.kinds
     of_people = ("rack",) if kind in _FOR_PEOPLE else ()
     group_by = ("owner",) if route.owners else of_people
@@ -113,6 +121,8 @@ def _target(route: RouteConfig, receiver: ReceiverConfig) -> RouteTarget:
         resolved=(kind != "webhook") if route.resolved is None else route.resolved,
         timeout=receiver.timeout,
         resend=RESEND_EVERY if kind == "alertmanager" else 0.0,
+        page=settings.page,
+        documentation_url=settings.documentation_url,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from aggregator.alerts.http_channel import Exchange, SecretError, words_of
-from aggregator.alerts.message import Message, message_of
+from aggregator.alerts.message import Message, alerts_of
 from aggregator.alerts.outbox import AlertOutbox, OutboxError, PendingDelivery
 from aggregator.alerts.routes import RouteTarget
 from aggregator.alerts.webhook import Delivery, Retry, WebhookResponse
@@ -54,12 +54,8 @@ class RouteSender:
         clocks: Clocks,
         rng: random.Random,
         retry: Retry,
-        page: str = "",
-        documentation_url: str = "",
     ) -> None:
         self._target = target
-        self._page = page
-        self._documentation_url = documentation_url
         self._outbox = outbox
         self._thread = thread
         self._exchange = Exchange(session, thread, clocks.wall)
@@ -167,9 +163,7 @@ class RouteSender:
         self._resend_at = now + self._target.resend
         alerts = await self._thread.run(self._outbox.lasting_alerts, self._target.key)
         if alerts:
-            places = self._page, self._documentation_url
-            message = Message("", 1, tuple(alerts), self._target.name, *places)
-            answer = await self._deliver(message)
+            answer = await self._deliver(self._target.message("", 1, alerts))
             self._attempt_failure = "" if answer.verdict is Delivery.DELIVERED else answer.because
 
     def _until(self, next_at: float) -> float:
@@ -223,15 +217,10 @@ class RouteSender:
 
     async def _attempt(self, delivery: PendingDelivery) -> WebhookResponse:
         try:
-            message = await self._thread.run(
-                message_of,
-                delivery,
-                route=self._target.name,
-                page=self._page,
-                documentation_url=self._documentation_url,
-            )
+            alerts = await self._thread.run(alerts_of, delivery.alerts)
         except (ValueError, KeyError, TypeError) as error:
             return WebhookResponse(Delivery.DROP, f"its row can't be read: {error!r}")
+        message = self._target.message(delivery.id, delivery.attempts + 1, alerts)
         return await self._deliver(message)
 
     async def _deliver(self, message: Message) -> WebhookResponse:

@@ -36,17 +36,16 @@ def send_test(name: str, config: Path) -> str:
     if target is None:
         known = ", ".join(one.name for one in targets) or "the file has none"
         raise UsageError(f'no route is named "{name}" in {config}; expected one of: {known}')
-    for message in _messages(target, settings.page, settings.documentation_url):
+    for message in _messages(target):
         answer = asyncio.run(_attempt(target, message))
         if answer.verdict is not Delivery.DELIVERED:
             raise CommandFailed(f"{target.title}: {answer.because}")
     return f"{target.title} took the test alert{' and its end' if target.resolved else ''}"
 
 
-def _messages(target: "RouteTarget", *places: str) -> "Sequence[Message]":
-    """The test alert and, where the route sends ends, its end. ``places``: as of `Message`."""
+def _messages(target: "RouteTarget") -> "Sequence[Message]":
+    """The test alert and, where the route sends ends, its end."""
     from aggregator.alerts.alert import Alert, AlertState, Resolution, ended
-    from aggregator.alerts.message import Message
 
     now = time.time()
     ident = f"test-{now:.3f}"
@@ -63,12 +62,12 @@ def _messages(target: "RouteTarget", *places: str) -> "Sequence[Message]":
         key=ident,
         state=AlertState.FIRING,
     )
-    begun = Message(ident, 1, (alert,), target.name, *places)
+    begun = target.message(ident, 1, [alert])
     if not target.resolved:
         return (begun,)
     over = Resolution("", frozenset(), at=now + 0.001, summary="the test is over")
     end = ended(alert, over)
-    return begun, Message(f"{ident}-end", 1, (_of(end, ident),), target.name, *places)
+    return begun, target.message(f"{ident}-end", 1, [_of(end, ident)])
 
 
 def _of(end: "Alert", delivery: str) -> "Alert":

@@ -189,6 +189,21 @@ def session_name(*, secure: bool) -> str:
     return "__Host-sickbay-session" if secure else "sickbay-session"
 
 
+def set_cookie(
+    response: web.Response,
+    name: str,
+    value: str,
+    *,
+    secure: bool,
+    samesite: str = "Strict",
+    max_age: int | None = None,
+) -> None:
+    """A cookie that no script can read."""
+    response.set_cookie(
+        name, value, path="/", secure=secure, httponly=True, samesite=samesite, max_age=max_age
+    )
+
+
 def bearer(request: web.Request) -> str:
     """The token of the Authorization header; empty without one."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")

@@ -11,7 +11,14 @@ from attrs import define
 
 from aggregator.access.gate import READ
 from aggregator.access.identity import AccessRefused, RequestFacts
-from aggregator.web.access_guard import AccessGuard, PageAccess, cookie_name, facts_of, session_name
+from aggregator.web.access_guard import (
+    AccessGuard,
+    PageAccess,
+    cookie_name,
+    facts_of,
+    session_name,
+    set_cookie,
+)
 from aggregator.web.same_origin import foreign_because
 
 #: Browsers keep no longer cookie, its name and attributes included.
@@ -19,9 +26,9 @@ LONGEST = 3800
 #: Bytes of the form.
 _FORM = 32 * 1024
 
-#: Renders the form: (status, error, hint, the path to return to, whether to load the page again at
-#: once, whether the browser has a log-in).
-Render = Callable[[int, str, str, str, bool, bool], web.Response]
+#: Renders the form: status; and by name error, hint, the path to return to, whether to load the
+#: page again at once (``again``), and whether the browser has a log-in (``known``).
+Render = Callable[..., web.Response]
 
 
 @define(eq=False, slots=False)
@@ -92,14 +99,7 @@ class LogIn:
             return self._respond(refused.status, refused.error, refused.hint, path)
         response = web.Response(status=303, headers={"Location": path})
         self._end_session(request, response)
-        response.set_cookie(
-            cookie_name(request),
-            token,
-            path="/",
-            secure=request.secure,
-            httponly=True,
-            samesite="Strict",
-        )
+        set_cookie(response, cookie_name(request), token, secure=request.secure)
         self._guard.log_log_in(request, identity.name, identity.how)
         return response
 
@@ -127,7 +127,7 @@ class LogIn:
         again: bool = False,
         known: bool = False,
     ) -> web.Response:
-        response = self._render(status, error, hint, path, again, known)
+        response = self._render(status, error=error, hint=hint, path=path, again=again, known=known)
         # With no-referrer a browser sends "Origin: null" with the form.
         response.headers["Referrer-Policy"] = "same-origin"
         if status == 401:

@@ -13,7 +13,7 @@ from aggregator.access.identity import AccessRefused
 from aggregator.access.oidc_log_in import OidcLogIn
 from aggregator.access.oidc_provider import ProviderAway
 from aggregator.access.oidc_session import BEGUN_FOR
-from aggregator.web.access_guard import AccessGuard, session_name
+from aggregator.web.access_guard import AccessGuard, session_name, set_cookie
 from aggregator.web.forwarded_client import address_of
 from aggregator.web.login import safe_path
 
@@ -43,7 +43,8 @@ class OidcRoutes:
         except AccessRefused as refused:
             return self._refused(request, refused, path)
         response = web.Response(status=303, headers={"Location": url})
-        self._set(response, self._begun_name, cookie, samesite="Lax", max_age=int(BEGUN_FOR))
+        name, lasts = self._begun_name, int(BEGUN_FOR)
+        set_cookie(response, name, cookie, secure=self._secure, samesite="Lax", max_age=lasts)
         return response
 
     async def finish(self, request: web.Request) -> web.Response:
@@ -56,7 +57,8 @@ class OidcRoutes:
         else:
             # A redirect would be a request of the issuer's site, to which no Strict cookie is sent.
             response = self._lead_on(safe_path(found.path))
-            self._set(response, session_name(secure=self._secure), found.cookie, samesite="Strict")
+            name = session_name(secure=self._secure)
+            set_cookie(response, name, found.cookie, secure=self._secure)
             self._guard.log_log_in(request, found.user, "oidc")
         response.del_cookie(self._begun_name, path="/", secure=self._secure)
         return response
@@ -71,25 +73,6 @@ class OidcRoutes:
             except ProviderAway as error:
                 self._guard.note(request, AccessRefused(503, "oidc_unusable", str(error), ""))
         response.del_cookie(name, path="/", secure=self._secure)
-
-    def _set(
-        self,
-        response: web.Response,
-        name: str,
-        value: str,
-        *,
-        samesite: str,
-        max_age: int | None = None,
-    ) -> None:
-        response.set_cookie(
-            name,
-            value,
-            path="/",
-            secure=self._secure,
-            httponly=True,
-            samesite=samesite,
-            max_age=max_age,
-        )
 
     def _refused(self, request: web.Request, refused: AccessRefused, path: str) -> web.Response:
         self._guard.note(request, refused)

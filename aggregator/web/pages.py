@@ -333,27 +333,10 @@ class Pages:
         values = {"fragment": "", "base": ""}
         return self._page("trouble.html", values, status=status, error=error, hint=hint)
 
-    def log_in(
-        self,
-        status: int,
-        error: str,
-        hint: str,
-        path: str,
-        again: bool,  # noqa: FBT001
-        known: bool,  # noqa: FBT001
-    ) -> web.Response:
-        """The form to log in; ``path`` is to be returned to. ``again``: load the page once more at
-        once. ``known``: the browser has a log-in.
-        """
-        text = self._jinja.get_template("login.html").render(
-            error=error,
-            hint=hint,
-            path=path,
-            again=again,
-            known=known,
-            oidc=self._oidc,
-            tokens=self._tokens,
-        )
+    def log_in(self, status: int, **context: Any) -> web.Response:
+        """The form to log in, with what `LogIn` has for its template."""
+        template = self._jinja.get_template("login.html")
+        text = template.render(oidc=self._oidc, tokens=self._tokens, **context)
         return web.Response(text=text, status=status, content_type="text/html")
 
     def logged_in(self, path: str) -> web.Response:

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from aggregator.alerts.alert import Alert, AlertState, Ending, alert_of
 from aggregator.alerts.message import (
     Message,
-    PendingDelivery,
+    alerts_of,
     digest,
     headline,
-    message_of,
     next_steps,
     sections,
 )
@@ -407,9 +406,7 @@ def test_a_template_that_cannot_work_is_found_at_the_start(text: str, said: str)
 def test_a_message_is_what_was_composed() -> None:
     alerts = (alert("n1", rack="r1"), over(alert("n2"), "d-9", 3))
     text = json.dumps([one.to_json() for one in alerts])
-    delivery = PendingDelivery("k", "d-10", text, 2, 4, NOW, NOW)
-    found = message_of(delivery, route="oncall", page=PAGE)
-    assert found.attempt == 5
+    found = message(*alerts_of(text))
     assert [one.to_json() for one in found.alerts] == [one.to_json() for one in alerts]
     section = {"documentation": "docs/alert-kinds.md#quarantinecordoned"}
     assert webhook.render(found) == [one.to_json() | section for one in alerts]
