@@ -122,13 +122,6 @@ async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
     return found
 
 
-async def page_of_nodes(
-    queries: FleetQueries, snapshot: FleetSnapshot, values: Mapping[str, Any]
-) -> models.NodePage:
-    """Nodes, filtered and sorted, one page of them."""
-    return await node_table.page_of_nodes(queries, queries.row_cache, snapshot, values)
-
-
 def _limit(default: int, most: int = MOST) -> Param:
     return Param("limit", Form.WHOLE, "Rows at most.", default, most)
 
@@ -156,7 +149,8 @@ async def _fleet(queries: FleetQueries, _: Values) -> models.Fleet:
 @_get("/api/v1/nodes", *NODES)
 async def _nodes(queries: FleetQueries, values: Values) -> models.NodePage:
     """Nodes, filtered and sorted, page by page."""
-    return await page_of_nodes(queries, await queries.current_snapshot(), values)
+    snapshot = await queries.current_snapshot()
+    return await node_table.page_of_nodes(queries, snapshot, values)
 
 
 @_get(
@@ -168,7 +162,7 @@ async def _nodes(queries: FleetQueries, values: Values) -> models.NodePage:
 async def _groups(queries: FleetQueries, values: Values) -> models.NodeGroupList:
     """Nodes by the value of a label, and how many of each have which state."""
     snapshot = await queries.current_snapshot()
-    return await node_table.groups_of(queries, queries.row_cache, snapshot, values)
+    return await node_table.groups_of(queries, snapshot, values)
 
 
 @_get("/api/v1/nodes/{name}")

@@ -66,6 +66,10 @@ class RowSource(Protocol):
         """All labels of the cluster's Node; empty while it is not known."""
         ...
 
+    async def all_rows(self, snapshot: FleetSnapshot) -> Mapping[str, models.NodeRow]:
+        """Those of all nodes, by node."""
+        ...
+
 
 class RowCache:
     """All rows of the latest snapshot, made once, in chunks between which other tasks run."""
@@ -105,14 +109,14 @@ class _Order:
 
 
 async def page_of_nodes(
-    source: RowSource, cache: RowCache, snapshot: FleetSnapshot, values: Mapping[str, Any]
+    source: RowSource, snapshot: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodePage:
     """The requested page. Raises BadQuery for an unknown column or an invalid selector."""
     order = _order(values["sort"], COLUMNS, labels=True)
     names = selected(source, snapshot, values)
     rows: Mapping[str, models.NodeRow] = {}
     if values["why"] or values["agent"] or order.column in ("why", "agent"):
-        rows = await cache.all_rows(source, snapshot)
+        rows = await source.all_rows(snapshot)
         names = _with_row(names, rows, values)
     if not order.by_name:
         names = _sorted(source, snapshot, names, rows, order)
@@ -154,7 +158,7 @@ def _with_row(
 
 
 async def groups_of(
-    source: RowSource, cache: RowCache, snapshot: FleetSnapshot, values: Mapping[str, Any]
+    source: RowSource, snapshot: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodeGroupList:
     """The nodes by the value of the label ``values["key"]``. Raises BadQuery."""
     key, order = values["key"], _order(values["sort"], _GROUP_COLUMNS)
@@ -164,7 +168,7 @@ async def groups_of(
     counts: dict[str | None, dict[QuarantineSummary, int]] = {}
     chosen = selected(source, snapshot, values)
     if values["why"] or values["agent"]:
-        chosen = _with_row(chosen, await cache.all_rows(source, snapshot), values)
+        chosen = _with_row(chosen, await source.all_rows(snapshot), values)
     for name in chosen:
         value = source.labels(name).get(key)
         found = counts.setdefault(value, dict.fromkeys(QuarantineSummary, 0))

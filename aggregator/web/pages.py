@@ -38,7 +38,7 @@ from aggregator.web import (
     timeline_chart,
     trend_chart,
 )
-from aggregator.web.api import MAP_BLOCKS, MOST, NODES, NotThere, page_of_nodes, story_or_none_such
+from aggregator.web.api import MAP_BLOCKS, MOST, NODES, NotThere, story_or_none_such
 from aggregator.web.assets import Assets
 from aggregator.web.drift_view import drift_rows
 from aggregator.web.fleet_trend import point_of
@@ -246,11 +246,9 @@ class Pages:
         values["sort"] = node_table.suited_sort(values["sort"], grouped=bool(values["group"]))
         if values["group"]:
             params = {**values, "key": values["group"]}
-            groups = await node_table.groups_of(
-                self._queries, self._queries.row_cache, snapshot, params
-            )
+            groups = await node_table.groups_of(self._queries, snapshot, params)
         else:
-            page = await page_of_nodes(self._queries, snapshot, values)
+            page = await node_table.page_of_nodes(self._queries, snapshot, values)
         return self._page(
             "nodes.html",
             values,

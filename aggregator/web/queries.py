@@ -90,6 +90,10 @@ class FleetQueries:
         shown = self.fleet.group_labels
         return [self._with_labels(row, shown) for row in rows] if shown else rows
 
+    async def all_rows(self, snapshot: FleetSnapshot) -> Mapping[str, models.NodeRow]:
+        """All nodes in a line each, by node."""
+        return await self.row_cache.all_rows(self, snapshot)
+
     def labels(self, name: str) -> Mapping[str, str]:
         """All labels of the cluster's Node; empty while unknown."""
         node_summary = self.fleet.node_summaries.get(name)
