@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from aggregator.cli.tunnel import AggregatorPod
-from aggregator.cluster.port import HookStatus, Phase, Quarantine, RepairStatus
+from aggregator.cluster.port import Quarantine, RepairStatus
 from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.rfc3339 import write_time
@@ -31,26 +31,20 @@ _TIMES_OF_ATTEMPT = ("began_at", "deadline_at", "ended_at")
 def quarantine_answer(found: Quarantine) -> dict[str, Any]:
     """One item of /api/v1/quarantines."""
     spec, status = found.spec, found.status
-    reached = {
-        Phase.ADMITTED: status.admitted_at or found.created_at,
-        Phase.CORDONED: status.cordoned_at,
-        Phase.DRAINING: status.drain_started_at,
-        Phase.DRAINED: status.drained_at,
-    }
     marks = status.marks
     return {
         "node": found.node,
         "action": spec.action.value,
         "kind": spec.kind,
         "phase": status.phase.value,
-        "phase_since": _time(reached.get(status.phase, 0.0)),
+        "phase_since": _time(found.phase_since),
         "reason": spec.reason,
         "requester": spec.requester,
         "incident": spec.incident,
         "message": found.problem or found.unread or status.message,
         "created_at": _time(found.created_at),
         **{name: _time(getattr(status, name)) for name in _TIMES},
-        "pre_evict": _hook(status.pre_evict),
+        "pre_evict": str(status.pre_evict or ""),
         "pods_remaining": status.pods_remaining,
         "blockers": [
             {"pod": one.pod, "reason": one.reason, "since": _time(one.since)}
@@ -192,7 +186,3 @@ def status_answer(
 
 def _time(at: float) -> str | None:
     return write_time(at) if at else None
-
-
-def _hook(hook: HookStatus | None) -> str:
-    return f"{hook.state.value}: {hook.message}".rstrip(": ") if hook is not None else ""

@@ -187,6 +187,9 @@ class HookStatus:
     ended_at: float = 0.0
     message: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.state.value}: {self.message}".rstrip(": ")
+
 
 class NoticeState(enum.StrEnum):
     """How far the notice to a workload has come."""
@@ -555,6 +558,17 @@ class Quarantine:
     unread: str = ""
     #: The names of those fields of `QuarantineStatus`; in ``status`` they are empty.
     unread_fields: frozenset[str] = frozenset()
+
+    @property
+    def phase_since(self) -> float:
+        """When it got to its phase, wall clock seconds; 0: that is not known."""
+        reached = {
+            Phase.ADMITTED: self.status.admitted_at or self.created_at,
+            Phase.CORDONED: self.status.cordoned_at,
+            Phase.DRAINING: self.status.drain_started_at,
+            Phase.DRAINED: self.status.drained_at,
+        }
+        return reached.get(self.status.phase, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from aggregator.web.job_view import PARAMS as JOB_PARAMS
 from aggregator.web.job_view import job_report
 from aggregator.web.queries import TIMELINE, FleetQueries
 from aggregator.web.query_params import BadQuery, Form, Param, read_query
-from aggregator.web.snapshot_cache import FleetSnapshot
 from aggregator.web.timefmt import wall_time
 
 #: Rows of one answer unless the query sets another number, and at most.

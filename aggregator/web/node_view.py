@@ -12,7 +12,6 @@ import msgspec
 
 from aggregator import advice, documentation
 from aggregator.cluster import port
-from aggregator.cluster.port import Phase
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import Transition
 from aggregator.health.model import Component, Fault, Status
@@ -268,12 +267,6 @@ def quarantine(
 ) -> models.Quarantine:
     """The quarantine of the node, its progress, the pods in its way, and the node's repairs."""
     spec, status, repairs = found.spec, found.status, fleet.repairs
-    reached = {
-        Phase.ADMITTED: status.admitted_at or found.created_at,
-        Phase.CORDONED: status.cordoned_at,
-        Phase.DRAINING: status.drain_started_at,
-        Phase.DRAINED: status.drained_at,
-    }
     in_force = [item.cleared_by for item in spec.evidence if not item.cleared]
     return models.shape_of(
         models.Quarantine,
@@ -282,13 +275,13 @@ def quarantine(
         action=spec.action.value,
         kind=spec.kind,
         phase=status.phase.value,
-        phase_since=wall_time(reached.get(status.phase, 0.0)),
+        phase_since=wall_time(found.phase_since),
         reason=name_gpus(brief(spec.reason), node_summary.agent.health),
         requester=truncate(spec.requester, _LONGEST_NAME),
         incident=spec.incident,
         message=found.problem or found.unread or status.message,
         created_at=wall_time(found.created_at),
-        pre_evict=_hook(status.pre_evict),
+        pre_evict=str(status.pre_evict or ""),
         pods_total=None
         if status.pods_remaining is None
         else max(node_summary.quarantine_view.most_pods, status.pods_remaining),
@@ -321,11 +314,6 @@ def unmarked(node_summary: NodeSummary, found: port.Quarantine) -> str:
     times = marks.restored if marks is not None else 0
     again = f"; set again {times} times before" if times else ""
     return f"the node lacks {describe_missing(missing, found.status.applied)}{again}"
-
-
-def _hook(hook: port.HookStatus | None) -> str:
-    """The result of the site's own step; empty where there was none."""
-    return f"{hook.state.value}: {hook.message}".rstrip(": ") if hook is not None else ""
 
 
 def _device(node_summary: NodeSummary, code: str, component: str) -> str:
