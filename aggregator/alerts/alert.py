@@ -4,7 +4,7 @@ Pure.
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -124,28 +124,10 @@ class Alert:
 
     def to_json(self) -> dict[str, Any]:
         """The alert in the format of docs/alerts.md."""
-        shown: dict[str, Any] = {
-            "id": self.id,
-            "key": self.key,
-            "kind": self.kind,
-            "severity": self.severity,
-            "state": self.state.value,
-            "at": rfc3339(self.at),
-            "node": self.node,
-            "nodes": list(self.nodes),
-            "summary": self.summary,
-            "advice": self.advice,
-            "incident": self.incident,
-            "labels": dict(self.labels),
-            "details": dict(self.details),
-        }
-        if self.ending is not None:
-            shown["resolved"] = {
-                "at": rfc3339(self.ending.at),
-                "summary": self.ending.summary,
-                "delivery": self.ending.delivery,
-                "open": self.ending.open,
-            }
+        shown = asdict(self) | {"at": rfc3339(self.at), "nodes": list(self.nodes)}
+        ending = shown.pop("ending")
+        if ending is not None:
+            shown["resolved"] = ending | {"at": rfc3339(ending["at"])}
         return shown
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aggregator.cli.actions import (
+    AnnotationChange,
     ClusterActions,
     drain_warning,
     exempted,
@@ -94,25 +95,24 @@ def release(options: argparse.Namespace) -> None:
 def exempt(options: argparse.Namespace) -> None:
     reason = _reason(options)
     until = dt.datetime.now(dt.UTC).timestamp() + seconds_of(options.how_long)
-    change = exempted(options.name, until, reason, how=flags_of(options))
-    with open_actions(options) as actions:
-        report(options, actions.annotate(options.name, change))
+    _annotate(options, exempted(options.name, until, reason, how=flags_of(options)))
 
 
 def unexempt(options: argparse.Namespace) -> None:
-    with open_actions(options) as actions:
-        report(options, actions.annotate(options.name, unexempted(options.name)))
+    _annotate(options, unexempted(options.name))
 
 
 def pin(options: argparse.Namespace) -> None:
-    change = pinned(options.name, _reason(options), how=flags_of(options))
-    with open_actions(options) as actions:
-        report(options, actions.annotate(options.name, change))
+    _annotate(options, pinned(options.name, _reason(options), how=flags_of(options)))
 
 
 def unpin(options: argparse.Namespace) -> None:
+    _annotate(options, unpinned(options.name))
+
+
+def _annotate(options: argparse.Namespace, change: AnnotationChange) -> None:
     with open_actions(options) as actions:
-        report(options, actions.annotate(options.name, unpinned(options.name)))
+        report(options, actions.annotate(options.name, change))
 
 
 def forget(options: argparse.Namespace) -> None:

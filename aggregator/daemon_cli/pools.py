@@ -95,16 +95,15 @@ class PoolEffect:
 
     def line(self) -> str:
         """One line of text."""
-        before, after = _describe_total(self.before), _describe_total(self.after)
+        before, after = (
+            f"{actions_of(total) or 'no action'} ({total.node_hours:g} node-hours)"
+            for total in (self.before, self.after)
+        )
         return f"  {self.name:<16} {self.mode:<8} {before} becomes {after}"
 
     def as_json(self) -> Mapping[str, Any]:
-        return {
-            "name": self.name,
-            "mode": self.mode,
-            "before": _as_json(self.before),
-            "after": _as_json(self.after),
-        }
+        sums = {"before": totals_json(self.before), "after": totals_json(self.after)}
+        return {"name": self.name, "mode": self.mode, **sums}
 
 
 def effects(
@@ -150,12 +149,13 @@ def _totals(episodes: Iterable["Episode"], now: float) -> "Totals":
     return totals(episodes, now)
 
 
-def _describe_total(total: "Totals") -> str:
-    kinds = ", ".join(f"{count} {action}" for action, count in sorted(total.by_action.items()))
-    return f"{kinds or 'no action'} ({total.node_hours:g} node-hours)"
+def actions_of(total: "Totals") -> str:
+    """How many of each; empty without one."""
+    return ", ".join(f"{count} {action}" for action, count in sorted(total.by_action.items()))
 
 
-def _as_json(total: "Totals") -> Mapping[str, Any]:
+def totals_json(total: "Totals") -> Mapping[str, Any]:
+    """The sums as plain values."""
     return {
         "by_action": dict(total.by_action),
         "nodes_at_once": total.nodes_at_once,

@@ -13,12 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aggregator.daemon_cli.pools import NodesFileError, effects, pools_of, read_labels
+from aggregator.daemon_cli.pools import (
+    NodesFileError,
+    PoolEffect,
+    actions_of,
+    effects,
+    pools_of,
+    read_labels,
+    totals_json,
+)
 from aggregator.daemon_cli.subcommand import add_command, option
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
-    from aggregator.daemon_cli.pools import PoolEffect
     from aggregator.policy.replay import Difference, Episode, Totals
     from aggregator.policy.rules import Policy
 
@@ -218,7 +225,7 @@ def _text(
     sums: tuple["Totals", "Totals"],
     nodes: int,
     policies: tuple["Policy", "Policy"],
-    by_pool: Sequence["PoolEffect"] = (),
+    by_pool: Sequence[PoolEffect] = (),
 ) -> Iterable[str]:
     if not found:
         yield f"no incident would have been different on {nodes} nodes"
@@ -235,10 +242,9 @@ def _text(
         if ladder:
             yield f"            repairs: {', then '.join(ladder)}, where repair.mode allows it"
     for name, total in zip(("before", "after"), sums, strict=True):
-        kinds = ", ".join(f"{count} {action}" for action, count in sorted(total.by_action.items()))
         yield (
-            f"{name:<7} {kinds or 'no node acted on'}; at most {total.nodes_at_once} nodes "
-            f"at once, {total.node_hours:g} node-hours"
+            f"{name:<7} {actions_of(total) or 'no node acted on'}; at most {total.nodes_at_once} "
+            f"nodes at once, {total.node_hours:g} node-hours"
         )
     if by_pool:
         yield "by pool, as its mode would have capped it, by the labels of now:"
@@ -269,8 +275,8 @@ def _as_json(
             }
             for one in found
         ],
-        "before": _totals(sums[0], incidents[0]),
-        "after": _totals(sums[1], incidents[1]),
+        "before": {"incidents": incidents[0], **totals_json(sums[0])},
+        "after": {"incidents": incidents[1], **totals_json(sums[1])},
     }
 
 
@@ -295,13 +301,4 @@ def _episode(one: "Episode | None", policy: "Policy") -> Mapping[str, Any] | Non
         "rules": sorted(one.rules),
         "codes": sorted(one.codes),
         "repair": list(_ladder(one, policy)),
-    }
-
-
-def _totals(total: "Totals", incidents: int) -> Mapping[str, Any]:
-    return {
-        "incidents": incidents,
-        "by_action": dict(total.by_action),
-        "nodes_at_once": total.nodes_at_once,
-        "node_hours": total.node_hours,
     }

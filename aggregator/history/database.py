@@ -5,7 +5,7 @@ next call connects again: a database that was moved away, repaired or restarted 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -122,7 +122,7 @@ class Database:
             )
             query = query.where(table.at <= before.at, sa.tuple_(table.at, table.id) < place)
         rows = self._read(query)
-        found = [one for one in map(from_row, rows) if one is not None]
+        found = _known(rows)
         full = len(rows) == limit
         return Page(found, Cursor(rows[-1]["at"], rows[-1]["id"]) if full else None)
 
@@ -190,8 +190,7 @@ class Database:
             found = {}
             for node in nodes:
                 passed = connection.execute(query, {"its_node": node}).mappings()
-                read = (from_row(dict(row)) for row in passed)
-                found[node] = [one for one in read if one is not None]
+                found[node] = _known(map(dict, passed))
             return found
 
         return self._engine.call(work, seconds=COUNTING)
@@ -212,7 +211,7 @@ class Database:
                 .limit(most)
             )
             rows = self._read(query, seconds=COUNTING)
-            found += [one for one in map(from_row, rows) if one is not None]
+            found += _known(rows)
         found.sort(key=lambda one: one.at, reverse=True)
         return found[:most]
 
@@ -225,7 +224,7 @@ class Database:
             .order_by(table.at.desc(), table.id.desc())
             .limit(most)
         )
-        return [one for one in map(from_row, self._read(query)) if one is not None]
+        return _known(self._read(query))
 
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
         """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many.
@@ -271,6 +270,11 @@ class Database:
             return [dict(row) for row in connection.execute(query).mappings()]
 
         return self._engine.call(work, seconds=seconds)
+
+
+def _known(rows: Iterable[Mapping[str, Any]]) -> list[Transition]:
+    """The transitions, without those of a kind that this version does not know."""
+    return [one for one in map(from_row, rows) if one is not None]
 
 
 def _engine(url: URL, credentials: DatabaseCredentials, application: str, *, reads: bool) -> Engine:

@@ -5,9 +5,9 @@ The limits' answers come from admission itself, so that the preview and the real
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from aggregator import documentation
+from aggregator.quarantine.decide.admission import Held
 from aggregator.web import models
 from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.snapshot_cache import FleetSnapshot
@@ -19,19 +19,8 @@ _DRAIN = "drain"
 _MOST_NAMED = 100
 
 
-class HoldAnswer(Protocol):
-    """A limit's answer; `aggregator.quarantine.decide.admission.Held` is one."""
-
-    @property
-    def limit(self) -> str: ...
-    @property
-    def value(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-
-
 #: Given nodes and actions in the order in which they would be requested: the holds, by node.
-Preview = Callable[[Iterable[tuple[str, str]]], Mapping[str, HoldAnswer]]
+Preview = Callable[[Iterable[tuple[str, str]]], Mapping[str, Held]]
 
 
 class EffectCache:
