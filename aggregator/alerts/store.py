@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from aggregator.alerts.batch import pending_row
 from aggregator.alerts.message import alerts_of
@@ -24,7 +23,7 @@ from aggregator.alerts.tables import (
     reported,
     schema,
 )
-from aggregator.runtime.database import Engine
+from aggregator.runtime.database import Engine, sqlite_engine
 from aggregator.runtime.sqlite_format import OUTBOX, is_of_no_release, of_no_release
 
 T = TypeVar("T")
@@ -33,6 +32,8 @@ T = TypeVar("T")
 _LOCK = 0x7369636B03
 #: Seconds that a server may take for one change.
 _SECONDS = 15.0
+#: FULL: an accepted alert stays on disk even when the machine loses its power.
+_PRAGMAS = ("page_size=8192", "journal_mode=WAL", "synchronous=FULL")
 
 
 class OutboxError(OSError):
@@ -109,7 +110,9 @@ class FileStore:
                 f"{self.path} was written by a newer sickbay (version {found}); "
                 "upgrade, or point alerts.outbox elsewhere"
             )
-        engine = _file_engine(self.path)
+        url = sa.URL.create("sqlite", database=str(self.path))
+        wait = {"timeout": 5}
+        engine = sqlite_engine(url, _PRAGMAS, lambda _: "BEGIN IMMEDIATE", connect_args=wait)
         try:
             with engine.connect() as connection, connection.begin():
                 metadata.create_all(connection)
@@ -129,25 +132,6 @@ def _file_version(path: Path) -> int | None:
         unreleased = is_of_no_release(db, OUTBOX)
     db.close()
     return None if unreleased else int(found)
-
-
-def _file_engine(path: Path) -> sa.Engine:
-    engine = sa.create_engine(
-        sa.URL.create("sqlite", database=str(path)), pool_size=1, connect_args={"timeout": 5}
-    )
-
-    @event.listens_for(engine, "connect")
-    def _settle(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # explicit transactions
-        # FULL: an accepted alert stays on disk even when the machine loses its power.
-        for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=FULL"):
-            connection.execute(f"PRAGMA {pragma}").close()
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine
 
 
 class SharedStore:

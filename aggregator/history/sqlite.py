@@ -4,16 +4,15 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy import event
 from sqlalchemy.engine import URL
 
 from aggregator.history.engine import HistoryError
 from aggregator.history.migrate import is_ready, prepare
-from aggregator.runtime.database import reason
+from aggregator.runtime.database import reason, sqlite_engine
 
 T = TypeVar("T")
 
@@ -161,18 +160,8 @@ def _can_write(path: Path) -> bool:
 
 
 def _settling(url: URL, pragmas: Iterable[str]) -> sa.Engine:
-    engine = sa.create_engine(url, pool_size=1, max_overflow=1)
-
-    @event.listens_for(engine, "connect")
-    def _settle(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # explicit transactions: DDL is in them too
-        for pragma in pragmas:
-            connection.execute(f"PRAGMA {pragma}").close()
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
+    def begin(connection: sa.Connection) -> str:
         # Lock at once for a write: a transaction that has read can no longer wait for its turn.
-        write = connection.get_execution_options().get(_WRITE)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        return "BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITE) else "BEGIN"
 
-    return engine
+    return sqlite_engine(url, pragmas, begin, max_overflow=1)

@@ -3,12 +3,14 @@
 Both are blocking and called from threads of their user's own, one call at a time.
 """
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
 T = TypeVar("T")
+Begin = Callable[[sa.Connection], str]
 
 
 class Engine(Protocol):
@@ -30,6 +32,25 @@ class Engine(Protocol):
     def close(self) -> None:
         """Close the database. Never raises, and waits for two seconds at most."""
         ...
+
+
+def sqlite_engine(url: sa.URL, pragmas: Iterable[str], begin: Begin, **pool: Any) -> sa.Engine:
+    """A file's connections with these pragmas. ``begin``: the statement that begins each
+    transaction.
+    """
+    engine = sa.create_engine(url, pool_size=1, **pool)
+
+    @event.listens_for(engine, "connect")
+    def _settle(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # explicit transactions: DDL is in them too
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(begin(connection))
+
+    return engine
 
 
 def reason(error: Exception) -> str:

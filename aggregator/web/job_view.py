@@ -48,11 +48,9 @@ async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobRep
         raise BadQuery("until is before since: no fault can be in between", "expected it later")
     past, trouble = await _past(queries, since, until)
     inputs = await _inputs(queries, past)
-    job, by = values["job"], values["by"]
+    wanted = {**values, "since": since, "until": until}
     # Outside the event loop, which admits nodes too: a month has tens of thousands of records.
-    return await asyncio.to_thread(
-        _made, past, inputs, since, until, by, job, values["limit"], trouble
-    )
+    return await asyncio.to_thread(_made, past, inputs, wanted, trouble)
 
 
 async def _past(
@@ -83,15 +81,10 @@ async def _inputs(queries: FleetQueries, past: Sequence[Transition]) -> FleetInp
 
 
 def _made(
-    past: Sequence[Transition],
-    inputs: FleetInputs,
-    since: float,
-    until: float,
-    by: str,
-    job: str,
-    limit: int,
-    trouble: str,
+    past: Sequence[Transition], inputs: FleetInputs, wanted: Mapping[str, Any], trouble: str
 ) -> JobReport:
+    """``wanted``: the query, with the times that it means."""
+    since, until, by, job = (wanted[name] for name in ("since", "until", "by", "job"))
     made = make_report(past, inputs, since=since, until=until, by=by)
     hours = {(one.hit.key, one.hit.node, one.hit.at): one.hours for one in made.stops}
     rows = [one for one in made.rows if not job or one.name == job or by != "job"]
@@ -111,7 +104,7 @@ def _made(
         days=days_of(made.stops, since, until),
         codes=groups_of((one.hit.code, one.hours) for one in made.stops),
         teams=groups_of((one.hit.team, one.hours) for one in made.stops),
-        items=[_row(one, hours) for one in rows[:limit]],
+        items=[_row(one, hours) for one in rows[: wanted["limit"]]],
         total=len(rows),
         records=_records(past, job, hours) if job else [],
         cut=len(past) >= _MOST,

@@ -6,6 +6,7 @@ Of 10,000 nodes some tens are in quarantine: on one scale with the well ones no 
 import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from aggregator.web.fleet_trend import LENGTH, STEP, TrendSample
 
@@ -72,11 +73,14 @@ def trend_chart(points: Sequence[TrendSample], width: float = WIDTH) -> TrendCha
     most = max(1, *(getattr(one, name) for one in points for name, _ in _LINES))
     lines = [
         TrendLine(
-            "well", "well", _path(points, _value("well"), x, _scale(*_WELL, low, high)), well[-1]
+            "well",
+            "well",
+            _path(points, attrgetter("well"), x, _scale(*_WELL, low, high)),
+            well[-1],
         )
     ]
     for name, label in _LINES:
-        path = _path(points, _value(name), x, _scale(*_REST, 0, most))
+        path = _path(points, attrgetter(name), x, _scale(*_REST, 0, most))
         lines.append(TrendLine(name, label, path, getattr(points[-1], name)))
     scales = [(_REST[0], most), (_REST[1], 0), (_WELL[0], high)]
     if low < high:
@@ -90,14 +94,6 @@ def trend_chart(points: Sequence[TrendSample], width: float = WIDTH) -> TrendCha
         is_short=last - first < LENGTH - 2 * STEP,
         width=width,
     )
-
-
-def _value(field: str) -> Callable[[TrendSample], int]:
-    def read(point: TrendSample) -> int:
-        found: int = getattr(point, field)
-        return found
-
-    return read
 
 
 def _scale(upper: float, lower: float, least: int, most: int) -> Callable[[int], float]:
