@@ -7,55 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
+from importlib.resources import files
 from typing import Any
 
 from aggregator.events import EventKind, Transition
+from aggregator.policy.shipped_yaml import read_shipped
 from aggregator.runtime.text import truncate
 
-#: Alerts that last until a later transition ends them, and how grave each is.
-_LASTING = {
-    EventKind.INCIDENT_OPENED: "warning",
-    EventKind.HELD: "warning",
-    EventKind.CORDONED: "warning",
-    EventKind.MARKS_MISSING: "warning",
-    EventKind.ADOPTED: "warning",
-    EventKind.NODE_ABSENT: "warning",
-    EventKind.BLOCKED: "warning",
-    EventKind.OVERDUE: "critical",
-    EventKind.HOOK_FAILED: "critical",
-    EventKind.RELEASE_HELD: "warning",
-    EventKind.REPAIR_EXHAUSTED: "critical",
-    EventKind.UNCORDONED: "warning",
-    EventKind.AGENT_SILENT: "warning",
-    EventKind.SILENT_FAILING: "critical",
-    EventKind.STOPPED: "warning",
-    EventKind.COMMON_CAUSE: "critical",
-    EventKind.COOLDOWN: "warning",
-    EventKind.RECORD_LOST: "critical",
-    EventKind.NETWORK_BLAMED: "critical",
-    EventKind.NODE_LOST: "warning",
-}
-#: Any other kind that is an alert when the configuration names none: a notice.
-_NOTICES = {
-    EventKind.MARKS_RESTORED: "info",
-    EventKind.NODE_BACK: "info",
-    EventKind.DRAINED: "info",
-    EventKind.FORCED: "warning",
-    EventKind.OVERRULED: "info",
-    EventKind.RELEASED: "info",
-    EventKind.NEW_NODE_HELD: "warning",
-    EventKind.OVERRIDDEN: "info",
-    EventKind.REQUESTED: "info",
-    EventKind.LEMON: "warning",
-    EventKind.AGENT_CONFLICT: "critical",
-    EventKind.EVIDENCE_LOST: "warning",
-    EventKind.RESUMED: "info",
-    EventKind.COMMON_CAUSE_OVER: "info",
-    EventKind.RECORD_WHOLE: "info",
-    EventKind.NETWORK_CLEARED: "info",
-}
-SEVERITY = _LASTING | _NOTICES
-LASTING = frozenset(_LASTING)
+
+_KINDS: Mapping[str, Mapping[str, Any]] = read_shipped(
+    (files("aggregator.alerts") / "kinds.yaml").read_text("utf-8")
+)
+
+
+def _kinds_with(key: str) -> dict[EventKind, Any]:
+    """The kinds that have the key in kinds.yaml, with its value."""
+    return {EventKind(name): of[key] for name, of in _KINDS.items() if key in of}
+
+
+SEVERITY: Mapping[EventKind, str] = _kinds_with("severity")
+LASTING = frozenset(_kinds_with("lasts"))
 DEFAULT_KINDS = frozenset(SEVERITY)
 #: Kinds about one pod or job: those of a route to its owner when the configuration names none.
 POD_KINDS = frozenset({EventKind.JOB_STOPPED, EventKind.BLOCKED, EventKind.FORCED})
@@ -205,33 +176,7 @@ def ended(alert: Alert, by: "Resolution") -> Alert:
     )
 
 
-#: The detail that distinguishes alerts of one kind about one node: texts of others may change.
-_SUBJECT = {
-    EventKind.BLOCKED: "pod",
-    EventKind.FORCED: "pod",
-    EventKind.JOB_STOPPED: "key",
-    EventKind.HELD: "limit",
-    EventKind.NEW_NODE_HELD: "operation",
-    EventKind.EVIDENCE_LOST: "source",
-    EventKind.HOOK: "hook",
-    EventKind.HOOK_FAILED: "hook",
-}
-#: The kinds of which the summary does.
-_BY_SUMMARY = frozenset(
-    {
-        EventKind.REQUESTED,
-        EventKind.RELEASE_HELD,
-        EventKind.REPAIR_SUPPRESSED,
-        EventKind.REPAIR_ORDERED,
-        EventKind.REPAIR_ENDED,
-        EventKind.REPAIR_EXHAUSTED,
-        EventKind.UNCORDONED,
-        EventKind.OVERRIDDEN,
-        EventKind.INCIDENT_CHANGED,
-        EventKind.AGENT_CONFLICT,
-        EventKind.MOVED,
-    }
-)
+_SUBJECT: Mapping[EventKind, str] = _kinds_with("subject")
 
 
 def dedup_key(transition: Transition) -> str:
@@ -240,10 +185,10 @@ def dedup_key(transition: Transition) -> str:
     """
     kind = transition.kind
     about = [kind.value, transition.node, transition.incident]
-    if kind in _SUBJECT:
-        about.append(transition.details.get(_SUBJECT[kind], ""))
-    elif kind in _BY_SUMMARY:
-        about.append(transition.summary)
+    subject = _SUBJECT.get(kind)
+    if subject is not None:
+        text = transition.details.get(subject, "")
+        about.append(transition.summary if subject == "summary" else text)
     return _digest(*about)
 
 
@@ -277,33 +222,14 @@ _UNDONE = frozenset(
 )
 
 
-#: Kinds that come and go: each ends the alert of its opposite.
-_OPPOSITES = (
-    (EventKind.AGENT_BACK, EventKind.AGENT_SILENT),
-    (EventKind.RESUMED, EventKind.STOPPED),
-    (EventKind.COMMON_CAUSE_OVER, EventKind.COMMON_CAUSE),
-    (EventKind.COOLDOWN_OVER, EventKind.COOLDOWN),
-    (EventKind.RECORD_WHOLE, EventKind.RECORD_LOST),
-    (EventKind.NETWORK_CLEARED, EventKind.NETWORK_BLAMED),
-    (EventKind.NODE_FOUND, EventKind.NODE_LOST),
-    (EventKind.NODE_BACK, EventKind.NODE_ABSENT),
-    (EventKind.MARKS_RESTORED, EventKind.MARKS_MISSING),
-)
+_OPPOSITES = {over: EventKind(begun) for over, begun in _kinds_with("opposite").items()}
+#: The kinds that each kind ends: those that come and go end the alert of their opposite.
 _OVER = {
-    **{over: frozenset({begun}) for over, begun in _OPPOSITES},
-    **{begun: frozenset({over}) for over, begun in _OPPOSITES},
-    EventKind.AGENT_BACK: frozenset({EventKind.AGENT_SILENT, EventKind.SILENT_FAILING}),
-    EventKind.DRAINED: frozenset({EventKind.BLOCKED, EventKind.OVERDUE}),
+    **{over: frozenset({begun}) for over, begun in _OPPOSITES.items()},
+    **{begun: frozenset({over}) for over, begun in _OPPOSITES.items()},
+    **{kind: frozenset(map(EventKind, ends)) for kind, ends in _kinds_with("ends").items()},
 }
-#: Several of these kinds may be open at a time, distinguished by their incident.
-_BY_CAUSE = frozenset(
-    {
-        EventKind.COMMON_CAUSE,
-        EventKind.COMMON_CAUSE_OVER,
-        EventKind.NETWORK_BLAMED,
-        EventKind.NETWORK_CLEARED,
-    }
-)
+_BY_CAUSE = frozenset(_kinds_with("by_incident"))
 
 
 _ENDED_BY_ADMISSION = frozenset(
