@@ -14,7 +14,6 @@ from aggregator.events import EventKind, Transition
 from aggregator.policy.shipped_yaml import read_shipped
 from aggregator.runtime.text import truncate
 
-
 _KINDS: Mapping[str, Mapping[str, Any]] = read_shipped(
     (files("aggregator.alerts") / "kinds.yaml").read_text("utf-8")
 )
