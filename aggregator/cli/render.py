@@ -1,11 +1,23 @@
 """The output of commands about the fleet, made from the API's answer. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import Answer, Cell, age, clean, clock, evidence, listed, table
+from aggregator.cli.text_table import (
+    Answer,
+    Cell,
+    age,
+    clean,
+    clock,
+    evidence,
+    labelled,
+    listed,
+    table,
+)
 
 _LEASE_LOST = "THE CONTROLLER MAY NOT ACT, and no action is taken"
+#: What a person can do, below what it is about.
+TO_DO = {"advice": "to do", "documentation": "more"}
 UNSEEN = "THE CLUSTER CAN'T BE SEEN"
 
 
@@ -16,7 +28,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     for pool in fleet["pools"]:
         if pool["mode"] != fleet["mode"]:
             yield f"mode {pool['mode']} in pool {pool['name']}, {pool['nodes']} nodes"
-    yield from _field_lines(
+    yield from labelled(
         fleet,
         {
             "stop": "STOPPED BY A PERSON",
@@ -27,7 +39,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             "lease_lost": _LEASE_LOST,
         },
     )
-    yield from _field_lines(
+    yield from labelled(
         fleet,
         {
             "history_trouble": "THE PAST IS NOT KEPT, all else goes on",
@@ -37,9 +49,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     )
     for cause in fleet["causes"]:
         yield f"COMMON CAUSE ({cause['scope']}): {clean(cause['reason'])}"
-        yield f"  to do: {clean(cause['advice'])}"
-        if cause.get("documentation"):
-            yield f"  more: {clean(cause['documentation'])}"
+        yield from labelled(cause, TO_DO, "  ")
     for reason in fleet["not_ready"]:
         if reason not in (fleet["view_lost"], fleet.get("lease_lost")):  # printed above
             yield f"NOT READY: {clean(reason)}"
@@ -84,15 +94,6 @@ def _untested(fleet: Answer) -> Iterator[tuple[str, int, str]]:
     """A row while there are new nodes."""
     if fleet["untested"]:
         yield "new, not tested", fleet["untested"], "sickbay nodes --untested"
-
-
-def _field_lines(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:
-    """Of the fields that state why something is not as it should be, each one that is set, with its
-    label.
-    """
-    for name, label in labels.items():
-        if fleet.get(name):
-            yield f"{label}: {clean(fleet[name])}"
 
 
 def replicas(answer: Answer, screen: Screen) -> Iterator[str]:

@@ -3,9 +3,20 @@
 from collections.abc import Iterator, Sequence
 
 from aggregator.cli import render
-from aggregator.cli.render import UNSEEN
+from aggregator.cli.render import TO_DO, UNSEEN
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import Answer, Cell, age, ago, clean, clock, evidence, listed, pairs
+from aggregator.cli.text_table import (
+    Answer,
+    Cell,
+    age,
+    ago,
+    clean,
+    clock,
+    evidence,
+    labelled,
+    listed,
+    pairs,
+)
 from aggregator.cli.words import phase_of, words_of
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
@@ -121,9 +132,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
         yield from new_node(one["node"], one["new_node"])
     if one["hold"]:
         yield f"\nHELD by {clean(one['hold']['limit'])}: {clean(one['hold']['reason'])}"
-        yield f"  to do: {clean(one['hold']['advice'])}"
-        if one["hold"].get("documentation"):
-            yield f"  more: {clean(one['hold']['documentation'])}"
+        yield from labelled(one["hold"], TO_DO, "  ")
     for incident in one["incidents"]:
         yield (
             f"\nINCIDENT ({incident['action']}, {ago(incident['since'], screen.now)} old): "
@@ -234,23 +243,14 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     yield f"  requested by {clean(one['requester'] or 'a person, by hand')}, " + (
         f"{words.many} not counted" if left is None else f"{words.count(left)} left"
     )
-    if one["release_held"]:
-        yield f"  not released: {clean(one['release_held'])}"
-    if one["override"]:
-        yield f"  overridden: {clean(one['override'])}"
+    yield from labelled(one, {"release_held": "not released", "override": "overridden"}, "  ")
     if one.get("node_absent_since"):
         gone = _clock(one["node_absent_since"])
         yield f"  its Node is gone since {gone}: not counted by any limit"
-    if one["uncordoned"]:
-        yield f"  {clean(one['uncordoned'])}"
-    if one.get("unmarked"):
-        yield f"  marks missing: {clean(one['unmarked'])}"
-    if one["message"]:
-        yield f"  {clean(one['message'])}"
+    yield from labelled(one, {"uncordoned": "", "unmarked": "marks missing", "message": ""}, "  ")
     if one["deadline_at"] and one["phase"] == "Draining":
         yield f"  its drain should end by {_clock(one['deadline_at'])}"
-    if one["pre_evict"]:
-        yield f"  drain.pre_evict: {clean(one['pre_evict'])}"
+    yield from labelled(one, {"pre_evict": "drain.pre_evict"}, "  ")
     for blocker in one["blockers"]:
         since = f" for {ago(blocker['since'], screen.now)}" if blocker["since"] else ""
         yield f"  blocked{since}: {clean(blocker['pod'])}: {clean(blocker['reason'])}"

@@ -5,7 +5,7 @@ cursor: `clean` is the one function for text from outside.
 import datetime as dt
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aggregator.cli.screen import Screen
@@ -166,6 +166,13 @@ def pairs(items: Iterable[tuple[str, object]]) -> str:
     shown = [(label, clean(value)) for label, value in items if value not in {"", None}]
     size = max((len(label) for label, _ in shown), default=0)
     return "\n".join(f"{label + ':':<{size + 1}} {value}" for label, value in shown)
+
+
+def labelled(one: Answer, labels: Mapping[str, str], indent: str = "") -> Iterator[str]:
+    """A line for each of these fields that is set, with its label, if that is not empty."""
+    for name, label in labels.items():
+        if one.get(name):
+            yield f"{indent}{label}{': ' if label else ''}{clean(one[name])}"
 
 
 def evidence(items: Iterable[dict[str, Any]]) -> str:
