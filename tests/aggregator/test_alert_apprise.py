@@ -53,9 +53,7 @@ async def test_an_alert_and_its_end_arrive_without_mentions(tmp_path: Path) -> N
     assert second["title"].startswith("[RESOLVED] ")
 
 
-async def test_a_service_that_refuses_is_tried_again_and_no_secret_is_shown(
-    tmp_path: Path,
-) -> None:
+async def test_a_service_that_refuses_is_tried_again_and_no_secret_is_shown(tmp_path: Path) -> None:
     async with Receiver(answers=[status(500), status(403)]) as receiver:
         async with telling(tmp_path, chat(tmp_path, receiver)) as alerts:
             alerts.record_event(happened("n1"))

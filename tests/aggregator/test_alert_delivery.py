@@ -302,10 +302,7 @@ def mail_to(port: int, **more: Any) -> ReceiverConfig:
 
 async def test_a_mail_arrives_and_its_end_in_the_same_thread(tmp_path: Path) -> None:
     mailbox = Mailbox("451 4.3.0 not now")
-    async with (
-        smtp(mailbox) as port,
-        telling(tmp_path, mail_to(port, tls="none")) as alerts,
-    ):
+    async with smtp(mailbox) as port, telling(tmp_path, mail_to(port, tls="none")) as alerts:
         alerts.record_event(happened("gpu-0117"))
         await until(lambda: len(mailbox.mails) == 1, lambda: alerts.problem)
         assert alerts.tallies()["to-mail"].failed_attempts == 1

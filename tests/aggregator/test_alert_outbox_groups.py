@@ -109,9 +109,7 @@ def test_an_end_without_an_alert_before_it_is_the_notice_that_it_was(outbox: Ale
     ]
 
 
-def test_what_begins_and_ends_before_it_was_sent_is_sent_in_that_order(
-    outbox: AlertOutbox,
-) -> None:
+def test_what_begins_and_ends_before_it_was_sent_is_sent_in_that_order(outbox: AlertOutbox) -> None:
     """In one batch of transitions, and in two."""
     outbox.accept([item(happened("n1")), item(happened("n1", K.RELEASED))], NOW)
     outbox.accept([item(happened("n2"))], NOW)

@@ -16,14 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, alert_of
-from aggregator.alerts.message import (
-    Message,
-    alerts_of,
-    digest,
-    headline,
-    next_steps,
-    sections,
-)
+from aggregator.alerts.message import Message, alerts_of, digest, headline, next_steps, sections
 from aggregator.alerts.receivers import alertmanager, email, pagerduty, slack, teams, webhook
 from aggregator.alerts.receivers.email import EmailOptions
 from aggregator.alerts.templates import MessageTemplate, TemplateError, TemplateOptions
@@ -59,10 +52,7 @@ def check(name: str, document: Any) -> None:
 
 
 def alert(
-    node: str = "gpu-0117",
-    kind: EventKind = EventKind.CORDONED,
-    summary: str = "",
-    **labels: str,
+    node: str = "gpu-0117", kind: EventKind = EventKind.CORDONED, summary: str = "", **labels: str
 ) -> Alert:
     text = summary or f"{node}: cordoned: xid:79 (GPU has fallen off the bus)"
     details = {"pod": "jobs/a", "no label's name!": "x"}

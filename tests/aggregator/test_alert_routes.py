@@ -17,12 +17,7 @@ from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
 from aggregator.alerts.receivers.slack import SlackOptions
 from aggregator.alerts.receivers.webhook import WebhookOptions
 from aggregator.alerts.routes import NodeContext, Router, group_of, targets_of
-from aggregator.alerts.settings import (
-    AlertSettings,
-    ReceiverConfig,
-    RouteConfig,
-    SilenceConfig,
-)
+from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfig, SilenceConfig
 from aggregator.alerts.store import FileStore
 from aggregator.clock import Clocks
 from aggregator.cluster.port import NodeMeta
@@ -120,9 +115,7 @@ def test_an_alert_about_the_fleet_has_the_labels_that_its_nodes_share() -> None:
 
 def test_groups_are_by_rack_for_people_and_by_any_key_that_is_configured() -> None:
     by = router(
-        route("default"),
-        route("named", "other", group_by=("kind", RACK)),
-        route("machine", "am"),
+        route("default"), route("named", "other", group_by=("kind", RACK)), route("machine", "am")
     )
     one, two = (alert(happened(node), by) for node in ("gpu-1", "cpu-1"))
     groups = {target.name: group_of(target, one) for target in by.targets(one)}

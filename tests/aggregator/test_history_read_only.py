@@ -19,10 +19,7 @@ from tests.support.aggregator_program import AGGREGATOR_COMMANDS
 from tests.support.fork_server import run_program
 from tests.support.histories import Place
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")]
 
 
 @pytest.fixture

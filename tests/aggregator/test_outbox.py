@@ -20,13 +20,7 @@ from hypothesis import strategies as st
 from aggregator.alerts import composition
 from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts import outbox as outbox_module
-from aggregator.alerts.alert import (
-    GROUPED,
-    alert_of,
-    dedup_key,
-    group,
-    resolves,
-)
+from aggregator.alerts.alert import GROUPED, alert_of, dedup_key, group, resolves
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.outbox import (
     SAME_WITHIN,

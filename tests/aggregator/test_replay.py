@@ -29,14 +29,7 @@ from aggregator.policy.evaluate import evaluate
 from aggregator.policy.replay import Episode, live
 from tests.aggregator.test_windows import FAILED, OK, SITE, Node, happenings, link
 from tests.support.memory_cluster import World
-from tests.support.replica import (
-    FakeLine,
-    Replica,
-    Turned,
-    fault,
-    hello,
-    snapshot,
-)
+from tests.support.replica import FakeLine, Replica, Turned, fault, hello, snapshot
 
 
 @dataclass

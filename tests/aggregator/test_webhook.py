@@ -123,10 +123,7 @@ async def test_an_alert_arrives_as_documented_and_signed(tmp_path: Path, secret_
         "0011",
         {"action": "drain", "kind": "gpu"},
     )
-    async with (
-        Receiver() as receiver,
-        telling(tmp_path, address(receiver, secret_file)) as alerts,
-    ):
+    async with Receiver() as receiver, telling(tmp_path, address(receiver, secret_file)) as alerts:
         alerts.record_event(transition)
         await until(lambda: delivered(alerts) == 1)
         await until(lambda: list(alerts.depth().values()) == [0])
@@ -161,10 +158,7 @@ async def test_an_alert_arrives_as_documented_and_signed(tmp_path: Path, secret_
 async def test_what_comes_together_goes_in_one_post_in_order(
     tmp_path: Path, secret_file: Path
 ) -> None:
-    async with (
-        Receiver() as receiver,
-        telling(tmp_path, address(receiver, secret_file)) as alerts,
-    ):
+    async with Receiver() as receiver, telling(tmp_path, address(receiver, secret_file)) as alerts:
         for number in range(50):
             alerts.record_event(happened(f"n{number}"))
         await until(lambda: delivered(alerts) == 50)
@@ -257,10 +251,7 @@ async def test_retry_after_is_honoured(tmp_path: Path, secret_file: Path) -> Non
 
 async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> None:
     async with Receiver() as target:
-        answers = [
-            status(307, Location=target.url()),
-            status(302, Location=target.url()),
-        ]
+        answers = [status(307, Location=target.url()), status(302, Location=target.url())]
         async with Receiver(answers=answers) as receiver:
             async with telling(tmp_path, address(receiver, secret_file)) as alerts:
                 alerts.record_event(happened())
@@ -370,10 +361,7 @@ async def test_each_route_has_the_kinds_that_it_names(tmp_path: Path, secret_fil
                 secret_file,
                 path="/some",
                 name="some",
-                kinds=(
-                    EventKind.MOVED,
-                    EventKind.RELEASED,
-                ),
+                kinds=(EventKind.MOVED, EventKind.RELEASED),
             ),
         )
         async with telling(tmp_path, *hooks) as alerts:

@@ -225,9 +225,7 @@ def test_a_typo_is_answered_with_the_nearest_word(
     assert says in capsys.readouterr().err
 
 
-def test_help_has_every_command_in_a_group_and_examples(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_has_every_command_in_a_group_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
     parser = parser_for("/usr/bin/kubectl-sickbay", {})
     with pytest.raises(SystemExit):
         parser.parse_args(["--help"])

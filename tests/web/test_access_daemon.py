@@ -37,10 +37,7 @@ class GuardedAggregator(LocalAggregator):
         request = urllib.request.Request(
             f"http://{self.web}/api/v1/{path}",
             data=json.dumps(body).encode(),
-            headers={
-                "Authorization": f"Bearer {self.token}",
-                "Content-Type": "application/json",
-            },
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
@@ -73,9 +70,7 @@ def test_the_configuration_closes_the_page_and_the_metrics(aggregator: GuardedAg
         assert token not in aggregator.log()
 
 
-def test_a_node_whose_agent_reports_is_no_unknown_name_to_a_person_who_acts(
-    tmp_path: Path,
-) -> None:
+def test_a_node_whose_agent_reports_is_no_unknown_name_to_a_person_who_acts(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"{TOKEN},otto,operator\n")
     more = {"access": {"anonymous": False, "actions": True, "tokens_file": str(file)}}

@@ -18,12 +18,7 @@ from aggregator.cli.local_actions import LocalActions, scratch_copy
 from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.operations import begun_status, spec_of
-from aggregator.cluster.port import (
-    Action,
-    QuarantineSpec,
-    RepairAttempt,
-    RepairState,
-)
+from aggregator.cluster.port import Action, QuarantineSpec, RepairAttempt, RepairState
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 from aggregator.web.access_guard import PageAccess

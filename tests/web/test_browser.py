@@ -101,8 +101,7 @@ async def tab(
     context.set_default_timeout(1000 * PATIENCE)
     one = Tab(await context.new_page())
     one.page.on(
-        "console",
-        lambda said: one.complaints.append(said.text) if said.type != "log" else None,
+        "console", lambda said: one.complaints.append(said.text) if said.type != "log" else None
     )
     one.page.on("pageerror", lambda error: one.complaints.append(str(error)))
     await one.page.goto(url)

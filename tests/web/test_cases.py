@@ -272,11 +272,7 @@ def rack_of(name: str, key: str) -> str:
 def test_the_blocks_come_in_natural_order_and_nodes_without_the_label_last() -> None:
     racks = {"node-0": "r10", "node-1": "r9", "node-2": "", "node-3": "r9"}
     layout = map_layout(tuple(racks), lambda name, _: racks[name], RACK)
-    assert layout.blocks == (
-        ("r9", ("node-1", "node-3")),
-        ("r10", ("node-0",)),
-        ("", ("node-2",)),
-    )
+    assert layout.blocks == (("r9", ("node-1", "node-3")), ("r10", ("node-0",)), ("", ("node-2",)))
     assert layout.names == ("node-1", "node-3", "node-0", "node-2")
     assert map_layout(tuple(racks), lambda name, _: racks[name], "").names == tuple(racks)
 

@@ -294,9 +294,7 @@ async def test_what_speaks_no_http_is_said_in_words() -> None:
     assert "can't be reached: the server there does not use HTTP; is it https?\n" in done.err
 
 
-async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(
-    served: Served,
-) -> None:
+async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(served: Served) -> None:
     with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 - a device: nothing waits
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", "from aggregator.cli.main import main; main()"),

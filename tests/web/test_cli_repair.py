@@ -13,13 +13,7 @@ import pytest
 
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.operations import begun_status, spec_of
-from aggregator.cluster.port import (
-    Action,
-    Operation,
-    OperationSpec,
-    QuarantineSpec,
-    RepairState,
-)
+from aggregator.cluster.port import Action, Operation, OperationSpec, QuarantineSpec, RepairState
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from tests.web.cli import in_process, sickbay, start_on
 from tests.web.support import (

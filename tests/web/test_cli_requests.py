@@ -17,10 +17,7 @@ from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Action, QuarantineSpec, Taint
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.web.cli import in_process, sickbay, start_on
-from tests.web.support import (
-    NIGHT,
-    Served,
-)
+from tests.web.support import NIGHT, Served
 from tests.web.test_actions import orders_a_reboot
 
 # -- acting on a local cluster ---------------------------------------------------------------

@@ -25,20 +25,11 @@ from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.fleet import NodeTestView
 from tests.web.cli import in_process, start_on
-from tests.web.support import (
-    NIGHT,
-    REPAIRS,
-    Hands,
-    Served,
-    repaired,
-    serving,
-    small_fleet,
-)
+from tests.web.support import NIGHT, REPAIRS, Hands, Served, repaired, serving, small_fleet
 
 HANDS = Hands()
 COMMANDS = active_test._Commands(
-    show="sickbay node node-1",
-    end="kubectl delete --wait=false operation test-1",
+    show="sickbay node node-1", end="kubectl delete --wait=false operation test-1"
 )
 TESTING = replace(
     REPAIRS,
@@ -258,9 +249,7 @@ async def test_without_a_profile_or_a_repairer_nothing_is_asked_for(
     assert request_in(database) is None
 
 
-async def test_the_history_shows_the_nodes_tests_beside_those_of_its_pool(
-    served: Served,
-) -> None:
+async def test_the_history_shows_the_nodes_tests_beside_those_of_its_pool(served: Served) -> None:
     tell = served.feed.record_event
     for number, value in enumerate((1000.0, 1100.0, 2000.0)):
         tell(ended("node-1", f"q-9-{number}", "Succeeded", value, number))

@@ -16,10 +16,7 @@ from tests.web.support import Hands, incident_of, record_common_cause, serving, 
 ROOT = Path(__file__).parents[2]
 SITE = "https://docs.example/sickbay/1.0"
 NAMED = re.compile(r"docs/[a-z0-9-]+\.md(?:#[a-z0-9-]+)?")
-SOURCES = [
-    *sorted((ROOT / "aggregator/web/templates").glob("*.html")),
-    Path(advice.__file__),
-]
+SOURCES = [*sorted((ROOT / "aggregator/web/templates").glob("*.html")), Path(advice.__file__)]
 
 
 def loud_fleet(hands: Hands) -> FleetState:

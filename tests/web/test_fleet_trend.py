@@ -172,9 +172,7 @@ def test_a_hold_ends_with_admission_and_an_incident_with_its_closing() -> None:
         max_size=60,
     )
 )
-def test_no_history_makes_counts_that_cannot_be(
-    events: list[tuple[float, EventKind, str]],
-) -> None:
+def test_no_history_makes_counts_that_cannot_be(events: list[tuple[float, EventKind, str]]) -> None:
     for one in past_of(small_fleet(HANDS), events, hours=24).values():
         assert one.nodes == 8
         assert 0 <= one.drained <= one.quarantined

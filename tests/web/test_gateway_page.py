@@ -27,15 +27,7 @@ from aggregator.web.tls import Certificate
 from tests.support.pki import Authority, KeyPair
 from tests.support.waiting import PATIENCE, until
 from tests.web.gateways import TOKEN, GatewayOf, gateway_of
-from tests.web.support import (
-    NIGHT,
-    Everyone,
-    Hands,
-    Served,
-    running_clocks,
-    serving,
-    small_fleet,
-)
+from tests.web.support import NIGHT, Everyone, Hands, Served, running_clocks, serving, small_fleet
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 VIEWER, OPERATOR = "v" * 22, "o" * 22

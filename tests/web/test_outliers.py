@@ -112,9 +112,7 @@ numbers = st.floats(0, 2**32)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), numbers, numbers, numbers), min_size=2, max_size=30))
-def test_every_line_is_within_the_picture(
-    points: list[tuple[float, float, float, float]],
-) -> None:
+def test_every_line_is_within_the_picture(points: list[tuple[float, float, float, float]]) -> None:
     drawn = chart(outlier(sorted(points)))
     assert drawn is not None
     for line in (*drawn.lines, *drawn.medians, *drawn.bands):

@@ -532,11 +532,7 @@ async def test_it_listens_on_a_unix_socket_too(tmp_path: Any) -> None:
 async def fragment(served: Served, path: str) -> tuple[int, str, str]:
     """Status, tag and text of an answer; the text of a difference is its JSON."""
     async with served.session.get(served.url + path) as response:
-        return (
-            response.status,
-            response.headers.get("ETag", "").strip('"'),
-            await response.text(),
-        )
+        return (response.status, response.headers.get("ETag", "").strip('"'), await response.text())
 
 
 def joined(before: str, answer: str) -> tuple[str, str]:
