@@ -199,9 +199,8 @@ def _context(ca_file: str) -> ssl.SSLContext | None:
 def _opener(host: str, context: ssl.SSLContext | None, route: Route | None) -> OpenerDirector:
     if route is not None:
         context = context or route.context or ssl.create_default_context()
-        dial = route.dialer.dial
         # No proxy: the way is made already.
-        return build_opener(ProxyHandler({}), _RoutedHttp(dial), _RoutedHttps(dial, context))
+        return build_opener(ProxyHandler({}), _Routed(route.dialer.dial, context))
     handlers: list[Any] = []
     if host in _LOOPBACK:
         handlers.append(ProxyHandler({}))  # a proxy can't reach this machine's loopback
@@ -227,19 +226,16 @@ class _RoutedConnection(http.client.HTTPConnection):
         )
 
 
-class _RoutedHttp(HTTPHandler):
-    def __init__(self, dial: Any) -> None:
-        super().__init__()
-        self._connection: Any = partial(_RoutedConnection, dial=dial)
+class _Routed(HTTPHandler, HTTPSHandler):
+    """Requests of either scheme, on connections that ``dial`` makes."""
 
-    def http_open(self, req: Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req)
-
-
-class _RoutedHttps(HTTPSHandler):
     def __init__(self, dial: Any, context: ssl.SSLContext) -> None:
         super().__init__()
-        self._connection: Any = partial(_RoutedConnection, dial=dial, context=context)
+        self._plain: Any = partial(_RoutedConnection, dial=dial)
+        self._secure: Any = partial(_RoutedConnection, dial=dial, context=context)
+
+    def http_open(self, req: Request) -> http.client.HTTPResponse:
+        return self.do_open(self._plain, req)
 
     def https_open(self, req: Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req)
+        return self.do_open(self._secure, req)

@@ -47,27 +47,15 @@ class PoolCounter:
         limits = pool.limits
         if limits.concurrent is not None:
             text = "nodes in quarantine at once"
-            yield limit_use(
-                "pools.limits.concurrent",
-                str(limits.concurrent),
-                in_quarantine,
-                limits.concurrent,
-                text,
-            )
+            yield _use("concurrent", limits.concurrent, in_quarantine, limits.concurrent, text)
         if limits.concurrent_percent is not None:
             value = f"{limits.concurrent_percent:g}%"
-            most = allowance(total, limits.concurrent_percent)
-            yield limit_use(
-                "pools.limits.concurrent_percent",
-                value,
-                in_quarantine,
-                most,
-                f"{value} of {total:,} nodes",
-            )
+            most, text = allowance(total, limits.concurrent_percent), f"{value} of {total:,} nodes"
+            yield _use("concurrent_percent", value, in_quarantine, most, text)
         if limits.new_per_window is not None:
-            within = self._fleet.limits.get("window", "")
-            text = f"new quarantines within {within}"
-            value = str(limits.new_per_window)
-            yield limit_use(
-                "pools.limits.new_per_window", value, lately, limits.new_per_window, text
-            )
+            text = f"new quarantines within {self._fleet.limits.get('window', '')}"
+            yield _use("new_per_window", limits.new_per_window, lately, limits.new_per_window, text)
+
+
+def _use(name: str, value: object, used: int, most: int, text: str) -> models.LimitUse:
+    return limit_use(f"pools.limits.{name}", str(value), used, most, text)
