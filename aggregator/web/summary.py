@@ -32,6 +32,7 @@ def summarize(
         at=moment.when(moment.now),
         version=version,
         revision=revision,
+        counts=found.counts,
         not_ready=not_ready,
         nodes=len(found.states),
         incidents=len(found.incidents),
