@@ -15,12 +15,11 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from aggregator.bisection.model import (
-    Ended,
     Findings,
     GroupOutcome,
     GroupTest,
@@ -429,36 +428,20 @@ def quarantine_command(suspect: Suspect, how: str) -> str:
 
 
 def _as_json(findings: Findings, path: Path, how: str) -> dict[str, Any]:
-    def test(one: Ended) -> dict[str, Any]:
-        return {"test": one.test.number, "nodes": one.test.nodes, "outcome": one.outcome}
+    def tests(one: Suspect | Interaction) -> list[dict[str, Any]]:
+        return [
+            {"test": each.test.number, "nodes": each.test.nodes, "outcome": each.outcome}
+            for each in one.tests
+        ]
 
-    return {
-        "verdict": findings.verdict,
-        "suspects": [
-            {
-                "node": one.node,
-                "tests": [test(each) for each in one.tests],
-                "quarantine": quarantine_command(one, how),
-            }
-            for one in findings.suspects
-        ],
-        "interactions": [
-            {
-                "first": one.first,
-                "second": one.second,
-                "tests": [test(each) for each in one.tests],
-                "faulty": one.faulty,
-                "domain": one.domain,
-            }
-            for one in findings.interactions
-        ],
-        "not_known": [{"nodes": one.nodes, "why": one.why} for one in findings.unsettled],
-        "cleared": findings.cleared,
-        "rest_passed": findings.rest_passed,
-        "rounds": findings.rounds,
-        "tests": findings.tests,
-        "file": str(path),
-    }
+    shown = asdict(findings)
+    shown["not_known"] = shown.pop("unsettled")
+    shown["suspects"] = [
+        {"node": one.node, "tests": tests(one), "quarantine": quarantine_command(one, how)}
+        for one in findings.suspects
+    ]
+    shown["interactions"] = [{**asdict(one), "tests": tests(one)} for one in findings.interactions]
+    return {**shown, "file": str(path)}
 
 
 def _quarantine(options: argparse.Namespace, findings: Findings) -> None:
