@@ -10,13 +10,13 @@ from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
 from aggregator.alerts.composition import BatchWait
 from aggregator.alerts.message import Message
 from aggregator.alerts.next_step import Advisor, no_advice
+from aggregator.alerts.receivers import slack, teams
 from aggregator.alerts.receivers.alertmanager import LASTS, AlertmanagerReceiver
 from aggregator.alerts.receivers.apprise import AppriseReceiver
 from aggregator.alerts.receivers.base import Receiver
+from aggregator.alerts.receivers.chat import ChatReceiver
 from aggregator.alerts.receivers.email import EmailReceiver
 from aggregator.alerts.receivers.pagerduty import PagerDutyReceiver
-from aggregator.alerts.receivers.slack import SlackReceiver
-from aggregator.alerts.receivers.teams import TeamsReceiver
 from aggregator.alerts.receivers.webhook import WebhookReceiver
 from aggregator.alerts.settings import (
     GROUP_KEYS,
@@ -141,8 +141,8 @@ _RECEIVERS: Mapping[str, Callable[[Any, ReceiverConfig], Receiver]] = {
     "apprise": lambda options, config: AppriseReceiver(options, config.name),
     "email": lambda options, config: EmailReceiver(options, config.timeout),
     "pagerduty": lambda options, _: PagerDutyReceiver(options),
-    "slack": lambda options, _: SlackReceiver(options),
-    "teams": lambda options, _: TeamsReceiver(options),
+    "slack": lambda options, _: ChatReceiver(options, slack.render, slack.escape),
+    "teams": lambda options, _: ChatReceiver(options, teams.render),
     "webhook": lambda options, _: WebhookReceiver(options.url, options.secret_file, options.http),
 }
 

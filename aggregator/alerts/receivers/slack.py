@@ -8,17 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.alerts.http_channel import (
-    PLAIN,
-    Exchange,
-    HttpOptions,
-    compact_json,
-    post,
-    read_url,
-)
+from aggregator.alerts.http_channel import PLAIN, HttpOptions
 from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
-from aggregator.alerts.webhook import WebhookResponse
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import OrdinaryPath
 
@@ -38,19 +30,6 @@ class SlackOptions(SectionDataclass):
     """Its content is the URL of the incoming webhook."""
     template: TemplateOptions = BUILT_IN
     http: HttpOptions = PLAIN
-
-
-class SlackReceiver:
-    """Implements `Receiver`."""
-
-    def __init__(self, options: SlackOptions) -> None:
-        self._options = options
-        self._template = MessageTemplate(options.template, escape)
-
-    async def deliver(self, message: Message, exchange: Exchange) -> WebhookResponse:
-        url = await exchange.thread.run(read_url, self._options.url_file)
-        document = await exchange.thread.run(render, message, self._template)
-        return await post(exchange, url, compact_json(document), self._options.http, {})
 
 
 def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:

@@ -10,17 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.alerts.alert import AlertState
-from aggregator.alerts.http_channel import (
-    PLAIN,
-    Exchange,
-    HttpOptions,
-    compact_json,
-    post,
-    read_url,
-)
+from aggregator.alerts.http_channel import PLAIN, HttpOptions, compact_json
 from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
-from aggregator.alerts.webhook import WebhookResponse
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import OrdinaryPath
 from aggregator.runtime.text import truncate
@@ -45,19 +37,6 @@ class TeamsOptions(SectionDataclass):
     """Its content is the workflow's URL."""
     template: TemplateOptions = BUILT_IN
     http: HttpOptions = PLAIN
-
-
-class TeamsReceiver:
-    """Implements `Receiver`."""
-
-    def __init__(self, options: TeamsOptions) -> None:
-        self._options = options
-        self._template = MessageTemplate(options.template)
-
-    async def deliver(self, message: Message, exchange: Exchange) -> WebhookResponse:
-        url = await exchange.thread.run(read_url, self._options.url_file)
-        document = await exchange.thread.run(render, message, self._template)
-        return await post(exchange, url, compact_json(document), self._options.http, {})
 
 
 def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
