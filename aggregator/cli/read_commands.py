@@ -5,6 +5,7 @@ import datetime as dt
 import json
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from aggregator.cli import render, render_nodes
@@ -55,10 +56,7 @@ def nodes(options: argparse.Namespace) -> None:
         empty = "No such node is exempt. A new exemption is shown within three minutes."
     elif options.state or options.untested or options.selector:
         empty = "There is no such node."
-
-    def show(page: Answer, screen: Screen) -> Any:
-        return render_nodes.nodes(page, screen, empty=empty)
-
+    show = partial(render_nodes.nodes, empty=empty)
     print_answer(options, _arranged(options, answer), show, kind=_NODE)
 
 

@@ -5,16 +5,21 @@ from typing import Any
 
 from aggregator.alerts.http_channel import Exchange, compact_json, post, read_url
 from aggregator.alerts.message import Message
+from aggregator.alerts.receivers.slack import SlackOptions
+from aggregator.alerts.receivers.teams import TeamsOptions
 from aggregator.alerts.templates import MessageTemplate
 from aggregator.alerts.webhook import WebhookResponse
 
+ChatOptions = SlackOptions | TeamsOptions
 Render = Callable[[Message, MessageTemplate], Mapping[str, Any]]
 
 
 class ChatReceiver:
-    """Implements `Receiver`. ``options`` are the chat's own; ``escape`` as for `MessageTemplate`."""
+    """Implements `Receiver`. ``escape``: as of `MessageTemplate`."""
 
-    def __init__(self, options: Any, render: Render, escape: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, options: ChatOptions, render: Render, escape: Callable[[str], str] = str
+    ) -> None:
         self._options = options
         self._render = render
         self._template = MessageTemplate(options.template, escape)
