@@ -8,13 +8,16 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import fleet_view, models
 from aggregator.web.cases import WORST_FIRST
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.snapshot_cache import FleetSnapshot
+
+if TYPE_CHECKING:
+    from aggregator.web.queries import FleetQueries
 
 #: Columns by which the nodes can be sorted, in addition to the labels.
 COLUMNS = ("node", "state", "why", "agent")
@@ -57,20 +60,6 @@ GROUP_SORT = Param(
 )
 
 
-class RowSource(Protocol):
-    """Where rows and labels come from; `FleetQueries` is one."""
-
-    def rows(self, names: Iterable[str]) -> list[models.NodeRow]: ...
-
-    def labels(self, name: str) -> Mapping[str, str]:
-        """All labels of the cluster's Node; empty while it is not known."""
-        ...
-
-    async def all_rows(self, snapshot: FleetSnapshot) -> Mapping[str, models.NodeRow]:
-        """Those of all nodes, by node."""
-        ...
-
-
 class RowCache:
     """All rows of the latest snapshot, made once, in chunks between which other tasks run."""
 
@@ -80,7 +69,7 @@ class RowCache:
         self._rows: dict[str, models.NodeRow] = {}
 
     async def all_rows(
-        self, source: RowSource, snapshot: FleetSnapshot
+        self, source: "FleetQueries", snapshot: FleetSnapshot
     ) -> Mapping[str, models.NodeRow]:
         """By node."""
         async with self._lock:
@@ -109,7 +98,7 @@ class _Order:
 
 
 async def page_of_nodes(
-    source: RowSource, snapshot: FleetSnapshot, values: Mapping[str, Any]
+    source: "FleetQueries", snapshot: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodePage:
     """The requested page. Raises BadQuery for an unknown column or an invalid selector."""
     order = _order(values["sort"], COLUMNS, labels=True)
@@ -129,7 +118,9 @@ async def page_of_nodes(
     )
 
 
-def selected(source: RowSource, snapshot: FleetSnapshot, values: Mapping[str, Any]) -> list[str]:
+def selected(
+    source: "FleetQueries", snapshot: FleetSnapshot, values: Mapping[str, Any]
+) -> list[str]:
     """The nodes that pass the filters by state, name and label, in the order of their names."""
     state, part = values["state"], values["q"].lower()
     states = snapshot.found.states
@@ -158,7 +149,7 @@ def _with_row(
 
 
 async def groups_of(
-    source: RowSource, snapshot: FleetSnapshot, values: Mapping[str, Any]
+    source: "FleetQueries", snapshot: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodeGroupList:
     """The nodes by the value of the label ``values["key"]``. Raises BadQuery."""
     key, order = values["key"], _order(values["sort"], _GROUP_COLUMNS)
@@ -257,7 +248,7 @@ def _order(text: str, columns: Collection[str], *, labels: bool = False) -> _Ord
 
 
 def _sorted(
-    source: RowSource,
+    source: "FleetQueries",
     snapshot: FleetSnapshot,
     names: Sequence[str],
     rows: Mapping[str, models.NodeRow],
