@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, common, group, named
 from aggregator.documentation import address, of_alert
 from aggregator.health.node import hide_gpus
+from aggregator.rfc3339 import read_time
 from aggregator.runtime.text import visible
 
 SEVERITIES = ("critical", "warning", "info")
@@ -236,7 +236,7 @@ def _alert(data: Mapping[str, Any]) -> Alert:
         id=data["id"],
         kind=data["kind"],
         severity=data["severity"],
-        at=_seconds(data["at"]),
+        at=read_time(data["at"]),
         node=data["node"],
         nodes=tuple(data["nodes"]),
         summary=data["summary"],
@@ -247,10 +247,6 @@ def _alert(data: Mapping[str, Any]) -> Alert:
         labels=data["labels"],
         ending=None
         if over is None
-        else Ending(_seconds(over["at"]), over["summary"], over["delivery"], over["open"]),
+        else Ending(read_time(over["at"]), over["summary"], over["delivery"], over["open"]),
         advice=data["advice"],
     )
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

@@ -5,7 +5,6 @@ that can't be replayed.
 """
 
 import argparse
-import datetime as dt
 import json
 import sys
 import time
@@ -23,6 +22,7 @@ from aggregator.daemon_cli.pools import (
     totals_json,
 )
 from aggregator.daemon_cli.subcommand import add_command, option
+from aggregator.rfc3339 import write_time
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
@@ -233,9 +233,9 @@ def _text(
         yield f"{len(found)} incidents would have been different on {nodes} nodes:"
     for one in found:
         shown = one.shown
-        ended = f"to {_date(shown.ended)}" if shown.ended is not None else "and on"
+        ended = f"to {write_time(shown.ended)}" if shown.ended is not None else "and on"
         yield f"  {one.what:<9} {shown.node}  {shown.action}  {shown.summary}"
-        yield f"            {_date(shown.began)} {ended}, by {', '.join(sorted(shown.rules))}"
+        yield f"            {write_time(shown.began)} {ended}, by {', '.join(sorted(shown.rules))}"
         if one.how:
             yield f"            {one.how}"
         ladder = _ladder(shown, policies[one.after is not None])
@@ -250,10 +250,6 @@ def _text(
         yield "by pool, as its mode would have capped it, by the labels of now:"
     yield from (one.line() for one in by_pool)
     yield "Evaluation alone is replayed: no limits, no mode, no person's word."
-
-
-def _date(at: float) -> str:
-    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _as_json(
@@ -295,8 +291,8 @@ def _episode(one: "Episode | None", policy: "Policy") -> Mapping[str, Any] | Non
     return {
         "kind": one.kind,
         "action": one.action,
-        "began": _date(one.began),
-        "ended": _date(one.ended) if one.ended is not None else None,
+        "began": write_time(one.began),
+        "ended": write_time(one.ended) if one.ended is not None else None,
         "summary": one.summary,
         "rules": sorted(one.rules),
         "codes": sorted(one.codes),

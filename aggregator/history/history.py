@@ -5,7 +5,6 @@ counted and reported.
 """
 
 import asyncio
-import datetime as dt
 import logging
 import math
 import random
@@ -20,6 +19,7 @@ from aggregator.history.reader import Reader, close
 from aggregator.history.row_codec import IdGenerator, evidence_row, size_of, to_row
 from aggregator.history.row_queue import RowQueue
 from aggregator.history.tables import evidence, transitions
+from aggregator.rfc3339 import write_time
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.byte_budget import Budgets
 from aggregator.runtime.worker_thread import WorkerThread
@@ -176,7 +176,7 @@ class History:
             return ""
         why = self._failure or f"no answer for {waited:.0f} s"
         since = self._failing_since or self._clocks.wall() - waited
-        return f"history is not written since {_clock(since)}: {why}{self._losses()}"
+        return f"history is not written since {write_time(since)}: {why}{self._losses()}"
 
     async def recent(
         self, node: str = "", since: float = 0.0, limit: int = 200, until: float = math.inf
@@ -395,12 +395,8 @@ class History:
             at=now,
             kind=EventKind.HISTORY_LOST,
             node="",
-            summary=f"history lost {lost} transitions from {_clock(self._gap_from)} on: the "
+            summary=f"history lost {lost} transitions from {write_time(self._gap_from)} on: the "
             "database was away for longer than they could wait",
             details={"count": str(lost), "from": f"{self._gap_from:.3f}", "until": f"{now:.3f}"}
             | ({"replica": self._replica} if self._replica else {}),
         )
-
-
-def _clock(at: float) -> str:
-    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
