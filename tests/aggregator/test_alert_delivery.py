@@ -506,7 +506,7 @@ async def test_a_message_that_cannot_be_read_is_a_dead_letter(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("kind")
 
-    monkeypatch.setattr(sender, "message_of", broken)
+    monkeypatch.setattr(sender, "alerts_of", broken)
     async with Receiver() as receiver:
         [slack, *_] = over_http(tmp_path, receiver)
         async with telling(tmp_path, slack) as alerts:
