@@ -285,7 +285,7 @@ def _is_owned(owner: str, patterns: Sequence[str]) -> bool:
 
 
 def _from_labels(alert: Alert) -> NodeContext:
-    """Of an alert about the fleet: what the nodes that it names share."""
+    """Of an alert about the fleet: the context that the nodes it names share."""
     labels = alert.labels
     rules = tuple(part for part in labels.get("rules", "").split(",") if part)
     return NodeContext(labels, labels.get("pool", ""), labels.get("rack", ""), rules)

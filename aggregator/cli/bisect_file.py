@@ -1,4 +1,4 @@
-"""The file of a search: what it is about, then each test with its outcome, a JSON object a line.
+"""The file of a search: its subject, then each test with its outcome, a JSON object a line.
 
 A line is on the disk before its outcome is used, so that an interrupted search resumes without a
 test that has ended.

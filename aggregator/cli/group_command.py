@@ -1,7 +1,7 @@
 """Runs a site's test of one group: an argument list, no shell, its own process group, a time limit.
 
 At the limit, and when the search is interrupted, the command gets SIGTERM: a launcher
-such as mpirun or srun then ends its processes on the nodes. What is left is killed.
+such as mpirun or srun then ends its processes on the nodes. Processes that are left are killed.
 """
 
 import asyncio

@@ -69,7 +69,7 @@ class Template:
         assert rest == len(pieces)
 
     def expand(self, value: Any, clean: Clean) -> str:
-        """The text for ``value``. What comes from it goes through ``clean``."""
+        """The text for ``value``. Its texts go through ``clean``."""
         return "".join(_expanded(self._parts, value, clean))
 
 

@@ -16,7 +16,7 @@ from aggregator.cli.text_table import (
 )
 
 _LEASE_LOST = "THE CONTROLLER MAY NOT ACT, and no action is taken"
-#: What a person can do, below what it is about.
+#: The next step of a person, and where to read more.
 TO_DO = {"advice": "to do", "documentation": "more"}
 UNSEEN = "THE CLUSTER CAN'T BE SEEN"
 

@@ -81,7 +81,7 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
 
 
 def _hindrances(one: Answer, screen: Screen) -> Iterator[str]:
-    """What keeps the quarantine from its next step, and what is odd about it."""
+    """The reasons against its next step, and other oddities."""
     yield from (f"blocked by {item['pod']}" for item in one["blockers"][:1])
     yield from filter(None, (one["last_error"],))
     if one["release_held"]:
