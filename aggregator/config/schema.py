@@ -13,6 +13,7 @@ from pydantic_core import core_schema
 from aggregator.alerts import settings as alerts
 from aggregator.config.settings import Config
 from aggregator.configfile import values
+from aggregator.rfc3339 import span
 
 #: Draft 7 is the one that every editor's language server knows.
 DIALECT = "http://json-schema.org/draft-07/schema#"
@@ -98,7 +99,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _as_written(schema: dict[str, Any]) -> dict[str, Any]:
     """Defaults and bounds of durations and percentages in the form of the file."""
-    unit = {DURATION: duration, PERCENT: percent}.get(schema.get("pattern", ""))
+    unit = {DURATION: span, PERCENT: percent}.get(schema.get("pattern", ""))
     default = schema.get("default")
     if isinstance(default, dict) or (unit is None and _is_other(schema)):
         del schema["default"]  # a section's, which its keys have; or no value of the file
@@ -117,15 +118,6 @@ def _as_written(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _is_other(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "string" and not isinstance(schema.get("default", ""), str)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the largest unit that leaves a whole number."""
-    for unit, length in reversed(values.UNITS.items()):
-        count = seconds / length
-        if count >= 1 and count == round(count):
-            return f"{count:.0f}{unit}"
-    return f"{seconds:g}s"
 
 
 def percent(number: float) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.daemon_cli import pools, replay
 from aggregator.daemon_cli.subcommand import add_command, option, shaped_as
+from aggregator.rfc3339 import span
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
@@ -159,10 +160,8 @@ def _change(before: "Rule", after: "Rule") -> str:
 
 def _value(value: object) -> str:
     """The value as a rule's file would have it."""
-    from aggregator.policy.explain import in_words
-
     if isinstance(value, float):
-        return in_words(value)
+        return span(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name} is {_value(of)}" for name, of in value.items()) or "any"
     if isinstance(value, tuple | list):
@@ -217,8 +216,6 @@ def _place(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
-    from aggregator.policy.explain import in_words
-
     rule = answer.rule
     lines = [answer.evidence, f"  means      {answer.meaning}"]
     if where:
@@ -235,7 +232,7 @@ def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
     elif rule is None:
         lines.append("  action     none: no rule is about it, so it is shown and never acted on")
     else:
-        after = f" once it has been so for {in_words(rule.hold)}" if rule.hold else ""
+        after = f" once it has been so for {span(rule.hold)}" if rule.hold else ""
         lines.append(f"  action     {rule.action}{after}, by rule {rule.name}")
         if rule.scope == "gpu":
             lines.append("  scope      gpu: only the pods that use the faulty GPU are evicted")
@@ -259,14 +256,12 @@ def _nodes_of(rule: "Rule") -> str:
 
 
 def _releases(rule: "Rule") -> Iterator[str]:
-    from aggregator.policy.explain import in_words
-
     if rule.release == "manual":
         yield "by a person alone, however well it is"
         return
-    yield f"when all has been well for {in_words(rule.healthy_for)}, by a person at any time"
+    yield f"when all has been well for {span(rule.healthy_for)}, by a person at any time"
     if rule.repeat_within and not rule.check:
-        within = in_words(rule.repeat_within)
+        within = span(rule.repeat_within)
         yield f"by a person alone where the same came again within {within} of a release"
 
 

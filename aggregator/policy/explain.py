@@ -10,6 +10,7 @@ from aggregator.policy import nvlink4
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import ACTIONS, CONDITION_CHECK, Policy, Rule, matches
 from aggregator.policy.windows import ONE_OCCURRENCE
+from aggregator.rfc3339 import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +141,16 @@ def _wants(rule: Rule, question: Question) -> str:
     given = question.details or {}
     wants = []
     if not question.check and rule.min_count > question.count:
-        wants.append(f"seen {rule.min_count} times within {in_words(rule.within)}")
+        wants.append(f"seen {rule.min_count} times within {span(rule.within)}")
     if not question.check and rule.lasts:
-        wants.append(f"it goes on for {in_words(rule.lasts)} without a pause of a minute")
+        wants.append(f"it goes on for {span(rule.lasts)} without a pause of a minute")
     if not question.check and rule.min_jobs > question.jobs:
         wants.append(
-            f"seen on it alone over {rule.min_jobs} jobs within {in_words(rule.within)} "
-            f"({in_words(rule.apart)} or more apart)"
+            f"seen on it alone over {rule.min_jobs} jobs within {span(rule.within)} "
+            f"({span(rule.apart)} or more apart)"
         )
     if rule.flaps > question.flaps:
-        wants.append(f"it begins to fail {rule.flaps} times within {in_words(rule.within)}")
+        wants.append(f"it begins to fail {rule.flaps} times within {span(rule.within)}")
     for name, values in rule.details.items():
         if given.get(name, "") not in values:
             wants.append(f"{name} is {' or '.join(values)}")
@@ -222,14 +223,6 @@ def _row(policy: Policy, question: Question) -> str:
         "no row matches: add --detail intr_info=0x..., --detail error_status=0x... and "
         "--driver, and if you have, NVIDIA's table has no row for them"
     )
-
-
-def in_words(seconds: float) -> str:
-    """``90s``, ``10m``, ``1d``: as a rule's file would have it."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
 
 
 _STATUSES = {"failed": Status.FAILED, "degraded": Status.DEGRADED}

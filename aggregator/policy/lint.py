@@ -19,6 +19,7 @@ from aggregator.configfile.yaml_source import ConfigProblem, Document, Key, pars
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.check_traits import EDGES
 from aggregator.policy.label_selector import contradiction
+from aggregator.policy.load import hint_of
 from aggregator.policy.rules import ACTIONS, Policy, Rule
 from aggregator.policy.shipped_yaml import read_shipped
 
@@ -154,7 +155,7 @@ def _slips(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
             yield document.problem((*key, "details", name), text)
         for value in values:
             if name == "verdict" and value not in VERDICTS:
-                hint = _hint(value, VERDICTS)
+                hint = hint_of(value, VERDICTS)
                 text = f"no verdict is {value!r}{hint}; expected some of {', '.join(VERDICTS)}"
                 yield document.problem((*key, "details", name), text)
     entry: Any = document.data["rules"][key[-1]]
@@ -184,20 +185,15 @@ def unfamiliar(
 def _unknown_reason(check: str, reason: str, reasons: Sequence[str], status: str) -> str:
     does = "fails" if status == "failed" else "fails or is degraded"
     known = f"expected some of {', '.join(reasons)}" if reasons else "it never fails"
-    hint = _hint(reason, reasons)
+    hint = hint_of(reason, reasons)
     return f"check {check} never {does} with reason {reason!r}{hint}; {known}"
 
 
 def _unknown_check(name: str, checks: Iterable[str]) -> str:
-    hint = _hint(name, checks)
+    hint = hint_of(name, checks)
     if hint:
         return f"no check of ours is {name!r}{hint}; with that slip it never matches"
     return f"no check of ours is {name!r}; right if it is a check of the site's own"
-
-
-def _hint(word: str, known: Iterable[str]) -> str:
-    guess = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {guess[0]!r}?)" if guess else ""
 
 
 def _shadowed(

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from attrs import define
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, create_model
 
-from aggregator.configfile.values import duration
+from aggregator.configfile.section import Strings
+from aggregator.configfile.values import Duration, refuse
 from aggregator.configfile.yaml_source import (
     ConfigError,
     ConfigProblem,
@@ -49,56 +50,79 @@ from aggregator.policy.windows import (
     MOST_JOBS,
 )
 
-#: A rule's keys as a file has them, and its fields.
-KEYS = {
-    "name": "name",
-    "kind": "kind",
-    "action": "action",
-    "why": "why",
-    "faults": "faults",
-    "classes": "classes",
-    "details": "details",
-    "minCount": "min_count",
-    "lasts": "lasts",
-    "minJobs": "min_jobs",
-    "apart": "apart",
-    "within": "within",
-    "confirmedBy": "confirmed_by",
-    "with": "with_faults",
-    "without": "without_faults",
-    "condition": "condition",
-    "unhealthy": "unhealthy",
-    "check": "check",
-    "status": "status",
-    "reasons": "reasons",
-    "components": "components",
-    "flaps": "flaps",
-    "for": "hold",
-    "healthyFor": "healthy_for",
-    "release": "release",
-    "repeatWithin": "repeat_within",
-    "nodes": "nodes",
-    "elsewhere": "elsewhere",
-    "repair": "repair",
-    "scope": "scope",
+
+def _rung(value: object) -> object:
+    if value == TEST:
+        expected = "repair.verify of the aggregator's configuration, or no test"
+        raise refuse(f"{value!r} repairs nothing and is no rung", expected)
+    return value
+
+
+def _ladder(repairs: tuple[str, ...]) -> tuple[str, ...]:
+    """The repairs of a rule, mildest first. An empty list leaves them to a person."""
+    wrong = disorder(repairs)
+    if wrong:
+        raise refuse(*wrong.split("; expected "))
+    return repairs
+
+
+def _unquoted(value: object) -> object:
+    """YAML reads an unquoted True as a boolean."""
+    return str(value) if isinstance(value, bool) else value
+
+
+_Action: Any = Literal[ACTIONS]
+#: What the agents remember.
+_Window = Annotated[Duration, Field(ge=LEAST_APART, le=LONGEST)]
+_Values = Annotated[
+    tuple[Annotated[str, BeforeValidator(str)], ...], Field(strict=False, min_length=1)
+]
+_Rung: Any = Annotated[Literal[REPAIRS], BeforeValidator(_rung)]
+#: A rule's keys as a file has them: the field of each, and its values.
+_FORM: dict[str, tuple[str, Any]] = {
+    "name": ("name", str),
+    "kind": ("kind", Literal[KINDS]),
+    "action": ("action", _Action),
+    "why": ("why", str),
+    "faults": ("faults", Strings),
+    "classes": ("classes", Strings),
+    "details": ("details", Mapping[str, _Values]),
+    "minCount": ("min_count", Annotated[int, Field(ge=1, le=MOST_JOBS)]),
+    "lasts": ("lasts", Annotated[Duration, Field(ge=LEAST_APART, le=LONGEST_LASTING)]),
+    "minJobs": ("min_jobs", Annotated[int, Field(ge=2, le=MOST_JOBS)]),
+    "apart": ("apart", _Window),
+    "within": ("within", _Window),
+    "confirmedBy": ("confirmed_by", str),
+    "with": ("with_faults", Strings),
+    "without": ("without_faults", Strings),
+    "condition": ("condition", str),
+    "unhealthy": (
+        "unhealthy",
+        Annotated[Literal[CONDITION_STATUSES], BeforeValidator(_unquoted)],
+    ),
+    "check": ("check", str),
+    "status": ("status", Literal[STATUSES]),
+    "reasons": ("reasons", Strings),
+    "components": ("components", Strings),
+    "flaps": ("flaps", Annotated[int, Field(ge=LEAST_FLAPS, le=MOST_FLAPS)]),
+    "for": ("hold", Duration),
+    "healthyFor": ("healthy_for", Duration),
+    "release": ("release", Literal[RELEASES]),
+    "repeatWithin": ("repeat_within", Annotated[Duration, Field(le=LONGEST_REPEAT)]),
+    "nodes": ("nodes", LabelSelector),
+    "elsewhere": ("elsewhere", _Action),
+    "repair": (
+        "repair",
+        Annotated[tuple[_Rung, ...], Field(strict=False), AfterValidator(_ladder)],
+    ),
+    "scope": ("scope", Literal[SCOPES]),
 }
-#: Least and most of the keys that count.
-_COUNTS = {
-    "minCount": (1, MOST_JOBS),
-    "minJobs": (2, MOST_JOBS),
-    "flaps": (LEAST_FLAPS, MOST_FLAPS),
-}
+KEYS = {key: field for key, (field, _) in _FORM.items()}
+_FIELDS: dict[str, Any] = {key: (values, None) for key, (_, values) in _FORM.items()}
+#: A key without a value is refused: the shipped rule's value would stay.
+_Entry: Any = create_model("Rule", __config__=ConfigDict(extra="forbid", strict=True), **_FIELDS)
 #: Classes of which one fault is no evidence, however often one job logs it.
 _ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
-_CHOICES = {
-    "kind": KINDS,
-    "action": ACTIONS,
-    "release": RELEASES,
-    "status": STATUSES,
-    "elsewhere": ACTIONS,
-    "unhealthy": CONDITION_STATUSES,
-    "scope": SCOPES,
-}
 #: Keys that a rule does not have together with a node condition.
 _NOT_OF_CONDITIONS = (
     *("check", "components", "faults", "classes", "status", "flaps", "with", "without"),
@@ -161,7 +185,7 @@ def _rules(document: Document, catalogue: Catalogue, known: Mapping[str, Rule]) 
         problems.append(document.problem((), "no list of rules; expected 'rules:' and a list"))
         raise ConfigError(name, problems)
     problems += [
-        document.problem((key,), f"unknown key{_hint(key, ['rules'])}; expected only 'rules'")
+        document.problem((key,), f"unknown key{hint_of(key, ['rules'])}; expected only 'rules'")
         for key in document.data
         if key != "rules"
     ]
@@ -197,7 +221,7 @@ def _two_meanings(
             yield document.problem(("rules", index, "unhealthy"), text)
 
 
-def _hint(word: str, known: Iterable[str]) -> str:
+def hint_of(word: str, known: Iterable[str]) -> str:
     guess = difflib.get_close_matches(word, list(known), 1)
     return f" (did you mean {guess[0]!r}?)" if guess else ""
 
@@ -211,7 +235,7 @@ def impossible(code: str, catalogue: Catalogue) -> str:
         return ""
     kinds = {known.partition(":")[0] for known in catalogue.codes}
     if kind not in kinds:
-        return f"can't match: no code is of the kind {kind!r}{_hint(kind, kinds)}"
+        return f"can't match: no code is of the kind {kind!r}{hint_of(kind, kinds)}"
     if kind in ("xid", "sxid") and colon:
         number, _, word = rest.partition(":")
         if not any(sign in rest for sign in "*?[") and not (
@@ -223,7 +247,7 @@ def impossible(code: str, catalogue: Catalogue) -> str:
             return f"can't match: {code!r} is no code; expected one such as {form}"
         return ""
     if not any(fnmatchcase(known, code) for known in catalogue.codes):
-        return f"can't match: no code is {code!r}{_hint(code, catalogue.codes)}"
+        return f"can't match: no code is {code!r}{hint_of(code, catalogue.codes)}"
     return ""
 
 
@@ -250,16 +274,9 @@ class _Reader:
             )
             return None
         before = len(self._problems)
-        values: dict[str, Any] = {}
-        for key, value in entry.items():
-            field = KEYS.get(str(key))
-            if field is None:
-                self._problem(
-                    (key,),
-                    f"unknown key{_hint(str(key), KEYS)}; expected one of {', '.join(KEYS)}",
-                )
-            else:
-                values[field] = self._own_value(str(key), value)
+        found, problems = read_section(entry, _Entry, self._document, self._path)
+        self._problems += problems
+        values = {KEYS[key]: getattr(found, key) for key in found.model_fields_set} if found else {}
         base = self._known.get(entry["name"])
         self._check_condition(entry, base)
         if len(self._problems) > before:
@@ -284,49 +301,6 @@ class _Reader:
         self._check(rule)
         return rule if len(self._problems) == before else None
 
-    def _own_value(self, key: str, value: Any) -> Any:
-        if key == "nodes":
-            return self._nodes(value)
-        return self._ladder(value) if key == "repair" else self._value(key, value)
-
-    def _nodes(self, value: Any) -> LabelSelector | None:
-        found, problems = read_section(value, LabelSelector, self._document, (*self._path, "nodes"))
-        self._problems += problems
-        return found
-
-    def _value(self, key: str, value: Any) -> Any:
-        match key:
-            case "unhealthy":
-                text = str(value) if isinstance(value, bool) else value  # unquoted in YAML
-                return self._one_of(key, text, _CHOICES[key])
-            case "kind" | "action" | "release" | "status" | "elsewhere" | "scope":
-                return self._one_of(key, value, _CHOICES[key])
-            case "for" | "healthyFor" | "apart" | "within" | "repeatWithin" | "lasts":
-                return self._age(key, value)
-            case "minCount" | "minJobs" | "flaps":
-                return self._count(key, value)
-            case "faults" | "classes" | "reasons" | "components" | "with" | "without":
-                if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-                    self._problem((key,), f"{value!r}; expected a list of texts")
-                    return ()
-                return tuple(value)
-            case "details":
-                if not isinstance(value, dict) or not all(
-                    isinstance(v, list) for v in value.values()
-                ):
-                    self._problem((key,), f"{value!r}; expected texts, each with a list of texts")
-                    return {}
-                for name, values in value.items():
-                    if not values:
-                        text = "can't match: no value is in an empty list; expected some, or no"
-                        self._problem((key, name), f"{text} {name} at all")
-                return {str(k): tuple(str(item) for item in v) for k, v in value.items()}
-            case _:
-                if not isinstance(value, str):
-                    self._problem((key,), f"{value!r}; expected a text")
-                    return ""
-                return value
-
     def _check_condition(self, entry: Mapping[str, Any], base: Rule | None) -> None:
         """The keys of a rule about a node condition, as the file has them."""
         kind = entry.get("condition", base.condition if base is not None else "")
@@ -349,56 +323,6 @@ class _Reader:
             if key in entry:
                 self._problem((key,), "does not go with a condition; expected only one of the two")
 
-    def _age(self, key: str, value: Any) -> float:
-        """Seconds; the windows are bounded by what the agents' rings hold."""
-        try:
-            seconds = duration(value)
-        except PydanticCustomError as error:
-            self._problem((key,), error.message())
-            return 0.0
-        if key in ("apart", "within") and not LEAST_APART <= seconds <= LONGEST:
-            self._problem((key,), f"{value}; expected from 1m to 24h, which the agents remember")
-        if key == "lasts" and not LEAST_APART <= seconds <= LONGEST_LASTING:
-            self._problem((key,), f"{value}; expected from 1m to 8m, which the agents remember")
-        if key == "repeatWithin" and seconds > LONGEST_REPEAT:
-            self._problem((key,), f"{value}; expected 28d at most, which a node remembers")
-        return seconds
-
-    def _count(self, key: str, value: Any) -> int:
-        least, most = _COUNTS[key]
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self._problem((key,), f"{value!r}; expected a whole number from {least} to {most}")
-            return least
-        return value
-
-    def _ladder(self, value: Any) -> tuple[str, ...]:
-        """The repairs of a rule, mildest first. An empty list leaves them to a person."""
-        key = "repair"
-        if not isinstance(value, list):
-            self._problem((key,), f"{value!r}; expected a list, some of {', '.join(REPAIRS)}")
-            return ()
-        for index, one in enumerate(value):
-            if one == TEST:
-                text = f"{one!r} repairs nothing and is no rung; expected repair.verify of the "
-                self._problem((key, index), f"{text}aggregator's configuration, or no test")
-                return ()
-            if one not in REPAIRS:
-                hint = _hint(str(one), REPAIRS)
-                text = f"{one!r}{hint}; expected some of {', '.join(REPAIRS)}"
-                self._problem((key, index), text)
-                return ()
-        wrong = disorder(value)
-        if wrong:
-            self._problem((key,), wrong)
-        return tuple(value)
-
-    def _one_of(self, key: str, value: Any, allowed: tuple[str, ...]) -> str:
-        if value not in allowed:
-            hint = _hint(str(value), allowed)
-            self._problem((key,), f"{value!r}{hint}; expected one of {', '.join(allowed)}")
-            return allowed[0]
-        return str(value)
-
     def _check(self, rule: Rule) -> None:
         """Conditions that no policy may have, and those that could never match."""
         if rule.elsewhere and rule.nodes is None:
@@ -415,7 +339,7 @@ class _Reader:
                 known = (*self._catalogue.classes, UNKNOWN)
                 self._problem(
                     ("classes",),
-                    f"no class {name!r}{_hint(name, known)}; expected some of {', '.join(known)}",
+                    f"no class {name!r}{hint_of(name, known)}; expected some of {', '.join(known)}",
                 )
         self._check_past(rule)
         self._check_company(rule)

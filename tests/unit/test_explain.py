@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from aggregator.policy.explain import Explanation, Question, explain, in_words
+from aggregator.policy.explain import Explanation, Question, explain
 from aggregator.policy.rules import Rule
+from aggregator.rfc3339 import span
 from tests.support.replica import POLICY
 
 
@@ -314,4 +315,4 @@ def test_the_row_of_the_registers_is_told_of_nvlink_5_alone() -> None:
     ],
 )
 def test_a_time_is_told_in_the_largest_unit_that_divides_it(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert span(seconds) == words

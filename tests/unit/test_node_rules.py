@@ -109,7 +109,7 @@ def test_incidents_lose_the_actions_that_the_node_has_no_more() -> None:
             "nodes: {matchExpressions: [{key: pool, operator: In}]}",
             "rules[0].nodes.matchExpressions[0]: operator In without values; expected values",
         ),
-        ("nodes: {}, elsewhere: never", "rules[0].elsewhere: 'never'; expected one of observe"),
+        ("nodes: {}, elsewhere: never", 'rules[0].elsewhere: "never"; expected observe'),
     ],
 )
 def test_a_selector_that_is_wrong_is_refused_with_its_place(text: str, says: str) -> None:

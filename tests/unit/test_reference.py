@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from aggregator.config.schema import config_schema, duration, properties
+from aggregator.config.schema import config_schema, properties
 from aggregator.config.settings import load
 from aggregator.daemon_cli.main import main
 from aggregator.events import EventKind
@@ -125,21 +125,6 @@ def test_the_defaults_of_the_schema_are_the_defaults(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(chosen))
     plain.write_text("listen: {insecure_plaintext: true}\n")
     assert load(file, environ={}) == load(plain, environ={})
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0s"),
-        (0.25, "250ms"),
-        (90.0, "90s"),
-        (3600.0, "1h"),
-        (604800.0, "7d"),
-        (1.5, "1500ms"),
-    ],
-)
-def test_a_duration_is_written_in_the_largest_whole_unit(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ shared with all nodes of the same kind.
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -93,31 +93,19 @@ class _Track:
         self.points: array[float] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
     """``kept`` are tracks of parts that the present stream has not named (yet)."""
 
-    __slots__ = (
-        "components",
-        "evaluated_at",
-        "kept",
-        "models",
-        "pool",
-        "seen",
-        "spreads",
-        "tracks",
-        "values",
-    )
-
-    def __init__(self) -> None:
-        self.pool = ""
-        self.components: tuple[str, ...] = ()
-        self.models: tuple[tuple[str, str], ...] = ()  # measure and model
-        self.spreads: tuple[Spread | None, ...] = ()
-        self.values = array("I")
-        self.seen = 0  # a bit for each series that has had a value
-        self.tracks: dict[int, _Track] = {}
-        self.kept: dict[MeasuredSeries, _Track] = {}
-        self.evaluated_at = float("-inf")
+    pool: str = ""
+    components: tuple[str, ...] = ()
+    models: tuple[tuple[str, str], ...] = ()  # measure and model
+    spreads: tuple[Spread | None, ...] = ()
+    values: "array[int]" = field(default_factory=lambda: array("I"))
+    seen: int = 0  # a bit for each series that has had a value
+    tracks: dict[int, _Track] = field(default_factory=dict)
+    kept: dict[MeasuredSeries, _Track] = field(default_factory=dict)
+    evaluated_at: float = float("-inf")
 
 
 class FleetMeasurements:

@@ -4,6 +4,7 @@ Values are whole numbers that were rounded by their agents, so there are few dif
 distribution is their counts, of 80,000 GPUs as of 80, and a value is replaced in one step.
 """
 
+from dataclasses import dataclass, field
 from heapq import nlargest
 
 from aggregator.policy.outliers.measures import Measure
@@ -27,6 +28,7 @@ LEAST_FOR_KINDS = 124
 REFRESH = 60.0
 
 
+@dataclass(slots=True, eq=False)
 class Spread:
     """The present values of one measurement in one pool and of one model.
 
@@ -38,32 +40,20 @@ class Spread:
     of their own; 0 where there are none.
     """
 
-    __slots__ = (
-        "_at",
-        "_counts",
-        "base",
-        "deviating",
-        "key",
-        "limit",
-        "mad",
-        "measure",
-        "median",
-        "members",
-        "nodes",
-        "parts",
-        "refs",
-        "total",
-    )
-
-    def __init__(self, key: tuple[str, ...], measure: Measure) -> None:
-        self.key = key
-        self.measure = measure
-        self.refs = self.parts = self.members = self.nodes = self.total = 0
-        self.deviating: dict[str, int] = {}
-        self.median = self.mad = 0
-        self.limit = self.base = 0.0
-        self._counts: dict[int, int] = {}
-        self._at = float("-inf")
+    key: tuple[str, ...]
+    measure: Measure
+    refs: int = 0
+    parts: int = 0
+    members: int = 0
+    nodes: int = 0
+    total: int = 0
+    deviating: dict[str, int] = field(default_factory=dict)
+    median: int = 0
+    mad: int = 0
+    limit: float = 0.0
+    base: float = 0.0
+    _counts: dict[int, int] = field(default_factory=dict)
+    _at: float = float("-inf")
 
     def add(self, value: int) -> None:
         self._counts[value] = self._counts.get(value, 0) + 1

@@ -36,6 +36,7 @@ _ABSENT = 2**32 - 1
 _MOST_VALUE = _ABSENT - 1
 #: The least time between two fits to the fleet, in minutes.
 _FIT_EVERY = 5
+_NO_FIT = statistic.Background(0, 0.0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +89,20 @@ class _Part:
             self.remove(range(now - 10**9, first))
 
 
+@dataclass(slots=True, eq=False)
 class _Kind:
     """All parts of one counter and one model."""
 
-    __slots__ = (
-        "_fit",
-        "_fitted_at",
-        "_shared",
-        "counted",
-        "days",
-        "nodes",
-        "parts",
-        "seen_at",
-        "series",
-    )
-
-    def __init__(self, now: int) -> None:
-        self.series = self.counted = self.nodes = 0
-        self.days = 0.0
-        self.seen_at = now
-        self.parts: dict[tuple[str, int], _Part] = {}
-        #: Nodes and numbers of the parts with a rise, by span of `SHARED_MINUTES`.
-        self._shared: dict[int, dict[str, set[int]]] = {}
-        self._fit = statistic.Background(0, 0.0, 0, 0)
-        self._fitted_at = -_FIT_EVERY
+    seen_at: int
+    series: int = 0
+    counted: int = 0
+    nodes: int = 0
+    days: float = 0.0
+    parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
+    #: Nodes and numbers of the parts with a rise, by span of `SHARED_MINUTES`.
+    _shared: dict[int, dict[str, set[int]]] = field(default_factory=dict)
+    _fit: statistic.Background = _NO_FIT
+    _fitted_at: int = -_FIT_EVERY
 
     def pass_time(self, now: int) -> None:
         """Count the days for which the parts have been seen, of the longest window at most."""
@@ -175,15 +166,13 @@ class _Kind:
         return node in nodes or len(nodes) < most
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
-    __slots__ = ("counted", "kinds", "names", "quiet_until", "values")
-
-    def __init__(self) -> None:
-        self.names: tuple[MeasuredSeries | None, ...] = ()
-        self.kinds: tuple[_Kind | None, ...] = ()
-        self.values = array("I")
-        self.counted: set[int] = set()
-        self.quiet_until: dict[int, int] = {}
+    names: tuple[MeasuredSeries | None, ...] = ()
+    kinds: tuple[_Kind | None, ...] = ()
+    values: "array[int]" = field(default_factory=lambda: array("I"))
+    counted: set[int] = field(default_factory=set)
+    quiet_until: dict[int, int] = field(default_factory=dict)
 
 
 class FleetCounters:
