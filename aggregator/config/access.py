@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -10,6 +10,9 @@ from pydantic import Field
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import Duration, MaybePath, OrdinaryPath, PageUrl, shaped
 from aggregator.configfile.yaml_source import Key
+
+if TYPE_CHECKING:
+    from aggregator.config.settings import Config
 
 ClaimName = Annotated[
     str, shaped(r"[A-Za-z0-9_:/.-]{1,128}", 'the name of a claim, such as "groups"')
@@ -111,14 +114,10 @@ class AccessConfig(Section):
         return tuple(file for file in (self.client_ca_file, proxy) if file is not None)
 
 
-def cross_field_errors(
-    access: AccessConfig, *, kubernetes: bool, tls: bool, node_ca: Path | None
-) -> Iterator[tuple[Key, str]]:
-    """Settings that are valid alone but not together: the key, and the value to write instead.
-
-    ``tls``: the page has a certificate. ``node_ca``: the CA of the nodes' certificates.
-    """
-    section = "access"
+def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead."""
+    section, access, kubernetes = "access", config.access, config.cluster.has_api_server
+    node_ca = config.listen.tls.client_ca_file if config.listen.tls is not None else None
     kube_only = {
         "client_ca_file": access.client_ca_file,
         "front_proxy": access.front_proxy,
@@ -142,7 +141,7 @@ def cross_field_errors(
     if access.oidc is not None:
         yield from _oidc_errors(access.oidc)
     for name in ("client_ca_file", "front_proxy"):
-        if kube_only[name] and not tls:
+        if kube_only[name] and not config.has_tls:
             text = "client certificates need TLS; expected listen.tls or automatic certificates"
             yield (section, name), text
     proxy_ca = access.front_proxy.ca_file if access.front_proxy is not None else None

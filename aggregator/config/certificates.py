@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -11,6 +11,9 @@ from aggregator.configfile.values import Duration, HostName, OrdinaryPath
 from aggregator.configfile.yaml_source import Key
 from aggregator.rfc3339 import span
 from aggregator.tls.rotation import RENEW_AT, Rules
+
+if TYPE_CHECKING:
+    from aggregator.config.settings import Config
 
 
 class CertificatesConfig(Section):
@@ -43,21 +46,15 @@ class CertificatesConfig(Section):
         )
 
 
-def cross_field_errors(
-    certificates: CertificatesConfig, *, makes: bool, kubernetes: bool, tls: bool, ca_file: bool
-) -> Iterator[tuple[Key, str]]:
-    """Settings that are valid alone but not together: the key, and the value to write instead.
-
-    ``makes``: the aggregator makes its certificates itself. ``tls`` and ``ca_file``: whether
-    ``listen.tls`` and ``replicas.ca_file`` are given.
-    """
-    automatic = ("certificates", "automatic")
-    if certificates.automatic and not kubernetes:
+def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead."""
+    certificates, automatic = config.certificates, ("certificates", "automatic")
+    if certificates.automatic and not config.cluster.has_api_server:
         text = 'the authority is kept in Kubernetes, and cluster.kind is not "kubernetes"; '
         yield automatic, text + "expected listen.tls with certificates of your own"
-    if certificates.automatic and tls:
+    if certificates.automatic and config.listen.tls is not None:
         yield automatic, "given next to listen.tls; expected one of them"
-    if makes and ca_file:
+    if config.makes_certificates and config.replicas.ca_file is not None:
         text = (
             "given, and the aggregator makes its certificates itself (certificates.automatic); "
             "expected listen.tls too, or no replicas.ca_file"

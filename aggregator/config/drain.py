@@ -4,7 +4,7 @@ after.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -19,6 +19,9 @@ from aggregator.configfile.values import (
 from aggregator.configfile.yaml_source import Key
 from aggregator.jobs.settings import NoticeRules
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
+
+if TYPE_CHECKING:
+    from aggregator.config.settings import Config
 
 
 class HookWebhook(Section):
@@ -77,8 +80,9 @@ class DrainConfig(DrainRules):
     """At most this many hooks run at once."""
 
 
-def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:
+def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:
     """Settings that are valid alone but not together: the key, and the value to write instead."""
+    drain = config.drain
     for number, one in enumerate(drain.namespaces):
         key = ("drain", "namespaces", number)
         if any(_covers(earlier, one) for earlier in drain.namespaces[:number]):

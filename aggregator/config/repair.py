@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -32,6 +32,9 @@ from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.rfc3339 import span
+
+if TYPE_CHECKING:
+    from aggregator.config.settings import ClusterConfig, Config
 
 _FILLED = (
     "operation",
@@ -244,21 +247,9 @@ def _new_node_warnings(repair: RepairConfig, *, acts: bool) -> Iterator[tuple[Ke
         yield ("repair", "new_nodes", "taint"), text
 
 
-def cross_field_errors(
-    repair: RepairConfig,
-    *,
-    kubernetes: bool,
-    reboots_nodes: bool = False,
-    namespace: str = "",
-    taint: str = TAINT,
-) -> Iterator[tuple[Key, str]]:
-    """Settings that are valid alone but not together: the key, and the value to write instead.
-
-    ``kubernetes``: whether the cluster has objects at all. ``reboots_nodes``: whether it can reboot
-    a node. ``namespace``: sickbay's own. ``taint``:
-    the key of the taint of nodes in quarantine.
-    """
-    seen: set[str] = set()
+def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead."""
+    repair, seen = config.repair, set[str]()
     for number, one in enumerate(repair.repairers):
         kind, key = one.kind, ("repair", "repairers", number)
         if kind in seen:
@@ -274,8 +265,8 @@ def cross_field_errors(
                 yield (*key, name), f"can give no verdict about the node; expected {known}"
         else:
             yield from _repair_errors(one, key)
-        yield from _object_errors(one, key, kubernetes=kubernetes, namespace=namespace)
-        if one.slurm and not reboots_nodes:
+        yield from _object_errors(one, key, config.cluster)
+        if one.slurm and not config.cluster.traits.reboots_nodes:
             text = 'needs Slurm, and cluster.kind is not "slurm"; expected another repairer'
             yield (*key, "slurm"), text
         yield from _command_errors(one, key)
@@ -283,7 +274,7 @@ def cross_field_errors(
     if repair.verify:
         yield from _profile_errors(repair, repair.verify, ("repair", "verify"), '""')
     if repair.new_nodes.taint:
-        yield from _new_node_errors(repair, repair.new_nodes, kubernetes=kubernetes, taint=taint)
+        yield from _new_node_errors(config)
     if repair.idle_nodes is not None and repair.mode is not RepairMode.OFF:
         yield from _idle_node_errors(repair, repair.idle_nodes)
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
@@ -340,11 +331,10 @@ def _profile_errors(
         yield key, text
 
 
-def _new_node_errors(
-    repair: RepairConfig, rules: NewNodeRules, *, kubernetes: bool, taint: str
-) -> Iterator[tuple[Key, str]]:
+def _new_node_errors(config: "Config") -> Iterator[tuple[Key, str]]:
     key: Key = ("repair", "new_nodes")
-    if not kubernetes:
+    repair, rules = config.repair, config.repair.new_nodes
+    if not config.cluster.has_api_server:
         text = (
             'is about taints of Kubernetes, and cluster.kind is not "kubernetes"; expected no taint'
         )
@@ -353,7 +343,7 @@ def _new_node_errors(
     if repair.mode is RepairMode.OFF:
         text = "would leave each new node its taint, as repair.mode is off; expected mode: repair"
         yield key, text
-    if rules.taint in (TAINT, taint):
+    if rules.taint in (TAINT, config.marks.taint.key):
         text = f'"{rules.taint}" is the taint of nodes in quarantine; expected another key'
         yield (*key, "taint"), text
     elif rules.taint.startswith(_RESERVED):
@@ -398,11 +388,11 @@ def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
 
 
 def _object_errors(
-    one: RepairerSection, key: Key, *, kubernetes: bool, namespace: str
+    one: RepairerSection, key: Key, cluster: "ClusterConfig"
 ) -> Iterator[tuple[Key, str]]:
     """The same for the repairers that act by objects of the cluster's API."""
     for name in one.providers:
-        if name in _BY_OBJECTS and not kubernetes:
+        if name in _BY_OBJECTS and not cluster.has_api_server:
             text = 'needs an API server, and cluster.kind is not "kubernetes"; expected command'
             yield (*key, name), text
         if name in _REPLACES and one.kind not in (REPLACE, TEST):
@@ -411,7 +401,7 @@ def _object_errors(
         text = "is about Machines; expected cluster_api: true too"
         yield (*key, "management_kubeconfig"), text
     if one.job is not None:
-        yield from job_errors(one.job, (*key, "job"), namespace)
+        yield from job_errors(one.job, (*key, "job"), cluster.namespace)
         if one.kind != TEST:
             yield (*key, "job"), f"runs a test and repairs nothing; expected it under {TEST}"
     if one.external is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from aggregator.configfile.section import Section
 from aggregator.configfile.values import (
@@ -16,6 +16,9 @@ from aggregator.configfile.values import (
     shaped,
 )
 from aggregator.configfile.yaml_source import Key
+
+if TYPE_CHECKING:
+    from aggregator.config.settings import Config
 
 #: Text that can be part of a Lease's name, and of a host's.
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -71,21 +74,9 @@ class ReplicasConfig(Section):
         return bool(self.domain or self.address)
 
 
-def cross_field_errors(
-    replicas: ReplicasConfig,
-    *,
-    shared: bool,
-    tls: bool,
-    makes_certificates: bool,
-    grpc: str,
-    web: str,
-) -> Iterator[tuple[Key, str]]:
-    """Settings that are valid alone but not together: the key, and the value to write instead.
-
-    ``grpc`` and ``web`` are the listeners' addresses. ``makes_certificates``: the aggregator makes
-    its certificates itself, and knows their CA. ``shared``: replicas find each other by the
-    cluster's state.
-    """
+def cross_field_errors(config: "Config") -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead."""
+    replicas, grpc, web = config.replicas, config.listen.grpc, config.listen.web
     if not replicas.on:
         names = ["name", "page"]
         # `domain: ""` means that it is alone, and the others' credentials are then allowed.
@@ -101,7 +92,7 @@ def cross_field_errors(
                 break
         return
     key = ("replicas", "domain" if replicas.domain else "address")
-    if not shared:
+    if not config.cluster.has_api_server and config.cluster.shared_store is None:
         text = (
             "a file has the cluster's state, which one replica uses alone; expected "
             'cluster.store.database in PostgreSQL, or "" here for one alone'
@@ -116,8 +107,8 @@ def cross_field_errors(
             f'not given, and listen.web "{web}" has no port that others could know; expected a URL'
         )
         yield ("replicas", "page"), text
-    if tls and not makes_certificates and replicas.ca_file is None:
+    if config.has_tls and not config.makes_certificates and replicas.ca_file is None:
         text = "not given; expected the CA file that verifies listen.tls.cert_file"
         yield ("replicas", "ca_file"), text
-    if not tls and not (replicas.address and is_loopback(replicas.address)):
+    if not config.has_tls and not (replicas.address and is_loopback(replicas.address)):
         yield key, "without TLS replicas are on one machine only; expected listen.tls"

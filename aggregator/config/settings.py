@@ -24,17 +24,13 @@ from aggregator.alerts.settings import cross_field_errors as alerts_contradictio
 from aggregator.cluster import registry
 from aggregator.cluster.kind import ClusterKind
 from aggregator.cluster.port import Action
+from aggregator.config import access, certificates, drain, repair, replicas
 from aggregator.config.access import AccessConfig
-from aggregator.config.access import cross_field_errors as access_contradictions
 from aggregator.config.certificates import CertificatesConfig
-from aggregator.config.certificates import cross_field_errors as certificates_contradictions
 from aggregator.config.drain import DrainConfig
-from aggregator.config.drain import cross_field_errors as drain_contradictions
 from aggregator.config.pod_namespace import with_namespace
 from aggregator.config.repair import RepairConfig
-from aggregator.config.repair import cross_field_errors as repair_contradictions
 from aggregator.config.replicas import ReplicasConfig
-from aggregator.config.replicas import cross_field_errors as replicas_contradictions
 from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
@@ -367,6 +363,11 @@ class Config(Section):
             and listen.is_exposed
         )
 
+    @property
+    def has_tls(self) -> bool:
+        """Whether the listeners have a certificate, a file's or its own."""
+        return self.listen.tls is not None or self.makes_certificates
+
     def with_tls(self, *, cert_file: Path, key_file: Path, ca_file: Path) -> Self:
         """The same with these files as its certificate and as the CA of the replicas."""
         tls = TlsConfig(cert_file=cert_file, key_file=key_file)
@@ -418,50 +419,24 @@ def _finding(key: Key, text: str, *also: str) -> _Finding:
 
 def _contradictions(config: Config) -> Iterator[_Finding]:
     """Settings that are valid alone but not together."""
-    makes_certificates = config.makes_certificates
-    if not makes_certificates:
+    if not config.makes_certificates:
         yield from _exposed(config.listen)
     yield from _same_port(config.listen)
     yield from _unprovable(config)
     yield from _shared(config)
-    for key, text in drain_contradictions(config.drain):
-        yield _finding(key, text)
-    for key, text in repair_contradictions(
-        config.repair,
-        kubernetes=config.cluster.has_api_server,
-        reboots_nodes=config.cluster.traits.reboots_nodes,
-        namespace=config.cluster.namespace,
-        taint=config.marks.taint.key,
+    for errors, also in (
+        (drain.cross_field_errors, ()),
+        (repair.cross_field_errors, ("cluster",)),
+        (certificates.cross_field_errors, ("cluster", "listen", "replicas", "certificates")),
+        (access.cross_field_errors, ("cluster", "listen", "certificates")),
+        (replicas.cross_field_errors, ("cluster", "listen")),
     ):
-        yield _finding(key, text, "cluster")
-    for key, text in certificates_contradictions(
-        config.certificates,
-        makes=makes_certificates,
-        kubernetes=config.cluster.has_api_server,
-        tls=config.listen.tls is not None,
-        ca_file=config.replicas.ca_file is not None,
-    ):
-        yield _finding(key, text, "cluster", "listen", "replicas", "certificates")
-    for key, text in access_contradictions(
-        config.access,
-        kubernetes=config.cluster.has_api_server,
-        tls=config.listen.tls is not None or makes_certificates,
-        node_ca=config.listen.tls.client_ca_file if config.listen.tls is not None else None,
-    ):
-        yield _finding(key, text, "cluster", "listen", "certificates")
+        for key, text in errors(config):
+            yield _finding(key, text, *also)
     for key, text in alerts_contradictions(
         config.alerts.settings, kubernetes=config.cluster.has_api_server
     ):
         yield _finding(("alerts", *key), text)
-    for key, text in replicas_contradictions(
-        config.replicas,
-        shared=config.cluster.has_api_server or config.cluster.shared_store is not None,
-        tls=config.listen.tls is not None or makes_certificates,
-        makes_certificates=makes_certificates,
-        grpc=config.listen.grpc,
-        web=config.listen.web,
-    ):
-        yield _finding(key, text, "cluster", "listen")
     if config.drain.namespaces and not config.cluster.has_api_server:
         # "*" would match the namespace of the command `drain`, which then never ran.
         text = f'namespaces have pods, and cluster.kind is "{config.cluster.kind}"; expected none'

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from aggregator.config.settings import Config
+from aggregator.config.settings import Config, history_file
 from aggregator.configfile.yaml_source import Key
 from aggregator.runtime.sqlite_format import (
     LOCAL_CLUSTER,
@@ -29,7 +29,7 @@ def unreleased_files(config: Config) -> Iterator[tuple[Key, str]]:
         if _found(file, lambda db: is_of_no_release(db, LOCAL_CLUSTER)):
             yield key, of_no_release(file, "a local cluster's database", ".".join(key))
     if config.history.is_file:
-        file = Path(config.history.database.partition("///")[2])
+        file = Path(history_file(config))
         if _found(file, _is_unreleased_history):
             text = of_no_release(file, "a history", "history.database")
             yield ("history", "database"), text

@@ -196,23 +196,21 @@ _MERGE = f"{_OWN_TAGS}merge"
 
 def validate(document: Document, model: type[M]) -> tuple[M | None, list[ConfigProblem]]:
     """The data as ``model``, or None and every problem. Paths are relative to the file's folder."""
-    folder = Path(document.name).absolute().parent
-    problems = list(document.problems)
-    try:
-        return model.model_validate(document.data, context={"folder": folder}), problems
-    except ValidationError as error:
-        return None, problems + [
-            document.problem(tuple(details["loc"]), _words(model, details))
-            for details in _causes(error)
-        ]
+    context = {"folder": Path(document.name).absolute().parent}
+    found, problems = read_section(document.data, model, document, (), context)
+    return found, [*document.problems, *problems]
 
 
 def read_section(
-    value: object, kind: type[S], document: Document, key: Key
+    value: object,
+    kind: type[S],
+    document: Document,
+    key: Key,
+    context: Mapping[str, Any] | None = None,
 ) -> tuple[S | None, list[ConfigProblem]]:
     """A part of a document, at ``key``, as this kind of section; or None and every problem."""
     try:
-        return TypeAdapter(kind).validate_python(value), []
+        return TypeAdapter(kind).validate_python(value, context=context), []
     except ValidationError as error:
         return None, [
             document.problem((*key, *details["loc"]), _words(kind, details))  # type: ignore[arg-type]
@@ -258,7 +256,9 @@ def _words(model: SectionType, error: ErrorDetails) -> str:
     if kind == "model_type" and section_at(model, key) and not keys_at(model, key):
         return f"{show(value)}; expected {{}}, as it has no keys"
     expected = _EXPECTED.get(kind, "{msg}").format(msg=error["msg"], **context)
-    if kind in _OTHER_SHAPE and isinstance(value, str):  # a command with its password, a URL
+    if expected in (_LIST, _SECTION) and isinstance(
+        value, str
+    ):  # a command with its password, a URL
         return f"{kind_of(value)}; expected {expected}"
     return f"{show(value)}; expected {expected}"
 
@@ -269,6 +269,8 @@ _BOUNDS = {
     "greater_than": ("more than", "gt"),
     "less_than_equal": ("at most", "le"),
 }
+_LIST = "a list, such as [a, b]"
+_SECTION = "a section: keys, indented, below it"
 #: The meaning of pydantic's refusals for the author of the file.
 _EXPECTED = {
     "string_type": "text in quotes",
@@ -277,25 +279,15 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "tuple_type": "a list, such as [a, b]",
-    "list_type": "a list, such as [a, b]",
-    "dict_type": "a section: keys, indented, below it",
-    "model_type": "a section: keys, indented, below it",
-    "dataclass_type": "a section: keys, indented, below it",
-    "model_attributes_type": "a section: keys, indented, below it",
+    "tuple_type": _LIST,
+    "list_type": _LIST,
+    "dict_type": _SECTION,
+    "model_type": _SECTION,
+    "dataclass_type": _SECTION,
+    "model_attributes_type": _SECTION,
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "more than {gt:g}",
     "less_than_equal": "at most {le:g}",
-}
-
-
-_OTHER_SHAPE = {
-    "dict_type",
-    "tuple_type",
-    "list_type",
-    "model_type",
-    "model_attributes_type",
-    "dataclass_type",
 }
 
 
