@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import grpc
+from attrs import Factory, define, field
 from google.protobuf.message import DecodeError
 
 from aggregator.ingest import codec
@@ -36,6 +37,7 @@ Code = grpc.StatusCode
 #: once and either side is busy with others: all the work done for it would be done again.
 HELLO_WITHIN = 60.0
 REFUSED_WITHIN = 1.0
+_UNPROVEN = Identity("")
 
 
 class Context(Protocol):
@@ -43,7 +45,6 @@ class Context(Protocol):
 
     def read(self) -> Awaitable[object]:
         """An AgentMessage, or `grpc.aio.EOF`."""
-        ...
 
     def write(self, message: pb.AggregatorMessage) -> Awaitable[None]: ...
     def peer(self) -> str: ...
@@ -55,7 +56,6 @@ class CallRules(Protocol):
     @property
     def now(self) -> Callable[[], float]:
         """Monotonic seconds."""
-        ...
 
 
 class Calls(Protocol):
@@ -66,58 +66,34 @@ class Calls(Protocol):
 
     def used(self, node: str) -> float:
         """How much of the node's token bucket its earlier calls have used."""
-        ...
 
     def keep_used(self, node: str, used: float) -> None:
         """The node's call has ended, and had used this much of its token bucket."""
-        ...
 
 
+@define(eq=False, kw_only=True, weakref_slot=False)
 class AgentExchange:
     """From its opening to its end. A subclass reads the messages after the Hello."""
 
-    __slots__ = (
-        "_allowance",
-        "_authenticator",
-        "_awaited",
-        "_caller",
-        "_calls",
-        "_context",
-        "_ending",
-        "_outbox",
-        "_rules",
-        "_stats",
-        "_stopping",
-        "_task",
-        "identity",
-        "node",
-        "peer",
-    )
+    _context: Context
+    _caller: Callable[[], Caller]
+    _authenticator: Authenticator
+    _calls: Calls
+    _rules: CallRules
+    _stats: IngestStats
+    _task: asyncio.Task[None] | None = None
+    _ending: StreamClosed | None = None
+    _stopping: bool = False
+    _allowance: NodeBudget = field(init=False)
+    _outbox: SendQueue = field(init=False, default=Factory(SendQueue, takes_self=True))
+    _awaited: str = ""  # the node that the credentials name, until the Hello
+    identity: Identity = _UNPROVEN
+    node: str = ""
+    peer: str = field(init=False)
 
-    def __init__(
-        self,
-        context: Context,
-        caller: Callable[[], Caller],
-        authenticator: Authenticator,
-        calls: Calls,
-        rules: CallRules,
-        stats: IngestStats,
-    ) -> None:
-        self._context = context
-        self._caller = caller
-        self._authenticator = authenticator
-        self._calls = calls
-        self._rules = rules
-        self._stats = stats
-        self._task: asyncio.Task[None] | None = None
-        self._ending: StreamClosed | None = None
-        self._stopping = False
-        self._allowance = NodeBudget(rules.now())
-        self._outbox = SendQueue(self)
-        self._awaited = ""  # the node that the credentials name, until the Hello
-        self.identity = Identity("")
-        self.node = ""
-        self.peer = context.peer()
+    def __attrs_post_init__(self) -> None:
+        self._allowance = NodeBudget(self._rules.now())
+        self.peer = self._context.peer()
 
     # -- its beginning ----------------------------------------------------------
 

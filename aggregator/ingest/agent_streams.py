@@ -52,12 +52,12 @@ class AgentStreams:
         """A new call of an agent: its caller serves it. ``relayed``: a gateway forwards it."""
         self.stats.opened += 1
         return Stream(
-            context,
+            context=context,
             caller=caller,
             rules=self._relayed if relayed else self._rules,
             authenticator=self._authenticator,
             intake=self.intake,
-            streams=self.table,
+            calls=self.table,
             stats=self.stats,
             ack_pacer=self._ack_pacer,
         )

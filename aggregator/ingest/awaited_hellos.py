@@ -14,7 +14,6 @@ class GreetingCall(Protocol):
 
     def crowd_out(self, text: str) -> None:
         """End it: too many of its node wait, and it has waited longest."""
-        ...
 
     def close(self, reason: str) -> None: ...
 

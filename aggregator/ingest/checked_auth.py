@@ -5,6 +5,8 @@ A machine that was replaced keeps its name, and its predecessor's token is valid
 
 from collections.abc import Awaitable, Callable
 
+from attrs import define
+
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import (
     Authenticator,
@@ -19,6 +21,7 @@ from aggregator.ingest.identity import (
 IsCurrent = Callable[[str, str], Awaitable[bool | None]]
 
 
+@define(eq=False, slots=False)
 class CheckedAuthenticator:
     """Another authenticator, with checks of its pod and its Node against the cluster.
 
@@ -27,12 +30,9 @@ class CheckedAuthenticator:
     not checked.
     """
 
-    def __init__(
-        self, inner: Authenticator, deleted: DeletedPods, is_current: IsCurrent | None = None
-    ) -> None:
-        self._inner = inner
-        self._deleted = deleted
-        self._is_current = is_current
+    _inner: Authenticator
+    _deleted: DeletedPods
+    _is_current: IsCurrent | None = None
 
     async def authenticate(self, caller: Caller) -> CallCredentials:
         credentials = await self._inner.authenticate(caller)

@@ -572,10 +572,6 @@ def entries_dropped(seq: int, dropped: Dropped) -> pb.AggregatorMessage:
     )
 
 
-def ack(seq: int) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(ack=pb.Ack(seq=seq))
-
-
 def resync(reason: str) -> pb.AggregatorMessage:
     return pb.AggregatorMessage(resync=pb.Resync(reason=reason))
 
@@ -596,16 +592,6 @@ def repair_order(order: AgentOrder, deadline: float) -> pb.AggregatorMessage:
     )
 
 
-def cancel_repair(operation: str, reason: str) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(
-        cancel_repair=pb.CancelRepair(operation_id=operation, message=reason)
-    )
-
-
-def repair_result_taken(operation: str) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(repair_result_taken=pb.RepairResultTaken(operation_id=operation))
-
-
 def permission(operation: str, refusal: str) -> pb.AggregatorMessage:
     """``refusal``: why it is not granted; empty: it is."""
     return pb.AggregatorMessage(
@@ -613,7 +599,3 @@ def permission(operation: str, refusal: str) -> pb.AggregatorMessage:
             operation_id=operation, granted=not refusal, reason=truncate(refusal, MAX_TEXT)
         )
     )
-
-
-def gpu_use_request(request: str, *, pods: bool) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(gpu_use_request=pb.GpuUseRequest(request_id=request, pods=pods))

@@ -6,7 +6,6 @@ from typing import TypeAlias
 import grpc
 
 from aggregator.config.settings import Config
-from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.checked_auth import CheckedAuthenticator, IsCurrent
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import (
@@ -15,14 +14,10 @@ from aggregator.ingest.identity import (
     CertificateAuthenticator,
     TrustingAuthenticator,
 )
-from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.jwks import Fetch, JwksCache
 from aggregator.ingest.stats import IngestStats
-from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.ingest.tokens import TokenAuthenticator
-from aggregator.repairers.agent_orders import AgentOrders
-from aggregator.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]"
@@ -54,52 +49,6 @@ def certificate_files(
     )
     files.check()
     return files
-
-
-def controller_streams(
-    config: Config,
-    intake: EvidenceSink,
-    stats: IngestStats,
-    deleted_pods: DeletedPods,
-    *,
-    name: str,
-    keys: JwksCache | None = None,
-    is_current: IsCurrent | None = None,
-    probe_key: bytes,
-    cluster_away: Callable[[], bool],
-    among_others: Callable[[], str],
-    orders: AgentOrders,
-    now: Callable[[], float],
-    wall: Callable[[], float],
-) -> AgentStreams:
-    """The streams of a controller, whose evidence goes to ``intake``.
-
-    ``name`` is this aggregator's, as sent to agents. ``keys`` (`open_keys`) verify tokens, and are
-    needed for ``identity.kind: token``. ``is_current`` returns whether a Node has the UID that its
-    token names; without it the UID is not checked. ``probe_key`` is the secret by which probes are
-    assigned. ``cluster_away`` returns whether the API server can't be reached now, ``among_others``
-    this replica's own address where there are others (empty: there are none). ``orders`` go to
-    agents by its streams. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
-    """
-    authenticator = make_authenticator(config, keys, deleted_pods, wall, is_current)
-    return AgentStreams(
-        authenticator=authenticator,
-        intake=intake,
-        rules=StreamConfig(
-            name=name,
-            version=VERSION,
-            heartbeat=config.agents.heartbeat,
-            silent_after=config.agents.silent_after,
-            now=now,
-            wall=wall,
-            cluster_away=cluster_away,
-            among_others=among_others,
-            orders=orders,
-        ),
-        stats=stats,
-        probe_key=probe_key,
-        deleted_pods=deleted_pods,
-    )
 
 
 def open_keys(config: Config, fetch: Fetch, *, now: Callable[[], float]) -> JwksCache:

@@ -111,11 +111,9 @@ class Authenticator(Protocol):
 
     async def authenticate(self, caller: Caller) -> CallCredentials:
         """Verify the credentials that a new stream was opened with, before it is read from."""
-        ...
 
     async def renew(self, identity: Identity, token: str) -> Identity:
         """The same identity, extended by credentials that came within its stream."""
-        ...
 
 
 def must_be_claimed(identity: Identity, claims: str) -> Identity:

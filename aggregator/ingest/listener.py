@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 import grpc
+from attrs import define, field
 
 from aggregator.ingest.os_limits import ListenError, connections_allowed, descriptor_warning
 from aggregator.ingest.tls import CertificateFiles, TlsError
@@ -61,6 +62,7 @@ STREAMS_PER_CONNECTION = 8
 Register = Callable[[grpc.aio.Server], None]
 
 
+@define(eq=False, slots=False)
 class AgentListener:
     """``tls`` None is plaintext. Services are added before `start`.
 
@@ -69,20 +71,13 @@ class AgentListener:
     allow.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        tls: CertificateFiles | None,
-        require_client_certificate: bool,
-        shared_connections: bool = False,
-        connections: int | None = None,
-    ) -> None:
-        self._address = address
-        self._connections = connections
-        self._shared_connections = shared_connections
-        self._tls = tls
-        self._require_client_certificate = require_client_certificate
+    _address: str
+    _tls: CertificateFiles | None = field(kw_only=True)
+    _require_client_certificate: bool = field(kw_only=True)
+    _shared_connections: bool = field(default=False, kw_only=True)
+    _connections: int | None = field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self._services: list[Register] = []
         #: The one that listens; None: the port is closed, or not opened yet.
         self._server: grpc.aio.Server | None = None

@@ -6,7 +6,6 @@ from typing import Protocol
 
 import grpc
 
-from aggregator.ingest import codec
 from sickbay.v1 import sickbay_pb2 as pb
 
 #: Messages that may wait for an agent that does not read. Acknowledgements do not count, because
@@ -29,7 +28,6 @@ class QueuedCall(Protocol):
 
     def overflowed(self) -> None:
         """The agent reads too slowly."""
-        ...
 
 
 class AckedStream(Protocol):
@@ -37,11 +35,9 @@ class AckedStream(Protocol):
 
     def safe(self, seq: int) -> None:
         """All evidence up to this sequence number is safe."""
-        ...
 
     def unsafe(self, error: BaseException) -> None:
         """The failure of one piece of evidence, after which no more is acknowledged."""
-        ...
 
 
 class SendQueue:
@@ -115,7 +111,8 @@ class SendQueue:
                     message, *rest = self._waiting
                     self._waiting = tuple(rest)
                 elif self._ack is not None:
-                    message, self._ack = codec.ack(self._ack), None
+                    message = pb.AggregatorMessage(ack=pb.Ack(seq=self._ack))
+                    self._ack = None
                 else:
                     return
                 await self._call.write(message)

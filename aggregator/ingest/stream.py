@@ -7,19 +7,21 @@ another node, ends this stream with a status that gives the reason, and affects 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Protocol
+
+from attrs import Factory, define, field
 
 from aggregator.health.model import Delta, Lost, Measurements, Snapshot
 from aggregator.ingest import codec
 from aggregator.ingest.ack_pacing import AckPacer
-from aggregator.ingest.agent_exchange import AgentExchange, Calls, Code, Context, known_message
+from aggregator.ingest.agent_exchange import AgentExchange, Calls, Code, known_message
 from aggregator.ingest.close_reason import CloseReason, StreamClosed, gone, malformed
-from aggregator.ingest.identity import LEEWAY, Authenticator, Caller, Refusal
+from aggregator.ingest.identity import LEEWAY, Refusal
 from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.resync_backoff import ResyncBackoff
 from aggregator.ingest.send_queue import Acks
-from aggregator.ingest.stats import IngestStats
 from aggregator.repairers.agent_orders import AgentOrder, AgentOrders
 from sickbay.v1 import sickbay_pb2 as pb
 
@@ -57,7 +59,7 @@ class StreamConfig:
     wall: Callable[[], float]
     cluster_away: Callable[[], bool]
     among_others: Callable[[], str] = lambda: ""
-    orders: AgentOrders = field(default_factory=AgentOrders)
+    orders: AgentOrders = dataclass_field(default_factory=AgentOrders)
 
 
 class Streams(Calls, Protocol):
@@ -69,75 +71,43 @@ class Streams(Calls, Protocol):
 
     def peers(self, stream: "Stream") -> Sequence[str]:
         """The addresses that this stream's node is to probe."""
-        ...
 
 
+@define(eq=False, kw_only=True, weakref_slot=False)
 class Stream(AgentExchange):
     """One call of Connect, from its opening to its end."""
 
     _rules: StreamConfig
     _calls: Streams
-    __slots__ = (
-        "_ack_pacer",
-        "_acks",
-        "_attached",
-        "_boottime",
-        "_intake",
-        "_named",
-        "_partial",
-        "_resyncs",
-        "_seq",
-        "_series",
-        "answers",
-        "due_at",
-        "hello_written",
-        "instance",
-        "last_seen",
-        "overdue",
-        "repair_verbs",
-        "test_profiles",
-        "welcomed",
-    )
+    _intake: EvidenceSink
+    _ack_pacer: AckPacer
+    _attached: bool = False
+    _acks: Acks = field(init=False, default=Factory(Acks, takes_self=True))
+    _seq: int = 0
+    _series: int = 0  # measured series that it has named; -1: a message of them was wrong
+    #: Entries were dropped since the last whole snapshot, so the digests cannot agree.
+    _partial: bool = False
+    _resyncs: ResyncBackoff = Factory(ResyncBackoff)
+    _named: tuple[str, ...] | None = ()  # the peers that its agent knows
+    _boottime: float = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it reports that
+    repair_verbs: tuple[str, ...] = ()
+    test_profiles: tuple[str, ...] = ()
+    #: Its heartbeats are answered, by promise, with this address to reach us.
+    answers: str = ""
+    instance: str = ""
+    #: An earlier stream of the same call has welcomed the agent.
+    welcomed: bool = False
+    #: When the agent wrote its Hello, by its CLOCK_BOOTTIME in milliseconds.
+    hello_written: int = 0
+    last_seen: float = field(init=False)
+    #: When time may next change the stream's state, except for its credentials' end (monotonic).
+    due_at: float = _NOW
+    #: Its credentials have expired, and it stays because no agent can renew its own.
+    overdue: bool = False
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        caller: Callable[[], Caller],
-        rules: StreamConfig,
-        authenticator: Authenticator,
-        intake: EvidenceSink,
-        streams: Streams,
-        stats: IngestStats,
-        ack_pacer: AckPacer,
-    ) -> None:
-        super().__init__(context, caller, authenticator, streams, rules, stats)
-        self._intake = intake
-        self._ack_pacer = ack_pacer
-        self._attached = False
-        self._acks = Acks(self)
-        self._seq = 0
-        self._series = 0  # measured series that it has named; -1: a message of them was wrong
-        #: Entries were dropped since the last whole snapshot, so the digests cannot agree.
-        self._partial = False
-        self._resyncs = ResyncBackoff()
-        self._named: tuple[str, ...] | None = ()  # the peers that its agent knows
-        self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it reports that
-        self.repair_verbs: tuple[str, ...] = ()
-        self.test_profiles: tuple[str, ...] = ()
-        #: Its heartbeats are answered, by promise, with this address to reach us.
-        self.answers = ""
-        self.instance = ""
-        #: An earlier stream of the same call has welcomed the agent.
-        self.welcomed = False
-        #: When the agent wrote its Hello, by its CLOCK_BOOTTIME in milliseconds.
-        self.hello_written = 0
-        self.last_seen = rules.now()
-        #: When time may next change the stream's state, except for its credentials' end
-        #: (monotonic).
-        self.due_at = _NOW
-        #: Its credentials have expired, and it stays because no agent can renew its own.
-        self.overdue = False
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.last_seen = self._rules.now()
 
     # -- the exchange -----------------------------------------------------------
 
@@ -381,16 +351,19 @@ class Stream(AgentExchange):
         self._outbox.put(codec.repair_order(order, deadline))
 
     def cancel_repair(self, operation: str, reason: str) -> None:
-        self._outbox.put(codec.cancel_repair(operation, reason))
+        cancelled = pb.CancelRepair(operation_id=operation, message=reason)
+        self._outbox.put(pb.AggregatorMessage(cancel_repair=cancelled))
 
     def repair_result_taken(self, operation: str) -> None:
-        self._outbox.put(codec.repair_result_taken(operation))
+        taken = pb.RepairResultTaken(operation_id=operation)
+        self._outbox.put(pb.AggregatorMessage(repair_result_taken=taken))
 
     def answer_permission(self, operation: str, refusal: str) -> None:
         self._outbox.put(codec.permission(operation, refusal))
 
     def request_gpu_use(self, request: str, *, pods: bool) -> None:
-        self._outbox.put(codec.gpu_use_request(request, pods=pods))
+        wanted = pb.GpuUseRequest(request_id=request, pods=pods)
+        self._outbox.put(pb.AggregatorMessage(gpu_use_request=wanted))
 
     def revoke(self, reason: str) -> None:
         """The cluster reports that its credentials count no more."""

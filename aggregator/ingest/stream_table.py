@@ -2,6 +2,8 @@
 
 import logging
 
+from attrs import define, field
+
 from aggregator.ingest.awaited_hellos import AwaitedHellos
 from aggregator.ingest.checked_auth import pod_deleted
 from aggregator.ingest.close_reason import CloseReason, Code, StreamClosed
@@ -31,31 +33,28 @@ PEERS_AT_ONCE = 200
 LINGER = 600.0
 
 
+@define(eq=False, slots=False)
 class StreamTable:
-    """The stream that reports for each node now."""
+    """The stream that reports for each node now. ``probe_key``: the secret by which probes are
+    assigned (see `ProbeRings`).
+    """
 
-    def __init__(
-        self,
-        intake: EvidenceSink,
-        stats: IngestStats,
-        rules: StreamConfig,
-        *,
-        probe_key: bytes = b"",
-    ) -> None:
-        """``probe_key``: the secret by which probes are assigned (see `ProbeRings`)."""
-        self._intake = intake
-        self._stats = stats
-        self._rules = rules
+    _intake: EvidenceSink
+    _stats: IngestStats
+    _rules: StreamConfig
+    _probe_key: bytes = field(default=b"", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self._by_node: dict[str, Stream] = {}
         self.awaited = AwaitedHellos()
         self.sparingly = RateLimitedLog()
         self._used = budgets()
         self._conflicts = DuplicateAgentDetector()
         self._conflicts_sparingly = RateLimitedLog(CONFLICT_EVERY)
-        self._probe_rings = ProbeRings(probe_key)
+        self._probe_rings = ProbeRings(self._probe_key)
         self._left: dict[str, float] = {}  # nodes without a stream, for `LINGER`
         self._to_name: list[Stream] = []
-        self._name_again = rules.now() + PEERS_EVERY
+        self._name_again = self._rules.now() + PEERS_EVERY
         self._excused_until = float("-inf")
 
     def attach(self, stream: Stream) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
+from attrs import define, field
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
@@ -28,6 +29,7 @@ class TlsError(Exception):
     """The certificate files can't be used; the text names the file and the reason."""
 
 
+@define(eq=False, slots=False)
 class CertificateFiles:
     """A pair of PEM files, and the CA of accepted client certificates.
 
@@ -35,26 +37,21 @@ class CertificateFiles:
     ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        cert_file: Path,
-        key_file: Path,
-        client_ca_file: Path | None,
-        *,
-        verified_by: Path | None = None,
-        stats: IngestStats,
-        now: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self._files = [cert_file, key_file] + ([client_ca_file] if client_ca_file else [])
-        self._stats = stats
-        self._now = now
-        self._wall = wall
+    _cert_file: Path
+    _key_file: Path
+    _client_ca_file: Path | None
+    _verified_by: Path | None = field(default=None, kw_only=True)
+    _stats: IngestStats = field(kw_only=True)
+    _now: Callable[[], float] = field(kw_only=True)
+    _wall: Callable[[], float] = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        files = (self._cert_file, self._key_file, self._client_ca_file)
+        self._files = [file for file in files if file]
         self._lock = threading.Lock()  # handshakes call from grpc's threads
         self._read_at = float("-inf")
         self._seen: tuple[tuple[int, int, int], ...] = ()
         self._complaint = ""
-        self._verified_by = verified_by
         self._chain: list[x509.Certificate] = []
         self._uncovered = ""
         self._compared: object = None

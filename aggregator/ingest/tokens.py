@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jwt
+from attrs import define, field
 
 from aggregator.ingest.identity import (
     LEEWAY,
@@ -25,30 +26,21 @@ from aggregator.ingest.jwks import ALGORITHMS, JwksCache
 MAX_TOKEN = 16_384
 
 
+@define(eq=False, slots=False)
 class TokenAuthenticator:
     """Bearer tokens of one service account.
 
     ``service_account`` is "namespace:name"; an empty ``issuer`` means the one that the API server
-    publishes with its keys; ``now`` is seconds since the epoch.
+    publishes with its keys; ``now`` is seconds since the epoch. ``key``: the configuration's key
+    for the account, for people.
     """
 
-    def __init__(
-        self,
-        keys: JwksCache,
-        *,
-        audience: str,
-        service_account: str,
-        issuer: str,
-        now: Now,
-        key: str = "identity.service_account",
-    ) -> None:
-        """``key``: the configuration's key for the account, for people."""
-        self._key = key
-        self._keys = keys
-        self._audience = audience
-        self._subject = f"system:serviceaccount:{service_account}"
-        self._issuer = issuer
-        self._now = now
+    _keys: JwksCache
+    _audience: str = field(kw_only=True)
+    _service_account: str = field(kw_only=True)
+    _issuer: str = field(kw_only=True)
+    _now: Now = field(kw_only=True)
+    _key: str = field(default="identity.service_account", kw_only=True)
 
     async def authenticate(self, caller: Caller) -> CallCredentials:
         identity = await self.verify(caller.bearer())
@@ -76,9 +68,10 @@ class TokenAuthenticator:
     async def _claims(self, token: str) -> Mapping[str, Any]:
         claims = await self._signed(token)
         self._check_times(claims)
-        if claims.get("sub") != self._subject:
+        subject = f"system:serviceaccount:{self._service_account}"
+        if claims.get("sub") != subject:
             text = (
-                f"the token is of {_shown(claims.get('sub'))}; only {self._subject} may report"
+                f"the token is of {_shown(claims.get('sub'))}; only {subject} may report"
                 f" ({self._key})"
             )
             raise IdentityError(Refusal.OTHER_ACCOUNT, text)

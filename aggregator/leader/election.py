@@ -50,26 +50,9 @@ class LeaseTiming:
     """Two reads that are further apart leave a gap in the view."""
 
     def __post_init__(self) -> None:
-        wrong = [
-            text
-            for text, holds in (
-                (
-                    "renew_deadline must be under lease_duration",
-                    self.renew_deadline < self.lease_duration,
-                ),
-                (
-                    "retry_period with two deadlines must be under renew_deadline",
-                    self.retry_period + 2 * self.deadline < self.renew_deadline,
-                ),
-                (
-                    "retry_period with a deadline must be under gap",
-                    self.retry_period + self.deadline < self.gap,
-                ),
-            )
-            if not holds
-        ]
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        assert self.renew_deadline < self.lease_duration
+        assert self.retry_period + 2 * self.deadline < self.renew_deadline
+        assert self.retry_period + self.deadline < self.gap
 
 
 TIMES = LeaseTiming()

@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from attrs import define, field
+
 from aggregator.leader.election import TIMES, Election, LeaseTiming
 from aggregator.leader.lease import (
     Candidate,
@@ -27,33 +29,27 @@ _TRIES = 2
 UNREADABLE_FOR = 60.0
 
 
+@define(eq=False, slots=False)
 class LeaseHolder:
     """The guard's question is `may_act`. ``clock`` is monotonic and runs while the machine is
-    suspended (CLOCK_BOOTTIME).
+    suspended (CLOCK_BOOTTIME). ``starts``: no earlier holder of this process has lost the Lease.
 
     `run` takes part in the election until another has taken the Lease from us; `release` gives it
     up in order.
     """
 
-    def __init__(
-        self,
-        me: Candidate,
-        store: LeaseStore,
-        *,
-        clock: Callable[[], float],
-        times: LeaseTiming = TIMES,
-        starts: bool = True,
-    ) -> None:
-        """``starts``: no earlier holder of this process has lost the Lease."""
-        self.me = me
-        self._store = store
-        self._clock = clock
-        self._times = times
-        self._election = Election(me, times, starts=starts)
+    me: Candidate
+    _store: LeaseStore
+    _clock: Callable[[], float] = field(kw_only=True)
+    _times: LeaseTiming = field(default=TIMES, kw_only=True)
+    _starts: bool = field(default=True, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._election = Election(self.me, self._times, starts=self._starts)
         self._one_at_a_time = asyncio.Lock()
         self._calls: list[Callable[[], None]] = []
         self._reported: tuple[Candidate | None, bool] = (None, False)
-        self._reached = clock()  # when the store last answered
+        self._reached = self._clock()  # when the store last answered
         self._acquired = asyncio.Event()
         #: The store's last error; empty: it answers.
         self.problem = ""

@@ -54,10 +54,6 @@ class LeaseNotFound(LeaseStoreError):
     """The Lease does not exist (any more)."""
 
 
-class LeaseForbidden(LeaseStoreError):
-    """We have no permission for it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A write: the Lease must be at ``version``; empty: create it. ``acquires``: it changes

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from attrs import define
+
 #: Seconds. Renewals of a live Lease are up to 4 s apart; with two lost requests, 8 s.
 STILL_FOR = 6.0
 POLL_EVERY = 0.5
@@ -18,11 +20,9 @@ class ReadAhead(Protocol):
 
     def begin(self) -> None:
         """Read from now on, unless it is done already."""
-        ...
 
     def end(self) -> None:
         """Forget what was read."""
-        ...
 
 
 class StandbyLease(Protocol):
@@ -34,18 +34,16 @@ class StandbyLease(Protocol):
     def still_for(self) -> float: ...
 
 
+@define(eq=False, slots=False)
 class Standby:
     """Of one gateway. Its `ReadAhead` is used by the controller that this replica becomes.
 
     ``load`` imports what that controller needs, and may be called again.
     """
 
-    def __init__(
-        self, lease: StandbyLease, ahead: ReadAhead, load: Callable[[], Awaitable[object]]
-    ) -> None:
-        self._lease = lease
-        self._ahead = ahead
-        self._load = load
+    _lease: StandbyLease
+    _ahead: ReadAhead
+    _load: Callable[[], Awaitable[object]]
 
     async def run(self) -> None:
         """Until cancelled, when the Lease is ours."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
+from attrs import Factory, define
 
 from aggregator.ingest import codec
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.agent_exchange import AgentExchange, Calls, Code, Context
 from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.close_reason import CloseReason, StreamClosed, gone
-from aggregator.ingest.identity import AUTHORIZATION, Authenticator, Caller, IdentityError
-from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.identity import AUTHORIZATION, Caller, IdentityError
 from aggregator.ingest.stream import ANSWER_WITHIN, Stream
 from aggregator.relay.gateway_link import GatewayLink
 from aggregator.runtime.text import truncate
@@ -63,64 +63,34 @@ class CallTable(Calls, Protocol):
 
     def attach(self, call: "AgentCall") -> None:
         """The call has sent Hello."""
-        ...
 
     def detach(self, call: "AgentCall") -> bool:
         """The call is over, or continues elsewhere. Returns whether it was attached."""
-        ...
 
 
+@define(eq=False, kw_only=True, weakref_slot=False)
 class AgentCall(AgentExchange):
     """``serve`` returns how it ended, or the stream of this process that continues it."""
 
+    number: int
     _rules: GatewayRules
     _calls: CallTable
-    __slots__ = (
-        "_agreed",
-        "_answers",
-        "_certificate",
-        "_forward_by",
-        "_hello",
-        "_moves_to",
-        "_passes",
-        "_requested",
-        "_token",
-        "_token_due",
-        "_unacknowledged",
-        "_welcomed",
-        "dropped",
-        "number",
-        "relay",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        context: Context,
-        caller: Callable[[], Caller],
-        gateway: CallTable,
-        authenticator: Authenticator,
-        rules: GatewayRules,
-        stats: IngestStats,
-    ) -> None:
-        super().__init__(context, caller, authenticator, gateway, rules, stats)
-        self.number = number
-        self._token = ""
-        self._token_due = False  # renewed since the relay was given one
-        self._certificate = b""
-        self._hello = pb.AgentMessage()
-        self._welcomed = False
-        self._answers = ""  # its heartbeats are answered, by promise, with this address to reach us
-        #: The relay on which its stream is open.
-        self.relay: GatewayLink | None = None
-        self._passes = False  # a snapshot has gone by this relay, and all that came after it
-        self._agreed: int | None = None
-        self._forward_by = _LONG_AGO
-        self._requested = ""  # the operation whose permission was requested from the controller
-        self._moves_to: AgentStreams | None = None
-        self._unacknowledged = 0  # the latest evidence that was forwarded: its sequence number
-        #: Evidence was lost on its way to a controller, and no snapshot was forwarded since.
-        self.dropped = False
+    _token: str = ""
+    _token_due: bool = False  # renewed since the relay was given one
+    _certificate: bytes = b""
+    _hello: pb.AgentMessage = Factory(pb.AgentMessage)
+    _welcomed: bool = False
+    _answers: str = ""  # its heartbeats are answered, by promise, with this address to reach us
+    #: The relay on which its stream is open.
+    relay: GatewayLink | None = None
+    _passes: bool = False  # a snapshot has gone by this relay, and all that came after it
+    _agreed: int | None = None
+    _forward_by: float = _LONG_AGO
+    _requested: str = ""  # the operation whose permission was requested from the controller
+    _moves_to: AgentStreams | None = None
+    _unacknowledged: int = 0  # the latest evidence that was forwarded: its sequence number
+    #: Evidence was lost on its way to a controller, and no snapshot was forwarded since.
+    dropped: bool = False
 
     # -- the exchange -----------------------------------------------------------
 

@@ -9,6 +9,8 @@ under one account, so any of them could pose as any other, and gain no right.
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from attrs import define, field
+
 from aggregator.ingest.identity import LEEWAY, Caller, IdentityError, Refusal
 from aggregator.ingest.identity import peer_is_local as is_local
 
@@ -22,15 +24,13 @@ class Verifier(Protocol):
     async def verify_account(self, token: str) -> float: ...
 
 
+@define(eq=False, slots=False)
 class ReplicaAuthenticator:
     """``wall`` is seconds since the epoch; ``plaintext``: the listener speaks no TLS."""
 
-    def __init__(
-        self, verifier: Verifier, *, wall: Callable[[], float], plaintext: bool = False
-    ) -> None:
-        self._verifier = verifier
-        self._wall = wall
-        self._plaintext = plaintext
+    _verifier: Verifier
+    _wall: Callable[[], float] = field(kw_only=True)
+    _plaintext: bool = field(default=False, kw_only=True)
 
     async def authenticate(self, peer: str, metadata: Mapping[str, str]) -> float:
         """Until when the caller is authenticated (seconds since the epoch). Raises

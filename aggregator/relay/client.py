@@ -57,11 +57,9 @@ class AgentsPort(Protocol):
 
     def close_port(self) -> None:
         """Refuse connections from now on. Calls that are served go on."""
-        ...
 
     async def open_port(self) -> None:
         """Take connections again."""
-        ...
 
 
 class FollowedLease(Protocol):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import grpc
+from attrs import define
 
 from aggregator.configfile.values import is_loopback
 
@@ -22,6 +23,7 @@ class RelayConfigError(Exception):
     """A credential is missing; the text names it, and the key of the configuration."""
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ReplicaCredentials:
     """Read again for each stream.
 
@@ -30,12 +32,9 @@ class ReplicaCredentials:
     certificate of its clients.
     """
 
-    def __init__(
-        self, *, token_file: Path, ca_file: Path | None, pair: tuple[Path, Path] | None = None
-    ) -> None:
-        self._token_file = token_file
-        self._ca_file = ca_file
-        self._pair = pair
+    _token_file: Path
+    _ca_file: Path | None
+    _pair: tuple[Path, Path] | None = None
 
     def token(self) -> str:
         """Raises `RelayConfigError`."""

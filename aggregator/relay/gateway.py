@@ -93,13 +93,13 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
         self.stats.opened += 1
         self._numbers += 1
         return AgentCall(
-            self._numbers,
-            context,
-            lambda: caller_of(context),
-            self,
-            self._authenticator,
-            self._rules,
-            self.stats,
+            number=self._numbers,
+            context=context,
+            caller=lambda: caller_of(context),
+            calls=self,
+            authenticator=self._authenticator,
+            rules=self._rules,
+            stats=self.stats,
         )
 
     # -- the calls --------------------------------------------------------------

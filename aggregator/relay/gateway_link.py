@@ -17,15 +17,12 @@ class RelayedCall(Protocol):
     @property
     def is_urgent(self) -> bool:
         """Its agent has evidence that no controller has, or may have such evidence."""
-        ...
 
     def opening(self) -> pb.AgentOpened:
         """Its credentials and its Hello."""
-        ...
 
     def begin_anew(self) -> None:
         """Have the agent send a whole snapshot, if it has been welcomed before."""
-        ...
 
 
 class GatewayLink:

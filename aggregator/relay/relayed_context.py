@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 import grpc
+from attrs import define
 from google.protobuf.message import DecodeError
 
 from aggregator.ingest.stream import Stream
@@ -17,51 +18,35 @@ class ControllerLink(Protocol):
 
     async def send(self, stream: int, message: bytes) -> None:
         """A message to the agent."""
-        ...
 
     def agree(self, stream: int, digest: int) -> None:
         """The node's digest equals this one of a heartbeat."""
-        ...
 
     def digest(self, node: str) -> int | None: ...
     def waits(self, size: int) -> None:
         """``size`` bytes more (less, if negative) wait for a stream to read them."""
-        ...
 
 
 class RelayOverflow(Exception):
     """More of an agent's messages wait than may, or one that is too long."""
 
 
+@define(eq=False, weakref_slot=False)
 class RelayedContext:
     """Of one agent's call at the gateway. `Stream` reads it like a connection."""
 
-    __slots__ = (
-        "_bytes",
-        "_digest",
-        "_ended",
-        "_link",
-        "_messages",
-        "_number",
-        "_parts",
-        "_peer",
-        "_reader",
-        "stream",
-    )
-
-    def __init__(self, link: ControllerLink, number: int, peer: str) -> None:
-        self._link = link
-        self._number = number
-        self._peer = peer
-        # A tuple, and short: see `SendQueue`.
-        self._messages: tuple[bytes, ...] = ()
-        self._parts = b""
-        self._bytes = 0
-        self._reader: asyncio.Future[object] | None = None
-        self._digest: int | None = None  # of the heartbeat that is being handled
-        self._ended = False
-        #: The stream that reads this, once it is made.
-        self.stream: Stream | None = None
+    _link: ControllerLink
+    _number: int
+    _peer: str
+    # A tuple, and short: see `SendQueue`.
+    _messages: tuple[bytes, ...] = ()
+    _parts: bytes = b""
+    _bytes: int = 0
+    _reader: asyncio.Future[object] | None = None
+    _digest: int | None = None  # of the heartbeat that is being handled
+    _ended: bool = False
+    #: The stream that reads this, once it is made.
+    stream: Stream | None = None
 
     # -- as a context -----------------------------------------------------------
 

@@ -34,7 +34,6 @@ class WaitingAgents(Protocol):
 
     def permit(self, count: int) -> None:
         """``count`` of them may begin."""
-        ...
 
 
 class ResyncPacer:

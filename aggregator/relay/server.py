@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import grpc
-from attrs import define
+from attrs import define, field
 from google.protobuf.message import DecodeError
 
 from aggregator.ingest.agent_streams import AgentStreams
@@ -70,6 +70,7 @@ class ControllerRole:
     probe_key: bytes = b""
 
 
+@define(eq=False, slots=False)
 class RelayService(relay_pb2_grpc.RelayServicer):
     """Serves gateways from `begin` on; before that it refuses them.
 
@@ -77,20 +78,13 @@ class RelayService(relay_pb2_grpc.RelayServicer):
     relay that is up then stays up. ``now`` is in seconds, and only limits the rate of log lines.
     """
 
-    def __init__(
-        self,
-        replica_auth: ReplicaAuthenticator,
-        *,
-        name: str,
-        version: str,
-        cluster_away: Callable[[], bool],
-        now: Callable[[], float],
-    ) -> None:
-        self._replica_auth = replica_auth
-        self._name = name
-        self._version = version
-        self._cluster_away = cluster_away
-        self._now = now
+    _replica_auth: ReplicaAuthenticator
+    _name: str = field(kw_only=True)
+    _version: str = field(kw_only=True)
+    _cluster_away: Callable[[], bool] = field(kw_only=True)
+    _now: Callable[[], float] = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self._sparingly = RateLimitedLog()
         self._role: ControllerRole | None = None
         self._links: set[_Link] = set()

@@ -76,12 +76,12 @@ class Fleet:
         """The node's agent connects and gives its snapshot; ``named``: under another name."""
         call = self.calls[node] = Call(address(node))
         stream = Stream(
-            call,
+            context=call,
             caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
             rules=self.rules,
             authenticator=TrustingAuthenticator(),
             intake=self.replica.controller,
-            streams=self.table,
+            calls=self.table,
             stats=self.stats,
             ack_pacer=AckPacer(),
         )

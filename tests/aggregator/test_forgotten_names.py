@@ -111,12 +111,12 @@ class Site:
         """The node's agent comes, and reports a failure and the nodes that it reaches."""
         call = Call(address)
         stream = Stream(
-            call,
+            context=call,
             caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
             rules=self.rules,
             authenticator=TrustingAuthenticator(),
             intake=self.replica.controller,
-            streams=self.table,
+            calls=self.table,
             stats=self.stats,
             ack_pacer=AckPacer(),
         )

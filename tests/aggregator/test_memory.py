@@ -125,12 +125,12 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bo
             if series:
                 says.append(measured(says[-1]))
             stream = Stream(
-                Call(number, *says),
+                context=Call(number, *says),
                 caller=lambda: Caller("ipv4:127.0.0.1:1"),
                 rules=rules,
                 authenticator=TrustingAuthenticator(),
                 intake=replica.controller,
-                streams=table,
+                calls=table,
                 stats=stats,
                 ack_pacer=ack_pacer,
             )

@@ -159,13 +159,13 @@ class Bench:
     async def attach(self, node: str, address: str) -> Call:
         call = Call(address)
         stream = Stream(
-            call,
+            context=call,
             # It believes this machine; the peers come from the address of the call itself.
             caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
             rules=self.rules,
             authenticator=TrustingAuthenticator(),
             intake=self.intake,
-            streams=self.table,
+            calls=self.table,
             stats=self.stats,
             ack_pacer=AckPacer(),
         )

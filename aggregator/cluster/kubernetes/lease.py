@@ -26,17 +26,19 @@ from aggregator.leader.lease import (
     Draft,
     Lease,
     LeaseConflict,
-    LeaseForbidden,
     LeaseNotFound,
     LeaseStoreError,
 )
 
 NAME = "sickbay-controller"
 LABELS = {"app.kubernetes.io/name": "sickbay", "app.kubernetes.io/component": "aggregator"}
-_EPOCH = "sickbay.dev/epoch"
-_ADDRESS = "sickbay.dev/address"
-_PAGE = "sickbay.dev/page"
-_VERSION = "sickbay.dev/version"
+#: The facts about its holder, and the annotation of each.
+_NOTES = {
+    "epoch": "sickbay.dev/epoch",
+    "address": "sickbay.dev/address",
+    "page": "sickbay.dev/page",
+    "version": "sickbay.dev/version",
+}
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -93,8 +95,6 @@ class KubeLease:
             kind = LeaseConflict
         elif isinstance(refusal, NotFound) and method != "POST":
             kind = LeaseNotFound
-        elif answer.code == 403:
-            kind = LeaseForbidden
         raise kind(str(refusal), retry_after=refusal.retry_after)
 
     def _object(self, draft: Draft) -> Mapping[str, object]:
@@ -103,7 +103,7 @@ class KubeLease:
             "name": NAME,
             "namespace": self._namespace,
             "labels": LABELS,
-            "annotations": _annotations(holder) if holder is not None else {},
+            "annotations": {key: getattr(holder, one) for one, key in _NOTES.items() if holder},
         }
         if draft.version:
             metadata["resourceVersion"] = draft.version
@@ -128,28 +128,14 @@ class KubeLease:
         spec, meta = found.spec or LeaseSpec(), found.metadata
         self._acquired = spec.acquire_time or ""
         notes = meta.annotations or {}
-        holder = Candidate(
-            name=spec.holder_identity or "",
-            epoch=notes.get(_EPOCH, ""),
-            address=notes.get(_ADDRESS, ""),
-            page=notes.get(_PAGE, ""),
-            version=notes.get(_VERSION, ""),
-        )
+        known = {one: notes.get(key, "") for one, key in _NOTES.items()}
+        holder = Candidate(spec.holder_identity or "", **known)
         return Lease(
             holder if holder.name else None,
             version=meta.resource_version,
             uid=meta.uid or "",
             transitions=max(0, spec.lease_transitions or 0),
         )
-
-
-def _annotations(holder: Candidate) -> Mapping[str, str]:
-    return {
-        _EPOCH: holder.epoch,
-        _ADDRESS: holder.address,
-        _PAGE: holder.page,
-        _VERSION: holder.version,
-    }
 
 
 def _micro_time(seconds: float) -> str:
