@@ -1,6 +1,6 @@
 """Features of some kinds of cluster alone, next to the port that all of them have."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,9 +50,9 @@ class Capabilities:
     #: Requests and how they ended, for metrics (`RequestCounters`).
     counters: Any = None
     #: For ever: the agents' own pods, namespaces' owners, and pods that anyone has stopped.
-    follow_agent_pods: Callable[[PodSink], Awaitable[None]] | None = None
-    follow_namespaces: Callable[[NamespaceOwners], Awaitable[None]] | None = None
-    follow_pod_ends: Callable[[PodEndSink], Awaitable[None]] | None = None
+    follow_agent_pods: Callable[[PodSink], Coroutine[Any, Any, None]] | None = None
+    follow_namespaces: Callable[[NamespaceOwners], Coroutine[Any, Any, None]] | None = None
+    follow_pod_ends: Callable[[PodEndSink], Coroutine[Any, Any, None]] | None = None
     #: Whether `Cluster.pods_on` has the pods of jobs, and not a placeholder for a command.
     runs_jobs: bool = False
     pod_notes: PodNotes | None = None

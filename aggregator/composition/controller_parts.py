@@ -28,7 +28,7 @@ from aggregator.composition.page_actions import build_actions
 from aggregator.composition.pod_waits import eviction_requests, pod_waits
 from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.composition.replica import Replica
-from aggregator.composition.tasks import spawn
+from aggregator.composition.tasks import repeat, spawn
 from aggregator.config.settings import Config
 from aggregator.events import EventSink, Transition
 from aggregator.history.evidence_recorder import EvidenceRecorder
@@ -36,10 +36,11 @@ from aggregator.history.history import History
 from aggregator.history.lemon_detector import LemonDetector
 from aggregator.hooks.factory import hook_rules
 from aggregator.ingest.agent_streams import AgentStreams
-from aggregator.ingest.from_config import controller_streams
+from aggregator.ingest.from_config import make_authenticator
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.probe_key import load_probe_key, probe_key_file
 from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.stream import StreamConfig
 from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.jobs.identity import Markers
 from aggregator.jobs.recorder import JobRecorder
@@ -51,6 +52,7 @@ from aggregator.quarantine.repair.operation_retention import EVERY, OperationRet
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.relay.abandoned import AbandonedWatch
 from aggregator.relay.resync_pacer import ResyncPacer
 from aggregator.relay.server import ControllerRole
 from aggregator.repairers.agent_orders import AgentOrders
@@ -92,10 +94,46 @@ class ControllerParts:
         self._requests = eviction_requests(cluster, fleet, clocks, replica.may_act)
         waits = pod_waits(config, policy, cluster, fleet, clocks, pod_gpus, self._requests)
         self._repair = build_repair(config, cluster, orders)
-        self._history = _history(config, clocks, rng, name)
+        where = config.history
+        self._history = History(
+            where.database,
+            keep=where.keep,
+            most_rows=where.most_rows,
+            clocks=clocks,
+            rng=rng,
+            credentials=where,
+            replica=name,
+        )
         self._owners = NamespaceOwners(config.alerts.owner_label)
-        self._alerts = _alerts(config, fleet, self._owners, clocks, rng, name)
-        self._jobs = _jobs(config, cluster, fleet, clocks, rng, self._emit, pod_gpus)
+        context = FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels)
+        self._alerts = Notifier(
+            _outbox_store(config, name),
+            config.alert_settings,
+            clocks=clocks,
+            rng=rng,
+            context=context,
+            owners=self._owners.owner_of,
+            advise=FleetAdvice(fleet),
+            # A process that has restarted does not continue with the claims of the one before.
+            replica=f"{name} {rng.getrandbits(32):08x}",
+        )
+        self._jobs: JobRecorder | None = None
+        if cluster.capabilities.runs_jobs:  # a local cluster has a command for its drains
+            self._jobs = JobRecorder(
+                cluster,
+                self._emit,
+                clocks=clocks,
+                rng=rng,
+                rules=config.jobs,
+                markers=Markers(
+                    jobs=config.jobs.job_keys,
+                    gangs=config.drain.gang_keys,
+                    teams=config.jobs.team_keys,
+                ),
+                pool_of=lambda node: context(node).pool,
+                pod_gpus=pod_gpus,
+                own_namespace=config.cluster.namespace,
+            )
         sinks: list[EventSink] = [feed, self._history, self._alerts]
         if self._jobs is not None:
             sinks.append(self._jobs)
@@ -113,25 +151,35 @@ class ControllerParts:
         )
         orders.note_ends(controller.on_order_end)
         orders.permissions.decide_by(controller.repair_permissions.refusal)
-        self.streams: AgentStreams = controller_streams(
-            config,
-            controller,
-            IngestStats(),
-            replica.deleted_pods,
-            name=name,
-            keys=keys,
-            is_current=controller.is_current,
+        self.streams = AgentStreams(
+            authenticator=make_authenticator(
+                config, keys, replica.deleted_pods, clocks.wall, controller.is_current
+            ),
+            intake=controller,
+            rules=StreamConfig(
+                name=name,
+                version=VERSION,
+                heartbeat=config.agents.heartbeat,
+                silent_after=config.agents.silent_after,
+                now=clocks.now,
+                wall=clocks.wall,
+                cluster_away=lambda: bool(fleet.view_lost),
+                among_others=replica.address_among_others,
+                orders=orders,
+            ),
+            stats=IngestStats(),
             probe_key=probe_key,
-            cluster_away=lambda: bool(fleet.view_lost),
-            among_others=replica.address_among_others,
-            orders=orders,
-            now=clocks.now,
-            wall=clocks.wall,
+            deleted_pods=replica.deleted_pods,
         )
         self._pacer = ResyncPacer(
             lambda: self.streams.stats.messages["snapshot"], listed=lambda: not fleet.view_lost
         )
         self._role = ControllerRole(self.streams, self._pacer, replica.holds, probe_key)
+
+        def ready() -> list[str]:
+            lost, problem = replica.lease_lost(), controller.record_problem
+            return [one for one in (fleet.view_lost, lost, problem, *not_ready()) if one]
+
         self.web = Web(
             fleet=fleet,
             history=self._history,
@@ -150,16 +198,7 @@ class ControllerParts:
             ),
             clocks=clocks,
             version=VERSION,
-            ready=lambda: [
-                reason
-                for reason in (
-                    fleet.view_lost,
-                    replica.lease_lost(),
-                    controller.record_problem,
-                    *not_ready(),
-                )
-                if reason
-            ],
+            ready=ready,
             replicas=replica.all_replicas,
             lease_lost=replica.lease_lost,
             hosts=config.listen.hosts,
@@ -214,7 +253,13 @@ class ControllerParts:
         ending.callback(self.streams.close)
         if self._replica.service is not None:
             self._replica.service.begin(self._role)
-            spawn(self._replica.leave_if_abandoned(), "abandoned", ending)
+            abandoned = AbandonedWatch(
+                self._replica.gateway,
+                self._replica.service,
+                may_act=self._replica.may_act,
+                now=time.monotonic,
+            )
+            spawn(abandoned.run(), "abandoned", ending)
             ending.callback(self._replica.service.close, "the controller stops")
 
     def _emit(self, transition: Transition) -> None:
@@ -222,48 +267,23 @@ class ControllerParts:
 
     async def run(self) -> None:
         """Evaluate and act, for ever."""
-        await run_until_first_exit(
-            controller=self._controller.run(),
-            agent_pods=self._follow_agent_pods(),
-            namespaces=self._follow_namespaces(),
-            pod_ends=self._follow_pod_ends(),
-            repair_rights=self._report_repair_rights(),
-            operations=self._retain_operations(),
-            requests=self._report_requests(),
-        )
-
-    async def _follow_agent_pods(self) -> None:
-        """For ever: tokens of deleted pods are refused, where agents have tokens of pods."""
-        follow = self._cluster.capabilities.follow_agent_pods
-        if self._config.identity.kind == "token" and follow is not None:
-            await follow(self._replica.deleted_pods)
-        await asyncio.Event().wait()
-
-    async def _follow_namespaces(self) -> None:
-        """For ever: who owns a namespace's pods, where a route of alerts needs it."""
-        follow = self._cluster.capabilities.follow_namespaces
-        if self._config.alerts.settings.wants_owners and follow is not None:
-            await follow(self._owners)
-        await asyncio.Event().wait()
-
-    async def _follow_pod_ends(self) -> None:
-        """For ever: evictions by others, to which NVLink faults of their fabric are attributed."""
-        follow = self._cluster.capabilities.follow_pod_ends
-        if follow is not None:
-            await follow(self._controller.evictions)
-        await asyncio.Event().wait()
-
-    async def _retain_operations(self) -> None:
-        """For ever."""
-        while True:
-            await asyncio.sleep(EVERY)
-            await self._retention.go_round()
-
-    async def _report_requests(self) -> None:
-        """For ever."""
-        while True:
-            await asyncio.sleep(operation_requests.EVERY)
-            await self._person_operations.go_round()
+        can, config = self._cluster.capabilities, self._config
+        loops = {
+            "controller": self._controller.run(),
+            "repair_rights": self._report_repair_rights(),
+            "operations": repeat(EVERY, self._retention.go_round),
+            "requests": repeat(operation_requests.EVERY, self._person_operations.go_round),
+        }
+        if config.identity.kind == "token" and can.follow_agent_pods is not None:
+            # Tokens of deleted pods are refused, where agents have tokens of pods.
+            loops["agent_pods"] = can.follow_agent_pods(self._replica.deleted_pods)
+        if config.alerts.settings.wants_owners and can.follow_namespaces is not None:
+            # The owners of a namespace's pods, where a route of alerts needs them.
+            loops["namespaces"] = can.follow_namespaces(self._owners)
+        if can.follow_pod_ends is not None:
+            # Evictions by others, to which NVLink faults of their fabric are attributed.
+            loops["pod_ends"] = can.follow_pod_ends(self._controller.evictions)
+        await run_until_first_exit(**loops)
 
     async def _report_repair_rights(self) -> None:
         """For ever, as its end would end the process. Concurrently with the others: a management
@@ -290,70 +310,6 @@ def _settings(config: Config, repair: RepairSettings, waits: PodWaits) -> Settin
         events=config.events,
         reconcilers=config.reconcilers,
         repair=replace(repair, node_owner_kinds=config.drain.node_owner_kinds),
-    )
-
-
-def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -> History:
-    where = config.history
-    return History(
-        where.database,
-        keep=where.keep,
-        most_rows=where.most_rows,
-        clocks=clocks,
-        rng=rng,
-        credentials=where,
-        replica=replica,
-    )
-
-
-def _alerts(
-    config: Config,
-    fleet: FleetState,
-    owners: NamespaceOwners,
-    clocks: Clocks,
-    rng: random.Random,
-    replica: str,
-) -> Notifier:
-    return Notifier(
-        _outbox_store(config, replica),
-        config.alert_settings,
-        clocks=clocks,
-        rng=rng,
-        context=FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels),
-        owners=owners.owner_of,
-        advise=FleetAdvice(fleet),
-        # A process that has restarted does not continue with the claims of the one before.
-        replica=f"{replica} {rng.getrandbits(32):08x}",
-    )
-
-
-def _jobs(
-    config: Config,
-    cluster: OpenedCluster,
-    fleet: FleetState,
-    clocks: Clocks,
-    rng: random.Random,
-    emit: Callable[[Transition], None],
-    pod_gpus: PodGpuReader,
-) -> JobRecorder | None:
-    """None where nodes have no pods: a local cluster has a command for its drains."""
-    if not cluster.capabilities.runs_jobs:
-        return None
-    context = FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels)
-    return JobRecorder(
-        cluster,
-        emit,
-        clocks=clocks,
-        rng=rng,
-        rules=config.jobs,
-        markers=Markers(
-            jobs=config.jobs.job_keys,
-            gangs=config.drain.gang_keys,
-            teams=config.jobs.team_keys,
-        ),
-        pool_of=lambda node: context(node).pool,
-        pod_gpus=pod_gpus,
-        own_namespace=config.cluster.namespace,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster
-from aggregator.composition.node_tests import build_node_tests
 from aggregator.events import EventSink, EvidenceRecording
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import ActGuards
@@ -49,6 +48,7 @@ from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublish
 from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
 from aggregator.quarantine.reconcile.node_rounds import NodeRounds
 from aggregator.quarantine.reconcile.node_test_rounds import NodeTestRounds
+from aggregator.quarantine.reconcile.node_tests import NodeTestReconciler
 from aggregator.quarantine.reconcile.operations import (
     OpenOperationReconciler,
     OperationReconciler,
@@ -64,6 +64,10 @@ from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import NodeEvaluator, WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
 from aggregator.quarantine.repair.engine import OperationEngine
+from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
+from aggregator.quarantine.repair.node_test_events import NodeTestEvents
+from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
 from aggregator.quarantine.repair.node_test_state import NodeTestContext
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.repair.quarantine_case import RepairContext
@@ -263,18 +267,20 @@ class _Acts:
             pool_label=settings.limits.pool_label,
         )
         self.repairs = RepairRunner(self.quarantined)
-        self.node_tests = build_node_tests(
-            NodeTestContext(
-                cluster=cluster,
-                engine=self.operations,
-                clocks=clocks,
-                settings=settings.repair,
-                registry=registry,
-                fleet=given.fleet,
-            ),
-            pools=pools,
-            event_sink=base.event_sink,
-            emit=base.own_evidence.record,
+        tests = NodeTestContext(
+            cluster=cluster,
+            engine=self.operations,
+            clocks=clocks,
+            settings=settings.repair,
+            registry=registry,
+            fleet=given.fleet,
+        )
+        self.node_tests = NodeTestReconciler(
+            shared=tests,
+            checks=NodeTestChecks(shared=tests, pools=pools),
+            events=NodeTestEvents(shared=tests, event_sink=base.event_sink),
+            display=NodeTestDisplay(shared=tests),
+            evidence=NodeTestEvidence(shared=tests, emit=base.own_evidence.record),
         )
 
 

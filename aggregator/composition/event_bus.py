@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from attrs import define, field
+
 from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
 from aggregator.events import EventSink, Transition
 
@@ -22,26 +24,22 @@ _PAUSE = 0.005
 _MOST_UNDELIVERED = 64 * 1024 * 1024
 
 
+@define(eq=False, slots=False)
 class EventBus:
     """One event sink made of several: the log, history, alerts, the page.
 
     They receive events a moment later, in order: the code that acts on a fault goes first, because
     each millisecond counts there. Under load they receive them after `_DELIVERED_WITHIN`. `flush`
-    delivers the rest.
+    delivers the rest. ``for_people``: the text about a node as people read it, with GPUs by their
+    slots.
     """
 
-    def __init__(
-        self,
-        ledgers: Sequence[EventSink],
-        *,
-        for_people: Callable[[str, str], str] = lambda _node, text: text,
-        most_bytes: int = _MOST_UNDELIVERED,
-    ) -> None:
-        """``for_people``: the text about a node as people read it, with GPUs by their slots."""
-        self._ledgers = ledgers
-        self._for_people = for_people
+    _ledgers: Sequence[EventSink]
+    _for_people: Callable[[str, str], str] = field(default=lambda _node, text: text, kw_only=True)
+    _most_bytes: int = field(default=_MOST_UNDELIVERED, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self._limit = EventLimit()
-        self._most_bytes = most_bytes
         #: Each with the moment at which it came, by the loop's clock.
         self._undelivered: deque[tuple[float, Transition]] = deque()
         self._bytes = 0

@@ -20,7 +20,6 @@ from aggregator.leader.election import TIMES
 from aggregator.leader.holder import LeaseHolder
 from aggregator.leader.lease import Candidate
 from aggregator.leader.standby import Standby
-from aggregator.relay.abandoned import AbandonedWatch
 from aggregator.relay.agent_call import GatewayRules
 from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.relay.client import RelayClient
@@ -89,41 +88,31 @@ class Replica:
         self.others: ReplicaAuthenticator | None = None
         if self.lease is not None and config.replicas.on:
             self.others = replica_authenticator(config, keys)
-            self._join_others(config, self.others, self.lease, cluster_away, rng)
-
-    def _join_others(
-        self,
-        config: Config,
-        others: ReplicaAuthenticator,
-        lease: LeaseHolder,
-        cluster_away: Callable[[], bool],
-        rng: random.Random,
-    ) -> None:
-        replicas, tls = config.replicas, config.listen.tls
-        self.service = RelayService(
-            others,
-            name=self.me.name,
-            version=VERSION,
-            cluster_away=cluster_away,
-            now=time.monotonic,
-        )
-        self.listener.add_service(self.service.register)
-        shown = tls is not None and config.identity.kind == "certificate"
-        self.client = RelayClient(
-            self.gateway,
-            self.listener,
-            lease,
-            ReplicaCredentials(
-                token_file=replicas.token_file,
-                ca_file=replicas.ca_file,
-                pair=(tls.cert_file, tls.key_file) if tls is not None and shown else None,
-            ),
-            name=self.me.name,
-            version=VERSION,
-            now=time.monotonic,
-            rng=rng,
-            keep_probe_key=partial(keep_probe_key, probe_key_file(config)),
-        )
+            replicas, tls = config.replicas, config.listen.tls
+            self.service = RelayService(
+                self.others,
+                name=me.name,
+                version=VERSION,
+                cluster_away=cluster_away,
+                now=time.monotonic,
+            )
+            self.listener.add_service(self.service.register)
+            shown = tls is not None and config.identity.kind == "certificate"
+            self.client = RelayClient(
+                self.gateway,
+                self.listener,
+                self.lease,
+                ReplicaCredentials(
+                    token_file=replicas.token_file,
+                    ca_file=replicas.ca_file,
+                    pair=(tls.cert_file, tls.key_file) if tls is not None and shown else None,
+                ),
+                name=me.name,
+                version=VERSION,
+                now=time.monotonic,
+                rng=rng,
+                keep_probe_key=partial(keep_probe_key, probe_key_file(config)),
+            )
 
     def address_among_others(self) -> str:
         """Where agents reach this replica, if there are others to which they could go."""
@@ -162,7 +151,9 @@ class Replica:
     async def be_gateway(self, *, load: Callable[[], Awaitable[object]]) -> None:
         """Until this replica holds the Lease. ``load`` imports what a controller needs."""
         assert self.lease is not None
-        tasks = {asyncio.create_task(self._relay(), name="relay")}
+        tasks: set[asyncio.Task[None]] = set()
+        if self.client is not None:
+            tasks.add(asyncio.create_task(self.client.run(), name="relay"))
         if self._read_ahead is not None:
             standby = Standby(self.lease, self._read_ahead, load)
             tasks.add(asyncio.create_task(standby.run(), name="standby"))
@@ -171,23 +162,8 @@ class Replica:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self.listener.open_port()
-
-    async def _relay(self) -> None:
-        if self.client is not None:
-            await self.client.run()
-        else:
-            await asyncio.Event().wait()
-
-    async def leave_if_abandoned(self) -> None:
-        """For ever, on a controller: see `AbandonedWatch`."""
-        if self.service is None:
-            await asyncio.Event().wait()
-            return
-        await AbandonedWatch(
-            self.gateway, self.service, may_act=self.may_act, now=time.monotonic
-        ).run()
 
     async def leave(self, within: float) -> None:
         """Have all agents go elsewhere, some at a time, for ``within`` seconds at most."""

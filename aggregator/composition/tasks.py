@@ -1,7 +1,7 @@
 """Tasks that end with the part that started them."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -18,3 +18,10 @@ def spawn(
 
     ending.push_async_callback(end)
     return task
+
+
+async def repeat(every: float, step: Callable[[], Awaitable[object]]) -> None:
+    """For ever, with a pause (seconds) before each."""
+    while True:
+        await asyncio.sleep(every)
+        await step()
