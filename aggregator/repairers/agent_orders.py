@@ -113,7 +113,6 @@ class OrderLines(Protocol):
 
     def line_of(self, node: str) -> OrderLine | None:
         """The stream that reports for the node now."""
-        ...
 
 
 class AgentOrders:

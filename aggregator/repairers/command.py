@@ -10,6 +10,8 @@ was ended, give no verdict about the node.
 
 from collections.abc import Sequence
 
+from attrs import define, field
+
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
 from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
 from aggregator.policy.repairs import TEST
@@ -20,18 +22,16 @@ _NOT_YET = 75
 _TEST_FAILED = 1
 
 
+@define(eq=False, slots=False)
 class CommandRepairer(SentOnce):
     """Implements `Repairer`. ``sends_twice``: the site declares that a second call with the same
     operation is harmless. ``limit``: seconds for one call. ``cancel`` takes the order back.
     """
 
-    def __init__(
-        self, argv: Sequence[str], *, cancel: Sequence[str], limit: float, sends_twice: bool
-    ) -> None:
-        self._argv = argv
-        self._cancel = cancel
-        self._limit = limit
-        self.sends_twice = sends_twice
+    _argv: Sequence[str]
+    _cancel: Sequence[str] = field(kw_only=True)
+    _limit: float = field(kw_only=True)
+    sends_twice: bool = field(kw_only=True)
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         return await self._run(self._argv, order, guard)

@@ -1,7 +1,7 @@
 """The configured repairers."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 from aggregator.cluster.node_names import TAINT
@@ -26,6 +26,8 @@ from aggregator.repairers.webhook import WebhookRepairer
 
 #: Objects of the cluster, or of that of another kubeconfig.
 Objects = Callable[[Path | None], ObjectStore]
+#: What some repairers can do besides, as `ConfiguredRepairer` has it.
+_MORE = ("clean_up", "missing_rights", "is_over", "withdraw", "note_end")
 
 
 def repair_settings(
@@ -44,50 +46,47 @@ def repair_settings(
     any. ``taint``: the key of the taint of nodes in quarantine.
     """
     rules = RepairRules(**{one.name: getattr(config, one.name) for one in fields(RepairRules)})
-    repairers: dict[str, ConfiguredRepairer] = {}
     by_agents = agents or AgentOrders()
+    made: dict[str, ConfiguredRepairer] = {}
     for section in config.repairers:
-        by_objects = _object_repairer(section, objects, taint) if objects is not None else None
-        if by_objects is not None:
-            repairers[section.kind] = _unless_in_use(section, by_objects, by_agents)
-            continue
-        if section.agent is not None:
-            agent = AgentRepairer(by_agents)
-            repairers[section.kind] = ConfiguredRepairer(
-                agent,
-                section.timeout,
-                withdraw=agent.withdraw,
-                note_end=agent.note_end,
-                pauses_operands=section.pause_gpu_operator,
-                by_agent=True,
-            )
-            continue
-        if section.slurm and reboots is not None:
-            slurm = SlurmRepairer(reboots)
-            entry = ConfiguredRepairer(slurm, section.timeout, is_over=slurm.is_over)
-            repairers[section.kind] = _unless_in_use(section, entry, by_agents)
-            continue
-        repairer = _repairer(section, wall)
+        by_object = _object_repairer(section, objects, taint) if objects is not None else None
+        repairer = by_object or _repairer(section, by_agents, reboots, wall)
         if repairer is not None:
-            configured = ConfiguredRepairer(
-                repairer, section.timeout, pauses_operands=section.pause_gpu_operator
-            )
-            repairers[section.kind] = _unless_in_use(section, configured, by_agents)
-    return RepairSettings(rules, repairers, domain_labels, by_agents.collected)
+            made[section.kind] = _configured(section, repairer, by_agents)
+    return RepairSettings(rules, made, domain_labels, by_agents.collected)
 
 
-def _unless_in_use(
-    section: RepairerSection, entry: ConfiguredRepairer, agents: AgentOrders
+def _configured(
+    section: RepairerSection, repairer: Repairer, agents: AgentOrders
 ) -> ConfiguredRepairer:
-    """A ticket interrupts nothing. A test that is sent again finds its own program: only a Job's
-    repairer knows that one first.
-    """
-    if section.kind in NEEDS_PERSON or (section.kind == TEST and section.job is None):
-        return entry
-    return replace(entry, repairer=UnlessGpuInUse(entry.repairer, agents.gpu_use))
+    """The repairer with all that it can do besides."""
+    job = section.job
+    # A ticket interrupts nothing, and an agent sees the use of its GPUs. A test that is sent again
+    # finds its own program: only a Job's repairer knows that one first.
+    by_test = section.kind == TEST and job is None
+    unguarded = section.kind in NEEDS_PERSON or section.agent is not None or by_test
+    return ConfiguredRepairer(
+        repairer if unguarded else UnlessGpuInUse(repairer, agents.gpu_use),
+        section.timeout,
+        **{name: getattr(repairer, name, None) for name in _MORE},
+        pauses_operands=section.pause_gpu_operator,
+        by_agent=section.agent is not None,
+        pod_namespace=job.namespace if job is not None else "",
+        profiles=frozenset(job.profiles) if job is not None else None,
+        gives_way=job is not None and job.gpus == "all",
+    )
 
 
-def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer | None:
+def _repairer(
+    section: RepairerSection,
+    agents: AgentOrders,
+    reboots: NodeReboots | None,
+    wall: Callable[[], float],
+) -> Repairer | None:
+    if section.agent is not None:
+        return AgentRepairer(agents)
+    if section.slurm and reboots is not None:
+        return SlurmRepairer(reboots)
     if section.command:
         return CommandRepairer(
             section.command,
@@ -110,38 +109,14 @@ def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer |
     return None
 
 
-def _object_repairer(
-    section: RepairerSection, objects: Objects, taint: str
-) -> ConfiguredRepairer | None:
+def _object_repairer(section: RepairerSection, objects: Objects, taint: str) -> Repairer | None:
     """The repairer that acts by objects of the cluster's API, if the section has one."""
     if section.karpenter:
-        karpenter = KarpenterRepairer(objects(None))
-        return ConfiguredRepairer(
-            karpenter, section.timeout, missing_rights=karpenter.missing_rights
-        )
+        return KarpenterRepairer(objects(None))
     if section.cluster_api:
-        machines = ClusterApiRepairer(objects(None), objects(section.management_kubeconfig))
-        return ConfiguredRepairer(
-            machines, section.timeout, machines.clean_up, machines.missing_rights
-        )
+        return ClusterApiRepairer(objects(None), objects(section.management_kubeconfig))
     if section.external is not None:
-        external = ExternalRepairer(objects(None), section.external)
-        return ConfiguredRepairer(
-            external,
-            section.timeout,
-            external.clean_up,
-            external.missing_rights,
-            external.is_over,
-        )
+        return ExternalRepairer(objects(None), section.external)
     if section.job is not None:
-        job = JobRepairer(objects(None), section.job, taint=taint)
-        return ConfiguredRepairer(
-            job,
-            section.timeout,
-            job.clean_up,
-            job.missing_rights,
-            pod_namespace=section.job.namespace,
-            profiles=frozenset(section.job.profiles),
-            gives_way=section.job.gpus == "all",
-        )
+        return JobRepairer(objects(None), section.job, taint=taint)
     return None

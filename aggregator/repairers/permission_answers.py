@@ -15,7 +15,6 @@ class AnswerLine(Protocol):
 
     def answer_permission(self, operation: str, refusal: str) -> None:
         """``refusal``: why it is not granted; empty: it is."""
-        ...
 
 
 class PermissionAnswers:
