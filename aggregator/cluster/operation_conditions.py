@@ -23,14 +23,11 @@ def with_conditions(
     bounds. ``now`` (wall clock seconds) is the time of those that change.
     """
     status = replace(status, message=truncate(status.message, MOST_MESSAGE))
-    known = {one.type: one for one in before.conditions}
-    conditions = []
-    for one in (_admitted(status), _complete(status)):
-        last = known.get(one.type)
-        kept = last is not None and last.status == one.status
-        since = last.last_transition_time if last is not None and kept else round(now, 3)
-        conditions.append(replace(one, last_transition_time=since))
-    return replace(status, conditions=tuple(conditions))
+    conditions = tuple(
+        replace(one, last_transition_time=one.changed_at(before.conditions, round(now, 3)))
+        for one in (_admitted(status), _complete(status))
+    )
+    return replace(status, conditions=conditions)
 
 
 def _admitted(status: OperationStatus) -> ObjectCondition:

@@ -5,7 +5,7 @@ Every write that acts carries the version that it was decided on, so that a late
 """
 
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
@@ -355,6 +355,13 @@ class ObjectCondition:
     message: str
     observed_generation: int = 0
     last_transition_time: float = 0.0
+
+    def changed_at(self, before: Iterable["ObjectCondition"], now: float) -> float:
+        """The time of its present status: ``now``, unless it had that ``before`` too."""
+        for one in before:
+            if (one.type, one.status) == (self.type, self.status):
+                return one.last_transition_time
+        return now
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,18 +47,19 @@ def with_conditions(
 
     ``now`` (wall clock seconds) is the time of those whose status changes.
     """
-    before = {one.type: one for one in quarantine.status.conditions}
-    conditions = []
-    for one in _conditions(quarantine.node, quarantine.spec, status):
-        known = before.get(one.type)
-        if known is None and one.type in _FROM_FIRST_TRUE and one.status == "False":
-            continue
-        kept = known is not None and known.status == one.status
-        since = known.last_transition_time if known is not None and kept else now
-        conditions.append(
-            replace(one, observed_generation=quarantine.generation, last_transition_time=since)
+    before = quarantine.status.conditions
+    known = {one.type for one in before}
+    generation = quarantine.generation
+    conditions = tuple(
+        replace(
+            one,
+            observed_generation=generation,
+            last_transition_time=one.changed_at(before, now),
         )
-    return replace(status, observed_generation=quarantine.generation, conditions=tuple(conditions))
+        for one in _conditions(quarantine.node, quarantine.spec, status)
+        if one.type in known or one.type not in _FROM_FIRST_TRUE or one.status == "True"
+    )
+    return replace(status, observed_generation=generation, conditions=conditions)
 
 
 def are_conditions_current(quarantine: Quarantine) -> bool:

@@ -312,25 +312,19 @@ class LocalCluster:
         nodes = await self._in_thread(self._open.nodes)
         return [NodeMeta(node.name, node.uid, node.labels, node.annotations) for node in nodes]
 
-    def has_condition(self, kind: str) -> bool:  # noqa: ARG002
+    def has_condition(self, kind: str) -> bool:
         return False
 
-    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:  # noqa: ARG002
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
         return []  # without Kubernetes there are none
 
     async def list_node_tests(
-        self,
-        taint: str,  # noqa: ARG002
-        tested: Collection[str] = (),  # noqa: ARG002
+        self, taint: str, tested: Collection[str] = ()
     ) -> list[ListedNodeTest]:
         return []  # nor startup taints
 
     async def read_node(
-        self,
-        name: str,
-        *,
-        cached: bool = False,  # noqa: ARG002
-        background: bool = False,  # noqa: ARG002
+        self, name: str, *, cached: bool = False, background: bool = False
     ) -> Node | None:
         return await self._in_thread(self._open.node, name)
 
@@ -363,11 +357,7 @@ class LocalCluster:
         return await self._write(self._open.write_node, after)
 
     async def pods_on(
-        self,
-        node: str,
-        *,
-        background: bool = False,  # noqa: ARG002
-        guard: Guard | None = None,
+        self, node: str, *, background: bool = False, guard: Guard | None = None
     ) -> list[Pod]:
         """One placeholder pod for the drain command, until that has succeeded."""
         if guard is not None:
@@ -393,22 +383,12 @@ class LocalCluster:
         ]
 
     async def pods_labelled(
-        self,
-        namespace: str,  # noqa: ARG002
-        label: str,  # noqa: ARG002
-        value: str,  # noqa: ARG002
-        *,
-        background: bool = False,  # noqa: ARG002
+        self, namespace: str, label: str, value: str, *, background: bool = False
     ) -> list[Pod]:
         return []  # the command instead of the pods has no labels
 
     async def delete_pod(
-        self,
-        pod: Pod,
-        *,
-        grace: int,  # noqa: ARG002
-        background: bool = False,
-        guard: Guard | None = None,
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
     ) -> EvictionResult:
         """A command can't be forced: it is run once more."""
         return await self.evict(pod, background=background, guard=guard)
@@ -418,7 +398,7 @@ class LocalCluster:
         pod: Pod,
         *,
         dry_run: bool = False,
-        background: bool = False,  # noqa: ARG002
+        background: bool = False,
         guard: Guard | None = None,
     ) -> EvictionResult:
         if dry_run:
@@ -443,11 +423,11 @@ class LocalCluster:
 
     async def write_conditions(
         self,
-        node: str,  # noqa: ARG002
+        node: str,
         *,
-        node_uid: str,  # noqa: ARG002
-        wanted: Mapping[str, NodeCondition | None],  # noqa: ARG002
-        guard: NodeGuard | None = None,  # noqa: ARG002
+        node_uid: str,
+        wanted: Mapping[str, NodeCondition | None],
+        guard: NodeGuard | None = None,
     ) -> WrittenConditions:
         """Without Kubernetes there are none, and the configuration refuses them."""
         return WrittenConditions()

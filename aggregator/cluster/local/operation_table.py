@@ -1,18 +1,26 @@
 """Operations of the local cluster: one table, written by compare-and-set."""
 
-import contextlib
 import json
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from aggregator.cluster.local.rows import Rows
 from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import unknown_outcome
-from aggregator.cluster.port import Conflict, Operation, OperationSpec, OperationStatus, RepairState
+from aggregator.cluster.port import (
+    Conflict,
+    Operation,
+    OperationSpec,
+    OperationStatus,
+    QuarantineStatus,
+    RepairState,
+)
+
+S = TypeVar("S", OperationStatus, QuarantineStatus)
 
 _COLUMNS = "name, uid, version, spec, status, created_at, deleting"
 _INSERT = """
@@ -25,7 +33,6 @@ WHERE name = :name AND uid = :uid AND version = :version
 RETURNING name, uid, version, spec, status, created_at, deleting
 """
 _SPEC = msgspec.json.Decoder(OperationSpec)
-_STATUS = msgspec.json.Decoder(OperationStatus)
 
 
 class OperationTable:
@@ -123,10 +130,9 @@ class OperationTable:
 def _operation(row: tuple[Any, ...]) -> Operation:
     name, ident, version, text, progress, created_at, deleting = row
     spec = _SPEC.decode(text)
-    try:
-        status = _STATUS.decode(progress)
-    except msgspec.ValidationError as error:  # a later version wrote it: nothing follows it
-        status = unknown_outcome(name, spec, _readable(progress), error)
+    status, why, _ = read_fields(OperationStatus, progress)
+    if why is not None:  # a later version wrote it: nothing follows it
+        status = unknown_outcome(name, spec, status, why)
     return Operation(
         name=name,
         uid=ident,
@@ -138,10 +144,21 @@ def _operation(row: tuple[Any, ...]) -> Operation:
     )
 
 
-def _readable(progress: str) -> OperationStatus:
-    """The fields of a status that can be read, each by itself; the others have their defaults."""
-    there, found = json.loads(progress), {}
-    for name in {one.name for one in fields(OperationStatus)} & there.keys():
-        with contextlib.suppress(msgspec.ValidationError):
-            found[name] = getattr(msgspec.convert({name: there[name]}, OperationStatus), name)
-    return OperationStatus(**found)
+def read_fields(
+    kind: type[S], text: str
+) -> tuple[S, msgspec.ValidationError | None, frozenset[str]]:
+    """The status in a row; why a field can't be read, and the names of all that can't, which have
+    their defaults.
+    """
+    there = json.loads(text)
+    try:
+        return msgspec.convert(there, kind), None, frozenset()
+    except msgspec.ValidationError as error:
+        why = error
+    found, unread = {}, set()
+    for name in {one.name for one in fields(kind)} & there.keys():
+        try:
+            found[name] = getattr(msgspec.convert({name: there[name]}, kind), name)
+        except msgspec.ValidationError:
+            unread.add(name)
+    return kind(**found), why, frozenset(unread)

@@ -30,7 +30,6 @@ class StorePlace(Protocol):
 
     def open(self, wall: Callable[[], float]) -> ClusterStore:
         """Blocking. Raises `Refused` or `Unreachable`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

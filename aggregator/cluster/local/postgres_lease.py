@@ -58,14 +58,9 @@ class PostgresLease:
     async def write(self, draft: Draft) -> Lease:
         """See the protocol."""
         holder = draft.holder or Candidate("")
-        values: dict[str, Any] = {
-            "holder": holder.name,
-            "epoch": holder.epoch,
-            "address": holder.address,
-            "page": holder.page,
-            "version": holder.version,
-            "transitions": draft.transitions,
-        }
+        names = ("epoch", "address", "page", "version")
+        values = {name: getattr(holder, name) for name in names}
+        values |= {"holder": holder.name, "transitions": draft.transitions}
 
         def create(connection: sa.Connection) -> Lease:
             made = run_statement(connection, _CREATE, uid=str(uuid.uuid4()), **values)

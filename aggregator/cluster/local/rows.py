@@ -48,16 +48,13 @@ class Rows(Protocol):
 
     def read(self, query: str, **values: object) -> list[tuple[Any, ...]]:
         """The rows, as they are committed."""
-        ...
 
     def change(self, work: Callable[[Run], T]) -> T:
         """The result of ``work``, in a transaction that no other change overlaps. What it raises
         undoes the transaction.
         """
-        ...
 
     def changed_elsewhere(self) -> int:
         """A number that differs after another process's change."""
-        ...
 
     def close(self) -> None: ...

@@ -7,13 +7,13 @@ transaction, and versions show which writer came second.
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from aggregator.cluster.local.operation_table import OperationTable
+from aggregator.cluster.local.operation_table import OperationTable, read_fields
 from aggregator.cluster.local.rows import TABLES, Rows, Run
 from aggregator.cluster.local.sqlite_rows import SqliteRows
 from aggregator.cluster.operations import with_attempts
@@ -378,26 +378,9 @@ def _encode_status(status: QuarantineStatus, unread: Mapping[str, Any] = EMPTY) 
     return json.dumps(found)
 
 
-def _decode_status(text: str) -> tuple[QuarantineStatus, str, frozenset[str]]:
-    """The status, why part of it can't be read, and the fields that can't."""
-    found = json.loads(text)
-    try:
-        return msgspec.convert(found, QuarantineStatus), "", frozenset()
-    except msgspec.ValidationError as error:
-        why = f"status: {error}"
-    read, unread = {}, set()
-    for field in fields(QuarantineStatus):
-        alone = {field.name: found[field.name]} if field.name in found else {}
-        try:
-            read[field.name] = getattr(msgspec.convert(alone, QuarantineStatus), field.name)
-        except msgspec.ValidationError:
-            unread.add(field.name)
-    return QuarantineStatus(**read), why, frozenset(unread)
-
-
 def _quarantine(row: tuple[Any, ...]) -> Quarantine:
     node, uid, version, spec, text, created_at, deleting, finalizer = row
-    status, unread, unread_fields = _decode_status(text)
+    status, why, unread_fields = read_fields(QuarantineStatus, text)
     return Quarantine(
         node,
         uid,
@@ -407,6 +390,6 @@ def _quarantine(row: tuple[Any, ...]) -> Quarantine:
         created_at,
         bool(deleting),
         bool(finalizer),
-        unread=unread,
+        unread=f"status: {why}" if why is not None else "",
         unread_fields=unread_fields,
     )

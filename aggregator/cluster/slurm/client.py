@@ -58,15 +58,12 @@ class SlurmClient(Protocol):
     @property
     def user(self) -> str:
         """The user whom Slurm records as the author of our drains."""
-        ...
 
     async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
         """These nodes, or all of them. A name that Slurm does not know has no entry."""
-        ...
 
     async def read_jobs(self, node: str) -> list[SlurmJob]:
         """The jobs that run or end on a node."""
-        ...
 
     async def read_controller(self) -> ControllerFacts: ...
 
@@ -74,17 +71,14 @@ class SlurmClient(Protocol):
 
     async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
         """Take the drain back, and nothing else: a node that is DOWN stays so."""
-        ...
 
     async def write_reason(self, node: str, words: str) -> None: ...
 
     async def reboot(self, node: str, *, guard: Guard) -> None:
         """Have slurmd run RebootProgram when no job is left there; the drain stays."""
-        ...
 
     async def cancel_reboot(self, node: str) -> None:
         """Slurm 22.05 takes the drain back too."""
-        ...
 
 
 @dataclass(slots=True)
@@ -134,15 +128,13 @@ class SlurmPrograms:
         code, output = await self._run(command)
         if code != 0 and NO_NODE in output:
             return []
-        if code != 0:
-            raise _error_of(command, code, output)
+        _expect_success(command, code, output)
         return read_jobs(output, mark)
 
     async def read_controller(self) -> ControllerFacts:
         command = ["scontrol", "show", "config"]
         code, output = await self._run(command)
-        if code != 0:
-            raise _error_of(command, code, output)
+        _expect_success(command, code, output)
         started, user = _START.search(output), _USER.search(output)
         return ControllerFacts(started[1] if started else "", user[1] if user else "")
 
@@ -166,22 +158,19 @@ class SlurmPrograms:
                 f"scontrol reboot exited with {code}: {output.splitlines()[-1]}; user {self.user}"
                 " needs AdminLevel Administrator, or to be SlurmUser"
             )
-        if code != 0:
-            raise _error_of(["scontrol", "reboot"], code, output)
+        _expect_success(["scontrol", "reboot"], code, output)
 
     async def cancel_reboot(self, node: str) -> None:
         [name] = checked_names([node])
         command = ["scontrol", "cancel_reboot", name]
         code, output = await self._write(name, command, "cancel_reboot", UNGUARDED)
-        if code != 0:
-            raise _error_of(command, code, output)
+        _expect_success(command, code, output)
 
     async def _update(self, node: str, *words: str, guard: Guard = UNGUARDED) -> None:
         [name] = checked_names([node])
         command = ["scontrol", "update", f"nodename={name}", *words]
         code, output = await self._write(name, command, words[0], guard)
-        if code != 0:
-            raise _error_of(command, code, output)
+        _expect_success(command, code, output)
 
     async def _write(
         self, name: str, command: Sequence[str], change: str, guard: Guard
@@ -246,8 +235,7 @@ def nodes_of(answer: dict[str, Any]) -> list[SlurmNode]:
 
 
 def _answer(command: Sequence[str], code: int, output: str) -> dict[str, Any]:
-    if code != 0:
-        raise _error_of(command, code, output)
+    _expect_success(command, code, output)
     try:
         answer = json.loads(output)
     except ValueError as error:
@@ -259,14 +247,16 @@ def _answer(command: Sequence[str], code: int, output: str) -> dict[str, Any]:
     return answer
 
 
-def _error_of(command: Sequence[str], code: int, output: str) -> Exception:
+def _expect_success(command: Sequence[str], code: int, output: str) -> None:
+    if code == 0:
+        return
     last = output.splitlines()[-1] if output else "no output"
     text = f"{' '.join(command[:2])} exited with {code}: {last}"
     if NO_NODE in output:
-        return NotFound(text)
+        raise NotFound(text)
     if any(part in output for part in NO_RIGHT):
-        return Refused(refusal(text))
-    return Unreachable(text)
+        raise Refused(refusal(text))
+    raise Unreachable(text)
 
 
 def refusal(text: str, user: str = "") -> str:

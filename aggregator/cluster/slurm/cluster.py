@@ -118,7 +118,6 @@ class SlurmCluster(LocalCluster):
     async def read_node(
         self, name: str, *, cached: bool = False, background: bool = False
     ) -> Node | None:
-        del background
         one = self._recent(name) if cached else None
         if one is None:
             one = await self._reads.get(name)
@@ -294,7 +293,6 @@ class SlurmCluster(LocalCluster):
         self, node: str, *, background: bool = False, guard: Guard | None = None
     ) -> list[Pod]:
         """The jobs of a node as pods: an empty list where its state, too, shows no work."""
-        del background
         if guard is not None:
             await guard()
         found = await self._reads.get(node)
@@ -314,7 +312,6 @@ class SlurmCluster(LocalCluster):
         guard: Guard | None = None,
     ) -> EvictionResult:
         """A job is never ended: DRAIN lets it run to its end."""
-        del dry_run, background
         if guard is not None:
             await guard()
         return EvictionResult(Evicted.BLOCKED, _why_it_stays(pod))
@@ -322,7 +319,6 @@ class SlurmCluster(LocalCluster):
     async def delete_pod(
         self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
     ) -> EvictionResult:
-        del grace
         return await self.evict(pod, background=background, guard=guard)
 
     # -- changes by people ------------------------------------------------------------------

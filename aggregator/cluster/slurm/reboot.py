@@ -26,11 +26,9 @@ class Drains(Protocol):
     @property
     def changing(self) -> set[str]:
         """Nodes of which a drain is being written: their state is between two."""
-        ...
 
     async def now(self, name: str) -> SlurmNode:
         """Raises `NotFound`."""
-        ...
 
     async def recorded(self, name: str) -> OurDrain | None: ...
 
