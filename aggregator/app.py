@@ -53,7 +53,6 @@ _UNUSABLE = "the cluster can't be used"
 
 def _cluster(config: Config) -> OpenedCluster:
     options = OpenOptions(
-        wall=time.time,
         certificates=config.makes_certificates,
         agents=config.identity.service_account if config.identity.kind == "token" else "",
         access=config.access.on,

@@ -7,8 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from aggregator.cli import cluster_view
 from aggregator.cli.api_calls import with_api
 from aggregator.cli.errors import CommandFailed
@@ -18,16 +16,16 @@ from aggregator.cli.tunnel import AggregatorPod
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
+    ConfigMap,
     PartialObjectMetadata,
     PodObject,
-    StopObject,
     decode,
     to_pod,
     to_stop,
 )
 from aggregator.cluster.kubernetes.operation_client import NODE_LABEL, join_operations, label_of
 from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
-from aggregator.cluster.kubernetes.reflector import Resource, list_pages
+from aggregator.cluster.kubernetes.reflector import Resource, list_pages, read_objects
 from aggregator.cluster.kubernetes.transport import METADATA_LIST, Transport
 from aggregator.cluster.port import ClusterError, NotFound, Quarantine, Refused
 from aggregator.quarantine.decide.drain_plan import work_of
@@ -122,7 +120,7 @@ class ClusterReader:
             list_accept=METADATA_LIST,  # a node has 15 KB, and a fleet 10,000 of them
             lane=Priority.READ,
         )
-        listed = await _all(api, nodes)
+        listed = await read_objects(api, nodes, lambda raw: raw)
         found = [decode(raw, PartialObjectMetadata).metadata for raw in listed]
         return {one.name: one.labels or {} for one in found}
 
@@ -158,7 +156,7 @@ class ClusterReader:
             body = await api.request("GET", where, Priority.READ)
         except ClusterError:
             return None
-        return to_stop(decode(body, StopObject)).reason or ""
+        return to_stop(decode(body, ConfigMap)).reason or ""
 
 
 async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
@@ -188,15 +186,11 @@ async def _node(api: Transport, name: str) -> dict[str, Any] | None:
 
 async def _all_quarantines(api: Transport) -> list[Quarantine]:
     try:
-        listed = await _all(api, Resource(paths.QUARANTINES, lane=Priority.READ))
+        kind = Resource(paths.QUARANTINES, lane=Priority.READ)
+        found = await read_objects(api, kind, decode_quarantine)
     except NotFound as error:
         raise CommandFailed(
             "this cluster knows no quarantines: is it the right one?\n"
             "  Set --kubeconfig or --context, or the aggregator's address: --url"
         ) from error
-    return await join_operations(api, [decode_quarantine(raw) for raw in listed])
-
-
-async def _all(api: Transport, kind: Resource) -> list[msgspec.Raw]:
-    async with contextlib.aclosing(list_pages(api, kind)) as pages:
-        return [raw async for page in pages for raw in page.items or ()]
+    return await join_operations(api, found)

@@ -14,9 +14,9 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
     STOP_NAME,
+    ConfigMap,
     PartialObjectMetadata,
     PodList,
-    StopObject,
     decode,
     to_pod,
     to_stop,
@@ -188,7 +188,7 @@ class KubeActions:
             body = await api.request("GET", where, Priority.RECORD)
         except NotFound:
             return None
-        return to_stop(decode(body, StopObject)).reason or ""
+        return to_stop(decode(body, ConfigMap)).reason or ""
 
     async def _stop_if_seen(self, api: Transport) -> str | None:
         """The same, except that a person without the right to read the switch gets None as well."""

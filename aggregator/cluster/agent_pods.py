@@ -40,4 +40,3 @@ class PodSink(Protocol):
 
     def wants_list(self) -> bool:
         """Whether a new list would settle what is not known: it comes when one may."""
-        ...

@@ -3,6 +3,7 @@
 A kind's `kind.py` imports little: the configuration reads it, and opens no cluster.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ class OpenOptions:
     (`local.place.StorePlace`).
     """
 
-    wall: Callable[[], float]
+    wall: Callable[[], float] = time.time
     store: Any = None
     certificates: bool = False
     agents: str = ""

@@ -69,25 +69,21 @@ class ObjectStore(Protocol):
 
     async def resource(self, kind: ObjectKind) -> ObjectResource:
         """How the kind is served. Raises NotFound where the cluster does not have it."""
-        ...
 
     async def get(
         self, resource: ObjectResource, namespace: str, name: str
     ) -> ClusterObject | None:
         """From etcd, or None."""
-        ...
 
     async def find(
         self, resource: ObjectResource, which: Callable[[Mapping[str, Any]], bool]
     ) -> Sequence[ClusterObject]:
         """Of all objects in all namespaces those whose content fits, from the server's cache."""
-        ...
 
     async def select(
         self, resource: ObjectResource, namespace: str, labels: Mapping[str, str]
     ) -> Sequence[ClusterObject]:
         """Those in the namespace that have all these labels, from etcd."""
-        ...
 
     async def create(
         self,
@@ -98,7 +94,6 @@ class ObjectStore(Protocol):
         guard: Guard,
     ) -> ClusterObject:
         """Raises Conflict where the name is taken."""
-        ...
 
     async def annotate(
         self,
@@ -111,7 +106,6 @@ class ObjectStore(Protocol):
         """Set annotations, or remove those that are None. Raises Conflict where the object is not
         as it was read, or is another one.
         """
-        ...
 
     async def delete(
         self,
@@ -126,7 +120,6 @@ class ObjectStore(Protocol):
         gone is no error. Raises Conflict where it is another object, or version. ``foreground``: it
         stays, being deleted, until all that it owns is gone.
         """
-        ...
 
     async def lacks(
         self, resource: ObjectResource, namespace: str, verbs: Sequence[str]
@@ -135,4 +128,3 @@ class ObjectStore(Protocol):
 
         An empty ``namespace`` means all of them.
         """
-        ...

@@ -918,11 +918,9 @@ class Quarantines(Protocol):
         self, node: str, spec: QuarantineSpec, *, guard: Guard
     ) -> Quarantine:
         """Make it, with our finalizer. `Conflict` when the node has one."""
-        ...
 
     async def read_quarantine(self, node: str) -> Quarantine | None:
         """Never from a cache."""
-        ...
 
     async def write_quarantine_spec(
         self, quarantine: Quarantine, spec: QuarantineSpec
@@ -936,11 +934,9 @@ class Quarantines(Protocol):
 
     async def drop_quarantine(self, quarantine: Quarantine) -> None:
         """Remove our finalizer and the object, by uid. Gone already is success."""
-        ...
 
     async def definition_is_going(self) -> bool:
         """Whether the definition of quarantines is being deleted or is gone (an uninstall)."""
-        ...
 
 
 class Operations(Protocol):
@@ -948,49 +944,39 @@ class Operations(Protocol):
 
     async def create(self, name: str, spec: OperationSpec) -> Operation:
         """Make it, in phase Pending, with our finalizer. `Conflict` where the name is taken."""
-        ...
 
     async def adopt(self, operation: Operation) -> Operation:
         """Give a person's request our finalizer and label, at the version that was read."""
-        ...
 
     def requests(self) -> list[Operation]:
         """People's own that have not ended, as last seen: no request is made."""
-        ...
 
     def node_tests(self, node: str = "") -> list[Operation]:
         """The tests of nodes in no quarantine that have begun, all or of one node, as last seen: no
         request is made.
         """
-        ...
 
     def deleted_tests(self) -> list[Operation]:
         """Those of `node_tests` that have ended, and that a person has deleted since, as last seen:
         no request is made.
         """
-        ...
 
     async def read(self, name: str) -> Operation | None:
         """Never from a cache."""
-        ...
 
     async def of(self, node: str) -> list[Operation]:
         """All of the node's that may have begun, never from a cache: a release decides on them."""
-        ...
 
     async def all(self) -> list[Operation]:
         """All of the fleet's, never from a cache."""
-        ...
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         """`Conflict` where another process has changed it since."""
-        ...
 
     async def drop(self, operation: Operation) -> None:
         """Remove our finalizer and the object. Gone already is success; `Conflict` where another
         process has changed it since.
         """
-        ...
 
 
 class NodesAndPods(Protocol):
@@ -1001,15 +987,12 @@ class NodesAndPods(Protocol):
 
     async def list_nodes(self) -> list[NodeMeta]:
         """Every node's metadata; may be a little stale (from the cache)."""
-        ...
 
     def has_condition(self, kind: str) -> bool:
         """Whether a node of this cluster can have a condition of this type."""
-        ...
 
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
         """Every node's conditions of these types that others wrote. Costs all nodes in full."""
-        ...
 
     async def list_node_tests(
         self, taint: str, tested: Collection[str] = ()
@@ -1018,7 +1001,6 @@ class NodesAndPods(Protocol):
 
         From a cache: a read decides.
         """
-        ...
 
     async def read_node(
         self, name: str, *, cached: bool = False, background: bool = False
@@ -1028,11 +1010,9 @@ class NodesAndPods(Protocol):
         ``cached``: as it is now or was before. Only where a patch against its version follows.
         ``background``: the node is marked already, or is only read: it goes after the taints.
         """
-        ...
 
     async def wait_for_node(self, name: str) -> None:
         """Return once there is a Node of this name: now, or when it is created."""
-        ...
 
     async def patch_node(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
         """One patch against the node's version and uid. Returns the node as it is then.
@@ -1040,7 +1020,6 @@ class NodesAndPods(Protocol):
         A node with ``unread`` has no version: `Conflict` unless its uid, taints, cordon, labels,
         the annotations in it, and those that the patch sets, are as they are expected.
         """
-        ...
 
     async def pods_on(
         self, node: str, *, background: bool = False, guard: Guard | None = None
@@ -1049,13 +1028,11 @@ class NodesAndPods(Protocol):
 
         ``guard``: no drain has begun there, and evictions of other nodes go first.
         """
-        ...
 
     async def pods_labelled(
         self, namespace: str, label: str, value: str, *, background: bool = False
     ) -> list[Pod]:
         """The pods of a namespace with this label, on any node."""
-        ...
 
     async def evict(
         self,
@@ -1070,19 +1047,16 @@ class NodesAndPods(Protocol):
 
         ``background``: a retry, which goes after every first request.
         """
-        ...
 
     async def delete_pod(
         self, pod: Pod, *, grace: int, background: bool = False, guard: Guard
     ) -> EvictionResult:
         """Past its budgets, with the same preconditions. ``grace`` is in seconds, 1 or more."""
-        ...
 
     async def announce(
         self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
     ) -> None:
         """The node's condition (SickbayQuarantined) and an Event about it. May trail."""
-        ...
 
     async def write_conditions(
         self,
@@ -1097,7 +1071,6 @@ class NodesAndPods(Protocol):
         One that is to be healthy is written only where ours is there. Raises `Conflict` where
         another node has the name.
         """
-        ...
 
     async def write_test_condition(
         self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
@@ -1106,7 +1079,6 @@ class NodesAndPods(Protocol):
 
         By a pass another controller may remove the startup taint.
         """
-        ...
 
 
 class SharedObjects(Protocol):
@@ -1120,7 +1092,6 @@ class SharedObjects(Protocol):
 
     async def read_record(self) -> RecordText:
         """The record, made empty if it is not there. Never from a cache."""
-        ...
 
     async def write_record(
         self, text: str, version: str, *, guard: Guard | None = None
@@ -1128,11 +1099,9 @@ class SharedObjects(Protocol):
 
     async def read_stop(self) -> StopText:
         """The stop switch. Never from a cache, and ahead of all queued requests."""
-        ...
 
     async def write_event(self, event: NodeEvent) -> None:
         """About the node and its quarantine, for `kubectl describe`; once for each name. Trails."""
-        ...
 
 
 class Cluster(Quarantines, NodesAndPods, SharedObjects, Protocol):
@@ -1144,11 +1113,9 @@ class Cluster(Quarantines, NodesAndPods, SharedObjects, Protocol):
     @property
     def operations(self) -> Operations:
         """The attempts at repairs, an object each. Every Quarantine is read with its own."""
-        ...
 
     async def start(self) -> None:
         """Connect and check rights; raises `Refused` with those that a person has to grant."""
-        ...
 
     async def close(self) -> None: ...
 
@@ -1157,4 +1124,3 @@ class Cluster(Quarantines, NodesAndPods, SharedObjects, Protocol):
 
         Reconnects by itself, with backoff, and reports `WatchLost` and every object again.
         """
-        ...

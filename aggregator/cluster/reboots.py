@@ -31,10 +31,8 @@ class NodeReboots(Protocol):
         Raises `Conflict` where nothing was ordered and a later order may be taken, and `Refused`
         where none will be.
         """
-        ...
 
     async def progress(self, node: str, operation: str) -> RebootProgress: ...
 
     async def cancel(self, node: str, operation: str) -> bool:
         """Take the order back, if it has not begun. False: the node may be rebooted."""
-        ...

@@ -52,8 +52,6 @@ class AccessReviews(Protocol):
 
         ``audiences``: one of them must be the token's; none: the API server's own.
         """
-        ...
 
     async def review_access(self, user: User, access: Access) -> bool:
         """Whether the user has this right."""
-        ...

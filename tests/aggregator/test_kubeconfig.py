@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.credentials import CredentialSources, load
-from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
+from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, choose
 from aggregator.cluster.kubernetes.kubeconfig_reader import KubeconfigSettings
 from aggregator.cluster.port import Refused
 from aggregator.daemon_cli.main import main
@@ -41,7 +41,7 @@ def written(folder: Path, change: Change = lambda _: None) -> Path:
 
 def said_of(paths: object, context: str = "") -> str:
     with pytest.raises(KubeconfigError) as refused:
-        check(str(paths), context)
+        choose(str(paths), context)
     return str(refused.value)
 
 
@@ -169,7 +169,7 @@ def test_a_proxy_in_plaintext_needs_no_user(tmp_path: Path) -> None:
         data["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:8001"
         del data["contexts"][0]["context"]["user"]
 
-    check(str(written(tmp_path, change)), "")
+    choose(str(written(tmp_path, change)), "")
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ async def test_no_file_that_it_names_is_waited_for(tmp_path: Path, key: str, sec
 
 
 def test_what_has_its_content_within_needs_no_file(tmp_path: Path) -> None:
-    check(str(written(tmp_path, _with("gone", "users", 0, "user", "tokenFile"))), "")
+    choose(str(written(tmp_path, _with("gone", "users", 0, "user", "tokenFile"))), "")
 
 
 @pytest.fixture(scope="module")
@@ -459,7 +459,7 @@ def test_what_speaks_plaintext_needs_no_certificate_that_can_be_read(tmp_path: P
         data["users"][0]["user"]["client-certificate-data"] = "anVuaw=="
         data["users"][0]["user"]["client-key"] = ""
 
-    check(str(written(tmp_path, change)), "")
+    choose(str(written(tmp_path, change)), "")
 
 
 async def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -115,7 +115,9 @@ async def _trail(
     condition: dict[str, object] = {"type": CONDITION, "status": "True", "reason": "Drain"}
     condition["message"] = _MESSAGE
     for _ in range(counts["conditions"]):
-        await cluster.carry_out(lambda transport: write_condition(transport, found, condition))
+        await cluster.carry_out(
+            lambda transport: write_condition(transport, found, condition, about=made.node)
+        )
     for _ in range(counts["pod_lists"]):
         await cluster.pods_on(made.node)
     for _ in range(counts["nodes"]):

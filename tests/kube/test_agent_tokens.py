@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from aggregator.cluster.agent_pods import PodsListed
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Unreachable
 from aggregator.ingest.checked_auth import CheckedAuthenticator
@@ -121,9 +122,9 @@ async def test_the_stream_and_the_token_of_a_deleted_pod_end_and_a_new_pod_attac
     old = plane.token_for(namespace, AGENT, pod="agent")
     others = plane.token_for(namespace, AGENT, pod="agent-2")
     deleted = DeletedPods(now=time.monotonic)
-    account = f"{namespace}:{AGENT}"
+    options = OpenOptions(agents=f"{namespace}:{AGENT}")
     async with (
-        kube_cluster(plane.kubeconfig, namespace=namespace, agents=account) as kube,
+        kube_cluster(plane.kubeconfig, namespace=namespace, options=options) as kube,
         following_pods(kube, deleted) as listener,
         site(
             authenticator=CheckedAuthenticator(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from aggregator.clock import Clocks
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.tls.automatic import AutomaticCertificates
 from aggregator.tls.pair_files import writable_files
@@ -205,7 +206,7 @@ async def own_account(
     """The aggregator's own service account, in its own namespace."""
     control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
     kubeconfig = control_plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
-    async with kube_cluster(kubeconfig, certificates=True) as cluster:
+    async with kube_cluster(kubeconfig, options=OpenOptions(certificates=True)) as cluster:
         yield cluster
 
 
@@ -229,7 +230,7 @@ async def test_a_missing_right_is_named_where_the_certificate_is_missed(
     control_plane: ControlPlane, quarantine_definition: None, tmp_path: Path
 ) -> None:
     kubeconfig = control_plane.kubeconfig_for("nobody")
-    cluster = KubeCluster(kubeconfig=str(kubeconfig), certificates=True)
+    cluster = KubeCluster(kubeconfig=str(kubeconfig), options=OpenOptions(certificates=True))
     try:
         [replica, *_] = Fleet(cluster, tmp_path).replicas
         assert not await replica.settle()

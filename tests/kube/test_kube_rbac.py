@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from aggregator.cluster.agent_pods import PodsListed
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.rbac import needed
 from aggregator.cluster.port import (
@@ -35,6 +36,7 @@ from tests.support.yaml_documents import read_documents
 WATCH = ("WATCH", "pods", 200)
 VERBS = ("get", "list", "watch", "patch", "delete", "create")
 ACCOUNT = ("sickbay", "sickbay-aggregator")
+WITH_PODS = OpenOptions(agents="sickbay:sickbay-agent")
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def account(control_plane: ControlPlane, quarantine_definition: None) -> Path:
 
 @pytest.fixture
 async def restricted(account: Path) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(account, agents="sickbay:sickbay-agent") as cluster:
+    async with kube_cluster(account, options=WITH_PODS) as cluster:
         yield cluster
 
 
@@ -66,7 +68,7 @@ async def test_a_start_reviews_all_rights_over_few_connections(
         return sum(peer.port == control_plane.port for peer in peers)
 
     before = connections()
-    async with kube_cluster(account, agents="sickbay:sickbay-agent"):
+    async with kube_cluster(account, options=WITH_PODS):
         assert 0 < connections() - before <= 10
 
 
@@ -186,7 +188,7 @@ async def test_without_operations_a_quarantine_needs_no_right_to_them(
     control_plane.call("PATCH", role, {"rules": few}, MERGE_PATCH)
     try:
         async with (
-            kube_cluster(account, operations=False) as cluster,
+            kube_cluster(account, options=OpenOptions(operations=False)) as cluster,
             listening(cluster) as listener,
         ):
             await listener.wait(WatchSynced)
@@ -202,10 +204,10 @@ async def test_without_operations_a_quarantine_needs_no_right_to_them(
         control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
 
 
-def rights_of(**more: bool) -> set[tuple[str, ...]]:
+def rights_of(**more: Any) -> set[tuple[str, ...]]:
     return {
         (right.verb, right.group, right.resource, right.namespace, right.name)
-        for right in needed("sickbay", **more)
+        for right in needed("sickbay", OpenOptions(**more))
     }
 
 
@@ -237,7 +239,7 @@ async def test_one_right_that_is_missing_is_the_one_that_is_named(
     try:
         with pytest.raises(Refused) as raised:
             await cluster.start()
-        without = KubeCluster(kubeconfig=str(account), events=False)
+        without = KubeCluster(kubeconfig=str(account), options=OpenOptions(events=False))
         await without.start()  # with reconcilers.publish false
         await without.close()
     finally:

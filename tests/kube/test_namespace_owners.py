@@ -46,7 +46,7 @@ async def test_owners_are_known_once_the_right_is_granted_and_follow_each_change
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(namespace_informer, "_BACKOFF", Backoff(0.2, 0.2))
+    monkeypatch.setattr(namespace_informer.NamespaceInformer, "_BACKOFF", Backoff(0.2, 0.2))
     caplog.set_level(logging.INFO, "sickbay.kubernetes")
     plane, name = cluster_space.plane, cluster_space.namespace
     owners = NamespaceOwners(KEY)

@@ -11,6 +11,7 @@ from aggregator.access.identity import AccessRefused, RequestFacts
 from aggregator.access.review_cache import ALLOWED_FOR
 from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.users import Access, User
 from tests.controlplane.plane import ControlPlane
@@ -53,7 +54,9 @@ def account(control_plane: ControlPlane, quarantine_definition: None) -> Path:
 
 @pytest.fixture
 async def gate(account: Path) -> AsyncIterator[Gate]:
-    async with kube_cluster(account, agents="sickbay:x", access=True) as cluster:
+    async with kube_cluster(
+        account, options=OpenOptions(agents="sickbay:x", access=True)
+    ) as cluster:
         yield Gate(cluster)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.composition.access import build_access
 from aggregator.composition.page_actions import build_actions
@@ -63,7 +64,8 @@ async def site(
     plane.apply(DEPLOY.parent / "examples" / "page-actions-rbac.yaml")
     happened = list[Transition]()
     config = Config(access=AccessConfig(anonymous=False, actions=True))
-    async with kube_cluster(account, agents="sickbay:x", access=True, actions=True) as cluster:
+    options = OpenOptions(agents="sickbay:x", access=True, actions=True)
+    async with kube_cluster(account, options=options) as cluster:
         assert isinstance(cluster, KubeCluster)
         access = build_access(config, cluster, None, now=time.monotonic, wall=time.time)
         actions = build_actions(

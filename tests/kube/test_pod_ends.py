@@ -123,7 +123,7 @@ async def test_the_watch_reads_no_pod_that_failed_before_and_bears_a_missing_rig
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its requests are a list of one pod and a watch, however many nodes and pods there are."""
-    monkeypatch.setattr(pod_end_informer, "_BACKOFF", Backoff(0.2, 0.2))
+    monkeypatch.setattr(pod_end_informer.PodEndInformer, "_BACKOFF", Backoff(0.2, 0.2))
     caplog.set_level(logging.INFO, "sickbay.kubernetes")
     space, [node] = cluster_space, cluster_space.create_nodes(1)
     for name in ("early", "late"):

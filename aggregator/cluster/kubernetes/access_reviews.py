@@ -10,7 +10,7 @@ import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.objects import decode
+from aggregator.cluster.kubernetes.objects import Review, decode
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.users import Access, User
 
@@ -33,15 +33,6 @@ class _TokenStatus(msgspec.Struct, frozen=True):
 
 class _TokenReview(msgspec.Struct, frozen=True):
     status: _TokenStatus = _TokenStatus()
-
-
-class _AccessStatus(msgspec.Struct, frozen=True):
-    allowed: bool = False
-    denied: bool = False
-
-
-class _AccessReview(msgspec.Struct, frozen=True):
-    status: _AccessStatus = _AccessStatus()
 
 
 class KubeAccessReviews:
@@ -78,7 +69,7 @@ class KubeAccessReviews:
         body = await self._post(
             paths.SUBJECT_ACCESS_REVIEWS, "authorization.k8s.io/v1", "SubjectAccessReview", spec
         )
-        status = decode(body, _AccessReview).status
+        status = decode(body, Review).status
         return status.allowed and not status.denied
 
     async def _post(self, path: str, version: str, kind: str, spec: Mapping[str, object]) -> bytes:

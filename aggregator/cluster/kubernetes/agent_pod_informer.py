@@ -15,7 +15,7 @@ from aggregator.cluster.agent_pods import PodGone, PodSeen, PodSink, PodsListed
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import PartialObjectMetadata, decode
-from aggregator.cluster.kubernetes.reflector import Resource, Watches, keep_following
+from aggregator.cluster.kubernetes.reflector import Follower, Resource, Watches, WatchEvent
 from aggregator.cluster.kubernetes.transport import METADATA, METADATA_LIST
 from aggregator.cluster.port import ClusterError
 from aggregator.runtime.tasks import run_until_first_exit
@@ -30,33 +30,27 @@ _POLL_EVERY = 5.0
 log = logging.getLogger("sickbay.kubernetes")
 
 
-class AgentPodInformer:
-    """``namespace`` and ``account`` are those of the agents' service account."""
+class AgentPodInformer(Follower):
+    """Reports which pods of the agents there are, then each change. ``namespace`` and ``account``
+    are those of their service account.
+
+    Another list comes where the sink wants one, and after a failure; `LIST_EVERY` after the last
+    one at the earliest.
+    """
 
     def __init__(self, watches: Watches, sink: PodSink, *, namespace: str, account: str) -> None:
-        self._clock = watches.clock
-        self._rng = watches.rng
+        kind = Resource(
+            paths.pods(namespace),
+            {"fieldSelector": f"spec.serviceAccountName={account}"},
+            list_accept=METADATA_LIST,
+            watch_accept=METADATA,
+            lane=Priority.STATUS,
+        )
+        super().__init__(watches, kind)
         self._sink = sink
         self._began = 0.0
-        self._watch = watches.of(
-            Resource(
-                paths.pods(namespace),
-                {"fieldSelector": f"spec.serviceAccountName={account}"},
-                list_accept=METADATA_LIST,
-                watch_accept=METADATA,
-                lane=Priority.STATUS,
-            )
-        )
 
-    async def follow(self) -> None:
-        """Report which pods there are, then each change, for ever. Raises only its cancellation.
-
-        Another list comes where the sink wants one, and after a failure; `LIST_EVERY` after the
-        last one at the earliest.
-        """
-        await keep_following(self._list, self._follow, report=_report, pause=self._pause)
-
-    async def _list(self) -> None:
+    async def _begin(self) -> None:
         self._began = self._clock()
         uids: set[str] = set()
         async with contextlib.aclosing(self._watch.pages()) as pages:
@@ -66,32 +60,28 @@ class AgentPodInformer:
         self._sink.take(PodsListed(frozenset(uids), self._began))
 
     async def _follow(self) -> None:
-        await run_until_first_exit(agent_pods=self._changes(), agent_pods_again=self._wanted())
+        await run_until_first_exit(agent_pods=super()._follow(), agent_pods_again=self._wanted())
 
-    async def _changes(self) -> None:
-        async with contextlib.aclosing(self._watch.changes()) as batches:
-            async for batch in batches:
-                for change in batch:
-                    uid, gone = _uid(change.object), change.type == "DELETED"
-                    self._sink.take(PodGone(uid) if gone else PodSeen(uid))
+    def _take(self, change: WatchEvent) -> None:
+        uid, gone = _uid(change.object), change.type == "DELETED"
+        self._sink.take(PodGone(uid) if gone else PodSeen(uid))
 
     async def _wanted(self) -> None:
         await self._pause()
         while not self._sink.wants_list():  # noqa: ASYNC110 - the sink has no event
             await asyncio.sleep(_POLL_EVERY)
 
-    async def _pause(self, _failures: int = 0) -> None:
+    async def _pause(self, failures: int = 0) -> None:  # noqa: ARG002
         """Until the next list may be requested."""
         until = self._began + LIST_EVERY * self._rng.uniform(1.0, _SPREAD)
         await asyncio.sleep(max(0.0, until - self._clock()))
 
-
-def _report(error: ClusterError | None) -> None:
-    if error is None:
-        log.info("the agents' pods can be followed again")
-        return
-    text = "the agents' pods can't be followed: tokens of deleted pods stay valid"
-    log.warning(text, extra={"error": str(error)})
+    def _report(self, error: ClusterError | None) -> None:
+        if error is None:
+            log.info("the agents' pods can be followed again")
+            return
+        text = "the agents' pods can't be followed: tokens of deleted pods stay valid"
+        log.warning(text, extra={"error": str(error)})
 
 
 def _uid(raw: msgspec.Raw) -> str:

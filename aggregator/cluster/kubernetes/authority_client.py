@@ -14,6 +14,7 @@ import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.lease import LABELS
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
     CA_KEYS_NAME,
@@ -33,7 +34,6 @@ from aggregator.tls.authority_store import (
 
 #: A person sets it, to any value, to have the next authority made now.
 ROTATE = "sickbay.dev/rotate-ca"
-LABELS = {"app.kubernetes.io/name": "sickbay", "app.kubernetes.io/component": "aggregator"}
 _BUNDLE = "ca.crt"
 _ENTRY = re.compile(r"ca-([1-9][0-9]{0,8})\.(crt|key)")
 

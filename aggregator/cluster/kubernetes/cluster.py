@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from aggregator.cluster.agent_pods import PodSink
 from aggregator.cluster.capabilities import Capabilities
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes import rbac
 from aggregator.cluster.kubernetes.access_reviews import KubeAccessReviews
 from aggregator.cluster.kubernetes.agent_pod_informer import AgentPodInformer
@@ -40,6 +41,7 @@ T = TypeVar("T")
 _AT_ONCE = 32
 #: Requests a second to another cluster, at first, and the seconds for an answer: a repair is rare.
 _OTHER_QPS, _OTHER_BURST, _OTHER_DEADLINE = 5.0, 10, 10.0
+_ALL = OpenOptions()
 
 
 class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
@@ -47,12 +49,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
 
     An empty ``kubeconfig`` means the pod's own service account, else the usual places. ``qps`` and
     ``burst`` bound our requests. ``deadline`` bounds one request; ``silence`` is how long a watch
-    may stay silent. ``clock`` is monotonic, ``wall`` is the time for people. ``certificates``: the
-    rights are looked for that it takes for certificates that the aggregator makes itself.
-    ``agents``: "namespace:name" of the agents'
-    service account where their pods are to be followed; empty: they are not. ``access``: the page
-    identifies its readers by the API server. ``actions``: people act by the page. ``evictions``,
-    ``events``, ``operations``: these are used, and the rights to them needed.
+    may stay silent. ``clock`` is monotonic. ``options``: what is used, and which rights it needs.
     """
 
     words = KUBERNETES
@@ -67,29 +64,20 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         burst: int = 200,
         deadline: float = 10.0,
         silence: float = 100.0,
-        certificates: bool = False,
-        agents: str = "",
-        access: bool = False,
-        actions: bool = False,
-        evictions: bool = True,
-        events: bool = True,
-        operations: bool = True,
+        options: OpenOptions = _ALL,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._namespace = namespace
-        self._certificates = certificates
-        self._agents_namespace, _, self._agents_account = agents.partition(":")
-        self._access, self._actions = access, actions
-        self._evictions, self._events = evictions, events
-        self._has_operations = operations
+        self._options = options
         rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
         transport = Transport(sources, limiter, clock=clock, rng=rng, deadline=deadline)
-        KubeQuarantines.__init__(self, transport, namespace, wall, operations=operations)
+        KubeQuarantines.__init__(
+            self, transport, namespace, options.wall, operations=options.operations
+        )
         KubeSharedObjects.__init__(self, transport, namespace)
         KubeNodes.__init__(
             self,
@@ -97,7 +85,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             installation=namespace,
             marked_nodes=MarkedNodes(),
             watches=Watches(transport, clock, rng, silence),
-            wall=wall,
+            wall=options.wall,
         )
         self._environ = environ
         self._ahead = ClusterReadAhead(self)
@@ -133,16 +121,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         """
         await self._transport.open()
         await check_version(self._transport)
-        await rbac.check(
-            self._transport,
-            self._namespace,
-            certificates=self._certificates,
-            access=self._access,
-            actions=self._actions,
-            evictions=self._evictions,
-            events=self._events,
-            operations=self._has_operations,
-        )
+        await rbac.check(self._transport, self._namespace, self._options)
 
     async def close(self) -> None:
         await self._ahead.close()
@@ -162,7 +141,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
 
     async def follow_agent_pods(self, sink: PodSink) -> None:
         """For ever: which pods of the agents there are, by metadata. See `AgentPodInformer`."""
-        namespace, account = self._agents_namespace, self._agents_account
+        namespace, _, account = self._options.agents.partition(":")
         await AgentPodInformer(self._watches, sink, namespace=namespace, account=account).follow()
 
     async def follow_namespaces(self, owners: NamespaceOwners) -> None:
@@ -221,7 +200,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
                 self._watches,
                 namespace=self._namespace,
                 marked_nodes=self._marked_nodes,
-                operations=self.operations.known if self._has_operations else None,
+                operations=self.operations.known if self._options.operations else None,
             )
         )
 

@@ -9,11 +9,16 @@ from collections.abc import Collection
 import msgspec
 
 from aggregator.cluster.condition_record import CONDITIONS, read_written
-from aggregator.cluster.kubernetes.node_pages import list_nodes
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import decode
+from aggregator.cluster.kubernetes.reflector import Resource, read_objects
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.policy.node_condition import OWN_TYPES, ReportedCondition, ReportedConditions
 from aggregator.rfc3339 import read_time
+
+#: All Nodes in full, in pages of 2.4 MB of such with 50 images: 2 ms of the event loop (measured).
+IN_FULL = Resource(paths.NODES, lane=Priority.STATUS, page=100)
 
 
 class _Condition(msgspec.Struct, frozen=True, rename="camel"):
@@ -50,7 +55,7 @@ async def list_conditions(transport: Transport, types: Collection[str]) -> list[
     """Every Node, with those of its conditions that are of ``types`` and not of sickbay's own
     writing. Raises ClusterError.
     """
-    return await list_nodes(transport, lambda raw: _reported(decode(raw, _Node), types))
+    return await read_objects(transport, IN_FULL, lambda raw: _reported(decode(raw, _Node), types))
 
 
 def _reported(node: _Node, types: Collection[str]) -> ReportedConditions:

@@ -6,7 +6,6 @@ again before it is sent, and fails or is held while they can't be read.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -57,11 +56,9 @@ class ConfigMapInformer:
                 await self.list(emit)
                 continue
             try:
-                async with contextlib.aclosing(self._watch.changes()) as batches:
-                    async for batch in batches:
-                        for change in batch:
-                            gone = change.type == "DELETED"
-                            emit(self._read(None if gone else change.object))
+                await self._watch.each(
+                    lambda one: emit(self._read(None if one.type == "DELETED" else one.object))
+                )
             except ClusterError as error:
                 self._bear(error)
                 self._listed = False

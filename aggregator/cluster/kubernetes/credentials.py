@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aggregator.cluster.kubernetes.kubeconfig_check import (
     KubeconfigError,
-    check,
+    choose,
     files_in,
     is_address,
 )
@@ -64,7 +64,7 @@ class CredentialSources:
         """Raise Refused where the kubeconfig that applies can't be used. Runs no plugin."""
         if not self.in_cluster and self.has_file:
             try:
-                check(self.path, self.context)
+                choose(self.path, self.context)
             except KubeconfigError as error:
                 raise Refused(str(error)) from error
 

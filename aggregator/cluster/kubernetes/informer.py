@@ -16,8 +16,7 @@ of the first list is in the second, unless it was uncordoned.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 from attrs import define, field
@@ -29,10 +28,9 @@ from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
 from aggregator.cluster.kubernetes.objects import (
     RECORD_NAME,
     STOP_NAME,
+    ConfigMap,
     NodeObject,
     PartialObjectMetadata,
-    RecordObject,
-    StopObject,
     decode,
     to_node,
     to_record,
@@ -209,7 +207,7 @@ class ClusterInformer:
             kube_news_stop=self._stop.follow(emit),
             kube_news_record=self._record.follow(emit),
             kube_news_quarantines=self._follow_quarantines(emit),
-            **self._operations_to_follow(emit),
+            kube_news_operations=self._follow_operations(emit),
             kube_news_nodes=self._follow_nodes(emit),
         )
 
@@ -249,38 +247,37 @@ class ClusterInformer:
         self._seen[quarantine.node] = quarantine
         emit(QuarantineSeen(quarantine))
 
-    def _operations_to_follow(self, emit: Emit) -> dict[str, Coroutine[Any, Any, None]]:
+    async def _follow_operations(self, emit: Emit) -> None:
         known = self._known_operations
         if known is None:
-            return {}
-        return {"kube_news_operations": self._follow_operations(known, emit)}
+            await asyncio.Event().wait()
+        assert known is not None
 
-    async def _follow_operations(self, known: KnownOperations, emit: Emit) -> None:
-        async with contextlib.aclosing(self._operations.changes()) as batches:
-            async for batch in batches:
-                for change in batch:
-                    operation = decode_operation(change.object)
-                    if change.type == "DELETED":
-                        known.drop(operation)
-                    else:
-                        known.take(operation)
-                    # Also where a read has shown it before: no node has received that yet.
-                    seen = self._seen.get(operation.spec.node)
-                    if seen is not None:
-                        emit(QuarantineSeen(seen))
+        def take(change: WatchEvent) -> None:
+            operation = decode_operation(change.object)
+            if change.type == "DELETED":
+                known.drop(operation)
+            else:
+                known.take(operation)
+            # Also where a read has shown it before: no node has received that yet.
+            seen = self._seen.get(operation.spec.node)
+            if seen is not None:
+                emit(QuarantineSeen(seen))
+
+        await self._operations.each(take)
 
     async def _follow_nodes(self, emit: Emit) -> None:
-        async with contextlib.aclosing(self._nodes.changes()) as batches:
-            async for batch in batches:
-                for change in batch:
-                    if change.type != "DELETED":
-                        self._unschedulable.add(self._report_node(change.object, emit))
-                        continue
-                    node = decode(change.object, PartialObjectMetadata).metadata.name
-                    self._marked_nodes.drop(node)
-                    if node in self._unschedulable:
-                        self._unschedulable.discard(node)
-                        emit(NodeUncordoned(node))
+        def take(change: WatchEvent) -> None:
+            if change.type != "DELETED":
+                self._unschedulable.add(self._report_node(change.object, emit))
+                return
+            node = decode(change.object, PartialObjectMetadata).metadata.name
+            self._marked_nodes.drop(node)
+            if node in self._unschedulable:
+                self._unschedulable.discard(node)
+                emit(NodeUncordoned(node))
+
+        await self._nodes.each(take)
 
     def _backoff(self, tries: int, error: ClusterError) -> float:
         """Full jitter, and never earlier than the server requested."""
@@ -288,11 +285,11 @@ class ClusterInformer:
 
 
 def _record_seen(raw: msgspec.Raw | None) -> ClusterEvent:
-    return RecordSeen(_NO_RECORD if raw is None else to_record(decode(raw, RecordObject)))
+    return RecordSeen(_NO_RECORD if raw is None else to_record(decode(raw, ConfigMap)))
 
 
 def _stop_seen(raw: msgspec.Raw | None) -> ClusterEvent:
-    return StopSeen(StopText() if raw is None else to_stop(decode(raw, StopObject)))
+    return StopSeen(StopText() if raw is None else to_stop(decode(raw, ConfigMap)))
 
 
 def _config_map(namespace: str, name: str) -> Resource:

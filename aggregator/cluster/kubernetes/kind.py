@@ -35,24 +35,17 @@ def _open(settings: KubernetesSettings, options: OpenOptions) -> OpenedCluster:
         namespace=settings.namespace,
         qps=settings.requests_per_second,
         burst=settings.burst,
-        certificates=options.certificates,
-        agents=options.agents,
-        access=options.access,
-        actions=options.actions,
-        evictions=options.evictions,
-        events=options.events,
-        operations=options.operations,
-        wall=options.wall,
+        options=options,
     )
 
 
 def _problems(settings: KubernetesSettings) -> Iterator[tuple[Key, str]]:
     """Only a kubeconfig that the configuration names: the machine's own is not part of the file."""
     if settings.kubeconfig is not None:
-        from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
+        from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, choose
 
         try:
-            check(str(settings.kubeconfig), "")
+            choose(str(settings.kubeconfig), "")
         except KubeconfigError as error:
             yield ("kubeconfig",), str(error)
 

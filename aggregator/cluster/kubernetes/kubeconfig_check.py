@@ -57,16 +57,10 @@ class Chosen:
     user: KubeconfigItem | None
 
 
-def check(paths: str, context: str) -> None:
-    """Refuse what can't be used. An empty ``context`` is the current one. Runs no plugin.
-
-    Raises KubeconfigError.
-    """
-    choose(paths, context)
-
-
 def choose(paths: str, context: str) -> Chosen:
-    """The context's cluster and user, both sound. Raises KubeconfigError as `check` does."""
+    """A context's cluster and user, both sound; an empty ``context`` is the current one. Runs no
+    plugin. Raises KubeconfigError.
+    """
     found: dict[str, dict[str, KubeconfigItem]] = {kind: {} for kind in _LISTS}
     current: object = None
     for file in files_in(paths):

@@ -28,6 +28,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from attrs import define
+
 from aggregator.cluster.port import Unreachable
 
 
@@ -185,6 +187,7 @@ class Slot:
         self._limiter.release(self._lane, is_list=self._is_list)
 
 
+@define(eq=False, slots=False, kw_only=True)
 class Limiter:
     """Lets requests go in order of priority, then of arrival, as the bucket allows.
 
@@ -196,26 +199,21 @@ class Limiter:
     together; a test gives both.
     """
 
-    def __init__(
-        self,
-        *,
-        qps: float,
-        burst: int,
-        at_once: int | None = None,
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._at_once = at_once
-        self._few = None if at_once is None else max(1, at_once // SHARE)
+    _qps: float
+    _burst: int
+    _at_once: int | None = None
+    _clock: Callable[[], float]
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __attrs_post_init__(self) -> None:
+        self._few = None if self._at_once is None else max(1, self._at_once // SHARE)
         self._tainting = 0
         #: Of lists (True), and of others. Lists in all of the few places would starve the others.
         self._under_way = {True: 0, False: 0}
         self._trailing = {True: 0, False: 0}
         self._hurried_until = float("-inf")
         self._stirred = asyncio.Event()
-        self._clock = clock
-        self._sleep = sleep
-        self._bucket = TokenBucket(qps, burst, clock())
+        self._bucket = TokenBucket(self._qps, self._burst, self._clock())
         #: In order of priority: the lists of one, and its other requests.
         self._lines = {(lane, is_list): _Line() for lane in Priority for is_list in (False, True)}
         self._turn = 0
@@ -223,7 +221,7 @@ class Limiter:
         self._tainted: OrderedDict[str, tuple[int, float]] = OrderedDict()
         #: By group: how often its oldest was overtaken while it had a place.
         self._unfair: Counter[tuple[bool, bool]] = Counter()
-        self._paused_until = self._trailing_paused_until = clock()
+        self._paused_until = self._trailing_paused_until = self._clock()
         self._alarm_at = float("inf")
         self._pump: asyncio.Task[None] | None = None
         self._alarm: asyncio.Task[None] | None = None

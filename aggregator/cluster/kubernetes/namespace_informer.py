@@ -4,14 +4,13 @@ A list and a watch, only where a route of alerts needs owners. No failure here c
 watch: alerts then have the owners that were known last.
 """
 
-import asyncio
 import contextlib
 import logging
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import PartialObjectMetadata, decode
-from aggregator.cluster.kubernetes.reflector import Resource, Watches, keep_following
+from aggregator.cluster.kubernetes.reflector import Follower, Resource, Watches, WatchEvent
 from aggregator.cluster.kubernetes.transport import METADATA, METADATA_LIST
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import ClusterError
@@ -19,29 +18,24 @@ from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.kubernetes")
 
-#: Up to half a minute and a minute between two tries: a missing right does not come in seconds.
-_BACKOFF = Backoff(first=5.0, most=60.0, spread=0.5)
 _RIGHTS_FILE = "deploy/examples/alert-owners-rbac.yaml"
 
 
-class NamespaceInformer:
-    def __init__(self, watches: Watches, owners: NamespaceOwners) -> None:
-        self._rng = watches.rng
-        self._owners = owners
-        self._watch = watches.of(
-            Resource(
-                paths.NAMESPACES,
-                list_accept=METADATA_LIST,
-                watch_accept=METADATA,
-                lane=Priority.STATUS,
-            )
-        )
+class NamespaceInformer(Follower):
+    """Keeps the owners as the namespaces name them."""
 
-    async def follow(self) -> None:
-        """Keep the owners as the namespaces name them, for ever. Raises only its cancellation."""
-        await keep_following(
-            self._list, self._follow_changes, report=self._report, pause=self._pause
+    #: Up to half a minute and a minute between two tries: a missing right does not come in seconds.
+    _BACKOFF = Backoff(first=5.0, most=60.0, spread=0.5)
+
+    def __init__(self, watches: Watches, owners: NamespaceOwners) -> None:
+        kind = Resource(
+            paths.NAMESPACES,
+            list_accept=METADATA_LIST,
+            watch_accept=METADATA,
+            lane=Priority.STATUS,
         )
+        super().__init__(watches, kind)
+        self._owners = owners
 
     def _report(self, error: ClusterError | None) -> None:
         if error is None:
@@ -55,10 +49,7 @@ class NamespaceInformer:
             extra={"event": "alerts.owners_unknown", "error": f"{error}{right}"},
         )
 
-    async def _pause(self, failures: int) -> None:
-        await asyncio.sleep(_BACKOFF.pause(failures, self._rng))
-
-    async def _list(self) -> None:
+    async def _begin(self) -> None:
         found: set[str] = set()
         async with contextlib.aclosing(self._watch.pages()) as pages:
             async for page in pages:
@@ -68,12 +59,9 @@ class NamespaceInformer:
                     found.add(meta.name)
         self._owners.keep_only(found)
 
-    async def _follow_changes(self) -> None:
-        async with contextlib.aclosing(self._watch.changes()) as batches:
-            async for batch in batches:
-                for change in batch:
-                    meta = decode(change.object, PartialObjectMetadata).metadata
-                    if change.type == "DELETED":
-                        self._owners.remove(meta.name)
-                    else:
-                        self._owners.update(meta.name, meta.labels or {}, meta.annotations or {})
+    def _take(self, change: WatchEvent) -> None:
+        meta = decode(change.object, PartialObjectMetadata).metadata
+        if change.type == "DELETED":
+            self._owners.remove(meta.name)
+        else:
+            self._owners.update(meta.name, meta.labels or {}, meta.annotations or {})

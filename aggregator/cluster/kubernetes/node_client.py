@@ -1,11 +1,11 @@
 """Nodes and their pods in the API: read, patched, drained, and annotated with conditions."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from attrs import define, field
 
-from aggregator.cluster.kubernetes import condition_writer, node_condition, node_tests, paths
+from aggregator.cluster.kubernetes import node_tests, paths
 from aggregator.cluster.kubernetes.condition_lister import list_conditions
 from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.evictions import (
@@ -16,7 +16,7 @@ from aggregator.cluster.kubernetes.evictions import (
 )
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.list_reader import ListReader
-from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
+from aggregator.cluster.kubernetes.node_condition import KubeNodeConditions
 from aggregator.cluster.kubernetes.node_patch import checked_patch, merge_patch
 from aggregator.cluster.kubernetes.objects import (
     NodeObject,
@@ -34,7 +34,6 @@ from aggregator.cluster.kubernetes.transport import (
     MERGE_PATCH,
     METADATA,
     METADATA_LIST,
-    Transport,
     encode,
 )
 from aggregator.cluster.port import (
@@ -46,14 +45,10 @@ from aggregator.cluster.port import (
     ListedNodeTest,
     Node,
     NodeChange,
-    NodeCondition,
-    NodeGuard,
     NodeMeta,
-    NodeTestCondition,
     NotFound,
     Pod,
     Refused,
-    WrittenConditions,
 )
 from aggregator.policy.node_condition import ReportedConditions
 from aggregator.policy.slurm_reason import SLURM_TYPES
@@ -63,16 +58,12 @@ _LIST_S = 60.0
 
 
 @define(eq=False, slots=False)
-class KubeNodes:
-    """Implements `NodesAndPods`. ``wall``: the time of conditions that change."""
+class KubeNodes(KubeNodeConditions):
+    """Implements `NodesAndPods`."""
 
     lists_all = True
 
-    _transport: Transport
-    _installation: str = field(kw_only=True)
-    _marked_nodes: MarkedNodes = field(kw_only=True)
     _watches: Watches = field(kw_only=True)
-    _wall: Callable[[], float] = field(kw_only=True)
 
     async def read_nodes(self) -> list[NodeMeta]:
         """From the server's cache, decoded as they come: 100,000 at once would stop the loop."""
@@ -231,50 +222,6 @@ class KubeNodes:
                 )
                 raise Refused(text, status=403) from error
             raise
-
-    async def announce(
-        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
-    ) -> None:
-        await node_condition.publish(
-            self._transport,
-            node,
-            node_uid=node_uid,
-            quarantined=quarantined,
-            reason=reason,
-            message=message,
-            wall=self._wall,
-            marked_nodes=self._marked_nodes,
-        )
-
-    async def write_conditions(
-        self,
-        node: str,
-        *,
-        node_uid: str,
-        wanted: Mapping[str, NodeCondition | None],
-        guard: NodeGuard | None = None,
-    ) -> WrittenConditions:
-        return await condition_writer.write_conditions(
-            self._transport,
-            node,
-            node_uid=node_uid,
-            wanted=wanted,
-            installation=self._installation,
-            wall=self._wall,
-            guard=guard,
-        )
-
-    async def write_test_condition(
-        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
-    ) -> None:
-        await node_tests.write_test_condition(
-            self._transport,
-            node,
-            node_uid=node_uid,
-            condition=condition,
-            wall=self._wall,
-            guard=guard,
-        )
 
 
 def _of_drains(*, background: bool) -> Priority:

@@ -1,123 +1,179 @@
-"""Our part of `kubectl describe node`: a condition, and an Event. Both may trail."""
+"""Our part of `kubectl describe node`, and conditions for other tools. All of them may trail."""
 
-from collections.abc import Callable
-from typing import TypedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
+from attrs import define, field
+
+from aggregator.cluster.condition_record import CONDITIONS, read_written, record_written
 from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.condition_plan import plan_conditions
 from aggregator.cluster.kubernetes.event_writer import event_body, post_event
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import NodeObject, decode, to_node
 from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
-from aggregator.cluster.node_names import CONDITION, is_marked
-from aggregator.cluster.port import Conflict, Guard, NotFound
+from aggregator.cluster.node_names import CONDITION, TEST_CONDITION, is_marked
+from aggregator.cluster.port import (
+    Conflict,
+    Guard,
+    NodeCondition,
+    NodeGuard,
+    NodeTestCondition,
+    NotFound,
+    WrittenConditions,
+)
+
+T = TypeVar("T")
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
 #: The watch shows a mark within milliseconds; after this long (seconds) the node is read instead.
 WATCH_S = 1.0
+#: A node, and the condition to write to it.
+_Due = tuple[NodeObject, dict[str, object]]
 
 
-class _Reported(TypedDict):
-    quarantined: bool
-    reason: str
-    message: str
-    now: str | None
+@define(eq=False, slots=False)
+class KubeNodeConditions:
+    """The part of `NodesAndPods` that writes conditions. ``wall``: the time of those that change.
 
-
-async def publish(
-    transport: Transport,
-    node: str,
-    *,
-    node_uid: str,
-    quarantined: bool,
-    reason: str,
-    message: str,
-    wall: Callable[[], float],
-    marked_nodes: MarkedNodes,
-) -> None:
-    """Set the condition and send an Event about it, unless the node shows just that already.
-
-    Only a state that the node confirms is published, as the watch of marked nodes or a read shows
-    it: where our marks do not agree, a later actor has changed them and publishes itself. The
-    condition is written against that version, so that a process that was paused since can't publish
-    a state that is over. The Event comes first: after a failure between the two it is published
-    twice rather than never. Raises Conflict where another node has the name, or where the node
-    changes too often.
+    Each is written against the version of a read, so that a process that was paused since can't
+    write a state that is over.
     """
-    announced = False
-    for attempt in range(1, _TRIES + 1):
-        wanted: _Reported = {
-            "quarantined": quarantined,
-            "reason": reason,
-            "message": message,
-            "now": timestamp(wall()),
-        }
-        # The watch and the cache may only lead to a write against their version: that there is
-        # nothing to write, or that another wrote in between, needs a read from etcd.
-        due = watched = None
-        if attempt == 1:
-            if quarantined:
-                watched = await marked_nodes.wait_for(node, node_uid, within=WATCH_S)
-                due = None if watched is None else _change(watched, wanted)
-            due = due or await _due(transport, node, node_uid, wanted, cached=True)
-        due = due or await _due(transport, node, node_uid, wanted, cached=False)
-        if due is None:
-            return
-        if not announced:
-            event = event_body(
-                {"generateName": f"{node[:200]}-"},
-                {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
-                reason=reason,
-                action="Quarantine" if quarantined else "Release",
-                note=message,
-                warning=quarantined,
-                now=wanted["now"],
-            )
-            await post_event(transport, event, node=node)
-            announced = True
-            if watched is not None:  # the Event has waited for its turn: the node may have changed
-                newer = marked_nodes.find(node, node_uid)
-                due = (newer and _change(newer, wanted)) or due
-        try:
-            await write_condition(transport, *due)
-        except Conflict:
-            if attempt == _TRIES:
+
+    _transport: Transport
+    _installation: str = field(kw_only=True)
+    _marked_nodes: MarkedNodes = field(kw_only=True)
+    _wall: Callable[[], float] = field(kw_only=True)
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        """Set the condition and send an Event about it, unless the node shows just that already.
+
+        Only a state that the node confirms is published, as the watch of marked nodes or a read
+        shows it: where our marks do not agree, a later actor has changed them and publishes itself.
+        The Event comes first: after a failure between the two it is published twice rather than
+        never. Raises Conflict where another node has the name, or where the node changes too often.
+        """
+
+        def change(found: NodeObject) -> _Due | None:
+            texts = ("True" if quarantined else "False", reason, message)
+            now = timestamp(self._wall())
+            condition = changed_condition(found, CONDITION, *texts, now=now)
+            return None if condition is None else (found, condition)
+
+        async def read(*, cached: bool) -> _Due | None:
+            try:
+                found = await self._read(node, node_uid, cached=cached, about=node)
+            except (NotFound, Conflict):
+                if cached:
+                    return None
                 raise
-        else:
-            return
+            return change(found) if is_marked(to_node(found)) is quarantined else None
 
+        announced = False
+        for attempt in range(1, _TRIES + 1):
+            # The watch and the cache may only lead to a write against their version: that there is
+            # nothing to write, or that another wrote in between, needs a read from etcd.
+            due = watched = None
+            if attempt == 1:
+                if quarantined:
+                    watched = await self._marked_nodes.wait_for(node, node_uid, within=WATCH_S)
+                    due = None if watched is None else change(watched)
+                due = due or await read(cached=True)
+            due = due or await read(cached=False)
+            if due is None:
+                return
+            if not announced:
+                event = event_body(
+                    {"generateName": f"{node[:200]}-"},
+                    {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
+                    reason=reason,
+                    action="Quarantine" if quarantined else "Release",
+                    note=message,
+                    warning=quarantined,
+                    now=timestamp(self._wall()),
+                )
+                await post_event(self._transport, event, node=node)
+                announced = True
+                if watched is not None:  # the Event has waited for its turn: the node may differ
+                    newer = self._marked_nodes.find(node, node_uid)
+                    due = (newer and change(newer)) or due
+            found, condition = due
+            try:
+                await write_condition(self._transport, found, condition, about=node)
+            except Conflict:
+                if attempt == _TRIES:
+                    raise
+            else:
+                return
 
-async def _due(
-    transport: Transport, node: str, node_uid: str, wanted: _Reported, *, cached: bool
-) -> tuple[NodeObject, dict[str, object]] | None:
-    """The node and the condition to write to it, or None where no write is due."""
-    query = {"resourceVersion": "0"} if cached else None
-    try:
-        body = await transport.request(
-            "GET", paths.node(node), Priority.STATUS, query=query, node=node
+    async def write_conditions(
+        self,
+        node: str,
+        *,
+        node_uid: str,
+        wanted: Mapping[str, NodeCondition | None],
+        guard: NodeGuard | None = None,
+    ) -> WrittenConditions:
+        """See the protocol. Conditions and record are one request."""
+
+        async def write(found: NodeObject) -> WrittenConditions:
+            annotations = found.metadata.annotations or {}
+            before, now = read_written(annotations), timestamp(self._wall())
+            plan = plan_conditions(found, before, wanted, self._installation, now)
+            acts_on = annotations if plan.worsens else None
+            if plan.patches or plan.written != before:
+                await write_condition(
+                    self._transport,
+                    found,
+                    *plan.patches,
+                    annotations={CONDITIONS: record_written(plan.written)},
+                    guard=None if guard is None else Guard(lambda: guard(acts_on)),
+                )
+            return WrittenConditions(plan.written, frozenset(plan.foreign))
+
+        return await self._by_read(node, node_uid, write)
+
+    async def write_test_condition(
+        self, node: str, *, node_uid: str, condition: NodeTestCondition, guard: Guard | None = None
+    ) -> None:
+        async def write(found: NodeObject) -> None:
+            values, now = (condition.status, condition.reason, condition.message), self._wall()
+            entry = changed_condition(found, TEST_CONDITION, *values, now=timestamp(now))
+            if entry is not None:
+                await write_condition(self._transport, found, entry, guard=guard, about=node)
+
+        await self._by_read(node, node_uid, write)
+
+    async def _by_read(
+        self, node: str, node_uid: str, write: Callable[[NodeObject], Awaitable[T]]
+    ) -> T:
+        """The result of ``write``, which gets the node as it is now."""
+        for attempt in range(1, _TRIES + 1):
+            found = await self._read(node, node_uid)
+            try:
+                return await write(found)
+            except Conflict:
+                if attempt == _TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _read(
+        self, node: str, node_uid: str, *, cached: bool = False, about: str = ""
+    ) -> NodeObject:
+        """Raises Conflict where another node has the name."""
+        query = {"resourceVersion": "0"} if cached else None
+        body = await self._transport.request(
+            "GET", paths.node(node), Priority.STATUS, query=query, node=about
         )
-    except NotFound:
-        if cached:
-            return None
-        raise
-    found = decode(body, NodeObject)
-    if found.metadata.uid != node_uid:
-        if cached:
-            return None
-        raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
-    if is_marked(to_node(found)) is not wanted["quarantined"]:
-        return None
-    return _change(found, wanted)
-
-
-def _change(found: NodeObject, wanted: _Reported) -> tuple[NodeObject, dict[str, object]] | None:
-    """The node and the condition to write to it, or None where the node shows it already."""
-    status = "True" if wanted["quarantined"] else "False"
-    texts = (status, wanted["reason"], wanted["message"])
-    condition = changed_condition(found, CONDITION, *texts, now=wanted["now"])
-    return None if condition is None else (found, condition)
+        found = decode(body, NodeObject)
+        if found.metadata.uid != node_uid:
+            raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
+        return found
 
 
 def changed_condition(
@@ -142,23 +198,26 @@ def changed_condition(
 async def write_condition(
     transport: Transport,
     found: NodeObject,
-    condition: dict[str, object],
-    *,
+    *conditions: Mapping[str, object],
+    annotations: Mapping[str, str | None] | None = None,
     guard: Guard | None = None,
+    about: str = "",
 ) -> None:
-    """Write it against the version of the read. Raises ClusterError."""
+    """Write these against the version of the read. ``about``: a report of this node. Raises
+    ClusterError.
+    """
     meta = found.metadata
-    patch = {
-        "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
-        "status": {"conditions": [condition]},
-    }
+    metadata: dict[str, object] = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+    if annotations is not None:
+        metadata["annotations"] = annotations
+    status = {"status": {"conditions": conditions}} if conditions else {}
     await transport.request(
         "PATCH",
         f"{paths.node(meta.name)}/status",
         Priority.STATUS,
-        body=encode(patch),
+        body=encode({"metadata": metadata, **status}),
         content_type=STRATEGIC_PATCH,
         accept=METADATA,
         guard=guard,
-        node=meta.name,
+        node=about,
     )

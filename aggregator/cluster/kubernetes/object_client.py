@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
-from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.deletion import request_deletion
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, RawList, decode
 from aggregator.cluster.kubernetes.rbac import Permission, is_allowed
@@ -144,24 +144,17 @@ class KubeObjects:
         guard: Guard,
         foreground: bool = False,
     ) -> None:
-        fence = {"uid": found.uid} | ({"resourceVersion": found.version} if as_read else {})
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": fence,
-            # A Job's own default leaves its pods behind.
-            "propagationPolicy": "Foreground" if foreground else "Background",
-        }
         await self._transport.open()
-        answer = await self._transport.try_request(
-            "DELETE",
+        await request_deletion(
+            self._transport,
             _path(resource, found.namespace, found.name),
             Priority.PHASE,
-            body=encode(options),
+            found.uid,
+            found.version if as_read else "",
+            # A Job's own default leaves its pods behind.
+            propagation="Foreground" if foreground else "Background",
             guard=guard,
         )
-        if isinstance(answer, Failure) and answer.code != 404:
-            raise answer.error()
 
     async def lacks(
         self, resource: ObjectResource, namespace: str, verbs: Sequence[str]

@@ -78,6 +78,7 @@ class ObjectCodec(Generic[D]):
             kw_only=True,
             omit_defaults=form.is_item,
         )
+        self._decoder = msgspec.json.Decoder(self.struct)
 
     def encode(self, value: D) -> msgspec.Struct:
         found = {}
@@ -102,24 +103,30 @@ class ObjectCodec(Generic[D]):
             found[part.name] = one
         return self.kind(**found)
 
-    def decode_fields(self, raw: msgspec.Raw) -> tuple[D, frozenset[str]]:
-        """The fields that can be read, each by itself, and the names of the others, which have
+    def load(self, raw: msgspec.Raw | bytes) -> D:
+        """Of JSON. Raises ValueError: msgspec's own are ValueErrors too."""
+        return self.decode(self._decoder.decode(raw))
+
+    def load_fields(self, raw: msgspec.Raw) -> tuple[D, ValueError | None, frozenset[str]]:
+        """Each field by itself: why one can't be read, and the names of all that can't, which have
         their defaults.
         """
         try:
+            return self.load(raw), None, frozenset()
+        except ValueError as error:
+            why = error
+        try:
             there = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         except ValueError:
-            return self.kind(), frozenset(self.names)
+            return self.kind(), why, frozenset(self.names)
         found, unread = {}, set()
         for field, name in self.names.items():
             alone = {name: there[name]} if name in there else {}
             try:
-                one = self.decode(msgspec.json.decode(msgspec.json.encode(alone), type=self.struct))
-            except ValueError:  # msgspec's own are ValueErrors too; so is a time that is none
+                found[field] = getattr(self.load(msgspec.json.encode(alone)), field)
+            except ValueError:
                 unread.add(field)
-            else:
-                found[field] = getattr(one, field)
-        return self.kind(**found), frozenset(unread)
+        return self.kind(**found), why, frozenset(unread)
 
     def _conversion(
         self, name: str, hint: Any, forms: Mapping[type, ObjectForm]

@@ -56,6 +56,7 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
     generation: int = 0
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: float | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     finalizers: list[str] | None = None
@@ -66,6 +67,14 @@ class PartialObjectMetadata(msgspec.Struct, frozen=True):
     """Any object, its metadata alone."""
 
     metadata: Meta
+
+
+class SpecAndStatus(msgspec.Struct, frozen=True):
+    """An object of a kind of our own, its parts yet to be decoded."""
+
+    metadata: Meta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -183,15 +192,10 @@ class SchedulingGroup(msgspec.Struct, frozen=True, rename="camel"):
     pod_group_name: str = ""
 
 
-class TolerationObject(msgspec.Struct, frozen=True):
-    key: str = ""
-    operator: str = ""
-    value: str = ""
-    effect: str = ""
-
-
 class Resources(msgspec.Struct, frozen=True):
     requests: dict[str, str | int | float] | None = None
+    limits: dict[str, str | int | float] | None = None
+    claims: list[msgspec.Raw] | None = None
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -213,12 +217,13 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     resource_claims: list[PodResourceClaim] | None = None
     eviction_responders: list[msgspec.Raw] | None = None
     containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
     volumes: list[Volume] | None = None
     node_name: str = ""
     termination_grace_period_seconds: float | None = None
     workload_ref: WorkloadRef | None = None
     scheduling_group: SchedulingGroup | None = None
-    tolerations: list[TolerationObject] | None = None
+    tolerations: list[Toleration] | None = None
 
     @property
     def group(self) -> str:
@@ -240,19 +245,27 @@ class AllocatedResource(msgspec.Struct, frozen=True):
     resources: list[AllocatedDevice] | None = None
 
 
+class Terminated(msgspec.Struct, frozen=True, rename="camel"):
+    exit_code: int = 0
+
+
+class ContainerState(msgspec.Struct, frozen=True):
+    terminated: Terminated | None = None
+
+
 class ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
+    state: ContainerState | None = None
     allocated_resources_status: list[AllocatedResource] | None = None
-
-
-class PodCondition(msgspec.Struct, frozen=True):
-    type: str = ""
-    status: str = ""
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = "Unknown"
-    conditions: list[PodCondition] | None = None
+    conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
+
+    @property
+    def true_conditions(self) -> list[Condition]:
+        return [one for one in self.conditions or () if one.status == "True"]
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
@@ -278,26 +291,11 @@ class PodList(msgspec.Struct, frozen=True):
     items: list[PodObject] | None = None
 
 
-class RecordData(msgspec.Struct, frozen=True):
-    record: str = ""
-
-
-class RecordObject(msgspec.Struct, frozen=True):
-    """The ConfigMap of the admission record."""
+class ConfigMap(msgspec.Struct, frozen=True):
+    """That of the admission record, or of the stop switch."""
 
     metadata: Meta
-    data: RecordData | None = None
-
-
-class StopData(msgspec.Struct, frozen=True):
-    reason: str | None = None
-
-
-class StopObject(msgspec.Struct, frozen=True):
-    """The ConfigMap of the stop switch."""
-
-    metadata: Meta
-    data: StopData | None = None
+    data: dict[str, str | None] | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -323,10 +321,11 @@ class Definition(msgspec.Struct, frozen=True):
 
 class ReviewStatus(msgspec.Struct, frozen=True):
     allowed: bool = False
+    denied: bool = False
 
 
 class Review(msgspec.Struct, frozen=True):
-    """A SelfSubjectAccessReview's answer."""
+    """The answer of a SubjectAccessReview, or of a SelfSubjectAccessReview."""
 
     status: ReviewStatus
 
@@ -407,14 +406,14 @@ def _devices(status: NodeStatus) -> dict[str, tuple[str, str]]:
 def to_pod(pod: PodObject) -> Pod:
     meta = pod.metadata
     owner = next((one for one in meta.owner_references or () if one.controller), Owner())
-    spec = pod.spec or PodSpec()
+    spec, status = pod.spec or PodSpec(), pod.status or PodStatus()
     grace = spec.termination_grace_period_seconds
     return Pod(
         namespace=meta.namespace,
         name=meta.name,
         uid=meta.uid,
         version=meta.resource_version,
-        phase=pod.status.phase if pod.status else "Unknown",
+        phase=status.phase,
         deleting=meta.deletion_timestamp is not None,
         mirror=_MIRROR in (meta.annotations or {}),
         owner_kind=owner.kind,
@@ -431,31 +430,22 @@ def to_pod(pod: PodObject) -> Pod:
         deletion_at=seconds(meta.deletion_timestamp),
         grace=30.0 if grace is None else grace,
         group=spec.group,
-        tolerations=tuple(
-            Toleration(one.key, one.operator, one.value, one.effect)
-            for one in spec.tolerations or ()
-        ),
+        tolerations=tuple(spec.tolerations or ()),
         gpus=min(sum(one.gpus for one in spec.containers or ()), _MOST_GPUS),
-        gpu_ids=pod.status.gpu_ids if pod.status else (),
+        gpu_ids=status.gpu_ids,
         has_claims=bool(spec.resource_claims),
-        conditions=frozenset(
-            one.type
-            for one in (pod.status.conditions if pod.status else None) or ()
-            if one.status == "True"
-        ),
+        conditions=frozenset(one.type for one in status.true_conditions),
         has_responders=bool(spec.eviction_responders),
     )
 
 
-def to_record(record: RecordObject) -> RecordText:
-    data = record.data or RecordData()
-    meta = record.metadata
-    return RecordText(data.record, meta.resource_version, meta.uid)
+def to_record(found: ConfigMap) -> RecordText:
+    meta = found.metadata
+    return RecordText((found.data or {}).get("record") or "", meta.resource_version, meta.uid)
 
 
-def to_stop(found: StopObject) -> StopText:
-    data = found.data or StopData()
-    return StopText(data.reason, found.metadata.resource_version)
+def to_stop(found: ConfigMap) -> StopText:
+    return StopText((found.data or {}).get("reason"), found.metadata.resource_version)
 
 
 def from_taint(taint: Taint) -> TaintObject:

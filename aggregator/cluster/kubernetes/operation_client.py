@@ -1,6 +1,5 @@
 """Operations in the API: made, read, changed and dropped, each write with its fence."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,24 +7,23 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
-from aggregator.cluster.kubernetes.deletion import patch_without, request_deletion
+from aggregator.cluster.kubernetes.deletion import metadata_with, patch_without, request_deletion
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
 from aggregator.cluster.kubernetes.objects import (
     Meta,
-    PartialObjectMetadata,
     RawList,
+    SpecAndStatus,
     decode,
     seconds,
 )
 from aggregator.cluster.kubernetes.paths import quoted
 from aggregator.cluster.kubernetes.quarantine_codec import CONDITION, GROUP, VERSION
-from aggregator.cluster.kubernetes.reflector import Resource, list_pages
+from aggregator.cluster.kubernetes.reflector import Resource, read_objects
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import KnownOperations, unknown_outcome, with_attempts
 from aggregator.cluster.port import (
-    Conflict,
     NodeTestStatus,
     NotFound,
     ObjectCondition,
@@ -50,14 +48,6 @@ _FORMS: Mapping[type, ObjectForm] = {
     ObjectCondition: CONDITION,
 }
 SPEC, STATUS = ObjectCodec(OperationSpec, _FORMS), ObjectCodec(OperationStatus, _FORMS)
-_SPEC_DECODER = msgspec.json.Decoder(SPEC.struct)
-_STATUS_DECODER = msgspec.json.Decoder(STATUS.struct)
-
-
-class _Object(msgspec.Struct, frozen=True):
-    metadata: Meta
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-    status: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class KubeOperations:
@@ -83,18 +73,11 @@ class KubeOperations:
         """Finalizers of others are read with it, so that the list keeps them."""
         if operation.held:
             return operation
-        path = _path(operation.name)
-        meta = decode(await self._request("GET", path), PartialObjectMetadata).metadata
-        if (meta.uid, meta.resource_version) != (operation.uid, operation.version):
-            raise Conflict(f"operation {operation.name} has changed since it was read")
-        if meta.deletion_timestamp is not None:
-            raise Conflict(f"operation {operation.name} is being deleted")
-        change = {
-            "uid": meta.uid,
-            "resourceVersion": meta.resource_version,
-            "labels": {NODE_LABEL: label_of(operation.spec.node)},
-            "finalizers": [*(one for one in meta.finalizers or () if one != FINALIZER), FINALIZER],
-        }
+        path, name = _path(operation.name), f"operation {operation.name}"
+        metadata = await metadata_with(
+            self._transport, path, FINALIZER, operation.uid, operation.version, name
+        )
+        change = metadata | {"labels": {NODE_LABEL: label_of(operation.spec.node)}}
         return await self._patch(path, {"metadata": change}, Priority.PHASE)
 
     def requests(self) -> list[Operation]:
@@ -174,14 +157,8 @@ class NoOperations(KubeOperations):
 
 
 async def list_operations(transport: Transport) -> list[Operation]:
-    """All of the fleet's. Others run between two pages."""
-    found: list[Operation] = []
-    pages = list_pages(transport, RESOURCE)
-    async with contextlib.aclosing(pages):
-        async for page in pages:
-            found += [decode_operation(one) for one in page.items or ()]
-            await asyncio.sleep(0)
-    return found
+    """All of the fleet's."""
+    return await read_objects(transport, RESOURCE, decode_operation)
 
 
 def operation_body(
@@ -240,17 +217,15 @@ def decode_operation(body: bytes | msgspec.Raw) -> Operation:
     One whose status a later version wrote has an unknown outcome, and keeps its place among the
     attempts: nothing follows it by itself.
     """
-    found = decode(body, _Object)
+    found = decode(body, SpecAndStatus)
     meta = found.metadata
     try:
-        spec = SPEC.decode(_SPEC_DECODER.decode(found.spec))
+        spec = SPEC.load(found.spec)
     except ValueError:
         spec = OperationSpec("", "")  # of no node
-    try:
-        status = STATUS.decode(_STATUS_DECODER.decode(found.status))
-    except ValueError as error:  # msgspec's own are ValueErrors too; so is a time that is none
-        readable, _ = STATUS.decode_fields(found.status)
-        status = unknown_outcome(meta.name, spec, readable, error)
+    status, why, _ = STATUS.load_fields(found.status)
+    if why is not None:
+        status = unknown_outcome(meta.name, spec, status, why)
     return Operation(
         name=meta.name,
         uid=meta.uid,

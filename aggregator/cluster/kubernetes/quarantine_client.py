@@ -6,9 +6,8 @@ import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.crd import read_definition
-from aggregator.cluster.kubernetes.deletion import patch_without, request_deletion
+from aggregator.cluster.kubernetes.deletion import metadata_with, patch_without, request_deletion
 from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.objects import PartialObjectMetadata, decode
 from aggregator.cluster.kubernetes.operation_client import KubeOperations, NoOperations
 from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
@@ -75,12 +74,12 @@ class KubeQuarantines:
     async def read_quarantine(self, node: str) -> Quarantine | None:
         """From etcd, or None where the node has none. So are its operations, if any is known."""
         try:
-            found = decode_quarantine(await self._get_quarantine(node), self._installation)
+            body = await self._transport.request("GET", paths.quarantine(node), Priority.READ)
         except NotFound:
             return None
         if self.operations.known.has(node):
             await self.operations.of(node)
-        return self.operations.known.join(found)
+        return self.operations.known.join(decode_quarantine(body, self._installation))
 
     async def write_quarantine_spec(
         self, quarantine: Quarantine, spec: QuarantineSpec
@@ -112,17 +111,11 @@ class KubeQuarantines:
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
         """Raises Conflict where it has changed, or is being deleted already."""
-        meta = decode(await self._get_quarantine(quarantine.node), PartialObjectMetadata).metadata
-        if (meta.uid, meta.resource_version) != (quarantine.uid, quarantine.version):
-            raise Conflict(f"quarantine {quarantine.node} has changed since it was read")
-        if meta.deletion_timestamp is not None:
-            raise Conflict(f"quarantine {quarantine.node} is being deleted: too late to hold it")
-        finalizers = [*(meta.finalizers or ()), FINALIZER]
-        return await self._patch_quarantine(
-            paths.quarantine(quarantine.node),
-            {"metadata": {**_fence(quarantine), "finalizers": finalizers}},
-            Priority.TAINT,
+        path, name = paths.quarantine(quarantine.node), f"quarantine {quarantine.node}"
+        metadata = await metadata_with(
+            self._transport, path, FINALIZER, quarantine.uid, quarantine.version, name
         )
+        return await self._patch_quarantine(path, {"metadata": metadata}, Priority.TAINT)
 
     async def drop_quarantine(self, quarantine: Quarantine) -> None:
         """Delete it, then take our finalizer off; by uid, whatever its version.
@@ -152,9 +145,6 @@ class KubeQuarantines:
 
     async def definition_is_going(self) -> bool:
         return (await read_definition(self._transport)).going
-
-    async def _get_quarantine(self, node: str) -> bytes:
-        return await self._transport.request("GET", paths.quarantine(node), Priority.READ)
 
     async def _patch_quarantine(
         self, path: str, patch: Mapping[str, object], lane: Priority, *, node: str = ""

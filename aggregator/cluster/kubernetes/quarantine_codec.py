@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
-from aggregator.cluster.kubernetes.objects import Meta, decode, seconds
+from aggregator.cluster.kubernetes.objects import SpecAndStatus, decode, seconds
 from aggregator.cluster.objects import QUARANTINE
 from aggregator.cluster.port import (
     Action,
@@ -67,14 +67,8 @@ SPEC = ObjectCodec(QuarantineSpec, FORMS)
 STATUS = ObjectCodec(QuarantineStatus, FORMS)
 
 
-class _Object(msgspec.Struct, frozen=True):
-    metadata: Meta
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-    status: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-_SPEC_DECODER = msgspec.json.Decoder(SPEC.struct)
-_STATUS_DECODER = msgspec.json.Decoder(STATUS.struct)
+#: As JSON values, for a merge patch: null removes fields that no longer apply.
+encode_spec, encode_status = SPEC.encode, STATUS.encode
 
 
 def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quarantine:
@@ -83,10 +77,10 @@ def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quar
     ``installation`` is ours: one of another's is ``foreign``. Raises Refused where the body is no
     object at all.
     """
-    found = decode(body, _Object)
+    found = decode(body, SpecAndStatus)
     meta = found.metadata
     spec, spec_problem = _decode_spec(found.spec)
-    status, unread, unread_fields = _decode_status(found.status)
+    status, why, unread_fields = STATUS.load_fields(found.status)
     return Quarantine(
         node=meta.name,
         uid=meta.uid,
@@ -99,19 +93,9 @@ def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quar
         problem=spec_problem,
         foreign=spec.installation if installation not in ("", spec.installation) else "",
         generation=meta.generation,
-        unread=unread,
+        unread=f"status: {why}" if why is not None else "",
         unread_fields=unread_fields,
     )
-
-
-def encode_spec(spec: QuarantineSpec) -> msgspec.Struct:
-    """The spec as JSON values; empty fields are left out (null, in a patch)."""
-    return SPEC.encode(spec)
-
-
-def encode_status(status: QuarantineStatus) -> msgspec.Struct:
-    """The status as JSON values, for a merge patch: null removes fields that no longer apply."""
-    return STATUS.encode(status)
 
 
 def encode_changes(before: Quarantine, status: QuarantineStatus) -> dict[str, Any]:
@@ -132,7 +116,7 @@ def encode_changes(before: Quarantine, status: QuarantineStatus) -> dict[str, An
 
 def _decode_spec(raw: msgspec.Raw) -> tuple[QuarantineSpec, str]:
     try:
-        spec = SPEC.decode(_SPEC_DECODER.decode(raw))
+        spec = SPEC.load(raw)
     except msgspec.ValidationError as error:
         return QuarantineSpec(Action.CORDON, "manual", ""), f"spec: {error}"
     if spec.action is Action.OBSERVE:
@@ -143,12 +127,3 @@ def _decode_spec(raw: msgspec.Raw) -> tuple[QuarantineSpec, str]:
             "expected yours"
         )
     return spec, ""
-
-
-def _decode_status(raw: msgspec.Raw) -> tuple[QuarantineStatus, str, frozenset[str]]:
-    """The status, why part of it can't be read, and the fields that can't."""
-    try:
-        return STATUS.decode(_STATUS_DECODER.decode(raw)), "", frozenset()
-    except ValueError as error:  # msgspec's own are ValueErrors too; so is a time that is none
-        status, unread = STATUS.decode_fields(raw)
-        return status, f"status: {error}", unread

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.lease import NAME as LEASE_NAME
@@ -56,16 +57,7 @@ class Permission:
         }
 
 
-def needed(
-    namespace: str,
-    *,
-    certificates: bool,
-    access: bool = False,
-    actions: bool = False,
-    evictions: bool = True,
-    events: bool = True,
-    operations: bool = True,
-) -> list[Permission]:
+def needed(namespace: str, options: OpenOptions) -> list[Permission]:
     """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
 
     ``certificates``: with those for certificates that the aggregator makes itself. ``access``: with
@@ -89,13 +81,17 @@ def needed(
         Permission("create", "authentication.k8s.io", "tokenreviews"),
         Permission("create", "authorization.k8s.io", "subjectaccessreviews"),
     ]
-    plurals = (PLURAL, OPERATIONS) if operations else (PLURAL,)
+    plurals = (PLURAL, OPERATIONS) if options.operations else (PLURAL,)
     in_default = Permission("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE)
     return [
-        *(reviews if access else ()),
-        *((Permission("patch", "", "configmaps", namespace, STOP_NAME),) if actions else ()),
+        *(reviews if options.access else ()),
+        *(
+            (Permission("patch", "", "configmaps", namespace, STOP_NAME),)
+            if options.actions
+            else ()
+        ),
         *lease,
-        *(authorities if certificates else ()),
+        *(authorities if options.certificates else ()),
         *(
             Permission(verb, GROUP, plural)
             for plural in plurals
@@ -104,12 +100,12 @@ def needed(
         *(Permission("patch", GROUP, f"{plural}/status") for plural in plurals),
         *(
             Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=name)
-            for name in _definitions(operations=operations)
+            for name in _definitions(options)
         ),
         *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
         Permission("patch", "", "nodes/status"),
         *(Permission(verb, "", "pods") for verb in ("list", "watch")),
-        *((Permission("create", "", "pods/eviction"),) if evictions else ()),
+        *((Permission("create", "", "pods/eviction"),) if options.evictions else ()),
         *(
             Permission(verb, "", "configmaps", namespace, RECORD_NAME)
             for verb in ("get", "list", "watch", "update")
@@ -119,45 +115,24 @@ def needed(
             for verb in ("get", "list", "watch")
         ),
         Permission("create", "", "configmaps", namespace),
-        *((in_default,) if events else ()),
+        *((in_default,) if options.events else ()),
     ]
 
 
-async def check(
-    transport: Transport,
-    namespace: str,
-    *,
-    certificates: bool,
-    access: bool = False,
-    actions: bool = False,
-    evictions: bool = True,
-    events: bool = True,
-    operations: bool = True,
-) -> None:
+async def check(transport: Transport, namespace: str, options: OpenOptions) -> None:
     """Raises Refused that lists all that is missing, and which file to apply. See `needed`."""
-    rights = needed(
-        namespace,
-        certificates=certificates,
-        access=access,
-        actions=actions,
-        evictions=evictions,
-        events=events,
-        operations=operations,
-    )
+    rights = needed(namespace, options)
     problems = [
         await _missing_rights(transport, rights),
-        *[
-            await _missing_definition(transport, name)
-            for name in _definitions(operations=operations)
-        ],
+        *[await _missing_definition(transport, name) for name in _definitions(options)],
     ]
     found = [problem for problem in problems if problem]
     if found:
         raise Refused("; ".join(found))
 
 
-def _definitions(*, operations: bool) -> tuple[str, ...]:
-    return (DEFINITION, f"{OPERATIONS}.{GROUP}") if operations else (DEFINITION,)
+def _definitions(options: OpenOptions) -> tuple[str, ...]:
+    return (DEFINITION, f"{OPERATIONS}.{GROUP}") if options.operations else (DEFINITION,)
 
 
 async def _missing_rights(transport: Transport, rights: list[Permission]) -> str:

@@ -4,7 +4,7 @@ import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.objects import RECORD_NAME, RecordObject, decode, to_record
+from aggregator.cluster.kubernetes.objects import RECORD_NAME, ConfigMap, decode, to_record
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import Conflict, Guard, NotFound, RecordPlace, RecordText, Refused
 
@@ -73,7 +73,7 @@ class RecordClient:
 
     def _keep_record(self, body: bytes) -> RecordText:
         """Remember the object by its version, to write against; the last few are enough."""
-        record = to_record(decode(body, RecordObject))
+        record = to_record(decode(body, ConfigMap))
         self._records[record.version] = body
         while len(self._records) > _KEPT:
             del self._records[next(iter(self._records))]

@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
 import aiohttp
 import msgspec
@@ -26,6 +27,9 @@ from aggregator.cluster.kubernetes.objects import (
 )
 from aggregator.cluster.kubernetes.transport import JSON, Transport, WatchStream
 from aggregator.cluster.port import ClusterError, Refused, Unreachable, is_older
+from aggregator.runtime.backoff import Backoff
+
+T = TypeVar("T")
 
 _PAGE = 500
 #: The server ends a watch after this long; spread, so that those of all replicas don't meet.
@@ -75,6 +79,20 @@ async def list_pages(transport: Transport, kind: Resource) -> AsyncGenerator[Raw
         token = page.metadata.next
         if not token:
             return
+
+
+async def read_objects(
+    transport: Transport, kind: Resource, read: Callable[[msgspec.Raw], T | None]
+) -> list[T]:
+    """What ``read`` makes of each object, without those of which it makes None. Others run between
+    two pages. Raises ClusterError.
+    """
+    found: list[T] = []
+    async with contextlib.aclosing(list_pages(transport, kind)) as pages:
+        async for page in pages:
+            found += [one for raw in page.items or () if (one := read(raw)) is not None]
+            await asyncio.sleep(0)
+    return found
 
 
 @define(eq=False, slots=False)
@@ -135,6 +153,13 @@ class Watch:
             if self._clock() - began < 1.0:
                 # A server (or a proxy before it) that closes at once must not be hammered.
                 await self._sleep(self._rng.uniform(0.5, 1.0))
+
+    async def each(self, take: Callable[[WatchEvent], None]) -> None:
+        """Give each of the `changes` to ``take``; for ever."""
+        async with contextlib.aclosing(self.changes()) as batches:
+            async for batch in batches:
+                for change in batch:
+                    take(change)
 
     async def _check_version(self) -> None:
         """Raises Unreachable where the server has not reached our version: etcd was restored.
@@ -218,29 +243,46 @@ class Watches:
         return Watch(self.transport, kind, self.clock, self.rng, self.silence, before_open)
 
 
-async def keep_following(
-    begin: Callable[[], Awaitable[None]],
-    follow: Callable[[], Awaitable[None]],
-    *,
-    report: Callable[[ClusterError | None], None],
-    pause: Callable[[int], Awaitable[None]],
-) -> None:
-    """Begin and follow, for ever. Raises only its cancellation.
+class Follower:
+    """Follows objects next to the cluster's view, which no failure here concerns."""
 
-    ``report`` gets each other error once, and None once it is over; ``pause`` waits, given the
-    number of failures in a row.
-    """
-    trouble, failures = "", 0
-    while True:
-        try:
-            await begin()
-            if trouble:
-                report(None)
-            trouble, failures = "", 0
-            await follow()
-        except ClusterError as error:
-            failures += 1
-            if str(error) != trouble:
-                trouble = str(error)
-                report(error)
-            await pause(failures)
+    _BACKOFF: ClassVar[Backoff]
+
+    def __init__(self, watches: Watches, kind: Resource) -> None:
+        self._clock, self._rng = watches.clock, watches.rng
+        self._watch = watches.of(kind)
+
+    async def follow(self) -> None:
+        """Begin and follow, for ever. Raises only its cancellation."""
+        trouble, failures = "", 0
+        while True:
+            try:
+                await self._begin()
+                if trouble:
+                    self._report(None)
+                trouble, failures = "", 0
+                await self._follow()
+            except ClusterError as error:
+                failures += 1
+                if str(error) != trouble:
+                    trouble = str(error)
+                    self._report(error)
+                await self._pause(failures)
+
+    async def _begin(self) -> None:
+        """Report what there is."""
+        await self._watch.begin_now()
+
+    async def _follow(self) -> None:
+        await self._watch.each(self._take)
+
+    def _take(self, change: WatchEvent) -> None:
+        raise NotImplementedError
+
+    def _report(self, error: ClusterError | None) -> None:
+        """Each other error once, and None once it is over."""
+        raise NotImplementedError
+
+    async def _pause(self, failures: int) -> None:
+        """``failures``: how many in a row."""
+        await asyncio.sleep(self._BACKOFF.pause(failures, self._rng))

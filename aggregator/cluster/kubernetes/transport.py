@@ -17,6 +17,7 @@ from urllib.parse import urlencode, urlsplit
 import aiohttp
 import msgspec
 from aiohttp import hdrs
+from attrs import define, field
 
 from aggregator.cluster.kubernetes import credentials, paths
 from aggregator.cluster.kubernetes.errors import Failure, parse_failure
@@ -102,7 +103,6 @@ class BodySink(Protocol):
 
     def begin(self) -> None:
         """A new answer: a request may be sent again."""
-        ...
 
     def take(self, piece: bytes) -> None: ...
 
@@ -152,24 +152,18 @@ async def _pour(response: aiohttp.ClientResponse, sink: BodySink) -> bytes:
     return b""
 
 
+@define(eq=False, slots=False)
 class Transport:
     """Speaks to one API server. ``deadline`` is in seconds, for a request's answer as a whole."""
 
-    def __init__(
-        self,
-        sources: credentials.CredentialSources,
-        limiter: Limiter,
-        *,
-        clock: Callable[[], float],
-        rng: random.Random,
-        deadline: float,
-    ) -> None:
+    _sources: credentials.CredentialSources
+    _limiter: Limiter
+    _clock: Callable[[], float] = field(kw_only=True)
+    _rng: random.Random = field(kw_only=True)
+    _deadline: float = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self.counters = RequestCounters()
-        self._sources = sources
-        self._limiter = limiter
-        self._clock = clock
-        self._rng = rng
-        self._deadline = deadline
         self._wire: HttpSession | None = None
         self._reload = asyncio.Lock()
         self._reloaded_at = float("-inf")
