@@ -257,10 +257,4 @@ def _rows(
 
 
 def _group(by: str, one: Hit) -> str:
-    return {
-        "job": one.key,
-        "team": one.team,
-        "code": one.code,
-        "node": one.node,
-        "pool": one.pool,
-    }[by]
+    return str(getattr(one, "key" if by == "job" else by))

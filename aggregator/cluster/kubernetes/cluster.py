@@ -58,7 +58,6 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         self,
         *,
         kubeconfig: str = "",
-        context: str = "",
         namespace: str = "sickbay",
         qps: float = 100.0,
         burst: int = 200,
@@ -72,7 +71,7 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         self._namespace = namespace
         self._options = options
         rng = rng or random.Random()  # noqa: S311 - jitter, no secret
-        sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
+        sources = CredentialSources(kubeconfig, "", os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
         transport = Transport(sources, limiter, clock=clock, rng=rng, deadline=deadline)
         KubeQuarantines.__init__(
