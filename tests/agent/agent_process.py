@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +178,11 @@ boot_grace = "3650d"
     def _ask(self, path: str, method: str, body: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("localhost", timeout=300)
         connection.sock = socket.socket(socket.AF_UNIX)
-        try:
+        with closing(connection):
             connection.sock.connect(str(self.socket))
             connection.request(method, path, body)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
-        finally:
-            connection.close()
 
     async def up(self) -> "AgentProcess":
         """Wait until it answers on its socket."""

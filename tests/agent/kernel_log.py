@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from nodeagent.model import Loss
@@ -89,10 +90,8 @@ def open_log(
 def fixture_records(name: str) -> list[Record]:
     """The records of a fixture as the checks get them."""
     reader = open_log(FIXTURES / name)
-    try:
+    with closing(reader):
         return only_records(reader.read_batch(limit=10_000))
-    finally:
-        reader.close()
 
 
 def only_records(batch: Iterable[Record | Loss]) -> list[Record]:

@@ -14,6 +14,7 @@ from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Record
 from nodeagent.terminal.kmsg_file import AnyPlaces
 from tests.agent.machines import options, sources
+from tests.support.present import of_type
 
 
 def faults(check: LogCheck, record: Record) -> Sequence[FaultSighting]:
@@ -39,6 +40,4 @@ def node_check(
         parts = replace(parts, gpus=gpus)
     if log is not None:
         parts = replace(parts, driver_log=log)
-    check = SPECS[name].build(parts, options(SPECS[name], **settings))
-    assert isinstance(check, KernelLines)
-    return check
+    return of_type(SPECS[name].build(parts, options(SPECS[name], **settings)), KernelLines)

@@ -13,6 +13,7 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.fake_tools import FakeTools
 from tests.nvml import FakeGpus, gpu, uuid_of
 from tests.support.fake_aggregator import Attended, FakeAggregator
+from tests.support.present import present
 from tests.support.waiting import until
 
 TWO = [gpu(0), gpu(1)]
@@ -125,9 +126,7 @@ class Aggregator(FakeAggregator):
             return results[0] if results else None
 
         await until(lambda: found() is not None, within=within, what=f"the end of {operation_id}")
-        result = found()
-        assert result is not None
-        return result
+        return present(found())
 
     async def ordered(self, node: HasLog, order: pb.RepairOrder) -> pb.RepairResult:
         """Give the order on the latest stream; its end."""

@@ -19,6 +19,7 @@ from nodeagent.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess, Make
 from tests.support.fake_aggregator import FakeAggregator
+from tests.support.present import present
 from tests.support.waiting import until
 
 GPU = "pci:0000:3b:00"
@@ -73,8 +74,7 @@ async def test_a_run_dir_that_cannot_be_written_is_reported_and_evidence_flows(
     agent.run_dir = read_only_folder
     agent.start()
     await until(lambda: component(aggregator, "agent-state"))
-    state = component(aggregator, "agent-state")
-    assert state is not None
+    state = present(component(aggregator, "agent-state"))
     assert (state.status, state.reason) == (pb.STATUS_DEGRADED, "not-saved")
     agent.xid(79)
     await until(lambda: XID_79 in aggregator.latest.faults)
@@ -96,8 +96,7 @@ async def test_without_a_kernel_log_the_agent_lives_and_says_so(
     agent.start()
     await until(lambda: component(aggregator, "kernel-log"))
     listener.close()
-    told = component(aggregator, "kernel-log")
-    assert told is not None
+    told = present(component(aggregator, "kernel-log"))
     assert (told.status, told.reason) == (pb.STATUS_UNKNOWN, "unavailable")
     assert "no-log cannot be opened" in told.message
     await agent.up()
@@ -134,8 +133,7 @@ async def test_a_state_file_of_an_unreleased_version_is_refused(make: Make) -> N
     agent.run_dir.mkdir(parents=True, exist_ok=True)
     (agent.run_dir / "state.json").write_text('{"version": 1, "epoch": "e"}')
     agent.start()
-    process = agent.process
-    assert process is not None
+    process = present(agent.process)
     await until(lambda: process.poll() is not None)
     assert process.returncode == 2
     assert (agent.run_dir / "state.json").read_text() == '{"version": 1, "epoch": "e"}'

@@ -6,6 +6,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ async def test_a_single_line_is_read_at_once(
 async def test_lines_that_say_nothing_are_not_saved_one_by_one(tmp_path: Path) -> None:
     """Urgent evidence stays urgent without an aggregator to take it; it was saved when it came."""
     agent = AgentProcess(tmp_path / "alone")
-    try:
+    with closing(agent):
         await agent.start().up()
         agent.xid(79)
         state = agent.run_dir / "state.json"
@@ -105,5 +106,3 @@ async def test_lines_that_say_nothing_are_not_saved_one_by_one(tmp_path: Path) -
             await asyncio.sleep(0.02)
             files.add(state.stat().st_ino)  # each save is a new file
         assert len(files) <= 20, "of 60 lines; 3 where they come within a second"
-    finally:
-        agent.close()

@@ -12,6 +12,7 @@ from nodeagent.simulate.node import SimulatedNode
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.simulated import simulated_node
 from tests.support.fake_aggregator import FakeAggregator
+from tests.support.present import present
 from tests.support.waiting import until
 
 
@@ -88,6 +89,5 @@ async def test_who_lives_is_not_left_because_our_own_loop_stood_still(
 
 
 async def _gone(node: SimulatedNode) -> None:
-    task = node.cut()
-    assert task is not None
+    task = present(node.cut())
     await asyncio.wait([task])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -177,7 +178,7 @@ def own(folder: Path) -> str:
 
 async def test_in_a_running_agent_it_is_a_check_like_any_other(tmp_path: Path) -> None:
     node = AgentProcess(tmp_path, more=own(tmp_path))
-    try:
+    with closing(node):
         await node.start().up()
 
         async def results() -> dict[str, dict[str, str]]:
@@ -199,8 +200,6 @@ async def test_in_a_running_agent_it_is_a_check_like_any_other(tmp_path: Path) -
         assert code == 200
         assert await node.terminate() == 0
         assert "Traceback" not in node.log()
-    finally:
-        node.close()
 
 
 def test_checks_lists_it_and_check_runs_it(tmp_path: Path) -> None:
@@ -222,7 +221,7 @@ async def test_it_comes_and_goes_with_the_file_of_a_running_agent(tmp_path: Path
         _, body = await node.ask("/v1/results")
         return {each["check"] for each in json.loads(body)["results"]} & {"lights", "gone"}
 
-    try:
+    with closing(node):
         await node.start().up()
         assert await found() == set()
         bare = node.config.read_text()
@@ -240,8 +239,6 @@ async def test_it_comes_and_goes_with_the_file_of_a_running_agent(tmp_path: Path
         _, body = await node.ask("/v1/results")
         names = {check["name"] for check in json.loads(body)["checks"]}
         assert not names & {"lights", "gone"}, "what failed stays known, its check is gone"
-    finally:
-        node.close()
 
 
 async def test_an_agent_that_stops_leaves_no_program_behind(tmp_path: Path) -> None:
@@ -251,11 +248,9 @@ async def test_an_agent_that_stops_leaves_no_program_behind(tmp_path: Path) -> N
     program.chmod(0o755)
     more = f'{QUIET}[own.slow]\ncommand = ["{program}"]\nprotocol = "npd"\ntime_limit = "60s"\n'
     node = AgentProcess(tmp_path, more=more)
-    try:
+    with closing(node):
         await node.start().up()
         await until(lambda: pids.exists() and len(pids.read_text().split()) == 2, what="slow")
         assert await node.terminate() == 0
         for pid in pids.read_text().split():
             await until(lambda pid=pid: not Path(f"/proc/{pid}/wchan").exists(), what=pid)  # type: ignore[misc]  # a default that binds
-    finally:
-        node.close()

@@ -4,6 +4,7 @@ import secrets
 import select
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -265,27 +266,24 @@ def test_a_disk_that_loses_its_sectors_is_seen_in_the_real_log(tmp_path: Path) -
     """An ext4 whose image is cut off under it: true lines of the kernel, facility 0."""
     point = tmp_path / f"disk-{secrets.token_hex(4)}"
     reader = _open_kernel_log()
-    try:
-        with real_disks.ext4(point):
-            (point / "file").write_bytes(b"x" * (4 << 20))
-            real_disks.run("sync", "-f", point)
-            machine = this_machine()
-            check = SPECS["disk-io"].build(
-                sources(machine), options(SPECS["disk-io"], mounts=(str(point),))
-            )
-            assert isinstance(check, KernelLines)
-            with point.with_suffix(".img").open("r+b") as image:
-                image.truncate(1 << 20)
-            subprocess.run(
-                ["dd", f"if={point / 'file'}", "of=/dev/null", "iflag=direct", "bs=1M"],
-                capture_output=True,
-                check=False,
-            )
-            fault = _until(reader, check, "disk-io:error", str(point))
-            assert fault.details["device"] == real_disks.loop_of(point)
-            assert not fault.historical
-    finally:
-        reader.close()
+    with closing(reader), real_disks.ext4(point):
+        (point / "file").write_bytes(b"x" * (4 << 20))
+        real_disks.run("sync", "-f", point)
+        machine = this_machine()
+        check = SPECS["disk-io"].build(
+            sources(machine), options(SPECS["disk-io"], mounts=(str(point),))
+        )
+        assert isinstance(check, KernelLines)
+        with point.with_suffix(".img").open("r+b") as image:
+            image.truncate(1 << 20)
+        subprocess.run(
+            ["dd", f"if={point / 'file'}", "of=/dev/null", "iflag=direct", "bs=1M"],
+            capture_output=True,
+            check=False,
+        )
+        fault = _until(reader, check, "disk-io:error", str(point))
+        assert fault.details["device"] == real_disks.loop_of(point)
+        assert not fault.historical
 
 
 @pytest.mark.root
@@ -293,14 +291,11 @@ def test_a_disk_that_loses_its_sectors_is_seen_in_the_real_log(tmp_path: Path) -
 def test_a_real_ext4_error_names_its_device(tmp_path: Path) -> None:
     point = tmp_path / f"disk-{secrets.token_hex(4)}"
     reader = _open_kernel_log()
-    try:
-        with real_disks.ext4(point, "errors=continue"):
-            check = SPECS["disk-io"].build(
-                sources(this_machine()), options(SPECS["disk-io"], mounts=(str(point),))
-            )
-            assert isinstance(check, KernelLines)
-            real_disks.provoke_error(point)
-            fault = _until(reader, check, "disk-io:filesystem", str(point))
-            assert fault.details["device"] == real_disks.loop_of(point)
-    finally:
-        reader.close()
+    with closing(reader), real_disks.ext4(point, "errors=continue"):
+        check = SPECS["disk-io"].build(
+            sources(this_machine()), options(SPECS["disk-io"], mounts=(str(point),))
+        )
+        assert isinstance(check, KernelLines)
+        real_disks.provoke_error(point)
+        fault = _until(reader, check, "disk-io:filesystem", str(point))
+        assert fault.details["device"] == real_disks.loop_of(point)

@@ -37,6 +37,7 @@ from tests.agent.real_disks import (
     tmpfs,
     write_now,
 )
+from tests.support.present import of_type, present
 from tests.support.waiting import patiently
 
 pytestmark = MARKS
@@ -187,8 +188,7 @@ async def test_the_probe_never_writes_into_somebody_elses_file(
         folder = tmp_path / "shared"
         folder.mkdir()
         plant(folder / PROBE_FILE, precious)
-        result = (await disks.disk.write([str(folder)]))[str(folder)]
-        assert isinstance(result, ProbeRefused)
+        assert isinstance((await disks.disk.write([str(folder)]))[str(folder)], ProbeRefused)
         assert precious.read_text() == "mine"
         (folder / PROBE_FILE).unlink()
         folder.rmdir()
@@ -254,8 +254,7 @@ async def test_a_new_agent_adds_no_second_process_to_a_hung_disk(
             with frozen(point):
                 write_now(holder)
                 disk = sources(this_machine(), deadline=3.0).disk
-                found = (await disk.write([path]))[path]
-                assert isinstance(found, Hung)
+                found = of_type((await disk.write([path]))[path], Hung)
                 assert "earlier probe" in found.where
                 assert disk.outstanding() == {}
                 assert alive(holder.pid)
@@ -305,8 +304,7 @@ async def kept_child(disks: Sources, path: str) -> int:
     for _ in range(2):
         disks.disk._gathered_at -= 30.0
         assert isinstance((await disks.disk.write([path]))[path], Written)
-    kept = disks.disk._kept
-    assert kept is not None
+    kept = present(disks.disk._kept)
     return kept.pid
 
 
@@ -395,11 +393,9 @@ async def test_a_probe_that_fails_itself_is_no_hung_disk(tmp_path: Path, disks: 
     """Its child is kept, so its end is no answer."""
     impossible = "/\0"
     pid = await kept_child(disks, str(tmp_path))
-    found = (await disks.disk.space([impossible, str(tmp_path)]))[impossible]
-    assert isinstance(found, NotProbed)
+    found = of_type((await disks.disk.space([impossible, str(tmp_path)]))[impossible], NotProbed)
     assert "failed ValueError" in found.message
-    found = (await disks.disk.write([impossible]))[impossible]
-    assert isinstance(found, NotProbed)
+    found = of_type((await disks.disk.write([impossible]))[impossible], NotProbed)
     assert isinstance((await disks.disk.space([str(tmp_path)]))[str(tmp_path)], Space)
     assert pid in probe_children()
 

@@ -22,6 +22,7 @@ from nodeagent.sources.disk_probe import (
 )
 from nodeagent.sources.mountinfo import Mount, parse
 from tests.agent.machines import built, made_up, options, sources, verdicts
+from tests.support.present import of_type
 
 GIB = 1 << 30
 LIMITS = disk_space.SpaceLimits(
@@ -377,6 +378,5 @@ async def test_a_probe_that_cannot_start_is_unknown(
 ) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "nothing"))
     probe = DiskProbe(machine=made_up(tmp_path))
-    result = (await probe.write(["/tmp"]))["/tmp"]
-    assert isinstance(result, NotProbed)
+    result = of_type((await probe.write(["/tmp"]))["/tmp"], NotProbed)
     assert "cannot start" in result.message

@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -51,10 +52,8 @@ async def serving(answer: Answer, port: int = 0) -> AsyncIterator[tuple[int, _Se
     transport, server = await loop.create_datagram_endpoint(
         lambda: _Server(answer), ("127.0.0.1", port)
     )
-    try:
+    with closing(transport):
         yield transport.get_extra_info("sockname")[1], server
-    finally:
-        transport.close()
 
 
 def with_servers(root: Path, *addresses: str) -> HostRoots:

@@ -1,5 +1,6 @@
 """The version of the driver that an agent names, also after another one was loaded under it."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,11 @@ async def test_an_agent_greets_anew_with_the_driver_that_was_loaded_under_it(
     for name, value in FakeGpus(tmp_path, [gpu(0)]).env.items():
         monkeypatch.setenv(name, value)
     load(node.folder / "sys", "570.86")
-    try:
+    with closing(node):
         await node.start().up()
         await until(lambda: driver_of(aggregator) == "570.86", within=30)
         load(node.folder / "sys", "580.10")
         await until(lambda: driver_of(aggregator) == "580.10", within=90)
-    finally:
-        node.close()
 
 
 def driver_of(aggregator: FakeAggregator) -> str:

@@ -23,6 +23,7 @@ from nodeagent.evidence.state import State, dump
 from nodeagent.evidence.store import NAME, Store
 from nodeagent.model import ClearedBy, FaultSighting
 from tests.agent.kernel_log import HandClock
+from tests.support.present import present
 from tests.support.waiting import until
 
 FAULT = FaultSighting("xid:54", "xid", "GPU-1", "power", "kmsg", 7, 900.0, ClearedBy.OPERATOR)
@@ -327,8 +328,7 @@ async def test_a_copy_is_closed_between_the_end_of_its_output_and_its_own(
     monkeypatch.setattr(subprocess, "Popen", waiting)
     copy = DiskBackup(tmp_path / NAME, tmp_path / "state")
     copy.changed()
-    child = copy._child
-    assert child is not None
+    child = present(copy._child)
     assert child.stdout is not None
     await until(lambda: child.stdout is not None and child.stdout.closed)
     running = [copy.running]

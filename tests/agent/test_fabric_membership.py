@@ -1,5 +1,6 @@
 """The NVLink cliques that an agent names, and how the aggregator learns of them."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ async def test_an_agent_greets_anew_when_it_learns_its_fabric_and_at_once_when_i
     for name, value in gpus.env.items():
         monkeypatch.setenv(name, value)
     named = "c1c1c1c1-c1c1-c1c1-c1c1-c1c1c1c1c1c1.7"
-    try:
+    with closing(node):
         await node.start().up()
         await until(lambda: aggregator.streams and _cliques(aggregator) == named, within=30)
         seen = len(aggregator.streams)
@@ -108,8 +109,6 @@ async def test_an_agent_greets_anew_when_it_learns_its_fabric_and_at_once_when_i
             within=30,
         )
         assert aggregator.streams[seen].hello.traits["fabric_clique"] == named
-    finally:
-        node.close()
 
 
 def _cliques(aggregator: FakeAggregator) -> str:

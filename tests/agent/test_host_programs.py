@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.active_tests.host import HostPrograms
 from nodeagent.sources.command import Outcome
+from tests.support.present import of_type
 
 pytestmark = [
     pytest.mark.root,
@@ -16,9 +17,7 @@ pytestmark = [
 
 
 async def run(root: Path, *command: str) -> Outcome:
-    ended = await HostPrograms(root, ["/bin"]).run(command, limit=30)
-    assert isinstance(ended, Outcome)
-    return ended
+    return of_type(await HostPrograms(root, ["/bin"]).run(command, limit=30), Outcome)
 
 
 async def test_a_root_that_is_not_there_is_no_exit_of_the_program(tmp_path: Path) -> None:

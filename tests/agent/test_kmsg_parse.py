@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.sources.kmsg import Record, is_users_line, parse
+from tests.support.present import present
 
 
 def test_a_record_is_taken_apart() -> None:
@@ -18,26 +19,22 @@ def test_a_record_is_taken_apart() -> None:
 
 
 def test_a_priority_is_a_facility_and_a_level() -> None:
-    found = parse(b"30,1,1,-;from a daemon\n")
-    assert found is not None
+    found = present(parse(b"30,1,1,-;from a daemon\n"))
     assert (found.facility, found.level) == (3, 6)
 
 
 def test_fields_after_the_flags_are_passed_over() -> None:
-    found = parse(b"6,7,8,-,caller=T4711;text; with a semicolon\n")
-    assert found is not None
+    found = present(parse(b"6,7,8,-,caller=T4711;text; with a semicolon\n"))
     assert found.text == b"text; with a semicolon"
 
 
 def test_dictionary_lines_are_left_out() -> None:
-    found = parse(b"6,7,8,c;PCI bus error\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n")
-    assert found is not None
+    found = present(parse(b"6,7,8,c;PCI bus error\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"))
     assert found.text == b"PCI bus error"
 
 
 def test_escapes_stay_as_the_kernel_wrote_them() -> None:
-    found = parse(rb"6,7,8,-;one\x0atwo\x5cthree" + b"\n")
-    assert found is not None
+    found = present(parse(rb"6,7,8,-;one\x0atwo\x5cthree" + b"\n"))
     assert found.text == rb"one\x0atwo\x5cthree"
 
 
@@ -97,8 +94,7 @@ def test_a_record_comes_back_whole_and_a_cut_one_does_not_raise(
 
 
 def test_a_line_of_100_kilobytes_is_a_record_like_any() -> None:
-    found = parse(b"4,1,1,-;" + b"x" * 100_000 + b"\n")
-    assert found is not None
+    found = present(parse(b"4,1,1,-;" + b"x" * 100_000 + b"\n"))
     assert len(found.text) == 100_000
 
 

@@ -21,6 +21,7 @@ from nodeagent.model import (
     Observation,
     Status,
 )
+from tests.support.present import present
 
 NOW = 1000.0
 
@@ -178,8 +179,7 @@ def test_a_gpu_reset_ends_what_a_reset_ends_and_that_gpus_alone() -> None:
     held.apply([xid(1, 48, cleared_by=reset), xid(2, 79), xid(3, 48, "GPU-2")], NOW)
     held.apply([Clearing("GPU-1", "gpu-reset")], NOW)
     assert set(held.faults) == {("xid:79", "GPU-1"), ("xid:48", "GPU-2")}
-    out = held.delta(NOW)
-    assert out is not None
+    out = present(held.delta(NOW))
     # The fault by name, and the sign itself for an aggregator that remembers more than we do.
     assert out.clearings == [
         Clearing("GPU-1", "gpu-reset", "xid:48"),
@@ -223,8 +223,7 @@ def test_a_message_alone_is_no_transition_and_not_urgent_but_is_sent() -> None:
     held.delta(10.0)
     assert held.apply([disk(Status.DEGRADED, "91 %")], 20.0) is True
     assert not held.urgent
-    out = held.delta(21.0)
-    assert out is not None
+    out = present(held.delta(21.0))
     assert [(c.message, c.since, c.recent) for c in out.components] == [
         ("91 %", 10.0, [(Status.DEGRADED, 10.0)])
     ]
@@ -240,8 +239,7 @@ def test_words_about_what_is_not_failing_are_sent_with_the_next_message(status: 
     assert held.delta(20.0) is None
     assert held.components["disk-space", "/"].message == "41 %", "who asks here hears the latest"
     held.apply([disk(Status.FAILED, component="/other")], 30.0)
-    out = held.delta(30.0)
-    assert out is not None
+    out = present(held.delta(30.0))
     assert [c.message for c in out.components] == ["41 %", ""]
     assert held.apply([disk(status, "41 %")], 10_000.0) is False, "they have been sent"
 
@@ -254,8 +252,7 @@ def test_words_wait_a_quarter_of_an_hour_at_most_whatever_comes_after_them() -> 
     for minute in range(1, 61):
         held.apply([disk(Status.OK, str(minute))], minute * 60.0)
         if held.pending:
-            out = held.delta(minute * 60.0)
-            assert out is not None
+            out = present(held.delta(minute * 60.0))
             told += [entry.message for entry in out.components]
     assert told == ["16", "32", "48"]
 
@@ -267,8 +264,7 @@ def test_words_of_what_has_failed_meanwhile_are_not_kept_back() -> None:
     held.apply([disk(Status.OK, "41 %")], 1.0)
     held.apply([disk(Status.FAILED, "41 %")], 2.0)
     assert held.urgent
-    out = held.delta(2.0)
-    assert out is not None
+    out = present(held.delta(2.0))
     assert [(c.status, c.message) for c in out.components] == [(Status.FAILED, "41 %")]
 
 
@@ -366,8 +362,7 @@ def test_one_missed_look_drops_nothing_but_an_unknown() -> None:
     assert set(held.components) == {("disk-space", "/")}
     held.apply([], NOW, run_of="disk-space")
     assert held.components == {}
-    out = held.delta(NOW)
-    assert out is not None
+    out = present(held.delta(NOW))
     assert [entry.component for entry in out.gone] == ["", "/"]
 
 
@@ -518,8 +513,7 @@ def test_a_delta_carries_what_changed_and_a_snapshot_everything() -> None:
     assert held.delta(NOW) is None
     held.apply([xid(2)], NOW)
     assert not held.urgent  # a count can wait
-    second = held.delta(NOW)
-    assert second is not None
+    second = present(held.delta(NOW))
     assert (second.seq, second.components, [f.count for f in second.faults]) == (2, [], [2])
 
 

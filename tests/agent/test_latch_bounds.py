@@ -27,6 +27,7 @@ from nodeagent.model import (
     Status,
 )
 from sickbay.v1 import limits as contract
+from tests.support.present import present
 
 NOW = 1000.0
 MANY = 10**9
@@ -164,8 +165,7 @@ def test_as_many_faults_as_fit_are_held_and_the_least_goes_with_a_word(held: Lat
     assert codes(held) == [0, 1, 2, 4], "the one that was last seen first"
     [(records, message)] = said(held)
     assert (records, message.partition("; ")[2]) == (1, "own:0003 was dropped")
-    out = held.delta(NOW)
-    assert out is not None
+    out = present(held.delta(NOW))
     assert [one.code for one in out.faults] == ["own:0004"]
 
 
@@ -361,8 +361,7 @@ def test_each_sign_ends_what_it_ends(how: str, left: set[int]) -> None:
     assert held.apply([Clearing("part", how)], NOW)
     assert set(codes(held)) == left
     assert held.urgent
-    out = held.delta(NOW)
-    assert out is not None
+    out = present(held.delta(NOW))
     ended = [Clearing("part", how, f"own:{n:04}") for n in range(4) if n not in left]
     assert out.clearings == [*ended, Clearing("part", how)]
 

@@ -21,6 +21,7 @@ from tests.agent.test_infiniband import Stepped, device, write_counters
 from tests.nvml import FakeGpu, gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench
 from tests.support.fake_aggregator import FakeAggregator
+from tests.support.present import present
 from tests.support.waiting import until
 
 
@@ -228,8 +229,7 @@ async def test_a_stream_sends_changes_and_the_next_stream_names_its_series_anew(
     await until(lambda: any(one.series for one in stream.measured[told:]), within=30)
     [again] = [one for one in stream.measured[told:] if one.series]
     assert (len(again.series), list(again.values)) == (1, [1965]), "a resync begins them anew"
-    task = node.cut()
-    assert task is not None
+    task = present(node.cut())
     await asyncio.wait({task})
 
 
@@ -255,6 +255,5 @@ async def test_a_node_that_measures_nothing_sends_nothing(
     node.start()
     await until(lambda: bool(aggregator.streams and len(aggregator.latest.digests) > 1), within=30)
     assert not aggregator.latest.measured
-    task = node.cut()
-    assert task is not None
+    task = present(node.cut())
     await asyncio.wait({task})

@@ -18,6 +18,7 @@ from nodeagent.sources.mountinfo import (
     worth_parsing,
 )
 from tests.agent.machines import made_up, this_machine
+from tests.support.present import present
 
 # A GPU node with containers: root on LVM, a data disk bound twice, scratch on RAID, remote homes.
 NODE = rb"""22 29 0:21 / /proc rw,nosuid shared:13 - proc proc rw
@@ -128,8 +129,7 @@ def test_the_longest_mount_point_above_a_path_is_its_mount() -> None:
         ("/scratchpad", "/"),
         ("/boot/efi/x", "/boot/efi"),
     ]:
-        mount = find(mounts, path)
-        assert mount is not None
+        mount = present(find(mounts, path))
         assert mount.point == point
 
 

@@ -23,6 +23,7 @@ from nodeagent.sources.tcp_probe import Connection
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.agent.test_infiniband import device, write_counters
 from tests.agent.test_nic_health import port
+from tests.support.present import present
 
 OK = (Status.OK, "")
 DEGRADED, FAILED, UNKNOWN = Status.DEGRADED, Status.FAILED, Status.UNKNOWN
@@ -371,8 +372,7 @@ def test_the_words_for_a_link(
     *, state: str, physical: str, used: bool, named: bool, message: str
 ) -> None:
     down = replace(ACTIVE, state=state, physical=physical)
-    found = infiniband.evaluate_link("p", down, used=used, named=named)
-    assert found is not None
+    found = present(infiniband.evaluate_link("p", down, used=used, named=named))
     assert (found.check, found.component, found.message) == ("infiniband", "p", message)
 
 

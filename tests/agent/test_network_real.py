@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -103,7 +104,7 @@ def wire() -> Iterator[Wire]:
     found = Wire(f"sickbay-n{os.getpid()}", f"sickbay-g{os.getpid()}")
     run("ip", "netns", "add", found.node)
     run("ip", "netns", "add", found.gateway)
-    try:
+    with closing(found):
         pair = ("type", "veth", "peer", "name", "port", "netns", found.gateway)
         run("ip", "link", "add", "nic", "netns", found.node, *pair)
         for execute, name, last in ((found.in_node, "nic", "2"), (found.in_gateway, "port", "1")):
@@ -113,8 +114,6 @@ def wire() -> Iterator[Wire]:
             execute("ip", "address", "add", f"fd77::{last}/64", "dev", name, "nodad")
         found.in_node("ip", "route", "add", "default", "via", "10.77.0.1")
         yield found
-    finally:
-        found.close()
 
 
 def until(condition: Callable[[], bool]) -> None:

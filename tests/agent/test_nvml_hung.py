@@ -14,6 +14,7 @@ from nodeagent.sources.process_state import read_state
 from tests.agent import real_disks
 from tests.nvml import gpu, uuid_of
 from tests.nvml.gpu_bench import Bench
+from tests.support.present import present
 from tests.support.waiting import until
 
 #: The folder, and what thaws it.
@@ -207,8 +208,7 @@ async def test_a_worker_that_cannot_be_killed_gets_one_replacement_and_no_more(
         (first,) = bench.nvml.worker_pids
         bench.gpus.fail("nvmlDeviceGetUUID", gpu=0, open_path=folder / "hang")
         for _ in range(2):  # hung, killed in vain
-            trouble = (await bench.sample()).trouble
-            assert trouble is not None
+            trouble = present((await bench.sample()).trouble)
             assert trouble.kind is TroubleKind.HUNG
             await until(lambda: read_state(first).state == "D", "the hang")
         await bench.sample()  # replaced
@@ -216,8 +216,7 @@ async def test_a_worker_that_cannot_be_killed_gets_one_replacement_and_no_more(
             lambda: [read_state(p).state for p in bench.nvml.worker_pids] == ["D", "D"],
             "the hang of the replacement",
         )
-        trouble = (await bench.sample()).trouble
-        assert trouble is not None
+        trouble = present((await bench.sample()).trouble)
         assert trouble.kind is TroubleKind.HUNG
         assert trouble.where, "where in the kernel it waits"
         for _ in range(5):

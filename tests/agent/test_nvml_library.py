@@ -15,6 +15,7 @@ from nodeagent.sources.nvml_library import SONAME, candidates
 from nodeagent.sources.nvml_process import worker_command
 from nodeagent.sources.nvml_sampler import Sampler
 from tests.nvml import FakeGpus, gpu, library, pci_of
+from tests.support.present import present
 
 TRIPLET = f"usr/lib/{os.uname().machine}-linux-gnu"
 
@@ -71,8 +72,7 @@ def test_a_link_to_itself_or_to_nothing_is_no_library(tmp_path: Path, target: st
 
 def test_pynvml_that_was_never_compiled_does_not_cost_its_compilation(tmp_path: Path) -> None:
     """Compiling leaves 13 MB behind: the worker starts over from the bytecode that it made."""
-    command = worker_command([str(library())])
-    assert command is not None
+    command = present(worker_command([str(library())]))
     shutil.copy(str(pynvml.__file__), tmp_path / "pynvml.py")
     command[command.index(str(Path(str(pynvml.__file__)).parent))] = str(tmp_path)
     gpus = FakeGpus(tmp_path / "gpus", [gpu(0)])

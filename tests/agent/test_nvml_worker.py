@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.sources import nvml_process
+from tests.support.present import present
 
 FOLDER = Path(nvml_process.__file__).parent
 #: Each brings a quarter of a megabyte to a megabyte, on every node.
@@ -29,8 +30,7 @@ VALUES = st.recursive(
 
 def worker() -> ModuleType:
     """The worker's code, not run as a program."""
-    spec = importlib.util.spec_from_file_location("worker_code", FOLDER / "nvml_worker.py")
-    assert spec is not None
+    spec = present(importlib.util.spec_from_file_location("worker_code", FOLDER / "nvml_worker.py"))
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -18,6 +18,7 @@ from nodeagent.sources import disk_child
 from nodeagent.sources.disk_probe import DiskProbe, Hung, Page, ProbeRefused, Result
 from tests.agent.machines import built, made_up, options, sources, this_machine, verdicts
 from tests.agent.test_nic_health import port
+from tests.support.present import present
 
 #: A transceiver's memory: the bytes at each address of a page, by page and I2C address.
 Memory = dict[tuple[int, int], bytearray]
@@ -221,8 +222,7 @@ def changed(at: int, value: int, page: int = 0) -> bytes:
 def test_the_verdict_is_by_the_modules_own_alarms(
     memory: bytes, verdict: tuple[Status, str], text: str
 ) -> None:
-    module = optics.parse(memory)
-    assert module is not None
+    module = present(optics.parse(memory))
     found = optics.evaluate("eth0", module)
     assert (found.status, found.reason) == verdict
     assert text in found.message
@@ -232,8 +232,7 @@ def test_a_lane_whose_laser_is_off_is_not_in_use() -> None:
     memory = qsfp()
     for at in (36, 44, 52):
         words(memory[0, 0x50], at, 0)
-    module = optics.parse(bytes_of(memory))
-    assert module is not None
+    module = present(optics.parse(bytes_of(memory)))
     assert module.light["rx-power"] == (9_900, 500)
     words(memory[0, 0x50], 42, 0, 0, 0, 0)
     assert optics.parse(bytes_of(memory)) is None

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ async def test_an_agent_probes_whom_the_aggregator_names(
     aggregator.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=1000, peers=[address])
     more = QUIET.replace("[checks.peers]\non = false", '[checks.peers]\ninterval = "1s"')
     node = AgentProcess(tmp_path / "node", aggregator=aggregator.address, more=more)
-    try:
+    with closing(node):
         await node.start().up()
         await until(
             lambda: aggregator.streams and ("peers", address) in aggregator.latest.components,
@@ -95,5 +96,3 @@ async def test_an_agent_probes_whom_the_aggregator_names(
             what=node.log(),
         )
         assert len(aggregator.streams) == 1
-    finally:
-        node.close()

@@ -10,6 +10,7 @@ test_kernel_context), the callers that the agent answers (test_agent).
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
     """A peer took a core for 94 s and saw it 94 s late; the other was blind for the overrun."""
     node = AgentProcess(tmp_path)
     pci_device(node.folder / "sys", f"{OTHER_GPU}.0", "0x030200")
-    try:
+    with closing(node):
         node.start()
         wait_until(node.answers, what=node.log, timeout_s=30.0)
         wait_until(lambda: results_of(node)["results"], what=node.log, timeout_s=30.0)
@@ -203,5 +204,3 @@ def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
         answer = results_of(node)
         assert len(answer["faults"]) <= 1024
         assert any("evidence lost" in note for note in answer["notes"])
-    finally:
-        node.close()

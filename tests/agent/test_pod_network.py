@@ -21,6 +21,7 @@ from nodeagent.pod_prober import LARGEST, MOST, start
 from tests.agent.machines import built, made_up, options, sources, verdicts
 from tests.agent.test_network_real import Wire, why_not, wire  # noqa: F401 - a fixture
 from tests.controlplane.processes import stopped
+from tests.support.present import of_type
 from tests.support.waiting import until
 
 OK = (Status.OK, "")
@@ -91,8 +92,7 @@ async def until_well(check: pod_network.PodNetwork, component: str) -> None:
 
 
 async def test_where_no_prober_ever_was_the_check_is_off(tmp_path: Path) -> None:
-    report = await check_of(tmp_path).run_check()
-    assert isinstance(report, Off)
+    report = of_type(await check_of(tmp_path).run_check(), Off)
     assert "deploy/profiles/pod-network" in report.reason
 
 

@@ -33,6 +33,7 @@ from tests.agent.machines import (
     verdicts,
 )
 from tests.agent.real_disks import MARKS, ext4, frozen, hold, write_now
+from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
 
 OK = (Status.OK, "")
@@ -193,8 +194,7 @@ def test_what_is_remarkable_is_bounded_too(machine: HostRoots, clock: Stepped) -
 def test_a_name_may_hold_anything(name: str) -> None:
     rest = " ".join(["0"] * 17)
     raw = f"12 ({name}) D 3 {rest} 77 1 2 3\n".encode()
-    stat = parse_stat(raw)
-    assert stat is not None
+    stat = present(parse_stat(raw))
     assert (stat.name, stat.state, stat.parent, stat.started) == (name, "D", 3, 77)
 
 

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -187,7 +188,7 @@ async def test_a_launcher_of_nvidia_receives_the_agents_answer(version: str, mak
     await agent.start().up()
     await until(path.is_socket, what=agent.log)
     launcher = Launcher(version, path)
-    try:
+    with closing(launcher):
         assert launcher.healthy()
         agent.xid(79)
         await until_code(agent, 1)
@@ -203,8 +204,6 @@ async def test_a_launcher_of_nvidia_receives_the_agents_answer(version: str, mak
         assert not launcher.healthy()
         assert not late.healthy()
         late.close()
-    finally:
-        launcher.close()
 
 
 async def test_a_path_that_is_no_socket_is_kept_and_reported(make: Make) -> None:

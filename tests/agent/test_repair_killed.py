@@ -11,6 +11,7 @@ import pytest
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, boot, use_gpus
 from tests.nvml import uuid_of
+from tests.support.present import present
 from tests.support.waiting import until
 
 RESET, REBOOT, TEST = (
@@ -47,8 +48,7 @@ async def up(server: Aggregator, node: RepairNode) -> None:
 
 
 async def killed(node: RepairNode) -> None:
-    process = node.process
-    assert process is not None
+    process = present(node.process)
     await until(lambda: process.poll() is not None, within=30, what=node.log)
 
 

@@ -37,6 +37,7 @@ from nodeagent.sources.host import HostRoots
 from sickbay.v1.limits import MAX_EVIDENCE_BYTES
 from tests.agent.fake_tools import FakeTools
 from tests.nvml import gpu, uuid_of
+from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
 
 STATES = [RepairState.ACCEPTED, RepairState.RUNNING, *sorted(FINAL)]
@@ -346,9 +347,7 @@ class Machine:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         assert executor._operations is not None
-        operation = executor._operations.get("op-1")
-        assert operation is not None
-        return operation
+        return present(executor._operations.get("op-1"))
 
     @property
     def acts(self) -> int:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -289,15 +290,13 @@ async def test_without_repair_allow_an_order_is_refused_and_no_record_is_made(
 ) -> None:
     async with aggregator() as server:
         node = RepairNode(tmp_path, server.address, allow=())
-        try:
+        with closing(node):
             await node.start().up()
             stream = await server.stream()
             assert not stream.hello.repair_verbs
             result = await server.ordered(node, node.order(REBOOT, stream))
             assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "not-allowed")
             assert not (node.state_dir / "repair").exists()
-        finally:
-            node.close()
 
 
 def test_an_agent_that_obeys_no_order_does_not_load_the_modules() -> None:

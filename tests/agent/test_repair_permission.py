@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -178,14 +179,12 @@ async def test_each_kind_of_order_begins_after_its_permission_and_never_without(
         _alone(node)
         use_gpus(node, monkeypatch)
         node.tools.tool("dcgmi")
-        try:
+        with closing(node):
             await node.start().up()
             await attached(server, node)
             await _refuses(server, node)
             await _loses_the_stream(server, node)
             await _grants(server, node)
-        finally:
-            node.close()
 
 
 def _alone(node: RepairNode) -> None:
@@ -263,7 +262,7 @@ async def test_a_silent_aggregator_begins_nothing_and_its_late_answer_neither(
         use_gpus(node, monkeypatch)
         asked: list[Attended] = []
         server.on_permission_request = lambda stream, _request: asked.append(stream)
-        try:
+        with closing(node):
             await node.start().up()
             await attached(server, node)
             order = node.order(RESET, server.latest)
@@ -276,8 +275,6 @@ async def test_a_silent_aggregator_begins_nothing_and_its_late_answer_neither(
             await until(lambda: len(server.results(order.operation_id)) > told, within=30)
             assert set(server.states(order.operation_id)) == {"accepted", "refused"}
             assert _acts(node) == (0, 0, 0)
-        finally:
-            node.close()
 
 
 # -- before another party's act -------------------------------------------------------------------
@@ -313,7 +310,7 @@ async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(
             )
             return _gpu_uses(server)[-1]
 
-        try:
+        with closing(node):
             await node.start().up()
             await attached(server, node)
             assert await gpu_use("1") == pb.GpuUse(request_id="1")
@@ -340,8 +337,6 @@ async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(
             assert list(answer.pods) == [
                 pb.PodGpu(pod_uid="0a1b-2c3d", gpu=TWO[0].uuid, processes=1)
             ]
-        finally:
-            node.close()
 
 
 def _gpu_uses(server: Aggregator) -> list[pb.GpuUse]:

@@ -10,7 +10,7 @@ from nodeagent.uplink.reconnect import ReconnectPolicy
 from nodeagent.uplink.stream import Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.simulated import simulated_node
-from tests.support.virtual_time import run
+from tests.support.virtual_time import in_virtual_time
 
 INTERVAL = 10.0
 
@@ -54,22 +54,22 @@ def _stream(call: Any) -> Stream:
     )
 
 
-def test_a_requested_snapshot_takes_the_place_of_a_heartbeat_and_delays_measurements() -> None:
-    async def play() -> None:
-        call, loop = PlayedCall(), asyncio.get_running_loop()
-        running = asyncio.create_task(_stream(call).run_stream(pb.AgentMessage(hello=pb.Hello())))
-        welcome = pb.Welcome(aggregator="a", heartbeat_interval_ms=int(INTERVAL * 1000))
-        call.incoming.put_nowait(pb.AggregatorMessage(welcome=welcome))
-        await asyncio.sleep(28.0)
-        assert call.times("heartbeat", 0.0)
-        assert not call.times("measurements", 0.0), "the first is due after 30 s"
-        resynced = loop.time()
-        call.incoming.put_nowait(pb.AggregatorMessage(resync=pb.Resync(reason="another")))
-        await asyncio.sleep(45.0)
-        assert len(call.times("snapshot", resynced - 0.1)) == 1
-        assert call.times("heartbeat", resynced)[0] >= INTERVAL
-        assert 30.0 <= call.times("measurements", resynced)[0] <= 40.0
-        running.cancel()
-        await asyncio.wait({running})
-
-    run(play())
+@in_virtual_time
+async def test_a_requested_snapshot_takes_the_place_of_a_heartbeat_and_delays_measurements() -> (
+    None
+):
+    call, loop = PlayedCall(), asyncio.get_running_loop()
+    running = asyncio.create_task(_stream(call).run_stream(pb.AgentMessage(hello=pb.Hello())))
+    welcome = pb.Welcome(aggregator="a", heartbeat_interval_ms=int(INTERVAL * 1000))
+    call.incoming.put_nowait(pb.AggregatorMessage(welcome=welcome))
+    await asyncio.sleep(28.0)
+    assert call.times("heartbeat", 0.0)
+    assert not call.times("measurements", 0.0), "the first is due after 30 s"
+    resynced = loop.time()
+    call.incoming.put_nowait(pb.AggregatorMessage(resync=pb.Resync(reason="another")))
+    await asyncio.sleep(45.0)
+    assert len(call.times("snapshot", resynced - 0.1)) == 1
+    assert call.times("heartbeat", resynced)[0] >= INTERVAL
+    assert 30.0 <= call.times("measurements", resynced)[0] <= 40.0
+    running.cancel()
+    await asyncio.wait({running})

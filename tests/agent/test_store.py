@@ -20,6 +20,7 @@ from nodeagent.evidence.state import State, StateError, dump, restore
 from nodeagent.evidence.store import NAME, Store, UnreleasedState
 from nodeagent.model import Batch, ClearedBy, Clearing, FaultSighting, Loss, Observation, Status
 from tests.agent.kernel_log import HandClock
+from tests.support.present import present
 from tests.support.waiting import until
 
 BOOT, NEXT_BOOT = "boot-a", "boot-b"
@@ -211,8 +212,7 @@ async def test_a_copy_that_hangs_holds_nobody_up_and_is_not_started_twice(
     copy = DiskBackup(tmp_path / "run" / NAME, frozen_disk, interval=0.01)
     assert store.save(full_state())
     copy.changed()
-    child = copy._child
-    assert child is not None
+    child = present(copy._child)
     wchan = Path(f"/proc/{child.pid}/wchan")
     await until(lambda: "percpu_rwsem" in wchan.read_text() or "sb_start" in wchan.read_text())
     for _ in range(3):

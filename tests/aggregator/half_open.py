@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ async def play(bench: InProcessAggregator, agent: AgentProcess) -> dict[str, Any
 
 async def main(folder: Path) -> None:
     agent = AgentProcess(folder / "node")
-    try:
+    with closing(agent):
         async with running_aggregator(
             "node-a",
             silent_after=SILENT_AFTER,
@@ -103,8 +104,6 @@ async def main(folder: Path) -> None:
         ) as bench:
             bench.address = f"{HERE}:{bench.site.server.port}"
             print(json.dumps(await play(bench, agent)))
-    finally:
-        agent.close()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from aggregator.cluster.port import Action, Phase, QuarantineSpec
 from aggregator.quarantine.decide.node_marks import read_overruled
 from tests.aggregator.test_interruption import ILL, drained, entries, world_with_jobs
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import present
 from tests.support.replica import OPEN, SETTINGS, Replica, Turned, snapshot
 from tests.support.waiting import until
 
@@ -57,7 +58,6 @@ async def test_a_quarantine_whose_node_stays_away_ends_with_its_entry() -> None:
     await until(lambda: not world.quarantines and not entries(world))
     ended = [t.summary for t in replica.notes.transitions if t.kind == "quarantine.released"]
     assert "absent_node_after" in ended[-1]
-    await replica.stop()
 
 
 async def test_the_time_of_absence_survives_a_restart() -> None:
@@ -77,7 +77,6 @@ async def test_the_time_of_absence_survives_a_restart() -> None:
     clock.time += DAY / 2
     await polled_at(second, "n1")
     await until(lambda: not world.quarantines and not entries(world))
-    await second.stop()
 
 
 async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_is_back() -> None:
@@ -100,14 +99,12 @@ async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_i
     assert entries(world) == {"n1", "n2"}
     replica.agent("n3", ILL)
     await until(lambda: replica.fleet.node_summaries["n3"].decision.hold)
-    hold = replica.fleet.node_summaries["n3"].decision.hold
-    assert hold is not None
+    hold = present(replica.fleet.node_summaries["n3"].decision.hold)
     assert (hold.limit, hold.reason) == (
         "limits.concurrent",
         "2 nodes are in quarantine; the limit is 1",
     )
     assert "n3" not in world.quarantines
-    await replica.stop()
 
 
 async def test_one_made_by_hand_is_reported_and_neither_counted_nor_ended() -> None:
@@ -128,7 +125,6 @@ async def test_one_made_by_hand_is_reported_and_neither_counted_nor_ended() -> N
     assert "until it is deleted" in world.quarantines["n1"].status.message
     world.person_deletes("n1")
     await until(lambda: "n1" not in world.quarantines and entries(world) == {"n2"})
-    await replica.stop()
 
 
 async def test_the_same_boot_that_comes_back_after_the_end_is_quarantined_anew() -> None:
@@ -147,7 +143,6 @@ async def test_the_same_boot_that_comes_back_after_the_end_is_quarantined_anew()
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is not None and is_marked(world.nodes["n1"]))
     assert not read_overruled(world.nodes["n1"].annotations)
-    await replica.stop()
 
 
 async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> None:
@@ -168,7 +163,6 @@ async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> No
     await until(lambda: is_marked(world.nodes["n1"]))
     assert "quarantine.released" not in replica.notes.kinds("n1")
     await asyncio.sleep(0)
-    await replica.stop()
 
 
 async def test_a_release_of_a_node_that_is_gone_is_carried_out() -> None:
@@ -181,4 +175,3 @@ async def test_a_release_of_a_node_that_is_gone_is_carried_out() -> None:
     replica.agent("n1", snapshot())
     world.person_deletes("n1")
     await until(lambda: not world.quarantines and not entries(world))
-    await replica.stop()

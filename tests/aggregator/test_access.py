@@ -21,6 +21,7 @@ from aggregator.access.token_review import MAX_TOKEN, TokenReviewAuthenticator
 from aggregator.cluster.port import Unreachable
 from aggregator.cluster.users import Access, User
 from tests.support.pki import Authority
+from tests.support.present import present
 
 ALICE = User("alice", ("oncall", "system:authenticated"))
 
@@ -270,8 +271,7 @@ async def test_an_authority_that_is_exchanged_counts_at_once(
 async def test_the_proxys_headers_name_user_and_groups(proxies: Authority) -> None:
     proxy = der(proxies.user("p", "login-proxy", []).certificate)
     facts = headers(proxy, X_Remote_User=["alice"], X_Remote_Group=["oncall,hall-2", "x"])
-    found = await by_proxy(proxies).authenticate(facts)
-    assert found is not None
+    found = present(await by_proxy(proxies).authenticate(facts))
     assert found.user == User("alice", ("oncall", "hall-2", "x", "system:authenticated"))
 
 
@@ -302,8 +302,7 @@ async def test_a_proxy_names_one_ordinary_user(proxies: Authority, users: list[s
 async def test_a_proxy_can_not_name_the_groups_of_kubernetes(proxies: Authority) -> None:
     proxy = der(proxies.user("p", "login-proxy", []).certificate)
     facts = headers(proxy, X_Remote_User=["alice"], X_Remote_Group=["system:masters", "oncall"])
-    found = await by_proxy(proxies).authenticate(facts)
-    assert found is not None
+    found = present(await by_proxy(proxies).authenticate(facts))
     assert found.user.groups == ("oncall", "system:authenticated")
 
 

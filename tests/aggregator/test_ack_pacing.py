@@ -7,7 +7,7 @@ from aggregator.ingest import codec
 from aggregator.ingest.ack_pacing import AT_ONCE, LATER, AckPacer
 from aggregator.ingest.send_queue import SendQueue
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.support.virtual_time import run
+from tests.support.virtual_time import in_virtual_time
 
 
 class Agents:
@@ -40,48 +40,42 @@ class Owed:
         self._paid.append((self._name, asyncio.get_running_loop().time()))
 
 
-def test_one_that_says_much_delays_no_other() -> None:
-    async def play() -> None:
-        agents = Agents()
-        loud = Owed(agents.paid, "loud")
-        for _ in range(500):
-            agents.ack_pacer.schedule_ack(loud)
-        agents.let("other")
-        assert len(agents.paid) == 501
-        assert agents.paid[-1][0] == "other"
-
-    run(play())
+@in_virtual_time
+async def test_one_that_says_much_delays_no_other() -> None:
+    agents = Agents()
+    loud = Owed(agents.paid, "loud")
+    for _ in range(500):
+        agents.ack_pacer.schedule_ack(loud)
+    agents.let("other")
+    assert len(agents.paid) == 501
+    assert agents.paid[-1][0] == "other"
 
 
-def test_a_storm_is_acknowledged_in_order_when_its_nodes_have_been_marked() -> None:
-    async def play() -> None:
-        agents = Agents()
-        for number in range(500):
-            agents.let(str(number))
-        assert len(agents.paid) == AT_ONCE
-        await asyncio.sleep(LATER - 0.1)
-        assert len(agents.paid) == AT_ONCE
-        await asyncio.sleep(1.0)
-        assert agents.names == [str(number) for number in range(500)]
-        # Not in one go: agents must be read meanwhile.
-        assert len({at for _, at in agents.paid}) > 20
-        assert agents.paid[-1][1] - agents.begun < LATER + 1.0
-
-    run(play())
+@in_virtual_time
+async def test_a_storm_is_acknowledged_in_order_when_its_nodes_have_been_marked() -> None:
+    agents = Agents()
+    for number in range(500):
+        agents.let(str(number))
+    assert len(agents.paid) == AT_ONCE
+    await asyncio.sleep(LATER - 0.1)
+    assert len(agents.paid) == AT_ONCE
+    await asyncio.sleep(1.0)
+    assert agents.names == [str(number) for number in range(500)]
+    # Not in one go: agents must be read meanwhile.
+    assert len({at for _, at in agents.paid}) > 20
+    assert agents.paid[-1][1] - agents.begun < LATER + 1.0
 
 
-def test_after_a_storm_few_are_acknowledged_at_once_again() -> None:
-    async def play() -> None:
-        agents = Agents()
-        for number in range(100):
-            agents.let(str(number))
-        await asyncio.sleep(1.5)
-        agents.let("another")
-        assert agents.paid[-1][0] == "another"
-        await asyncio.sleep(LATER)
-        assert len(agents.paid) == 101
-
-    run(play())
+@in_virtual_time
+async def test_after_a_storm_few_are_acknowledged_at_once_again() -> None:
+    agents = Agents()
+    for number in range(100):
+        agents.let(str(number))
+    await asyncio.sleep(1.5)
+    agents.let("another")
+    assert agents.paid[-1][0] == "another"
+    await asyncio.sleep(LATER)
+    assert len(agents.paid) == 101
 
 
 class Talk:
@@ -107,26 +101,24 @@ class Talk:
         self._ack_pacer.schedule_ack(self.outbox)
 
 
-def test_what_is_owed_goes_out_once_and_sooner_where_something_else_does() -> None:
-    async def play() -> None:
-        ack_pacer, begun = AckPacer(), asyncio.get_running_loop().time()
-        for talk in [Talk(ack_pacer) for _ in range(AT_ONCE)]:
-            talk.safe(1)
-        plain, chatty, asked, beaten, left = (Talk(ack_pacer) for _ in range(5))
-        for talk in (plain, chatty, asked, beaten, left):
-            talk.safe(1)
-        await asyncio.sleep(0.5)
-        chatty.safe(2)
-        asked.outbox.put(codec.resync("say it again"))
-        beaten.outbox.answer()
-        gone = weakref.ref(left)
-        left.outbox.close()
-        del left, talk
-        assert gone() is None, "a stream that has ended is not kept by what it owed"
-        await asyncio.sleep(LATER + 1.0)
-        assert plain.written == [("ack", 1, begun + LATER)]
-        assert chatty.written == [("ack", 2, begun + LATER)]
-        assert asked.written == [("resync", 0, begun + 0.5), ("ack", 1, begun + 0.5)]
-        assert beaten.written == [("ack", 1, begun + 0.5)]
-
-    run(play())
+@in_virtual_time
+async def test_what_is_owed_goes_out_once_and_sooner_where_something_else_does() -> None:
+    ack_pacer, begun = AckPacer(), asyncio.get_running_loop().time()
+    for talk in [Talk(ack_pacer) for _ in range(AT_ONCE)]:
+        talk.safe(1)
+    plain, chatty, asked, beaten, left = (Talk(ack_pacer) for _ in range(5))
+    for talk in (plain, chatty, asked, beaten, left):
+        talk.safe(1)
+    await asyncio.sleep(0.5)
+    chatty.safe(2)
+    asked.outbox.put(codec.resync("say it again"))
+    beaten.outbox.answer()
+    gone = weakref.ref(left)
+    left.outbox.close()
+    del left, talk
+    assert gone() is None, "a stream that has ended is not kept by what it owed"
+    await asyncio.sleep(LATER + 1.0)
+    assert plain.written == [("ack", 1, begun + LATER)]
+    assert chatty.written == [("ack", 2, begun + LATER)]
+    assert asked.written == [("resync", 0, begun + 0.5), ("ack", 1, begun + 0.5)]
+    assert beaten.written == [("ack", 1, begun + 0.5)]

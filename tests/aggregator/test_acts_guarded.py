@@ -66,6 +66,7 @@ from aggregator.repairers.webhook import WebhookRepairer
 from tests.kube.test_kube_transport import kubeconfig
 from tests.support.active_test_jobs import job_section
 from tests.support.pki import Authority
+from tests.support.present import present
 from tests.support.waiting import until
 
 
@@ -385,8 +386,7 @@ def secret(site: Site) -> Path:
 
 
 async def patch(site: Site) -> object:
-    node = await site.local.read_node("n1")
-    assert node is not None
+    node = present(await site.local.read_node("n1"))
     return await site.kube.patch_node(node, TAINTS, guard=site.guard)
 
 
@@ -563,8 +563,7 @@ def by_slurm(here: World, program: str, folder: Path) -> Awaitable[object]:
 
 
 async def cordon(here: World, program: str, folder: Path) -> object:
-    node = await here.cluster.read_node("n1")
-    assert node is not None
+    node = present(await here.cluster.read_node("n1"))
     return await here.cluster.patch_node(node, TAINTS, guard=here.guard)
 
 

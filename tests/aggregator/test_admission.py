@@ -34,6 +34,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.pool_budget import allowance
+from tests.support.present import present
 
 OPEN = Limits(
     concurrent=1_000,
@@ -336,11 +337,9 @@ def test_nothing_is_admitted_for_a_quarter_of_a_minute_after_a_record_was_rebuil
 def test_a_fleet_that_could_not_be_counted_has_no_quorum() -> None:
     limits = replace(OPEN, quorum_percent=10)
     assert quorum(limits, FleetSize(10, 1)) is None
-    few = quorum(limits, FleetSize(11, 1))
-    assert few is not None
+    few = present(quorum(limits, FleetSize(11, 1)))
     assert (few.limit, few.value) == ("limits.quorum_percent", "10%")
-    unlisted = quorum(replace(OPEN, quorum_percent=0), FleetSize(10, 10, listed=False))
-    assert unlisted is not None
+    unlisted = present(quorum(replace(OPEN, quorum_percent=0), FleetSize(10, 10, listed=False)))
     assert (unlisted.limit, unlisted.value) == ("limits.quorum_percent", "0%")
 
 
@@ -704,14 +703,12 @@ def test_only_what_makes_us_suspect_ourselves_restrains_a_drain() -> None:
         return batch.escalation_hold(asked)
 
     assert restraint(proposal("n1")) is None, "it is counted already"
-    held = restraint(suspected("n1", {SWITCH}))
-    assert held is not None
+    held = present(restraint(suspected("n1", {SWITCH})))
     assert held.cause == SWITCH
     soon = restraint(replace(proposal("n1"), unsettled="its driver is new"))
     assert soon == Held("limits.after_upgrade", "2m", "its driver is new")
     cooling = replace(full, cooldowns={FLEET: Cooldown(1_000.0, "the rate")})
-    tripped = restraint(proposal("n1"), cooling)
-    assert tripped is not None
+    tripped = present(restraint(proposal("n1"), cooling))
     assert (tripped.limit, tripped.value) == ("limits.cooldown", "15m")
 
 

@@ -99,7 +99,6 @@ async def test_a_reinstall_keeps_every_marked_node_in_quarantine() -> None:
         second.agent(name, WELL)
     await until(lambda: not world.quarantines and not entries(world))
     assert not any(is_marked(node) or node.unschedulable for node in world.nodes.values())
-    await second.stop()
 
 
 async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None:
@@ -119,7 +118,6 @@ async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None
     replica.agent("n1", ILL)  # its agent's evidence does
     await drained(world)
     assert world.evicted == [*evicted, "uid-late"]
-    await replica.stop()
 
 
 async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
@@ -145,7 +143,6 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     world.set_node(replace(node, annotations=kept))
     await replica.controller.parts.cluster_events.refresh_nodes()
     await until(lambda: not node_summary.quarantine_view.unclaimed)
-    await replica.stop()
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -200,7 +197,6 @@ async def test_a_definition_made_anew_brings_back_ours_and_those_made_by_hand(
     world.person_deletes("n2")
     await until(lambda: "n2" not in world.quarantines)
     assert not is_marked(world.nodes["n2"])
-    await replica.stop()
 
 
 @pytest.mark.parametrize("did", ["", "nonsense", "[1]", '{"evidence": [["xid:79"]]}'])
@@ -223,7 +219,6 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     await until(lambda: not world.quarantines and not is_marked(world.nodes["n1"]))
     # The record of who had cordoned it is lost, so the cordon is left for a person.
     assert world.nodes["n1"].unschedulable
-    await replica.stop()
 
 
 async def test_a_node_that_was_uncordoned_meanwhile_is_released() -> None:
@@ -238,7 +233,6 @@ async def test_a_node_that_was_uncordoned_meanwhile_is_released() -> None:
     await reaches_released(world)
     check_released(world)
     assert read_overruled(world.nodes["n1"].annotations)
-    await replica.stop()
 
 
 async def test_a_quarantine_taken_away_by_force_while_we_watch_is_a_persons_word() -> None:
@@ -251,7 +245,6 @@ async def test_a_quarantine_taken_away_by_force_while_we_watch_is_a_persons_word
     await until(lambda: not is_marked(world.nodes["n1"]) and not entries(world))
     check_released(world)
     assert read_overruled(world.nodes["n1"].annotations)
-    await replica.stop()
 
 
 async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_made_again() -> None:
@@ -281,7 +274,6 @@ async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_m
     await until(lambda: not is_marked(world.nodes["n1"]) and not entries(world))
     check_released(world)
     assert read_overruled(world.nodes["n1"].annotations)
-    await replica.stop()
 
 
 async def test_a_quarantine_made_anew_while_the_old_one_s_marks_are_swept_keeps_them() -> None:
@@ -309,7 +301,6 @@ async def test_a_quarantine_made_anew_while_the_old_one_s_marks_are_swept_keeps_
     assert is_marked(world.nodes["n1"])
     assert not unmarked, "its marks were undone although a quarantine stands there again"
     assert marked_by(world.nodes["n1"]) == world.quarantines["n1"].uid
-    await replica.stop()
 
 
 async def test_marks_that_go_while_they_are_adopted_leave_nothing_behind() -> None:
@@ -329,13 +320,12 @@ async def test_marks_that_go_while_they_are_adopted_leave_nothing_behind() -> No
         return None
 
     before = len(world.writes)
-    replica = Replica(world, clock=clock, fails=undone)
+    Replica(world, clock=clock, fails=undone)
     await until(lambda: "drop n1" in world.writes[before:])
     assert "create n1" in world.writes[before:]
     assert not world.nodes["n1"].unschedulable
     assert not world.nodes["n1"].taints
     await until(lambda: not entries(world))
-    await replica.stop()
 
 
 async def test_an_adoption_waits_for_a_record_that_fails() -> None:
@@ -356,7 +346,6 @@ async def test_an_adoption_waits_for_a_record_that_fails() -> None:
     replica.agent("n1", ILL)
     await drained(world)
     check_quarantined(world)
-    await replica.stop()
 
 
 async def test_the_marks_of_an_older_version_are_adopted_too() -> None:
@@ -376,7 +365,6 @@ async def test_the_marks_of_an_older_version_are_adopted_too() -> None:
     replica.agent("n1", ILL)
     await drained(world)
     check_quarantined(world)
-    await replica.stop()
 
 
 async def test_what_has_cleared_before_an_uninstall_is_not_in_force_after_it() -> None:
@@ -397,11 +385,10 @@ async def test_what_has_cleared_before_an_uninstall_is_not_in_force_after_it() -
     await first.stop()
     uninstall(world)
     world.person_applies_definition()
-    second = Replica(world, clock=clock)
+    Replica(world, clock=clock)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
     found = [(item.code, item.component) for item in world.quarantines["n1"].spec.evidence]
     assert found == [("xid:48", "GPU-2")]
-    await second.stop()
 
 
 class LateAnswers(MemoryCluster):
@@ -433,4 +420,3 @@ async def test_a_deletion_seen_before_the_answer_to_our_own_write_releases_the_n
     cluster.answers.set()
     await until(lambda: not world.quarantines and not entries(world))
     assert not is_marked(world.nodes["n1"])
-    await replica.stop()

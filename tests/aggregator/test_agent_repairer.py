@@ -23,6 +23,7 @@ from aggregator.repairers.gpu_use import GpuUse
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1.limits import MAX_EVIDENCE_BYTES
 from tests.support.ingest import Agent, Site, site
+from tests.support.present import present
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
@@ -219,8 +220,7 @@ def test_only_numbers_are_measurements() -> None:
     told = pb.RepairResult(operation_id="o", state=pb.REPAIR_STATE_SUCCEEDED)
     for value in (1.0, float("nan"), float("inf")):
         told.measurements.add(measure="m", component="", value=value, unit="GB/s")
-    result = repair_result(told)
-    assert result is not None
+    result = present(repair_result(told))
     assert [one.value for one in result.measured] == [1.0]
 
 
@@ -231,9 +231,7 @@ def reported_by_agent(evidence: str, operation: str = "o") -> AgentResult:
     message = pb.RepairResult(
         operation_id=operation, state=pb.REPAIR_STATE_RUNNING, evidence=evidence
     )
-    result = repair_result(message)
-    assert result is not None
-    return result
+    return present(repair_result(message))
 
 
 def test_evidence_beyond_the_contracts_bound_is_left_out() -> None:

@@ -289,10 +289,8 @@ async def smtp(mailbox: Mailbox, **how: Any) -> AsyncIterator[int]:
     loop = asyncio.get_running_loop()  # else it makes one that nobody closes
     controller = Controller(mailbox, loop=loop, hostname="127.0.0.1", port=0, **how)
     server = await loop.create_server(controller.factory, "127.0.0.1", 0)
-    try:
+    with closing(server):
         yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
 
 
 def mail_to(port: int, **more: Any) -> ReceiverConfig:

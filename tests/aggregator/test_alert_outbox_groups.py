@@ -12,6 +12,7 @@ from aggregator.alerts.alert import DECIDED_WITHIN, alert_of, decision_of, dedup
 from aggregator.alerts.outbox import AlertHold, AlertOutbox, BatchWait, Item, PendingDelivery
 from aggregator.alerts.store import FileStore
 from aggregator.events import EventKind, Transition
+from tests.support.present import of_type
 
 NOW = 1_750_000_000.0
 CHAT, MACHINE = "chat", "machine"
@@ -215,8 +216,7 @@ def test_the_decision_about_one_node_sends_its_alert_at_once(
     outbox.accept([opened("n1"), opened("n2")], NOW)
     assert outbox.next(CHAT, NOW + 1, BatchWait(0, 0)) == pytest.approx(DECIDED_WITHIN - 1)
     outbox.accept([item(happened("n1", decision, limit="limits.concurrent"))], NOW + 1)
-    sent = outbox.next(CHAT, NOW + 1, BatchWait(0, 0))
-    assert isinstance(sent, PendingDelivery)
+    sent = of_type(outbox.next(CHAT, NOW + 1, BatchWait(0, 0)), PendingDelivery)
     about = [(one["kind"], one["node"]) for one in json.loads(sent.alerts)]
     assert ("incident.opened", "n1") in about
     assert ("incident.opened", "n2") not in about
@@ -237,8 +237,7 @@ def test_kill_9_between_the_end_and_its_delivery_loses_neither(tmp_path: Path) -
     begun = composed(first, NOW + 10)
     first.accept([item(happened("n1", K.RELEASED))], NOW + 90)
     second = AlertOutbox(FileStore(path))  # the first was never closed: it was killed
-    delivery = second.next(CHAT, NOW + 100, WAIT)
-    assert isinstance(delivery, PendingDelivery)
+    delivery = of_type(second.next(CHAT, NOW + 100, WAIT), PendingDelivery)
     third = AlertOutbox(FileStore(path))
     assert third.next(CHAT, NOW + 101, WAIT) == delivery
     [over] = json.loads(delivery.alerts)
@@ -250,8 +249,7 @@ def test_kill_9_between_the_end_and_its_delivery_loses_neither(tmp_path: Path) -
 def test_dead_letters_are_listed_newest_first_and_counted(outbox: AlertOutbox) -> None:
     for number in range(3):
         outbox.accept([item(happened(f"n{number}"))], NOW + 100 * number)
-        found = outbox.next(CHAT, NOW + 100 * number + 20, WAIT)
-        assert isinstance(found, PendingDelivery)
+        found = of_type(outbox.next(CHAT, NOW + 100 * number + 20, WAIT), PendingDelivery)
         outbox.dead_letter(found, f"HTTP 40{number}", NOW + 100 * number + 21)
     letters = outbox.dead_letters(2)
     assert [(one.because, one.size) for one in letters] == [("HTTP 402", 1), ("HTTP 401", 1)]

@@ -22,6 +22,7 @@ from aggregator.alerts.receivers.email import EmailOptions
 from aggregator.alerts.templates import MessageTemplate, TemplateError, TemplateOptions
 from aggregator.alerts.webhook import Delivery
 from aggregator.events import EventKind, Transition
+from tests.support.present import present
 
 SCHEMAS = Path(__file__).parent / "schemas"
 NOW = 1_750_000_000.0
@@ -56,8 +57,7 @@ def alert(
 ) -> Alert:
     text = summary or f"{node}: cordoned: xid:79 (GPU has fallen off the bus)"
     details = {"pod": "jobs/a", "no label's name!": "x"}
-    made = alert_of(Transition(NOW - 60, kind, node, text, f"inc-{node}", details))
-    assert made is not None
+    made = present(alert_of(Transition(NOW - 60, kind, node, text, f"inc-{node}", details)))
     return replace(made, labels=labels)
 
 
@@ -92,8 +92,7 @@ def texts(document: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", list(EventKind))
 def test_every_kind_of_alert_and_its_end_fit_the_schemas(kind: EventKind) -> None:
-    made = alert_of(Transition(NOW, kind, "n1", "n1: it is so", "i1", {"action": "drain"}))
-    assert made is not None
+    made = present(alert_of(Transition(NOW, kind, "n1", "n1: it is so", "i1", {"action": "drain"})))
     for one in (message(made), message(over(made)), message(made, over(made), page="")):
         for name, document in payloads(one):
             check(name, document)

@@ -27,6 +27,7 @@ from aggregator.quarantine.decide.operator_requests import OperatorRequests
 from aggregator.quarantine.decide.pools import Pool, Pools
 from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from tests.support.node_states import summary_in
+from tests.support.present import of_type, present
 
 NOW = 1_750_000_000.0
 K = EventKind
@@ -59,8 +60,7 @@ def router(*routes: RouteConfig, silences: tuple[SilenceConfig, ...] = ()) -> Ro
 
 
 def alert(transition: Transition, by: Router) -> Alert:
-    made = alert_of(transition)
-    assert made is not None
+    made = present(alert_of(transition))
     return by.labelled(made)
 
 
@@ -299,8 +299,7 @@ def test_an_alert_of_an_exempt_node_is_sent_when_people_end_the_exemption(
     monkeypatch.setitem(NODES, "away", NodeContext())
     story.record(happened("away", K.REQUESTED, NOW + 10))
     story.clock.now = NOW + 11
-    found = story.next()
-    assert isinstance(found, PendingDelivery)
+    found = of_type(story.next(), PendingDelivery)
     assert [one["kind"] for one in json.loads(found.alerts)] == [
         "quarantine.cordoned",
         "node.requested",

@@ -18,6 +18,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.postgres import Postgres
 from tests.support.postgres import PostgresServer
+from tests.support.present import of_type
 from tests.support.receiver import Hook, Receiver, webhook_settings
 from tests.support.waiting import CLOCKS, until
 
@@ -65,8 +66,7 @@ def test_one_replica_sends_and_another_goes_on_when_it_dies(replicas: Replicas) 
     one, two = replicas.outbox("a"), replicas.outbox("b")
     assert one.accept([item("n1")], NOW) == (1, 0)
     assert two.accept([item("n1"), item("n2")], NOW) == (1, 0), "one has reported n1"
-    mine = one.next(ROUTE, NOW + 2, WAIT, lease=40.0)
-    assert isinstance(mine, PendingDelivery)
+    mine = of_type(one.next(ROUTE, NOW + 2, WAIT, lease=40.0), PendingDelivery)
     assert two.next(ROUTE, NOW + 3, WAIT, lease=40.0) == pytest.approx(39)
     # "a" is gone; its claim ends, and the delivery is the same.
     found = two.next(ROUTE, NOW + 43, WAIT, lease=40.0)
@@ -79,8 +79,7 @@ def test_one_replica_sends_and_another_goes_on_when_it_dies(replicas: Replicas) 
 def test_after_a_failure_any_replica_makes_the_next_attempt(replicas: Replicas) -> None:
     one, two = replicas.outbox("a"), replicas.outbox("b")
     one.accept([item("n1")], NOW)
-    mine = one.next(ROUTE, NOW + 2, WAIT)
-    assert isinstance(mine, PendingDelivery)
+    mine = of_type(one.next(ROUTE, NOW + 2, WAIT), PendingDelivery)
     later = one.again(mine, NOW + 30)
     for each in (one, two):
         assert each.next(ROUTE, NOW + 20, WAIT) == pytest.approx(10)
@@ -91,12 +90,10 @@ def test_after_a_failure_any_replica_makes_the_next_attempt(replicas: Replicas) 
 def test_an_alert_that_one_replica_sent_is_ended_by_another(replicas: Replicas) -> None:
     one, two = replicas.outbox("a"), replicas.outbox("b")
     one.accept([item("n1", EventKind.AGENT_SILENT)], NOW)
-    sent = one.next(ROUTE, NOW + 2, WAIT)
-    assert isinstance(sent, PendingDelivery)
+    sent = of_type(one.next(ROUTE, NOW + 2, WAIT), PendingDelivery)
     one.done(sent)
     two.accept([item("n1", EventKind.AGENT_BACK, NOW + 60)], NOW + 60)
-    over = two.next(ROUTE, NOW + 62, WAIT)
-    assert isinstance(over, PendingDelivery)
+    over = of_type(two.next(ROUTE, NOW + 62, WAIT), PendingDelivery)
     assert '"state":"resolved"' in over.alerts
     assert f'"delivery":"{sent.id}"' in over.alerts
 
@@ -139,8 +136,7 @@ def test_no_alert_is_lost_when_two_replicas_files_have_an_open_delivery_each(
     assert (unreadable.size, unreadable.because[:20]) == (2, "its row can't be rea")
     nodes: list[str] = []
     for _ in range(2):
-        sent = after.next(ROUTE, NOW + 30, WAIT)
-        assert isinstance(sent, PendingDelivery)
+        sent = of_type(after.next(ROUTE, NOW + 30, WAIT), PendingDelivery)
         nodes += [one["node"] for one in json.loads(sent.alerts)]
         after.done(sent)
     assert nodes == ["a1", "a2", "a3", "b1", "b2", "b3", "c3"]

@@ -17,6 +17,7 @@ from aggregator.tls.authority import bundle
 from aggregator.tls.automatic import RESTORED_WITHIN, AutomaticCertificates
 from aggregator.tls.rotation import MOST, Rules
 from tests.support.authorities import MemoryAuthorities, MemoryFiles, names_in, trusts
+from tests.support.present import present
 
 HOUR = 3600.0
 POLL = 600.0
@@ -116,8 +117,7 @@ class Site:
                     assert trusts(text, replica.pair), (number, at, self.time)
 
     def check_agreement(self) -> None:
-        secret = self.store.secret
-        assert secret is not None
+        secret = present(self.store.secret)
         assert not secret.damaged
         assert self.store.trusted == bundle(secret.authorities)
         assert 1 <= len(secret.authorities) <= MOST

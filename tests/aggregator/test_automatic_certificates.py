@@ -18,6 +18,7 @@ from aggregator.tls.certificate import signers_of
 from aggregator.tls.pair_files import PairFiles, writable_files
 from aggregator.tls.rotation import Rules
 from tests.support.authorities import MemoryAuthorities, MemoryFiles, trusts
+from tests.support.present import present
 
 DAY = 86400.0
 YEAR = 365 * DAY
@@ -337,8 +338,7 @@ async def test_the_files_on_disk_are_this_users_alone_and_read_again(tmp_path: P
     for file in (files.certificate, files.key, files.bundle):
         assert file.stat().st_mode & 0o777 == 0o600
     assert files.folder.stat().st_mode & 0o777 == 0o700
-    again = PairFiles(files.folder).read_pair()
-    assert again is not None
+    again = present(PairFiles(files.folder).read_pair())
     assert again.certificate == replica.made.pair.certificate
     assert sorted(one.name for one in files.folder.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
 

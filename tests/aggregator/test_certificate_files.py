@@ -11,6 +11,7 @@ import pytest
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.tls import POLL_EVERY, CertificateFiles, TlsError
 from tests.support.pki import Authority, encrypted
+from tests.support.present import present
 
 EXPIRED = dt.timedelta(minutes=-1)
 DAY = 86_400.0
@@ -172,8 +173,7 @@ def test_authorities_that_do_not_cover_what_is_served_are_said_until_they_do(
 ) -> None:
     served = Served(tmp_path, by=True)
     served.files.credentials(require_client_certificate=False)
-    by = served.verified_by
-    assert by is not None
+    by = present(served.verified_by)
     assert served.files.trouble() == "", "who reads that file says that it is not there"
     stranger = Authority.create(tmp_path / "stranger")
     by.write_bytes(stranger.certificate.read_bytes())

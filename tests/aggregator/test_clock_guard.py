@@ -167,128 +167,111 @@ class Wall:
         return asyncio.get_running_loop().time() + self.ahead
 
 
-def test_no_pod_is_evicted_or_deleted_early_by_a_clock_that_jumps_ahead() -> None:
-    async def scenario() -> None:
-        wall, world = Wall(), world_with("a")
-        world.add_pod("n1", "waiting", namespace="quiet")
-        world.budget_blocks.add("uid-a")
-        forces = NamespaceRule("jobs", Leave.FORCE, force_after=2 * HOUR)
-        waits = NamespaceRule("quiet", Leave.WAIT, wait=2 * HOUR)
-        settings = replace(SETTINGS, drain=DrainRules(namespaces=(forces, waits)))
-        replica = await begun(world, settings, wall=wall)
-        await asyncio.sleep(HOUR)
-        wall.ahead += 30 * DAY
-        await asyncio.sleep(EVEN_FOR / 2)
-        assert (world.forced, world.evicted) == ([], [])
-        assert not status(world).overdue_at
-        wall.ahead -= 30 * DAY
-        await asyncio.sleep(HOUR - EVEN_FOR)
-        assert (world.forced, world.evicted) == ([], [])
-        await asyncio.sleep(EVEN_FOR)
-        assert (world.forced, world.evicted) == (["uid-a"], ["uid-waiting"])  # as ever
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_no_pod_is_evicted_or_deleted_early_by_a_clock_that_jumps_ahead() -> None:
+    wall, world = Wall(), world_with("a")
+    world.add_pod("n1", "waiting", namespace="quiet")
+    world.budget_blocks.add("uid-a")
+    forces = NamespaceRule("jobs", Leave.FORCE, force_after=2 * HOUR)
+    waits = NamespaceRule("quiet", Leave.WAIT, wait=2 * HOUR)
+    settings = replace(SETTINGS, drain=DrainRules(namespaces=(forces, waits)))
+    await begun(world, settings, wall=wall)
+    await asyncio.sleep(HOUR)
+    wall.ahead += 30 * DAY
+    await asyncio.sleep(EVEN_FOR / 2)
+    assert (world.forced, world.evicted) == ([], [])
+    assert not status(world).overdue_at
+    wall.ahead -= 30 * DAY
+    await asyncio.sleep(HOUR - EVEN_FOR)
+    assert (world.forced, world.evicted) == ([], [])
+    await asyncio.sleep(EVEN_FOR)
+    assert (world.forced, world.evicted) == (["uid-a"], ["uid-waiting"])  # as ever
 
 
-def test_a_drain_that_begins_while_the_clock_is_set_back_is_not_over_early() -> None:
-    async def scenario() -> None:
-        wall, world = Wall(), world_with("a")
-        world.budget_blocks.add("uid-a")
-        forces = NamespaceRule("jobs", Leave.FORCE, force_after=HOUR)
-        settings = replace(SETTINGS, drain=DrainRules(namespaces=(forces,)))
-        replica = Replica(world, clock=Running(), settings=settings, wall=wall)
-        await asyncio.sleep(10)
-        wall.ahead -= DAY
-        await asyncio.sleep(10)
-        replica.agent("n1", ILL)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        wall.ahead += DAY
-        await asyncio.sleep(HOUR / 2)
-        assert world.forced == []
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_drain_that_begins_while_the_clock_is_set_back_is_not_over_early() -> None:
+    wall, world = Wall(), world_with("a")
+    world.budget_blocks.add("uid-a")
+    forces = NamespaceRule("jobs", Leave.FORCE, force_after=HOUR)
+    settings = replace(SETTINGS, drain=DrainRules(namespaces=(forces,)))
+    replica = Replica(world, clock=Running(), settings=settings, wall=wall)
+    await asyncio.sleep(10)
+    wall.ahead -= DAY
+    await asyncio.sleep(10)
+    replica.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    wall.ahead += DAY
+    await asyncio.sleep(HOUR / 2)
+    assert world.forced == []
 
 
-def test_a_hook_is_given_its_whole_time_when_the_clock_jumps_ahead() -> None:
-    async def scenario() -> None:
-        wall, world = Wall(), world_with("a")
-        hook = PlayedHook(world, [HookAnswer(HookResult.LATER, "3 jobs run")])
-        hooks = HookRules(pre_evict=hook, pre_evict_timeout=HOUR, go_on=True)
-        replica = await begun(world, replace(SETTINGS, hooks=hooks), wall=wall)
-        await asyncio.sleep(60)
-        wall.ahead += DAY
-        await asyncio.sleep(EVEN_FOR / 2)
-        assert world.evicted == []
-        assert status(world).pre_evict.state is HookState.RUNNING
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_hook_is_given_its_whole_time_when_the_clock_jumps_ahead() -> None:
+    wall, world = Wall(), world_with("a")
+    hook = PlayedHook(world, [HookAnswer(HookResult.LATER, "3 jobs run")])
+    hooks = HookRules(pre_evict=hook, pre_evict_timeout=HOUR, go_on=True)
+    await begun(world, replace(SETTINGS, hooks=hooks), wall=wall)
+    await asyncio.sleep(60)
+    wall.ahead += DAY
+    await asyncio.sleep(EVEN_FOR / 2)
+    assert world.evicted == []
+    assert status(world).pre_evict.state is HookState.RUNNING
 
 
-def test_an_exemption_does_not_end_by_a_clock_that_jumps_ahead() -> None:
-    async def scenario() -> None:
-        wall, world = Wall(), world_with("a")
-        world.person_annotates("n1", EXEMPT, exemption(wall() + DAY, "firmware test"))
-        replica = await begun(world, SETTINGS, wall=wall)
-        await asyncio.sleep(60)
-        wall.ahead += 2 * DAY
-        replica.agent("n1", ILL)  # it is evaluated anew
-        await asyncio.sleep(EVEN_FOR / 2)
-        assert world.quarantines == {}
-        assert replica.fleet.node_summaries["n1"].decision.exempt
-        await asyncio.sleep(EVEN_FOR)  # it was right
-        await drained(world)
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_an_exemption_does_not_end_by_a_clock_that_jumps_ahead() -> None:
+    wall, world = Wall(), world_with("a")
+    world.person_annotates("n1", EXEMPT, exemption(wall() + DAY, "firmware test"))
+    replica = await begun(world, SETTINGS, wall=wall)
+    await asyncio.sleep(60)
+    wall.ahead += 2 * DAY
+    replica.agent("n1", ILL)  # it is evaluated anew
+    await asyncio.sleep(EVEN_FOR / 2)
+    assert world.quarantines == {}
+    assert replica.fleet.node_summaries["n1"].decision.exempt
+    await asyncio.sleep(EVEN_FOR)  # it was right
+    await drained(world)
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_a_clock_that_jumps_makes_no_room_in_the_window_of_admissions(jump: float) -> None:
-    async def scenario() -> None:
-        world, wall = World(), Wall()
-        for number in range(6):
-            world.add_node(f"n{number}")
-        limits = replace(OPEN, new_per_window=2, window=HOUR, cooldown=0.0)
-        replica = Replica(
-            world, clock=Running(), settings=replace(SETTINGS, limits=limits), wall=wall
-        )
-        await until(lambda: not replica.fleet.view_lost)
-        for number in range(6):
-            replica.agent(f"n{number}", ILL)
-        await asyncio.sleep(60)
-        assert len(world.quarantines) == 2
-        wall.ahead += jump
-        await asyncio.sleep(EVEN_FOR / 2)
-        assert replica.fleet.admitted_lately == 2
-        wall.ahead -= jump
-        await asyncio.sleep(HOUR - EVEN_FOR)
-        assert len(world.quarantines) == 2
-        await asyncio.sleep(EVEN_FOR)
-        assert len(world.quarantines) == 4  # the window is over, by both clocks
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_clock_that_jumps_makes_no_room_in_the_window_of_admissions(jump: float) -> None:
+    world, wall = World(), Wall()
+    for number in range(6):
+        world.add_node(f"n{number}")
+    limits = replace(OPEN, new_per_window=2, window=HOUR, cooldown=0.0)
+    replica = await Replica(
+        world, clock=Running(), settings=replace(SETTINGS, limits=limits), wall=wall
+    ).ready()
+    for number in range(6):
+        replica.agent(f"n{number}", ILL)
+    await asyncio.sleep(60)
+    assert len(world.quarantines) == 2
+    wall.ahead += jump
+    await asyncio.sleep(EVEN_FOR / 2)
+    assert replica.fleet.admitted_lately == 2
+    wall.ahead -= jump
+    await asyncio.sleep(HOUR - EVEN_FOR)
+    assert len(world.quarantines) == 2
+    await asyncio.sleep(EVEN_FOR)
+    assert len(world.quarantines) == 4  # the window is over, by both clocks
 
 
-def test_releases_go_on_while_the_clock_is_doubted_and_what_is_remembered_of_them_stays() -> None:
-    async def scenario() -> None:
-        wall, world = Wall(), world_with("a")
-        memory = f'[["xid:48", "GPU-1", {round(wall())}]]'
-        world.person_annotates("n1", RELEASE_HISTORY, memory)
-        replica = await begun(world, SETTINGS, wall=wall)
-        await drained(world)
-        wall.ahead += 365 * DAY
-        world.person_deletes("n1")
-        await until(lambda: not world.quarantines)
-        remembered = world.nodes["n1"].annotations[RELEASE_HISTORY]
-        assert "xid:48" in remembered
-        assert "xid:79" in remembered
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_releases_go_on_while_the_clock_is_doubted_and_what_is_remembered_of_them_stays() -> (
+    None
+):
+    wall, world = Wall(), world_with("a")
+    memory = f'[["xid:48", "GPU-1", {round(wall())}]]'
+    world.person_annotates("n1", RELEASE_HISTORY, memory)
+    await begun(world, SETTINGS, wall=wall)
+    await drained(world)
+    wall.ahead += 365 * DAY
+    world.person_deletes("n1")
+    await until(lambda: not world.quarantines)
+    remembered = world.nodes["n1"].annotations[RELEASE_HISTORY]
+    assert "xid:48" in remembered
+    assert "xid:79" in remembered
 
 
 # -- the real process ----------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import part_with, set_fields
 from tests.support.replica import Replica, Turned
 from tests.support.virtual_time import VirtualTimeLoop, play
-from tests.support.waiting import until
 
 
 class NotAll(MemoryCluster):
@@ -72,10 +71,8 @@ def on_a_bench(
     kind: type[MemoryCluster] = MemoryCluster,
 ) -> None:
     async def main(_: VirtualTimeLoop) -> None:
-        world = World()
-        world.add_node("n1")
-        replica = Replica(world, clock=Turned(), cluster=kind(world))
-        await until(lambda: not replica.fleet.view_lost)
+        world = World.of("n1")
+        replica = await Replica(world, clock=Turned(), cluster=kind(world)).ready()
         await asyncio.sleep(1)
         await replica.stop()
         replica.cluster.crashed.clear()

@@ -21,6 +21,7 @@ from tests.support import evidence as said
 from tests.support import virtual_time
 from tests.support.agent_calls import Call
 from tests.support.memory_cluster import World
+from tests.support.present import of_type
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
@@ -154,8 +155,7 @@ class Fleet:
 
 def on_a_fleet(test: Callable[[Fleet], Awaitable[None]]) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
         world = World()
         for node in range(NODES):
             world.add_node(name(node))

@@ -19,6 +19,7 @@ from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.repair.protocol import RepairSettings
 from tests.aggregator.config_files import EMPTY, LOCAL, ONE, problems, written
 from tests.support.pipes import pipe_with
+from tests.support.present import present
 
 
 def test_a_file_that_asks_for_nothing_gets_the_careful_choice_of_each_thing(tmp_path: Path) -> None:
@@ -133,8 +134,7 @@ history:
     assert config.drain.deadline == 172_800
     assert config.drain.protected_selector == {"a.test/keep": "yes", "b": "c"}
     assert config.alerts.routes[0].kinds == (EventKind.INCIDENT_OPENED,)
-    webhook = config.alerts.receivers[0].webhook
-    assert webhook is not None
+    webhook = present(config.alerts.receivers[0].webhook)
     assert webhook.secret_file == tmp_path / "secret"
     assert config.history.keep == 28 * 86_400  # an empty section
 

@@ -60,134 +60,119 @@ def hooked(hook: PlayedHook, **changes: Any) -> Settings:
     return replace(SETTINGS, hooks=HookRules(pre_evict=hook, **changes))
 
 
-def test_the_hook_is_asked_after_the_taint_until_it_is_done_and_then_pods_go() -> None:
-    async def scenario() -> None:
-        world = world_with("a", "b")
-        hook = PlayedHook(world, [LATER, FAILED, DONE])
-        replica = await begun(world, hooked(hook))
-        await until(lambda: "n1" in world.quarantines and status(world).pre_evict is not None)
-        assert status(world).phase is Phase.DRAINING
-        assert status(world).pre_evict.state is HookState.RUNNING
-        await drained(world)
-        assert len(hook.asked) == 3
-        assert status(world).pre_evict.state is HookState.DONE
-        assert status(world).pre_evict.message == "drained"
-        assert sorted(world.evicted) == ["uid-a", "uid-b"]
-        await replica.stop()
-        again = await begun(world, hooked(hook))
-        await asyncio.sleep(60)
-        assert len(hook.asked) == 3  # a hook that has succeeded is not run again
-        await again.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_the_hook_is_asked_after_the_taint_until_it_is_done_and_then_pods_go() -> None:
+    world = world_with("a", "b")
+    hook = PlayedHook(world, [LATER, FAILED, DONE])
+    replica = await begun(world, hooked(hook))
+    await until(lambda: "n1" in world.quarantines and status(world).pre_evict is not None)
+    assert status(world).phase is Phase.DRAINING
+    assert status(world).pre_evict.state is HookState.RUNNING
+    await drained(world)
+    assert len(hook.asked) == 3
+    assert status(world).pre_evict.state is HookState.DONE
+    assert status(world).pre_evict.message == "drained"
+    assert sorted(world.evicted) == ["uid-a", "uid-b"]
+    await replica.stop()
+    again = await begun(world, hooked(hook))
+    await asyncio.sleep(60)
+    assert len(hook.asked) == 3  # a hook that has succeeded is not run again
+    await again.stop()
 
 
-def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        hook = PlayedHook(world, [FAILED])
-        settings = hooked(hook, pre_evict_timeout=600)
-        replica = await begun(world, settings)
-        await asyncio.sleep(500)
-        started_at = status(world).pre_evict.started_at
-        await replica.stop()
-        again = await begun(world, settings)
-        await asyncio.sleep(HOUR)
-        assert world.evicted == []
-        told = status(world)
-        assert told.pre_evict.started_at == started_at
-        assert told.pre_evict.ended_at < started_at + 700  # restarts don't prolong its time
-        assert "was not done in 600 s; the drain waits" in told.message
-        assert "slurmctld is away" in told.pre_evict.message
-        await again.stop()
-        third = await begun(world, settings)
-        await asyncio.sleep(HOUR)
-        kinds = [k for r in (replica, again, third) for k in r.notes.kinds("n1")]
-        assert kinds.count("quarantine.hook_failed") == 1
-        hook.answers = [DONE]
-        await drained(world, within=120)
-        await third.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> None:
+    world = world_with("a")
+    hook = PlayedHook(world, [FAILED])
+    settings = hooked(hook, pre_evict_timeout=600)
+    replica = await begun(world, settings)
+    await asyncio.sleep(500)
+    started_at = status(world).pre_evict.started_at
+    await replica.stop()
+    again = await begun(world, settings)
+    await asyncio.sleep(HOUR)
+    assert world.evicted == []
+    told = status(world)
+    assert told.pre_evict.started_at == started_at
+    assert told.pre_evict.ended_at < started_at + 700  # restarts don't prolong its time
+    assert "was not done in 600 s; the drain waits" in told.message
+    assert "slurmctld is away" in told.pre_evict.message
+    await again.stop()
+    third = await begun(world, settings)
+    await asyncio.sleep(HOUR)
+    kinds = [k for r in (replica, again, third) for k in r.notes.kinds("n1")]
+    assert kinds.count("quarantine.hook_failed") == 1
+    hook.answers = [DONE]
+    await drained(world, within=120)
 
 
-def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        hook = PlayedHook(world, [DONE], takes=100_000.0)
-        replica = await begun(world, hooked(hook, pre_evict_timeout=1e6))
-        await until(lambda: hook.at_once == 1)
-        world.person_deletes("n1")
-        await until(lambda: not world.quarantines, within=30)
-        assert (hook.at_once, hook.ended, world.evicted) == (0, 0, [])
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
+    world = world_with("a")
+    hook = PlayedHook(world, [DONE], takes=100_000.0)
+    await begun(world, hooked(hook, pre_evict_timeout=1e6))
+    await until(lambda: hook.at_once == 1)
+    world.person_deletes("n1")
+    await until(lambda: not world.quarantines, within=30)
+    assert (hook.at_once, hook.ended, world.evicted) == (0, 0, [])
 
 
-def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
-    async def scenario() -> None:
-        world = World()
-        names = [f"n{number}" for number in range(6)]
-        for name in names:
-            world.add_node(name)
-        hook = PlayedHook(world, [DONE])
-        replica = Replica(world, clock=Running(), settings=hooked(hook, at_once=2))
-        await until(lambda: not replica.fleet.view_lost)
-        for name in names:
-            replica.agent(name, ILL)
-        await until(lambda: all(phase_of(world, n) is Phase.DRAINED for n in names), within=120)
-        assert hook.most_at_once == 2
-        assert sorted(node for _, node in hook.asked) == names
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
+    world = World()
+    names = [f"n{number}" for number in range(6)]
+    for name in names:
+        world.add_node(name)
+    hook = PlayedHook(world, [DONE])
+    replica = await Replica(world, clock=Running(), settings=hooked(hook, at_once=2)).ready()
+    for name in names:
+        replica.agent(name, ILL)
+    await until(lambda: all(phase_of(world, n) is Phase.DRAINED for n in names), within=120)
+    assert hook.most_at_once == 2
+    assert sorted(node for _, node in hook.asked) == names
 
 
 @pytest.mark.parametrize("answer", [DONE, FAILED])
-def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(answer: HookAnswer) -> None:
-    async def scenario() -> None:
-        world = world_with("a")
-        before, after = PlayedHook(world, [DONE]), PlayedHook(world, [answer])
-        replica = await begun(world, hooked(before, post_release=after))
-        await drained(world)
-        world.person_deletes("n1")
-        await until(lambda: after.asked)
-        assert not is_marked(world.nodes["n1"])
-        assert parse_record(world.record.text).entries == {}
-        await until(lambda: not world.quarantines, within=120)  # done, or given up
-        failed = replica.notes.kinds("n1").count("quarantine.hook_failed")
-        assert failed == (answer is FAILED)
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(
+    answer: HookAnswer,
+) -> None:
+    world = world_with("a")
+    before, after = PlayedHook(world, [DONE]), PlayedHook(world, [answer])
+    replica = await begun(world, hooked(before, post_release=after))
+    await drained(world)
+    world.person_deletes("n1")
+    await until(lambda: after.asked)
+    assert not is_marked(world.nodes["n1"])
+    assert parse_record(world.record.text).entries == {}
+    await until(lambda: not world.quarantines, within=120)  # done, or given up
+    failed = replica.notes.kinds("n1").count("quarantine.hook_failed")
+    assert failed == (answer is FAILED)
 
 
 @pytest.mark.parametrize("during", ["the record", "its turn"])
-def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_release(during: str) -> None:
+@virtual_time.in_virtual_time
+async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_release(
+    during: str,
+) -> None:
     """The next one may have marked the node again: a hook that opens it would give it new work."""
+    world, holds = world_with("a"), [True]
+    hook = Guarded(world, [DONE])
+    settings = replace(SETTINGS, hooks=HookRules(post_release=hook))
 
-    async def scenario() -> None:
-        world, holds = world_with("a"), [True]
-        hook = Guarded(world, [DONE])
-        settings = replace(SETTINGS, hooks=HookRules(post_release=hook))
+    async def in_queue(name: str) -> None:
+        if name == "write_record" and phase_of(world, "n1") is Phase.RELEASING:
+            holds[0] = during != "the record"
 
-        async def in_queue(name: str) -> None:
-            if name == "write_record" and phase_of(world, "n1") is Phase.RELEASING:
-                holds[0] = during != "the record"
-
-        replica = await begun(world, settings, may_act=lambda: holds[0])
-        await drained(world)
-        replica.cluster.in_queue = in_queue
-        hook.before = lambda: holds.__setitem__(0, False)
-        world.person_deletes("n1")
-        await until(lambda: not holds[0])
-        await asyncio.sleep(300)
-        assert hook.ended == 0
-        assert replica.notes.kinds("n1").count("quarantine.hook_failed") == 0
-        await replica.stop()
-
-    virtual_time.run(scenario())
+    replica = await begun(world, settings, may_act=lambda: holds[0])
+    await drained(world)
+    replica.cluster.in_queue = in_queue
+    hook.before = lambda: holds.__setitem__(0, False)
+    world.person_deletes("n1")
+    await until(lambda: not holds[0])
+    await asyncio.sleep(300)
+    assert hook.ended == 0
+    assert replica.notes.kinds("n1").count("quarantine.hook_failed") == 0
 
 
 @dataclass
@@ -205,7 +190,8 @@ class Guarded(PlayedHook):
         return await super().call(values, limit=limit, guard=guard)
 
 
-def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> None:
+@virtual_time.in_virtual_time
+async def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> None:
     async def run(at: int | None, *, after: bool) -> int:
         world = world_with("a", "b", labels=GANG)
         hook = PlayedHook(world, [LATER, DONE], takes=0.5)
@@ -245,11 +231,8 @@ def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> No
         assert not node.unschedulable
         return first.cluster.changes
 
-    async def scenario() -> None:
-        changes = await run(None, after=False)
-        assert changes > 8
-        for at in range(1, changes + 1):
-            for after in (False, True):
-                await run(at, after=after)
-
-    virtual_time.run(scenario())
+    changes = await run(None, after=False)
+    assert changes > 8
+    for at in range(1, changes + 1):
+        for after in (False, True):
+            await run(at, after=after)

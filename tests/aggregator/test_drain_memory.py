@@ -18,7 +18,7 @@ from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossRe
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_in_force
 from aggregator.quarantine.state.registry import QuarantineIndex
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import in_virtual_time, loop_time
 
 
 class Most(random.Random):
@@ -178,65 +178,61 @@ def test_nodes_that_lost_nothing_lately_are_not_remembered() -> None:
 # -- waiting --------------------------------------------------------------------------------------
 
 
-def test_whoever_waits_for_news_of_a_node_returns_when_it_comes_or_is_there() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        news = Work()
-        assert [news.is_queued] == [False]
-        news.queue()
-        assert news.is_queued
-        await asyncio.wait_for(news.until_queued(), 1)
-        news.take_queued()
-        assert [news.is_queued] == [False]
-        waits = news.until_queued()
-        await asyncio.sleep(1)
-        assert not waits.done()
-        news.queue()
-        await asyncio.wait_for(waits, 1)
-        news.take_queued()
-        waits = news.until_queued()
-        await asyncio.sleep(1)
-        assert not waits.done(), "it was cleared after the first wait"
-
-    play(test)
+@in_virtual_time
+async def test_whoever_waits_for_news_of_a_node_returns_when_it_comes_or_is_there() -> None:
+    news = Work()
+    assert [news.is_queued] == [False]
+    news.queue()
+    assert news.is_queued
+    await asyncio.wait_for(news.until_queued(), 1)
+    news.take_queued()
+    assert [news.is_queued] == [False]
+    waits = news.until_queued()
+    await asyncio.sleep(1)
+    assert not waits.done()
+    news.queue()
+    await asyncio.wait_for(waits, 1)
+    news.take_queued()
+    waits = news.until_queued()
+    await asyncio.sleep(1)
+    assert not waits.done(), "it was cleared after the first wait"
 
 
-def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        node_state, asked, cancelled = NodeState("n1", now=loop.time), [], []
-        stands = True
+@in_virtual_time
+async def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
+    node_state, asked, cancelled = NodeState("n1", now=loop_time), [], []
+    stands = True
 
-        def still() -> bool:
-            asked.append(loop.time())
-            return stands
+    def still() -> bool:
+        asked.append(loop_time())
+        return stands
 
-        async def work() -> str:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                cancelled.append("work")
-                raise
-            return "done"
+    async def work() -> str:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            cancelled.append("work")
+            raise
+        return "done"
 
-        begun = loop.time()
-        waits = asyncio.ensure_future(while_in_force(node_state, work(), still))
-        await asyncio.sleep(10)
-        node_state.work.queue()
-        await asyncio.sleep(10)
-        assert len(asked) == 1
-        assert [node_state.work.is_queued] == [False], "the news were taken"
-        assert await waits == "done"
-        assert loop.time() - begun == 100.0
-        assert cancelled == []
-        waits = asyncio.ensure_future(while_in_force(node_state, work(), still))
-        await asyncio.sleep(10)
-        stands = False
-        node_state.work.queue()
-        assert await waits is None
-        assert loop.time() - begun == 110.0
-        assert node_state.work.is_queued, "the next waiter needs it"
-        assert cancelled == ["work"]
-
-    play(test)
+    begun = loop_time()
+    waits = asyncio.ensure_future(while_in_force(node_state, work(), still))
+    await asyncio.sleep(10)
+    node_state.work.queue()
+    await asyncio.sleep(10)
+    assert len(asked) == 1
+    assert [node_state.work.is_queued] == [False], "the news were taken"
+    assert await waits == "done"
+    assert loop_time() - begun == 100.0
+    assert cancelled == []
+    waits = asyncio.ensure_future(while_in_force(node_state, work(), still))
+    await asyncio.sleep(10)
+    stands = False
+    node_state.work.queue()
+    assert await waits is None
+    assert loop_time() - begun == 110.0
+    assert node_state.work.is_queued, "the next waiter needs it"
+    assert cancelled == ["work"]
 
 
 # -- the quarantines of the whole cluster ---------------------------------------------------------

@@ -29,6 +29,7 @@ from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules,
 from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.state.drain_memory import DrainMemory
 from tests.aggregator.test_node_actions import Bench, made
+from tests.support.present import present
 from tests.support.virtual_time import VirtualTimeLoop, play
 from tests.support.waiting import until
 
@@ -218,8 +219,7 @@ def test_a_node_is_taken_off_the_load_balancers_once_and_not_where_we_may_not_ac
         bench.may = True
         await bench.made._begin(bench.node_state, bench.still)
         assert OFF_BALANCERS in bench.world.nodes["n1"].labels
-        applied = bench.now().status.applied
-        assert applied is not None
+        applied = present(bench.now().status.applied)
         assert applied.off_balancers
         patched = bench.cluster.asked["patch_node"]
         await bench.made._begin(bench.node_state, bench.still)
@@ -564,9 +564,7 @@ class Hooked(Bench):
 
     @property
     def hook(self) -> HookStatus:
-        found = self.now().status.pre_evict
-        assert found is not None
-        return found
+        return present(self.now().status.pre_evict)
 
 
 def on_hooked(test: Callable[[Hooked], Any], **rules: Any) -> None:

@@ -13,6 +13,7 @@ from aggregator.policy.drift import ComparedNode, Drift, DriftSearch
 from aggregator.quarantine.correlation.drift import DriftWatch
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.node_states import summary_in
+from tests.support.present import present
 
 DAY = drift.LASTS
 FIRMWARE = ("nvme", "KIOXIA CM7")
@@ -183,8 +184,7 @@ async def test_the_watch_reports_a_drift_and_its_end() -> None:
 
     def report(node: str, value: str) -> None:
         row = Component("drift", "nvme", Status.OK, "", f"KIOXIA CM7: {value}", 0.0)
-        health = summary_in(state, node).agent.health
-        assert health is not None
+        health = present(summary_in(state, node).agent.health)
         health.snapshot(Snapshot((row,), ()))
 
     for n in range(20):

@@ -29,6 +29,7 @@ from aggregator.leader.standby import Standby
 from aggregator.relay.unserved import UnservedGateway
 from tests.support import virtual_time
 from tests.support.invariants import at_most_one_may_act
+from tests.support.present import present
 from tests.support.virtual_processes import Clockwork, Process
 from tests.support.waiting import until
 
@@ -644,8 +645,7 @@ def test_a_dead_controllers_lease_is_taken_when_it_expires_and_not_at_the_next_r
         (other,) = {"a", "b"} - {first}
         world.kill(first)
         world.pass_time(5.0)
-        ago = world.contenders[other].holder.renewal_seen_ago()
-        assert ago is not None
+        ago = present(world.contenders[other].holder.renewal_seen_ago())
         seen_at = world.work.now - ago
         while not world.acting():
             world.pass_time(STEP)
@@ -660,12 +660,10 @@ def test_others_learn_who_holds_it_and_whether_it_renews() -> None:
         waiting = world.contenders[other].holder
         seen: list[Candidate | None] = []
         waiting.on_change(lambda: seen.append(waiting.other()))
-        named = waiting.other()
-        assert named is not None
+        named = present(waiting.other())
         assert (named.name, named.address) == (first, f"{first}:1")
         assert waiting.renewed_within(10.0)
-        ago = waiting.renewal_seen_ago()
-        assert ago is not None
+        ago = present(waiting.renewal_seen_ago())
         assert ago < 3.0
         world.kill(first)
         world.pass_time(20.0)

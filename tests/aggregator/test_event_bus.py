@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.composition.event_bus import EventBus
 from aggregator.events import EventKind, Transition
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
 
 
 class Heard:
@@ -31,61 +31,53 @@ def happened(node: str) -> Transition:
     return Transition(at=1.0, kind=EventKind.CORDONED, node=node, summary=f"{node}: cordoned")
 
 
-def test_a_single_transition_is_told_within_a_tenth_of_a_second() -> None:
-    async def story(loop: VirtualTimeLoop) -> None:
-        heard = Heard()
-        begun = loop.time()
-        EventBus([heard]).record_event(happened("n1"))
-        assert heard.told == []  # the acting code goes first
-        await asyncio.sleep(1)
-        assert heard.nodes == ["n1"]
-        assert heard.told[0][0] - begun < 0.1
-
-    play(story)
+@in_virtual_time
+async def test_a_single_transition_is_told_within_a_tenth_of_a_second() -> None:
+    heard = Heard()
+    begun = loop_time()
+    EventBus([heard]).record_event(happened("n1"))
+    assert heard.told == []  # the acting code goes first
+    await asyncio.sleep(1)
+    assert heard.nodes == ["n1"]
+    assert heard.told[0][0] - begun < 0.1
 
 
-def test_a_storm_is_told_behind_it_and_in_order() -> None:
-    async def story(loop: VirtualTimeLoop) -> None:
-        heard = Heard()
-        ledgers = EventBus([heard])
-        for number in range(400):
-            ledgers.record_event(happened(f"n{number}"))
-            await asyncio.sleep(0.0025)
-        over = loop.time()
-        assert heard.told == []
-        await asyncio.sleep(1)
-        assert heard.nodes == [f"n{number}" for number in range(400)]
-        assert heard.told[-1][0] - over < 0.3
-
-    play(story)
+@in_virtual_time
+async def test_a_storm_is_told_behind_it_and_in_order() -> None:
+    heard = Heard()
+    ledgers = EventBus([heard])
+    for number in range(400):
+        ledgers.record_event(happened(f"n{number}"))
+        await asyncio.sleep(0.0025)
+    over = loop_time()
+    assert heard.told == []
+    await asyncio.sleep(1)
+    assert heard.nodes == [f"n{number}" for number in range(400)]
+    assert heard.told[-1][0] - over < 0.3
 
 
-def test_a_storm_without_an_end_delays_nothing_for_more_than_two_seconds() -> None:
-    async def story(loop: VirtualTimeLoop) -> None:
-        heard = Heard()
-        ledgers = EventBus([heard])
-        came: dict[str, float] = {}
-        for number in range(6000):
-            came[f"n{number}"] = loop.time()
-            ledgers.record_event(happened(f"n{number}"))
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(1)
-        assert heard.nodes == list(came)
-        assert max(at - came[node] for at, node in heard.told) < 2.2
-
-    play(story)
+@in_virtual_time
+async def test_a_storm_without_an_end_delays_nothing_for_more_than_two_seconds() -> None:
+    heard = Heard()
+    ledgers = EventBus([heard])
+    came: dict[str, float] = {}
+    for number in range(6000):
+        came[f"n{number}"] = loop_time()
+        ledgers.record_event(happened(f"n{number}"))
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(1)
+    assert heard.nodes == list(came)
+    assert max(at - came[node] for at, node in heard.told) < 2.2
 
 
-def test_what_is_left_is_told_at_the_end() -> None:
-    async def story(_: VirtualTimeLoop) -> None:
-        heard = Heard()
-        ledgers = EventBus([heard])
-        for number in range(100):
-            ledgers.record_event(happened(f"n{number}"))
-        ledgers.flush()
-        assert heard.nodes == [f"n{number}" for number in range(100)]
-
-    play(story)
+@in_virtual_time
+async def test_what_is_left_is_told_at_the_end() -> None:
+    heard = Heard()
+    ledgers = EventBus([heard])
+    for number in range(100):
+        ledgers.record_event(happened(f"n{number}"))
+    ledgers.flush()
+    assert heard.nodes == [f"n{number}" for number in range(100)]
 
 
 def test_a_ledger_that_fails_holds_up_nothing_that_comes_after() -> None:

@@ -11,7 +11,7 @@ from aggregator.event_limit import BURST, EventLimit, size_of
 from aggregator.events import EventKind, Transition
 from aggregator.history.history import EVIDENCE_BURST, History
 from tests.support.replica import Notes
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import CLOCKS
 
 
@@ -43,23 +43,21 @@ def test_what_is_done_to_a_node_is_told_however_noisy_its_agent_is() -> None:
         assert limit.admit(changed("n0", kind=kind), 0.0) == (changed("n0", kind=kind),)
 
 
-def test_what_waits_is_bounded_in_bytes_and_acts_are_told_all_the_same() -> None:
-    async def story(_: VirtualTimeLoop) -> None:
-        notes = Notes()
-        one = size_of(changed("n100"))
-        ledgers = EventBus([notes], most_bytes=50 * one)
-        for number in range(100, 200):
-            ledgers.record_event(changed(f"n{number}"))
-        ledgers.record_event(changed("n100", kind=EventKind.CORDONED))
-        ledgers.flush()
-        assert 45 <= len(notes.transitions) <= 51
-        assert notes.transitions[-1].kind is EventKind.CORDONED
-        assert ledgers.lost == 101 - len(notes.transitions)
-        ledgers.record_event(changed("n100"))  # there is room again
-        ledgers.flush()
-        assert notes.transitions[-1] == changed("n100")
-
-    play(story)
+@in_virtual_time
+async def test_what_waits_is_bounded_in_bytes_and_acts_are_told_all_the_same() -> None:
+    notes = Notes()
+    one = size_of(changed("n100"))
+    ledgers = EventBus([notes], most_bytes=50 * one)
+    for number in range(100, 200):
+        ledgers.record_event(changed(f"n{number}"))
+    ledgers.record_event(changed("n100", kind=EventKind.CORDONED))
+    ledgers.flush()
+    assert 45 <= len(notes.transitions) <= 51
+    assert notes.transitions[-1].kind is EventKind.CORDONED
+    assert ledgers.lost == 101 - len(notes.transitions)
+    ledgers.record_event(changed("n100"))  # there is room again
+    ledgers.flush()
+    assert notes.transitions[-1] == changed("n100")
 
 
 def _item(transition: Transition) -> Item:

@@ -6,6 +6,7 @@ from aggregator.cluster.pod_ends import PodEnd
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Cleared, Delta
 from tests.aggregator.test_rack_events import RACK, Racks, play
+from tests.support.present import present
 from tests.support.rack_faults import link_error, verdict, xid
 
 GRACE = 40.0
@@ -35,8 +36,7 @@ def test_a_peers_fault_within_the_grace_and_a_minute_is_shown_with_the_eviction_
         _peer_faults(racks, 5)
         await asyncio.sleep(3600)
         assert racks.quarantined == {"n3"}
-        hold = racks.replica.fleet.node_summaries["n5"].decision.hold
-        assert hold is not None
+        hold = present(racks.replica.fleet.node_summaries["n5"].decision.hold)
         assert hold.limit == "eviction"
         assert "was moved from n3 of its fabric" in hold.reason
         [opened] = [o for o in _of_kind(racks, EventKind.INCIDENT_OPENED) if o.node == "n5"]
@@ -61,8 +61,7 @@ def test_a_peers_fault_after_an_eviction_by_others_is_held_and_an_earlier_one_is
         racks.replica.controller.evictions.note_pod_end(preempted)
         await asyncio.sleep(3600)
         assert racks.quarantined == {"n7"}
-        hold = racks.replica.fleet.node_summaries["n5"].decision.hold
-        assert hold is not None
+        hold = present(racks.replica.fleet.node_summaries["n5"].decision.hold)
         assert hold.limit == "eviction"
         assert hold.reason.startswith(
             f"its NVLink evidence began {GRACE:.0f} s after train/rank-3 was preempted on n3"

@@ -170,7 +170,6 @@ def test_a_request_is_made_once_and_followed_to_the_deadline() -> None:
         await until(lambda: world.evicted == ["uid-a"], within=WITHIN)
         assert ended(world) == (NoticeState.OVER, "no answer by the deadline")
         await until(lambda: objects.deleted == objects.made, within=60)
-        await replica.stop()
 
     run(scenario)
 
@@ -204,7 +203,6 @@ def test_where_nobody_acts_on_it_the_drain_goes_the_ordinary_way_in_seconds(
         await until(lambda: not objects.there, within=60)
         await asyncio.sleep(60)
         assert objects.acts is False or objects.requests == 0  # none was made
-        await replica.stop()
 
     run(scenario)
 
@@ -225,7 +223,6 @@ def test_a_request_that_failed_or_was_deleted_begins_the_eviction(how: str) -> N
             del objects.there[key]
         await until(lambda: world.evicted == ["uid-a"], within=WITHIN / 2)
         assert how in ended(world)[1]
-        await replica.stop()
 
     run(scenario)
 
@@ -240,7 +237,6 @@ def test_its_failure_ends_no_notice_that_the_annotation_has_delivered() -> None:
         await asyncio.sleep(WITHIN / 2)
         assert world.evicted == []
         await until(lambda: world.evicted == ["uid-annotated"], within=WITHIN)
-        await replica.stop()
 
     run(scenario)
 
@@ -258,7 +254,6 @@ def test_a_drain_that_is_stopped_withdraws_its_request_and_makes_it_again() -> N
         world.person_stops("")
         await until(lambda: objects.there, within=120)
         assert (len(objects.made), world.evicted) == (2, [])
-        await replica.stop()
 
     run(scenario)
 
@@ -281,7 +276,6 @@ def test_a_request_that_its_guard_refuses_is_made_in_a_later_round(error: Cluste
         await until(lambda: objects.made, within=60)
         assert (objects.lost_places, world.evicted) == (0, [])
         assert ended(world)[0] is NoticeState.SENT
-        await replica.stop()
 
     run(scenario)
 
@@ -349,7 +343,6 @@ def test_an_active_responder_has_time_and_what_it_has_come_to_begins_the_evictio
         assert ended(world)[0] is state
         assert message in ended(world)[1]
         await until(lambda: objects.deleted == objects.made, within=60)
-        await replica.stop()
 
     run(scenario)
 
@@ -374,7 +367,6 @@ def test_a_request_of_another_pod_by_this_name_is_neither_followed_nor_deleted()
         assert ended(world)[1].endswith(f"another {KIND.kind} has its name")
         await asyncio.sleep(60)
         assert objects.deleted == []
-        await replica.stop()
 
     run(scenario)
 
@@ -395,6 +387,5 @@ def test_only_a_pod_of_no_gang_that_names_responders_gets_one() -> None:
         await fall_ill(replica, "n1")
         await until(lambda: len(world.evicted) == 2, within=120)
         assert objects.made == []
-        await replica.stop()
 
     run(scenario)

@@ -63,40 +63,36 @@ def in_quarantine(world: World, name: str = "n1") -> bool:
     return phase_of(world, name) is Phase.DRAINED
 
 
-def test_a_quarantine_and_one_patch_are_all_requests_until_the_taint() -> None:
-    async def main() -> None:
-        world = one_node(labels={"pool": "a"}, annotations={"keep": "me"})
-        cluster = Noting(world)
-        replica = Replica(world, clock=Running(), cluster=cluster)
-        replica.agent("n1", ILL)
-        await soon(lambda: in_quarantine(world))
-        assert cluster.requests() == ["create_quarantine", "patch_node"]
-        assert world.nodes["n1"].annotations["keep"] == "me"
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_quarantine_and_one_patch_are_all_requests_until_the_taint() -> None:
+    world = one_node(labels={"pool": "a"}, annotations={"keep": "me"})
+    cluster = Noting(world)
+    replica = Replica(world, clock=Running(), cluster=cluster)
+    replica.agent("n1", ILL)
+    await soon(lambda: in_quarantine(world))
+    assert cluster.requests() == ["create_quarantine", "patch_node"]
+    assert world.nodes["n1"].annotations["keep"] == "me"
 
 
-def test_the_taints_of_a_pool_are_learned_from_its_first_node() -> None:
-    async def main() -> None:
-        world = one_node(taints=(THEIRS,))
-        world.add_node("n2", taints=(THEIRS,))
-        for number in range(3, 40):  # no limit is about these two
-            world.add_node(f"n{number}")
-        cluster = Noting(world)
-        replica = Replica(world, clock=Running(), cluster=cluster)
-        replica.agent("n1", ILL)
-        await soon(lambda: in_quarantine(world))
-        assert cluster.requests() == [
-            *("create_quarantine", "patch_node"),
-            *("read_node", "read_quarantine", "patch_node"),
-        ]
-        cluster.read.clear()
-        replica.agent("n2", ILL)
-        await soon(lambda: is_marked(world.nodes["n2"]), within=3600)
-        assert "n2" not in cluster.read
-        assert {one.key for one in world.nodes["n2"].taints} == {THEIRS.key, TAINT}
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_the_taints_of_a_pool_are_learned_from_its_first_node() -> None:
+    world = one_node(taints=(THEIRS,))
+    world.add_node("n2", taints=(THEIRS,))
+    for number in range(3, 40):  # no limit is about these two
+        world.add_node(f"n{number}")
+    cluster = Noting(world)
+    replica = Replica(world, clock=Running(), cluster=cluster)
+    replica.agent("n1", ILL)
+    await soon(lambda: in_quarantine(world))
+    assert cluster.requests() == [
+        *("create_quarantine", "patch_node"),
+        *("read_node", "read_quarantine", "patch_node"),
+    ]
+    cluster.read.clear()
+    replica.agent("n2", ILL)
+    await soon(lambda: is_marked(world.nodes["n2"]), within=3600)
+    assert "n2" not in cluster.read
+    assert {one.key for one in world.nodes["n2"].taints} == {THEIRS.key, TAINT}
 
 
 def set_during(
@@ -125,116 +121,104 @@ def set_during(
     ],
     ids=["taint", "cordon", "label", "release"],
 )
-def test_what_others_write_between_is_seen_and_stays(call: str, change: Change) -> None:
-    async def main() -> None:
-        world = one_node()
-        fails, done = set_during(world, call, change)
-        cluster = Noting(world, fails)
-        replica = Replica(world, clock=Running(), cluster=cluster)
-        replica.agent("n1", ILL)
-        await soon(lambda: in_quarantine(world))
-        theirs, node = change(world.nodes["n1"]), world.nodes["n1"]
-        assert done
-        assert "read_node" in cluster.requests()
-        assert set(theirs.taints) - set(node.taints) <= {THEIRS}
-        assert {TAINT} <= {one.key for one in node.taints}
-        world.person_deletes("n1")
-        await soon(lambda: not world.quarantines)
-        after, plain = world.nodes["n1"], one_node().nodes["n1"]
-        assert after.taints == change(plain).taints
-        assert after.unschedulable == change(plain).unschedulable
-        assert after.labels == change(plain).labels
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_what_others_write_between_is_seen_and_stays(call: str, change: Change) -> None:
+    world = one_node()
+    fails, done = set_during(world, call, change)
+    cluster = Noting(world, fails)
+    replica = Replica(world, clock=Running(), cluster=cluster)
+    replica.agent("n1", ILL)
+    await soon(lambda: in_quarantine(world))
+    theirs, node = change(world.nodes["n1"]), world.nodes["n1"]
+    assert done
+    assert "read_node" in cluster.requests()
+    assert set(theirs.taints) - set(node.taints) <= {THEIRS}
+    assert {TAINT} <= {one.key for one in node.taints}
+    world.person_deletes("n1")
+    await soon(lambda: not world.quarantines)
+    after, plain = world.nodes["n1"], one_node().nodes["n1"]
+    assert after.taints == change(plain).taints
+    assert after.unschedulable == change(plain).unschedulable
+    assert after.labels == change(plain).labels
 
 
 @pytest.mark.parametrize("call", ["write_record", "create_quarantine", "patch_node"])
-def test_a_node_that_another_party_has_taken_meanwhile_is_not_marked(call: str) -> None:
-    async def main() -> None:
-        world = one_node()
-        fails, done = set_during(world, call, lambda node: replace(node, taints=(SHUT_DOWN,)))
-        replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
-        replica.agent("n1", ILL)
-        await soon(lambda: done)
-        await later(600)
-        assert not is_marked(world.nodes["n1"])
-        assert world.nodes["n1"].taints == (SHUT_DOWN,)
-        world.set_node(replace(world.nodes["n1"], taints=()))
-        await soon(lambda: in_quarantine(world), within=3600)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_node_that_another_party_has_taken_meanwhile_is_not_marked(call: str) -> None:
+    world = one_node()
+    fails, done = set_during(world, call, lambda node: replace(node, taints=(SHUT_DOWN,)))
+    replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
+    replica.agent("n1", ILL)
+    await soon(lambda: done)
+    await later(600)
+    assert not is_marked(world.nodes["n1"])
+    assert world.nodes["n1"].taints == (SHUT_DOWN,)
+    world.set_node(replace(world.nodes["n1"], taints=()))
+    await soon(lambda: in_quarantine(world), within=3600)
 
 
-def test_a_failed_withdrawal_leaves_a_quarantine_that_ends_by_itself() -> None:
+@virtual_time.in_virtual_time
+async def test_a_failed_withdrawal_leaves_a_quarantine_that_ends_by_itself() -> None:
     """The object is Releasing before it goes, so that the next try is the ordinary undo."""
+    world = one_node()
+    refused: list[str] = []
+    taken, done = set_during(
+        world, "create_quarantine", lambda node: replace(node, taints=(SHUT_DOWN,))
+    )
 
-    async def main() -> None:
-        world = one_node()
-        refused: list[str] = []
-        taken, done = set_during(
-            world, "create_quarantine", lambda node: replace(node, taints=(SHUT_DOWN,))
-        )
+    def fails(name: str) -> ClusterError | None:
+        taken(name)
+        if name == "drop_quarantine" and not refused:
+            refused.append(name)
+            return Unreachable("no answer")
+        return None
 
-        def fails(name: str) -> ClusterError | None:
-            taken(name)
-            if name == "drop_quarantine" and not refused:
-                refused.append(name)
-                return Unreachable("no answer")
-            return None
-
-        replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
-        replica.agent("n1", ILL)
-        await soon(lambda: done and refused)
-        await soon(lambda: not world.quarantines)
-        await later(600)
-        assert not is_marked(world.nodes["n1"])
-        assert world.nodes["n1"].taints == (SHUT_DOWN,)
-        assert parse_record(world.record.text).entries == {}
-        world.set_node(replace(world.nodes["n1"], taints=()))
-        await soon(lambda: in_quarantine(world), within=3600)
-
-    virtual_time.run(main())
+    replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
+    replica.agent("n1", ILL)
+    await soon(lambda: done and refused)
+    await soon(lambda: not world.quarantines)
+    await later(600)
+    assert not is_marked(world.nodes["n1"])
+    assert world.nodes["n1"].taints == (SHUT_DOWN,)
+    assert parse_record(world.record.text).entries == {}
+    world.set_node(replace(world.nodes["n1"], taints=()))
+    await soon(lambda: in_quarantine(world), within=3600)
 
 
-def test_a_node_that_was_replaced_meanwhile_is_not_marked_for_the_older_one() -> None:
-    async def main() -> None:
-        world = one_node()
-        done: list[str] = []
+@virtual_time.in_virtual_time
+async def test_a_node_that_was_replaced_meanwhile_is_not_marked_for_the_older_one() -> None:
+    world = one_node()
+    done: list[str] = []
 
-        def fails(name: str) -> ClusterError | None:
-            if name == "patch_node" and not done:
-                done.append(name)
-                world.renew_node("n1", "boot-2")
-            return None
+    def fails(name: str) -> ClusterError | None:
+        if name == "patch_node" and not done:
+            done.append(name)
+            world.renew_node("n1", "boot-2")
+        return None
 
-        replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
-        replica.agent("n1", ILL)
-        await soon(lambda: done)
-        await later(60)
-        marked = is_marked(world.nodes["n1"])
-        quarantine = world.quarantines.get("n1")
-        assert not marked or (
-            quarantine is not None and quarantine.status.node_uid == world.nodes["n1"].uid
-        )
-
-    virtual_time.run(main())
+    replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
+    replica.agent("n1", ILL)
+    await soon(lambda: done)
+    await later(60)
+    marked = is_marked(world.nodes["n1"])
+    quarantine = world.quarantines.get("n1")
+    assert not marked or (
+        quarantine is not None and quarantine.status.node_uid == world.nodes["n1"].uid
+    )
 
 
-def test_a_repeated_quarantine_reads_the_node() -> None:
+@virtual_time.in_virtual_time
+async def test_a_repeated_quarantine_reads_the_node() -> None:
     """Our own release is newer than the list of nodes."""
-
-    async def main() -> None:
-        world = one_node()
-        replica = Replica(world, clock=Running())
-        replica.agent("n1", ILL)
-        await soon(lambda: in_quarantine(world))
-        world.person_deletes("n1")
-        await soon(lambda: not world.quarantines)
-        replica.agent("n1", snapshot(fault(code="xid:95")))
-        await soon(lambda: in_quarantine(world), within=3600)
-        assert world.writes.count("patch n1") == 3
-
-    virtual_time.run(main())
+    world = one_node()
+    replica = Replica(world, clock=Running())
+    replica.agent("n1", ILL)
+    await soon(lambda: in_quarantine(world))
+    world.person_deletes("n1")
+    await soon(lambda: not world.quarantines)
+    replica.agent("n1", snapshot(fault(code="xid:95")))
+    await soon(lambda: in_quarantine(world), within=3600)
+    assert world.writes.count("patch n1") == 3
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -17,8 +17,8 @@ from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.aggregator.test_planner import SPEC
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica, Turned, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -67,7 +67,6 @@ async def test_a_taint_of_our_key_that_was_there_before_is_there_again_after_the
     assert node.annotations[CODES] == "x"
     assert APPLIED not in node.annotations
     assert not node.unschedulable
-    await replica.stop()
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -87,12 +86,10 @@ async def test_it_is_restored_also_where_our_annotation_was_removed(*, deleted: 
     assert set(node.taints) == {theirs, OTHER}
     assert node.labels == {LABEL: "hold"}
     assert not node.unschedulable
-    await replica.stop()
 
 
 async def test_without_our_annotation_nobody_is_told_that_it_was_cordoned_before() -> None:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     replica = await quarantined(world, Turned())
     world.person_annotates("n1", APPLIED, None)
     await replica.controller.parts.cluster_events.refresh_nodes()
@@ -100,26 +97,22 @@ async def test_without_our_annotation_nobody_is_told_that_it_was_cordoned_before
     replica.controller.on_conflict("n1", "")
     await until(lambda: not replica.controller.parts.registry.node_state("n1").work.needs_read)
     assert replica.fleet.node_summaries["n1"].cluster.foreign == ""
-    await replica.stop()
 
 
-def test_a_taint_of_our_key_on_a_node_that_we_never_marked_is_never_taken_for_ours() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        taints = (THEIRS["execute"], THEIRS["schedule"])
-        world.add_node("n1", taints=taints, labels={LABEL: "hold"}, unschedulable=True)
-        world.add_node("n2", annotations={APPLIED: json.dumps({"unschedulable": False})})
-        replica = Replica(world, clock=LoopClock(loop))
-        replica.agent("n1", snapshot())
-        await until(lambda: "n2" in world.quarantines)  # ours, and without an object: adopted
-        await until(lambda: loop.time() > 2 * REFRESH)
-        assert world.nodes["n1"].taints == taints
-        assert world.nodes["n1"].labels == {LABEL: "hold"}
-        assert world.nodes["n1"].unschedulable
-        assert "n1" not in world.quarantines
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_taint_of_our_key_on_a_node_that_we_never_marked_is_never_taken_for_ours() -> None:
+    world = World()
+    taints = (THEIRS["execute"], THEIRS["schedule"])
+    world.add_node("n1", taints=taints, labels={LABEL: "hold"}, unschedulable=True)
+    world.add_node("n2", annotations={APPLIED: json.dumps({"unschedulable": False})})
+    replica = Replica(world, clock=Running())
+    replica.agent("n1", snapshot())
+    await until(lambda: "n2" in world.quarantines)  # ours, and without an object: adopted
+    await until(lambda: loop_time() > 2 * REFRESH)
+    assert world.nodes["n1"].taints == taints
+    assert world.nodes["n1"].labels == {LABEL: "hold"}
+    assert world.nodes["n1"].unschedulable
+    assert "n1" not in world.quarantines
 
 
 @pytest.mark.parametrize("theirs", [None, *THEIRS.values()], ids=[None, *THEIRS])

@@ -9,9 +9,10 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_marks import cordon_change
 from aggregator.web.node_view import why
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import present
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import LoopClock, Running
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -46,15 +47,13 @@ def test_anothers_is_not_entered_voided_or_drained_and_takes_no_place() -> None:
             world = world_with_theirs(phase)
             before = dict(world.quarantines)
             settings = replace(SETTINGS, limits=replace(OPEN, concurrent=1, silent_drain_after=0))
-            replica = Replica(world, clock=LoopClock(loop), settings=settings)
-            await until(lambda: not replica.fleet.view_lost)
+            replica = await Replica(world, clock=LoopClock(loop), settings=settings).ready()
             replica.agent("n1", ILL)
             replica.agent("n2", ILL)
             await until(lambda: phase_of(world, "n2") is Phase.DRAINING)
             await until(lambda: replica.fleet.node_summaries["n1"].decision.hold is not None)
             await asyncio.sleep(60)
-            hold = replica.fleet.node_summaries["n1"].decision.hold
-            assert hold is not None
+            hold = present(replica.fleet.node_summaries["n1"].decision.hold)
             assert (hold.limit, hold.value) == ("installation", "staging")
             assert world.quarantines["n1"] == before["n1"]
             assert set(parse_record(world.record.text).entries) == {"n2"}
@@ -66,16 +65,12 @@ def test_anothers_is_not_entered_voided_or_drained_and_takes_no_place() -> None:
         play(test)
 
 
-def test_marks_of_anothers_are_not_adopted_when_its_object_is_gone() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_theirs(Phase.CORDONED)
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not replica.fleet.view_lost)
-        world.person_removes_by_force("n1")
-        await asyncio.sleep(400)  # the list of nodes was read anew meanwhile
-        assert is_marked(world.nodes["n1"])
-        assert world.quarantines == {}
-        assert parse_record(world.record.text).entries == {}
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_marks_of_anothers_are_not_adopted_when_its_object_is_gone() -> None:
+    world = world_with_theirs(Phase.CORDONED)
+    await Replica(world, clock=Running()).ready()
+    world.person_removes_by_force("n1")
+    await asyncio.sleep(400)  # the list of nodes was read anew meanwhile
+    assert is_marked(world.nodes["n1"])
+    assert world.quarantines == {}
+    assert parse_record(world.record.text).entries == {}

@@ -24,6 +24,7 @@ from tests.support import evidence as said
 from tests.support import virtual_time
 from tests.support.agent_calls import Call
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.present import of_type
 from tests.support.replica import Replica
 from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
@@ -90,8 +91,7 @@ class Site:
     """One aggregator, the streams of its agents, and a clock that jumps."""
 
     def __init__(self, loop: virtual_time.VirtualTimeLoop, *, lists_all: bool) -> None:
-        world = World()
-        world.add_node(LISTED)
+        world = World.of(LISTED)
         cluster = MemoryCluster(world) if lists_all else NotAll(world)
         self.replica = Replica(world, clock=LoopClock(loop), cluster=cluster)
         self.stats = IngestStats()
@@ -144,8 +144,7 @@ class Site:
 
 def on_a_site(test: Callable[[Site], Awaitable[None]], *, lists_all: bool = True) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
         site = Site(loop, lists_all=lists_all)
         await until(lambda: not site.replica.fleet.view_lost)
         await test(site)

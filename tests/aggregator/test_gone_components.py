@@ -17,6 +17,7 @@ from nodeagent.model import Gone, Observation, Status
 from nodeagent.uplink import codec as telling
 from tests.support import decoded, virtual_time
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import present
 from tests.support.replica import Replica
 from tests.support.virtual_replica import Running, later, soon
 
@@ -50,8 +51,7 @@ class PlayedAgent:
 
     def report(self, replica: Replica) -> Awaitable[None] | None:
         """Sends the changes."""
-        out = self.latch.delta(_now())
-        assert out is not None
+        out = present(self.latch.delta(_now()))
         message = telling.delta(out, _now()).delta
         return self._send_evidence(replica, out.seq, decoded.delta(message, at=_now()))
 
@@ -80,79 +80,67 @@ async def _quarantined(agent: PlayedAgent, replica: Replica, world: World) -> No
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["agent stays", "agent restarts"])
-def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_in_the_end(
+@virtual_time.in_virtual_time
+async def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_in_the_end(
     *, restarts: bool
 ) -> None:
-    async def main() -> None:
-        world = World()
-        world.add_node("n1", boot_id="boot-1")
-        first = Replica(world, clock=Running())
-        agent = PlayedAgent("n1")
-        await _quarantined(agent, first, world)
-        agent.observe(Status.OK)
-        agent.report(first)
-        await later(30)
-        assert phase_of(world, "n1") is Phase.CORDONED  # it has not been well for long enough
-        await first.stop()
-        agent.unmount()
-        if restarts:
-            agent.restart()
-        second = Replica(world, clock=Running())
-        await soon(lambda: not second.fleet.view_lost)
-        agent.attend(second)
-        await soon(lambda: phase_of(world, "n1") is None)
-        assert agent.latch.unacked.gone == []
-        await second.stop()
-
-    virtual_time.run(main())
+    world = World()
+    world.add_node("n1", boot_id="boot-1")
+    first = Replica(world, clock=Running())
+    agent = PlayedAgent("n1")
+    await _quarantined(agent, first, world)
+    agent.observe(Status.OK)
+    agent.report(first)
+    await later(30)
+    assert phase_of(world, "n1") is Phase.CORDONED  # it has not been well for long enough
+    await first.stop()
+    agent.unmount()
+    if restarts:
+        agent.restart()
+    second = await Replica(world, clock=Running()).ready()
+    agent.attend(second)
+    await soon(lambda: phase_of(world, "n1") is None)
+    assert agent.latch.unacked.gone == []
 
 
-def test_a_delta_that_nobody_acknowledged_is_told_again_to_the_next_controller() -> None:
+@virtual_time.in_virtual_time
+async def test_a_delta_that_nobody_acknowledged_is_told_again_to_the_next_controller() -> None:
     """The one before had received it, and died before it was durable."""
-
-    async def main() -> None:
-        world = World()
-        world.add_node("n1", boot_id="boot-1")
-        first = Replica(world, clock=Running())
-        agent = PlayedAgent("n1")
-        await _quarantined(agent, first, world)
-        agent.observe(Status.OK)
-        agent.report(first)
-        agent.unmount()
-        agent.latch.delta(_now())  # sent, and the controller stops before it reads it
-        await first.stop()
-        heir = Replica(world, clock=Running())
-        agent.attend(heir)
-        await soon(lambda: phase_of(world, "n1") is None)
-        await heir.stop()
-
-    virtual_time.run(main())
+    world = World()
+    world.add_node("n1", boot_id="boot-1")
+    first = Replica(world, clock=Running())
+    agent = PlayedAgent("n1")
+    await _quarantined(agent, first, world)
+    agent.observe(Status.OK)
+    agent.report(first)
+    agent.unmount()
+    agent.latch.delta(_now())  # sent, and the controller stops before it reads it
+    await first.stop()
+    heir = Replica(world, clock=Running())
+    agent.attend(heir)
+    await soon(lambda: phase_of(world, "n1") is None)
 
 
-def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine() -> None:
-    async def main() -> None:
-        world = World()
-        world.add_node("n1", boot_id="boot-1")
-        first = Replica(world, clock=Running())
-        agent = PlayedAgent("n1")
-        await _quarantined(agent, first, world)
-        agent.observe(Status.OK)
-        agent.report(first)
-        await first.stop()
-        agent.unmount()
-        agent.observe(Status.FAILED)
-        assert agent.latch.unacked.gone == []
-        second = Replica(world, clock=Running())
-        await soon(lambda: not second.fleet.view_lost)
-        agent.attend(second)
-        await later(7200)
-        assert phase_of(world, "n1") is Phase.CORDONED
-        agent.unmount()  # it failed when it went: that is no sign that it is well
-        await later(7200)
-        assert phase_of(world, "n1") is Phase.CORDONED
-        await second.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine() -> None:
+    world = World()
+    world.add_node("n1", boot_id="boot-1")
+    first = Replica(world, clock=Running())
+    agent = PlayedAgent("n1")
+    await _quarantined(agent, first, world)
+    agent.observe(Status.OK)
+    agent.report(first)
+    await first.stop()
+    agent.unmount()
+    agent.observe(Status.FAILED)
+    assert agent.latch.unacked.gone == []
+    second = await Replica(world, clock=Running()).ready()
+    agent.attend(second)
+    await later(7200)
+    assert phase_of(world, "n1") is Phase.CORDONED
+    agent.unmount()  # it failed when it went: that is no sign that it is well
+    await later(7200)
+    assert phase_of(world, "n1") is Phase.CORDONED
 
 
 def test_what_is_gone_is_owed_until_its_ack_in_deltas_once_and_in_each_snapshot() -> None:
@@ -160,8 +148,7 @@ def test_what_is_gone_is_owed_until_its_ack_in_deltas_once_and_in_each_snapshot(
     held.apply([Observation("disk-space", MOUNT, Status.OK)], 1.0)
     held.snapshot(1.0)
     held.apply([Gone("disk-space", MOUNT)], 2.0)
-    out = held.delta(2.0)
-    assert out is not None
+    out = present(held.delta(2.0))
     assert out.gone == [Gone("disk-space", MOUNT)]
     assert held.delta(2.0) is None
     again = held.snapshot(3.0)

@@ -166,7 +166,6 @@ async def test_the_reset_is_ordered_when_the_operands_are_gone_and_they_run_agai
     await site.settles(lambda: site.attempts() == [("gpu-reset", RepairState.SUCCEEDED)])
     assert site.are_labels_restored()
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -184,7 +183,6 @@ async def test_while_the_operands_go_their_pods_are_named() -> None:
     # They never go. The agent has the last word about a GPU in use.
     await site.settles(lambda: site.repaired)
     assert site.held_at_order[0] != []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -194,7 +192,6 @@ async def test_without_the_setting_no_label_is_touched() -> None:
     await site.settles(lambda: site.repaired)
     assert site.are_labels_restored()
     assert site.held_at_order[0] != []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -205,7 +202,6 @@ async def test_in_mode_observe_no_label_is_touched() -> None:
     await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await later(600)
     assert site.are_labels_restored()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +226,6 @@ async def test_the_operands_run_again_at_every_end(end: str) -> None:
     await site.settles(site.are_labels_restored)
     if end == "cancelled before":
         assert "gpu-reset" not in site.repaired
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -250,7 +245,6 @@ async def test_the_end_is_written_when_the_operands_can_run_again() -> None:
     fails.clear()
     await site.settles(lambda: site.attempts() == [("gpu-reset", RepairState.SUCCEEDED)])
     assert site.are_labels_restored()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("after", [False, True])

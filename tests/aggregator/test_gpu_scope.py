@@ -29,6 +29,7 @@ from tests.support import virtual_time
 from tests.support.drains import GANG, drained, status
 from tests.support.gpu_reports import PodReports
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import present
 from tests.support.replica import POLICY, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
@@ -251,8 +252,7 @@ def settings(clock: Running, reports: GpuReports, **changes: Any) -> Settings:
 
 
 def world_of(*pods: Pod) -> World:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     for one in pods:
         world.add_pod("n1", one.name, gpus=one.gpus, gpu_ids=one.gpu_ids)
     return world
@@ -261,137 +261,114 @@ def world_of(*pods: Pod) -> World:
 async def begun(world: World, code: str = "xid:48", reports: GpuReports | None = None) -> Replica:
     clock = Running()
     given = settings(clock, reports or PodReports(GpuReport(unknown="no agent")))
-    replica = Replica(world, clock=clock, settings=given)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock, settings=given).ready()
     replica.agent("n1", snapshot(fault(code)))
     return replica
 
 
-def test_other_work_ends_by_itself_and_only_then_the_node_is_drained() -> None:
-    async def scenario() -> None:
-        world = world_of(USER, OTHER, PLAIN)
-        replica = await begun(world)
-        await until(lambda: world.evicted, within=60)
-        world.kubelets_finish()
-        await asyncio.sleep(3600)
-        assert world.evicted == ["uid-user"]
-        assert world.nodes["n1"].unschedulable
-        assert phase_of(world, "n1") is Phase.DRAINING  # no repair begins under the other work
-        reasons = {one.pod: one.reason for one in status(world).blockers}
-        assert "it does not use GPU-1 (scope: gpu)" in reasons["jobs/other"]
-        await replica.stop()
-        replica = await begun(world)  # a restart changes nothing
-        await asyncio.sleep(3600)
-        assert world.evicted == ["uid-user"]
-        world.pods["n1/other"] = replace(world.pods["n1/other"], phase="Succeeded")
-        await drained(world)
-        assert world.evicted == ["uid-user", "uid-plain"]
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_other_work_ends_by_itself_and_only_then_the_node_is_drained() -> None:
+    world = world_of(USER, OTHER, PLAIN)
+    replica = await begun(world)
+    await until(lambda: world.evicted, within=60)
+    world.kubelets_finish()
+    await asyncio.sleep(3600)
+    assert world.evicted == ["uid-user"]
+    assert world.nodes["n1"].unschedulable
+    assert phase_of(world, "n1") is Phase.DRAINING  # no repair begins under the other work
+    reasons = {one.pod: one.reason for one in status(world).blockers}
+    assert "it does not use GPU-1 (scope: gpu)" in reasons["jobs/other"]
+    await replica.stop()
+    replica = await begun(world)  # a restart changes nothing
+    await asyncio.sleep(3600)
+    assert world.evicted == ["uid-user"]
+    world.pods["n1/other"] = replace(world.pods["n1/other"], phase="Succeeded")
+    await drained(world)
+    assert world.evicted == ["uid-user", "uid-plain"]
 
 
-def test_a_second_fault_of_the_whole_node_and_the_end_of_the_time_evict_the_rest() -> None:
-    async def scenario() -> None:
-        world = world_of(USER, OTHER)
-        replica = await begun(world)
-        await asyncio.sleep(3600)
-        assert world.evicted == ["uid-user"]
-        replica.agent("n1", snapshot(fault("xid:48"), fault("xid:79", "GPU-2", source_seq=9)))
-        await until(lambda: len(world.evicted) == 2, within=60)
-        await replica.stop()
-        world = world_of(USER, OTHER)
-        replica = await begun(world)
-        await asyncio.sleep(SCOPE_FOR + 60)
-        assert sorted(world.evicted) == ["uid-other", "uid-user"]
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_second_fault_of_the_whole_node_and_the_end_of_the_time_evict_the_rest() -> None:
+    world = world_of(USER, OTHER)
+    replica = await begun(world)
+    await asyncio.sleep(3600)
+    assert world.evicted == ["uid-user"]
+    replica.agent("n1", snapshot(fault("xid:48"), fault("xid:79", "GPU-2", source_seq=9)))
+    await until(lambda: len(world.evicted) == 2, within=60)
+    await replica.stop()
+    world = world_of(USER, OTHER)
+    replica = await begun(world)
+    await asyncio.sleep(SCOPE_FOR + 60)
+    assert sorted(world.evicted) == ["uid-other", "uid-user"]
 
 
-def test_a_rule_without_the_scope_drains_the_whole_node() -> None:
-    async def scenario() -> None:
-        world = world_of(USER, OTHER)
-        replica = await begun(world, "xid:79")
-        await until(lambda: len(world.evicted) == 2, within=60)
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_rule_without_the_scope_drains_the_whole_node() -> None:
+    world = world_of(USER, OTHER)
+    await begun(world, "xid:79")
+    await until(lambda: len(world.evicted) == 2, within=60)
 
 
-def test_the_reports_of_the_agent_are_read_at_the_fault_and_seldom_after_it() -> None:
-    async def scenario() -> None:
-        world = world_of(BLIND_USER, BLIND_OTHER)
-        reports = PodReports(reported(*BOTH))
-        replica = await begun(world, reports=reports)
-        await until(lambda: world.evicted, within=60)
-        world.kubelets_finish()
-        await asyncio.sleep(FRESH / 2)
-        assert (world.evicted, reports.requests) == (["uid-user"], 1)
-        # An agent without an answer widens nothing for a while; its report ends at last.
-        reports.report = reported(unknown="no answer")
-        await asyncio.sleep(MOST_AGE - FRESH)
-        assert world.evicted == ["uid-user"]
-        assert reports.requests < MOST_AGE / 60
-        await until(lambda: len(world.evicted) == 2, within=FRESH * 2)
-        texts = [one.summary for one in replica.notes.transitions if "not the GPU" in one.summary]
-        assert texts == [
-            "n1: the scope of the drain is the node, not the GPU: jobs/other: no answer"
-        ]
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_the_reports_of_the_agent_are_read_at_the_fault_and_seldom_after_it() -> None:
+    world = world_of(BLIND_USER, BLIND_OTHER)
+    reports = PodReports(reported(*BOTH))
+    replica = await begun(world, reports=reports)
+    await until(lambda: world.evicted, within=60)
+    world.kubelets_finish()
+    await asyncio.sleep(FRESH / 2)
+    assert (world.evicted, reports.requests) == (["uid-user"], 1)
+    # An agent without an answer widens nothing for a while; its report ends at last.
+    reports.report = reported(unknown="no answer")
+    await asyncio.sleep(MOST_AGE - FRESH)
+    assert world.evicted == ["uid-user"]
+    assert reports.requests < MOST_AGE / 60
+    await until(lambda: len(world.evicted) == 2, within=FRESH * 2)
+    texts = [one.summary for one in replica.notes.transitions if "not the GPU" in one.summary]
+    assert texts == ["n1: the scope of the drain is the node, not the GPU: jobs/other: no answer"]
 
 
-def test_the_next_controller_evicts_no_wider_while_no_agent_answers_it() -> None:
-    async def scenario() -> None:
-        world = world_of(BLIND_USER, BLIND_OTHER)
-        replica = await begun(world, reports=PodReports(reported(*BOTH)))
-        await until(lambda: world.evicted, within=60)
-        world.kubelets_finish()
-        await asyncio.sleep(FRESH / 2)
-        await replica.stop()
-        scope = world.quarantines["n1"].status.gpu_scope
-        assert scope is not None
-        assert (scope.gpus, scope.evicted, scope.spared) == ((BAD,), ("uid-user",), ("uid-other",))
-        replica = await begun(world)
-        await asyncio.sleep(MOST_AGE - FRESH)
-        assert world.evicted == ["uid-user"]
-        reasons = {one.pod: one.reason for one in status(world).blockers}
-        assert "it does not use GPU-1 (scope: gpu)" in reasons["jobs/other"]
-        await until(lambda: len(world.evicted) == 2, within=FRESH)
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_the_next_controller_evicts_no_wider_while_no_agent_answers_it() -> None:
+    world = world_of(BLIND_USER, BLIND_OTHER)
+    replica = await begun(world, reports=PodReports(reported(*BOTH)))
+    await until(lambda: world.evicted, within=60)
+    world.kubelets_finish()
+    await asyncio.sleep(FRESH / 2)
+    await replica.stop()
+    scope = present(world.quarantines["n1"].status.gpu_scope)
+    assert (scope.gpus, scope.evicted, scope.spared) == ((BAD,), ("uid-user",), ("uid-other",))
+    replica = await begun(world)
+    await asyncio.sleep(MOST_AGE - FRESH)
+    assert world.evicted == ["uid-user"]
+    reasons = {one.pod: one.reason for one in status(world).blockers}
+    assert "it does not use GPU-1 (scope: gpu)" in reasons["jobs/other"]
+    await until(lambda: len(world.evicted) == 2, within=FRESH)
 
 
 @pytest.mark.parametrize("more", [254, 256])
-def test_of_more_pods_than_the_record_has_room_for_the_next_controller_reports_it(
+@virtual_time.in_virtual_time
+async def test_of_more_pods_than_the_record_has_room_for_the_next_controller_reports_it(
     more: int,
 ) -> None:
     """It evicts what it would without the scope, and says why; the first spared the others."""
-
-    async def scenario() -> None:
-        small = [pod(f"small-{number:03}") for number in range(more)]
-        world = world_of(BLIND_USER, BLIND_OTHER, *small)
-        replica = await begun(world, reports=PodReports(reported(*BOTH)))
-        await until(lambda: world.evicted, within=60)
-        world.kubelets_finish()
-        await asyncio.sleep(FRESH / 2)
-        assert world.evicted == ["uid-user"]
-        scope, fits = world.quarantines["n1"].status.gpu_scope, more + 2 <= 256
-        assert (scope is not None) is fits
-        await replica.stop()
-        replica = await begun(world)
-        await asyncio.sleep(FRESH / 2)
-        assert (len(world.evicted) == 1) is fits
-        texts = [one.summary for one in replica.notes.transitions if "not the GPU" in one.summary]
-        assert [text.partition("; ")[2] for text in texts] == (
-            [] if fits else ["status.gpuScope has room for 256 pods, and 257 are here"]
-        )
-        await replica.stop()
-
-    virtual_time.run(scenario())
+    small = [pod(f"small-{number:03}") for number in range(more)]
+    world = world_of(BLIND_USER, BLIND_OTHER, *small)
+    replica = await begun(world, reports=PodReports(reported(*BOTH)))
+    await until(lambda: world.evicted, within=60)
+    world.kubelets_finish()
+    await asyncio.sleep(FRESH / 2)
+    assert world.evicted == ["uid-user"]
+    scope, fits = world.quarantines["n1"].status.gpu_scope, more + 2 <= 256
+    assert (scope is not None) is fits
+    await replica.stop()
+    replica = await begun(world)
+    await asyncio.sleep(FRESH / 2)
+    assert (len(world.evicted) == 1) is fits
+    texts = [one.summary for one in replica.notes.transitions if "not the GPU" in one.summary]
+    assert [text.partition("; ")[2] for text in texts] == (
+        [] if fits else ["status.gpuScope has room for 256 pods, and 257 are here"]
+    )
 
 
 def test_a_record_counts_for_its_gpus_and_pods_alone_and_for_an_hour() -> None:
@@ -404,27 +381,22 @@ def test_a_record_counts_for_its_gpus_and_pods_alone_and_for_an_hour() -> None:
     assert not covers(known, frozenset({BAD, "GPU-2"}), both, 1000.0)
 
 
-def test_readers_of_different_pods_and_many_new_pods_lead_to_few_requests() -> None:
-    async def scenario() -> None:
-        reports, clock = PodReports(reported(*BOTH)), Running()
-        reader = PodGpuReader(reports, Clocks(clock, clock))
-        for _ in range(20):
-            await reader.read("n1", [BLIND_USER])
-            await reader.read("n1", [BLIND_OTHER])
-        assert reports.requests == 2
-        began = clock()
-        for number in range(10):
-            await reader.read("n1", [pod(f"new-{number}")])
-        assert clock() - began >= 9 * APART
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_readers_of_different_pods_and_many_new_pods_lead_to_few_requests() -> None:
+    reports, clock = PodReports(reported(*BOTH)), Running()
+    reader = PodGpuReader(reports, Clocks(clock, clock))
+    for _ in range(20):
+        await reader.read("n1", [BLIND_USER])
+        await reader.read("n1", [BLIND_OTHER])
+    assert reports.requests == 2
+    began = clock()
+    for number in range(10):
+        await reader.read("n1", [pod(f"new-{number}")])
+    assert clock() - began >= 9 * APART
 
 
-def test_without_a_report_the_whole_node_is_drained() -> None:
-    async def scenario() -> None:
-        world = world_of(BLIND_USER, BLIND_OTHER)
-        replica = await begun(world)
-        await until(lambda: len(world.evicted) == 2, within=60)
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_without_a_report_the_whole_node_is_drained() -> None:
+    world = world_of(BLIND_USER, BLIND_OTHER)
+    await begun(world)
+    await until(lambda: len(world.evicted) == 2, within=60)

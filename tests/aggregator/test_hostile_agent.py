@@ -20,6 +20,7 @@ from sickbay.v1 import limits
 from tests.support import hostile, virtual_time
 from tests.support.allocated import allocated_bytes
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import present
 from tests.support.replica import FakeLine, Replica, component, fault, hello, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
@@ -31,8 +32,7 @@ async def _fleet() -> tuple[World, Replica]:
     world = World()
     for number in range(NODES):
         world.add_node(f"n{number}", boot_id="boot-1")
-    replica = Replica(world, clock=Running())
-    await soon(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=Running()).ready()
     for number in range(NODES):
         replica.agent(f"n{number}", snapshot(*ORDINARY))
     return world, replica
@@ -46,88 +46,74 @@ def _cost(replica: Replica, node: str, delta: Delta) -> float:
 
 
 @pytest.mark.parametrize("kind", hostile.KINDS)
-def test_the_last_of_many_hostile_deltas_costs_no_more_than_the_first_ones(kind: str) -> None:
+@virtual_time.in_virtual_time
+async def test_the_last_of_many_hostile_deltas_costs_no_more_than_the_first_ones(kind: str) -> None:
     """Work is linear in the message, and in a node's state, which is bounded."""
-
-    async def main() -> None:
-        _, replica = await _fleet()
-        costs = []
-        for number in range(24):
-            costs.append(_cost(replica, "n0", hostile.KINDS[kind](number)))
-            await later(1)
-        early, late = sorted(costs[2:8])[3], sorted(costs[-6:])[3]
-        # Until its state is full it grows: by so much at most. Before it was bounded one took 60
-        # times as long as the first, and the 20th half a minute.
-        assert late < 6 * early + 0.02
-        await replica.stop()
-
-    virtual_time.run(main())
+    _, replica = await _fleet()
+    costs = []
+    for number in range(24):
+        costs.append(_cost(replica, "n0", hostile.KINDS[kind](number)))
+        await later(1)
+    early, late = sorted(costs[2:8])[3], sorted(costs[-6:])[3]
+    # Until its state is full it grows: by so much at most. Before it was bounded one took 60
+    # times as long as the first, and the 20th half a minute.
+    assert late < 6 * early + 0.02
 
 
 @pytest.mark.parametrize("kind", hostile.KINDS)
-def test_a_hostile_delta_costs_some_ordinary_ones_for_each_of_its_entries(kind: str) -> None:
-    async def main() -> None:
-        _, replica = await _fleet()
-        for number in range(8):  # until its state is as full as it gets
-            replica.agent("n0", hostile.KINDS[kind](number))
-            await later(1)
-        message = hostile.KINDS[kind](8)
-        entries = sum(
-            map(len, (message.components, message.faults, message.cleared, message.lost))
-        ) + len(message.gone)
-        ordinary = Delta(components=(component("disk-space", "/mnt/1", Status.FAILED, "full"),))
-        twenty = sum(_cost(replica, f"n{n}", ordinary) for n in range(1, 21))
-        # The median: a collection of a large process's garbage may fall into one of them.
-        hostiles = sorted(_cost(replica, "n0", hostile.KINDS[kind](n)) for n in range(9, 12))[1]
-        # An ordinary delta has one entry: so many of them cost far more than a full message.
-        assert hostiles < max(entries, 200) * twenty / 20
-        await replica.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_hostile_delta_costs_some_ordinary_ones_for_each_of_its_entries(kind: str) -> None:
+    _, replica = await _fleet()
+    for number in range(8):  # until its state is as full as it gets
+        replica.agent("n0", hostile.KINDS[kind](number))
+        await later(1)
+    message = hostile.KINDS[kind](8)
+    entries = sum(
+        map(len, (message.components, message.faults, message.cleared, message.lost))
+    ) + len(message.gone)
+    ordinary = Delta(components=(component("disk-space", "/mnt/1", Status.FAILED, "full"),))
+    twenty = sum(_cost(replica, f"n{n}", ordinary) for n in range(1, 21))
+    # The median: a collection of a large process's garbage may fall into one of them.
+    hostiles = sorted(_cost(replica, "n0", hostile.KINDS[kind](n)) for n in range(9, 12))[1]
+    # An ordinary delta has one entry: so many of them cost far more than a full message.
+    assert hostiles < max(entries, 200) * twenty / 20
 
 
-def test_one_agent_that_says_all_it_can_does_not_fill_the_memory() -> None:
-    async def main() -> None:
-        _, replica = await _fleet()
-        deltas = hostile.all_kinds()
-        for _ in range(5 * len(hostile.KINDS)):
-            replica.agent("n0", next(deltas))
-            await later(1)
-        replica.notes.transitions.clear()
-        before = allocated_bytes()
-        for _ in range(10 * len(hostile.KINDS)):
-            replica.agent("n0", next(deltas))
-            await later(1)
-        replica.notes.transitions.clear()
-        assert allocated_bytes() - before < 16 * 2**20
-        health = replica.fleet.node_summaries["n0"].agent.health
-        assert health is not None
-        assert len(health.components) <= limits.MAX_COMPONENTS
-        assert len(health.faults) <= limits.MAX_FAULTS
-        assert len(health.cleared) <= limits.MAX_GONE
-        await replica.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_one_agent_that_says_all_it_can_does_not_fill_the_memory() -> None:
+    _, replica = await _fleet()
+    deltas = hostile.all_kinds()
+    for _ in range(5 * len(hostile.KINDS)):
+        replica.agent("n0", next(deltas))
+        await later(1)
+    replica.notes.transitions.clear()
+    before = allocated_bytes()
+    for _ in range(10 * len(hostile.KINDS)):
+        replica.agent("n0", next(deltas))
+        await later(1)
+    replica.notes.transitions.clear()
+    assert allocated_bytes() - before < 16 * 2**20
+    health = present(replica.fleet.node_summaries["n0"].agent.health)
+    assert len(health.components) <= limits.MAX_COMPONENTS
+    assert len(health.faults) <= limits.MAX_FAULTS
+    assert len(health.cleared) <= limits.MAX_GONE
 
 
-def test_beside_a_hostile_agent_an_honest_node_is_drained_and_the_hostile_one_too() -> None:
-    async def main() -> None:
-        world, replica = await _fleet()
-        deltas = hostile.all_kinds()
-        for _ in range(2 * len(hostile.KINDS)):
-            replica.agent("n0", next(deltas))
-            await later(1)
-        replica.agent("n1", Delta(faults=(fault("xid:79"),)))
-        replica.agent("n0", Delta(faults=(fault("xid:79", "GPU-7"),)))
+@virtual_time.in_virtual_time
+async def test_beside_a_hostile_agent_an_honest_node_is_drained_and_the_hostile_one_too() -> None:
+    world, replica = await _fleet()
+    deltas = hostile.all_kinds()
+    for _ in range(2 * len(hostile.KINDS)):
+        replica.agent("n0", next(deltas))
+        await later(1)
+    replica.agent("n1", Delta(faults=(fault("xid:79"),)))
+    replica.agent("n0", Delta(faults=(fault("xid:79", "GPU-7"),)))
 
-        def drained() -> bool:
-            world.kubelets_finish()
-            return all(phase_of(world, node) is Phase.DRAINED for node in ("n0", "n1"))
+    def drained() -> bool:
+        world.kubelets_finish()
+        return all(phase_of(world, node) is Phase.DRAINED for node in ("n0", "n1"))
 
-        await soon(drained)
-        await replica.stop()
-
-    virtual_time.run(main())
+    await soon(drained)
 
 
 # -- its parts ----------------------------------------------------------------------------------
@@ -145,26 +131,23 @@ def test_signs_that_nobody_shows_any_more_are_forgotten() -> None:
     assert causes._signs == {}
 
 
-def test_what_a_hello_does_not_name_is_no_sign_and_signs_of_one_node_are_bounded() -> None:
-    async def main() -> None:
-        _, replica = await _fleet()
-        named = CheckOff("disk-space", 10.0, "")
-        replica.controller.on_connect(replace(hello("n0"), checks=(named,)), FakeLine())
-        told = [component(f"c{n}", "x", Status.FAILED, "bad") for n in range(500)]
-        told += [component("disk-space", "/", Status.FAILED, "full")]
-        replica.controller.on_evidence("n0", snapshot(*told), replica.clock())
-        replica.evaluate_due()
-        signs, _, _ = replica.controller.parts.causes._common.known("n0")
-        assert {one.what for one in signs} == {"check:disk-space"}
-        many = [component(f"c{n}", "x", Status.FAILED, "bad") for n in range(500)]
-        replica.controller.on_connect(hello("n1"), FakeLine())  # it names none: an older agent
-        replica.controller.on_evidence("n1", snapshot(*many), replica.clock())
-        replica.evaluate_due()
-        signs, _, _ = replica.controller.parts.causes._common.known("n1")
-        assert len(signs) == MOST_SIGNS
-        await replica.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_what_a_hello_does_not_name_is_no_sign_and_signs_of_one_node_are_bounded() -> None:
+    _, replica = await _fleet()
+    named = CheckOff("disk-space", 10.0, "")
+    replica.controller.on_connect(replace(hello("n0"), checks=(named,)), FakeLine())
+    told = [component(f"c{n}", "x", Status.FAILED, "bad") for n in range(500)]
+    told += [component("disk-space", "/", Status.FAILED, "full")]
+    replica.controller.on_evidence("n0", snapshot(*told), replica.clock())
+    replica.evaluate_due()
+    signs, _, _ = replica.controller.parts.causes._common.known("n0")
+    assert {one.what for one in signs} == {"check:disk-space"}
+    many = [component(f"c{n}", "x", Status.FAILED, "bad") for n in range(500)]
+    replica.controller.on_connect(hello("n1"), FakeLine())  # it names none: an older agent
+    replica.controller.on_evidence("n1", snapshot(*many), replica.clock())
+    replica.evaluate_due()
+    signs, _, _ = replica.controller.parts.causes._common.known("n1")
+    assert len(signs) == MOST_SIGNS
 
 
 def test_a_source_of_lost_evidence_is_told_once_a_minute_and_few_sources_of_one_node() -> None:
@@ -184,19 +167,15 @@ def test_the_faults_that_an_agent_has_lost_are_bounded_and_those_that_it_has_go_
     assert sum(not one.missing for one in health.faults.values()) == 400
 
 
-def test_what_an_incident_is_on_stays_in_force_though_its_fault_had_no_room() -> None:
-    async def main() -> None:
-        world, replica = await _fleet()
-        replica.agent("n1", snapshot(fault("xid:79")))
-        await soon(lambda: phase_of(world, "n1") is not None)
-        for number in range(4):
-            faults = [fault("xid:31", f"G{number}-{n}") for n in range(990)]
-            replica.agent("n1", snapshot(*faults))
-            await later(700)
-        health = replica.fleet.node_summaries["n1"].agent.health
-        assert health is not None
-        assert ("xid:79", "GPU-1") not in health.faults or health.faults["xid:79", "GPU-1"].missing
-        assert phase_of(world, "n1") is not None
-        await replica.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_what_an_incident_is_on_stays_in_force_though_its_fault_had_no_room() -> None:
+    world, replica = await _fleet()
+    replica.agent("n1", snapshot(fault("xid:79")))
+    await soon(lambda: phase_of(world, "n1") is not None)
+    for number in range(4):
+        faults = [fault("xid:31", f"G{number}-{n}") for n in range(990)]
+        replica.agent("n1", snapshot(*faults))
+        await later(700)
+    health = present(replica.fleet.node_summaries["n1"].agent.health)
+    assert ("xid:79", "GPU-1") not in health.faults or health.faults["xid:79", "GPU-1"].missing
+    assert phase_of(world, "n1") is not None

@@ -70,7 +70,6 @@ async def test_an_idle_node_is_tested_and_again_when_its_verdict_is_old() -> Non
     assert site.program.operations == [own_test(1), own_test(2)]
     assert site.taints() == (POOL,)
     assert site.world.quarantines == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -87,7 +86,6 @@ async def test_a_node_in_use_is_not_tested_until_its_work_is_gone() -> None:
     del site.world.pods["n1/etcd"]  # the program's check knows of no mirror pods
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
-    await site.replica.stop()
 
 
 class SlowRepairer(ProgramRepairer):
@@ -121,7 +119,6 @@ async def test_a_process_outside_of_the_cluster_keeps_a_test_away() -> None:
     agent.use = GpuUse()
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -130,7 +127,6 @@ async def test_a_pod_of_a_sites_own_node_owners_is_no_work_at_any_check() -> Non
     site.world.add_pod("n1", "driver", owner_kind="AdvancedDaemonSet")
     site.start()
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -140,7 +136,7 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     site = IdleNodes(*names, racks={name: f"r{number % 3}" for number, name in enumerate(names)})
     site.program.verdicts = [GOING]
     site.names = names[:3]
-    first = site.start()
+    site.start()
     site.names = names[3:]
     site.start()
     await later(TIMEOUT / 2)
@@ -152,8 +148,6 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     site.check()
     assert len(site.program.operations) == len(names)
     assert parse_record(site.world.record.text).node_tests == {}
-    await first.stop()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -177,7 +171,6 @@ async def test_a_test_without_a_verdict_keeps_the_standing_and_is_tried_after_gr
     assert gaps[1] == pytest.approx(1800, rel=0.2)
     site.program.verdicts = [PASSED]
     await site.settles(lambda: site.last_test()["state"] == "Succeeded", within=7 * HOUR)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -191,7 +184,6 @@ async def test_a_pod_that_waits_behind_work_is_taken_back() -> None:
     assert site.program.cancelled == site.program.operations
     assert parse_record(site.world.record.text).node_tests == {}
     assert site.condition() == ("", "")
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("died", [False, True])
@@ -221,7 +213,6 @@ async def test_a_failed_test_that_a_person_deletes_is_gone_at_once_and_its_failu
     await site.settles(lambda: evidence(site) == [], within=8 * HOUR)
     assert site.last_test()["number"] == 4
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -241,7 +232,6 @@ async def test_a_failure_is_not_forgotten_while_the_nodes_can_not_be_listed() ->
     site.world.operations.person_deletes(own_test(1))
     await site.replica.answer_requests()
     assert site.last_test()["state"] == "Failed"
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -253,7 +243,6 @@ async def test_an_earlier_test_that_a_person_deletes_is_gone_at_once() -> None:
     site.world.operations.person_deletes(own_test(1))
     await site.replica.answer_requests()
     assert list(site.world.operations.by_name) == [own_test(2)]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -274,7 +263,6 @@ async def test_two_installations_count_their_own_tests_of_a_node() -> None:
     site.world.operations.person_deletes(theirs.name)
     await site.replica.answer_requests()
     assert theirs.name in site.world.operations.by_name
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -292,7 +280,6 @@ async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
     await site.settles(lambda: evidence(site) == [], within=HOUR)
     site.check()
     assert site.condition() == ("True", "TestPassed")
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -306,7 +293,6 @@ async def test_the_evidence_outlives_a_restart_and_ends_with_another_boot() -> N
     site.reboot()
     await site.settles(lambda: evidence(site) == [])
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -325,7 +311,6 @@ async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_g
     assert evidence(site) == []
     assert site.condition() == ("True", "TestPassed")
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -346,7 +331,6 @@ async def test_a_person_who_releases_such_a_node_is_believed_until_the_next_test
     assert evidence(site) == []
     assert site.condition() == ("False", "TestFailed")
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -358,7 +342,6 @@ async def test_a_quarantine_ends_the_test_of_an_idle_node() -> None:
     await site.settles(lambda: site.last_test()["state"] == "Cancelled")
     assert site.program.cancelled == site.program.operations
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -374,7 +357,6 @@ async def test_a_startup_taint_ends_the_idle_test_and_only_the_new_nodes_test_re
     assert list(profiles.values()) == ["quick", "standard"]
     assert site.last_test()["profile"] == "standard"
     assert [one for one in site.program.wrong if "limit" in one] == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -394,7 +376,6 @@ async def test_the_pass_of_an_idle_test_removes_no_startup_taint_that_came_meanw
     site.program.verdicts = [PASSED]
     await site.settles(site.is_open)
     assert site.program.orders[-1].profile == "standard"
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -407,7 +388,6 @@ async def test_in_mode_observe_one_node_tells_for_all() -> None:
     assert told == ["repair.suppressed"]
     assert site.program.orders == []
     assert site.world.writes == []
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("against", ["stop", "exempt", "observe", "evidence", "cordon", "silent"])
@@ -421,7 +401,6 @@ async def test_what_speaks_against_the_test_of_an_idle_node(against: str) -> Non
     await later(HOUR)
     assert site.program.orders == []
     assert site.world.operations.by_name == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -433,7 +412,6 @@ async def test_without_the_section_no_node_is_listed() -> None:
     await later(HOUR)
     assert cluster.asked["list_node_tests"] == 0
     assert site.world.writes == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -452,7 +430,6 @@ async def test_an_idle_test_holds_no_new_node_and_none_of_those_it() -> None:
     assert sorted(one.kind for one in running.values()) == ["idle-test", "new-node-test"]
     assert running[new].kind == "new-node-test"
     site.check()
-    await site.replica.stop()
 
 
 # -- interruptions ---------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from aggregator.quarantine.decide.intent import (
     incidents_of,
     wanted_of,
 )
+from tests.support.present import present
 from tests.support.replica import POLICY
 
 ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
@@ -66,8 +67,7 @@ def test_the_strongest_incident_leads_and_all_evidence_that_acts_is_kept() -> No
 
 @pytest.mark.parametrize("mode", list(Action))
 def test_the_mode_caps_every_action_and_says_what_it_capped(mode: Action) -> None:
-    found = ask(incident(evidence()), mode=mode)
-    assert found is not None
+    found = present(ask(incident(evidence()), mode=mode))
     assert (found.spec.action, found.uncapped) == (mode, Action.DRAIN)
 
 
@@ -80,8 +80,7 @@ def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() ->
     other = replace(SPEC, reason="other words", policy_hash="x")
     assert changed_intent(SPEC, asking(other)) is None
     weaker = replace(SPEC, action=Action.CORDON, intent_action=Action.CORDON)
-    stronger = changed_intent(weaker, asking(SPEC))
-    assert stronger is not None
+    stronger = present(changed_intent(weaker, asking(SPEC)))
     assert stronger.action is Action.DRAIN
     more = changed_intent(SPEC, asking(replace(SPEC, evidence=(replace(ITEM, code="xid:48"),))))
     assert more is not None
@@ -97,17 +96,14 @@ def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() ->
 def test_evidence_beyond_what_an_object_takes_is_left_out_from_the_end() -> None:
     size = MOST_EVIDENCE // 10
     many = [evidence(component=f"GPU-{n}{'x' * size}") for n in range(30)]
-    found = ask(incident(*many, evidence("xid:48")))
-    assert found is not None
+    found = present(ask(incident(*many, evidence("xid:48"))))
     # A little of each is not its component: nine fit, and then one that is small.
     kept = [(item.code, item.component) for item in found.spec.evidence]
     assert kept == [*(one.key for one in many[:9]), ("xid:48", "GPU-1")]
     # Existing evidence is kept, and takes the place of new evidence.
     standing = replace(SPEC, evidence=found.spec.evidence[:9])
-    new = ask(incident(*many[9:], evidence("xid:48")))
-    assert new is not None
-    more = changed_intent(standing, new)
-    assert more is not None
+    new = present(ask(incident(*many[9:], evidence("xid:48"))))
+    more = present(changed_intent(standing, new))
     assert [(item.code, item.component) for item in more.evidence] == kept
 
 
@@ -143,8 +139,7 @@ def test_an_action_that_a_person_set_is_changed_by_no_evidence(
 ) -> None:
     spec = replace(SPEC, action=Action(set_to), intent_action=Action(decided))
     more = replace(SPEC, evidence=(replace(ITEM, code="xid:48"),))
-    changed = changed_intent(spec, DesiredState(more, Action(uncapped), Action(uncapped)))
-    assert changed is not None
+    changed = present(changed_intent(spec, DesiredState(more, Action(uncapped), Action(uncapped))))
     assert (changed.action, changed.intent_action) == (spec.action, spec.intent_action)
     assert [item.code for item in changed.evidence] == ["xid:79", "xid:48"]
     assert set_to in describe_override(changed)
@@ -168,8 +163,7 @@ items = st.builds(
 @given(st.lists(items, min_size=1, max_size=5, unique_by=lambda item: item.key))
 def test_what_is_durable_brings_an_incident_back(some: list[Evidence]) -> None:
     before = incident(*some)
-    asked = ask(before)
-    assert asked is not None
+    asked = present(ask(before))
     quarantine = Quarantine("n1", "q", "1", asked.spec, QuarantineStatus())
     (after,) = incidents_of(quarantine, POLICY, 77.0).values()
     assert (after.id, after.kind, after.action) == (before.id, before.kind, before.action)

@@ -15,8 +15,8 @@ from aggregator.cluster.port import Action, Phase
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -98,53 +98,47 @@ STORIES = [
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_death_at_any_call_loses_no_word_of_a_person(story: Story) -> None:
+@in_virtual_time
+async def test_death_at_any_call_loses_no_word_of_a_person(story: Story) -> None:
     settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.CONFIRM))
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        async def until_draining() -> World:
-            world = World()
-            world.add_node("n1")
-            world.budget_blocks = {world.add_pod("n1", "a").uid}
-            story.before(world)
-            replica = Replica(world, clock=LoopClock(loop), settings=settings)
-            await until(lambda: not replica.fleet.view_lost)
-            replica.agent("n1", ILL)
-            await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-            await until(lambda: world.quarantines["n1"].status.blockers)
-            await replica.stop()
-            return world
+    async def until_draining() -> World:
+        world = World.of("n1")
+        world.budget_blocks = {world.add_pod("n1", "a").uid}
+        story.before(world)
+        replica = await Replica(world, clock=Running(), settings=settings).ready()
+        replica.agent("n1", ILL)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        await until(lambda: world.quarantines["n1"].status.blockers)
+        await replica.stop()
+        return world
 
-        async def one(crash_at: int | None, *, after: bool) -> int:
-            world = await until_draining()
-            first = Replica(
-                world, clock=LoopClock(loop), settings=settings, crash_at=crash_at, after=after
-            )
-            await _sees(first)
-            story.act(world)
-            died = asyncio.create_task(first.cluster.crashed.wait())
-            ended = asyncio.create_task(until(lambda: story.ended(world), within=120))
-            await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (died, ended):
-                task.cancel()
-            changes = first.cluster.changes
-            await first.stop()
-            second = Replica(world, clock=LoopClock(loop), settings=settings)
-            await _sees(second)
-            story.act(world)
-            await until(lambda: story.ended(world), within=120)
-            await asyncio.sleep(600)
-            story.check(world)
-            await second.stop()
-            return changes
+    async def one(crash_at: int | None, *, after: bool) -> int:
+        world = await until_draining()
+        first = Replica(world, clock=Running(), settings=settings, crash_at=crash_at, after=after)
+        await _sees(first)
+        story.act(world)
+        died = asyncio.create_task(first.cluster.crashed.wait())
+        ended = asyncio.create_task(until(lambda: story.ended(world), within=120))
+        await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (died, ended):
+            task.cancel()
+        changes = first.cluster.changes
+        await first.stop()
+        second = Replica(world, clock=Running(), settings=settings)
+        await _sees(second)
+        story.act(world)
+        await until(lambda: story.ended(world), within=120)
+        await asyncio.sleep(600)
+        story.check(world)
+        await second.stop()
+        return changes
 
-        changes = await one(None, after=False)
-        assert changes >= 1
-        for at in range(1, changes + 1):
-            for after in (False, True):
-                await one(at, after=after)
-
-    play(test)
+    changes = await one(None, after=False)
+    assert changes >= 1
+    for at in range(1, changes + 1):
+        for after in (False, True):
+            await one(at, after=after)
 
 
 async def _sees(replica: Replica) -> None:

@@ -82,8 +82,7 @@ async def sees(replica: Replica, speaks: Callable[[Replica], None]) -> None:
 
 
 async def begun(loop: VirtualTimeLoop, *, ill: bool) -> World:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     if ill:
         replica = Replica(world, clock=LoopClock(loop))
         await sees(replica, says_all)

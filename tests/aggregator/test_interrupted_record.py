@@ -16,8 +16,8 @@ from aggregator.quarantine.decide.admission import SETTLES
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import LoopClock, Running
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -138,40 +138,38 @@ def test_death_at_any_call_of_a_rebuild_passes_no_limit_and_is_finished_by_the_n
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_record_that_is_lost_at_any_call_of_an_admission_passes_no_limit(harm: str) -> None:
+@in_virtual_time
+async def test_a_record_that_is_lost_at_any_call_of_an_admission_passes_no_limit(harm: str) -> None:
     """Two nodes fail at once, and one may be admitted. It is lost before the so-manieth call."""
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        async def one(at: int) -> int:
-            world = Counted()
-            for name in ("n1", "n2", "n3"):
-                world.add_node(name)
-            calls: list[str] = []
+    async def one(at: int) -> int:
+        world = Counted()
+        for name in ("n1", "n2", "n3"):
+            world.add_node(name)
+        calls: list[str] = []
 
-            def strikes(name: str) -> ClusterError | None:
-                calls.append(name)
-                if len(calls) == at:
-                    HARMS[harm](world)
-                return None
+        def strikes(name: str) -> ClusterError | None:
+            calls.append(name)
+            if len(calls) == at:
+                HARMS[harm](world)
+            return None
 
-            replica = Replica(world, clock=LoopClock(loop), settings=ONE, fails=strikes)
-            await sees(replica, "n1", "n2")
-            ill = ("n1", "n2")
-            await until(lambda: sum(phase_of(world, one) is Phase.CORDONED for one in ill) == 1)
-            used = len(calls)
-            await until(
-                lambda: any(is_held(replica, one, "limits.concurrent") for one in ill),
-                within=3 * SETTLES,
-            )
-            await asyncio.sleep(3 * SETTLES)
-            assert is_whole(world)
-            assert len(world.quarantines) == world.most == 1
-            await replica.stop()
-            return used
+        replica = Replica(world, clock=Running(), settings=ONE, fails=strikes)
+        await sees(replica, "n1", "n2")
+        ill = ("n1", "n2")
+        await until(lambda: sum(phase_of(world, one) is Phase.CORDONED for one in ill) == 1)
+        used = len(calls)
+        await until(
+            lambda: any(is_held(replica, one, "limits.concurrent") for one in ill),
+            within=3 * SETTLES,
+        )
+        await asyncio.sleep(3 * SETTLES)
+        assert is_whole(world)
+        assert len(world.quarantines) == world.most == 1
+        await replica.stop()
+        return used
 
-        used = await one(-1)
-        assert used >= 5
-        for at in range(1, used + 1):
-            await one(at)
-
-    play(test)
+    used = await one(-1)
+    assert used >= 5
+    for at in range(1, used + 1):
+        await one(at)

@@ -17,8 +17,8 @@ from aggregator.cluster.port import Phase, Pod, Quarantine, Toleration
 from tests.support.drains import ILL, status
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
 #: Between two empty reads, as in production (conftest.py).
@@ -111,7 +111,8 @@ async def sees(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("names", [("set-0",), ("bound-0",)])
-def test_death_at_any_call_of_a_drain_whose_pods_come_back_names_them_and_evicts_few(
+@in_virtual_time
+async def test_death_at_any_call_of_a_drain_whose_pods_come_back_names_them_and_evicts_few(
     names: tuple[str, ...],
 ) -> None:
     (name,) = names
@@ -120,85 +121,82 @@ def test_death_at_any_call_of_a_drain_whose_pods_come_back_names_them_and_evicts
     def is_named(world: World) -> bool:
         return "came back" in named(world).get(f"jobs/{name}", "")
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        async def one(crash_at: int | None, *, after: bool) -> int:
-            world = world_whose_pods_come_back(names)
-            async with kubelet(world):
-                first = Replica(world, clock=LoopClock(loop), crash_at=crash_at, after=after)
-                await sees(first)
-                died = asyncio.create_task(first.cluster.crashed.wait())
-                ended = asyncio.create_task(until(lambda: is_named(world), within=120))
-                await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
-                changes = first.cluster.changes
-                for task in (died, ended):
-                    task.cancel()
-                await first.stop()
-                second = Replica(world, clock=LoopClock(loop))
-                await sees(second)
-                await until(lambda: is_named(world), within=120)
-                await asyncio.sleep(120)
-                assert is_named(world)
-                assert phase_of(world, "n1") is Phase.DRAINING
-                counts = world.evictions()
-                assert counts["a"] == 1
-                # Each process may evict it once as a pod that was there before; one that does not
-                # tolerate the taint may have been placed by a stale view, once more.
-                assert 1 <= counts[name] <= (2 if tolerates else 4)
-                await second.stop()
-                # A successor does not evict a pod that is named already.
-                second = Replica(world, clock=LoopClock(loop))
-                await sees(second)
-                await asyncio.sleep(60)
-                assert world.evictions() == counts
-                world.returns = False
-                world.pods.clear()
-                world.empty_since = loop.time()
-                await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
-                assert status(world).blockers == ()
-                assert world.wrong == []
-                await second.stop()
-            return changes
+    async def one(crash_at: int | None, *, after: bool) -> int:
+        world = world_whose_pods_come_back(names)
+        async with kubelet(world):
+            first = Replica(world, clock=Running(), crash_at=crash_at, after=after)
+            await sees(first)
+            died = asyncio.create_task(first.cluster.crashed.wait())
+            ended = asyncio.create_task(until(lambda: is_named(world), within=120))
+            await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
+            changes = first.cluster.changes
+            for task in (died, ended):
+                task.cancel()
+            await first.stop()
+            second = Replica(world, clock=Running())
+            await sees(second)
+            await until(lambda: is_named(world), within=120)
+            await asyncio.sleep(120)
+            assert is_named(world)
+            assert phase_of(world, "n1") is Phase.DRAINING
+            counts = world.evictions()
+            assert counts["a"] == 1
+            # Each process may evict it once as a pod that was there before; one that does not
+            # tolerate the taint may have been placed by a stale view, once more.
+            assert 1 <= counts[name] <= (2 if tolerates else 4)
+            await second.stop()
+            # A successor does not evict a pod that is named already.
+            second = Replica(world, clock=Running())
+            await sees(second)
+            await asyncio.sleep(60)
+            assert world.evictions() == counts
+            world.returns = False
+            world.pods.clear()
+            world.empty_since = loop_time()
+            await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
+            assert status(world).blockers == ()
+            assert world.wrong == []
+            await second.stop()
+        return changes
 
-        changes = await one(None, after=False)
-        assert changes >= 5
-        for at in range(1, changes + 1):
-            for after in (False, True):
-                await one(at, after=after)
-
-    play(test)
+    changes = await one(None, after=False)
+    assert changes >= 5
+    for at in range(1, changes + 1):
+        for after in (False, True):
+            await one(at, after=after)
 
 
-def test_death_at_any_call_between_two_empty_reads_takes_no_node_for_drained_too_early() -> None:
+@in_virtual_time
+async def test_death_at_any_call_between_two_empty_reads_takes_no_node_for_drained_too_early() -> (
+    None
+):
     """The aggregator that takes over does not know of the first empty read, and reads twice."""
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        async def one(crash_at: int | None, *, after: bool) -> int:
-            world = world_whose_pods_come_back(())
-            async with kubelet(world):
-                first = Replica(world, clock=LoopClock(loop), crash_at=crash_at, after=after)
-                await sees(first)
-                died = asyncio.create_task(first.cluster.crashed.wait())
-                ended = asyncio.create_task(
-                    until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
-                )
-                await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
-                calls = first.cluster.calls
-                for task in (died, ended):
-                    task.cancel()
-                await first.stop()
-                second = Replica(world, clock=LoopClock(loop))
-                await sees(second)
-                await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
-                await asyncio.sleep(600)
-                assert world.wrong == []
-                assert world.evictions() == {"a": 1}
-                await second.stop()
-            return calls
+    async def one(crash_at: int | None, *, after: bool) -> int:
+        world = world_whose_pods_come_back(())
+        async with kubelet(world):
+            first = Replica(world, clock=Running(), crash_at=crash_at, after=after)
+            await sees(first)
+            died = asyncio.create_task(first.cluster.crashed.wait())
+            ended = asyncio.create_task(
+                until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
+            )
+            await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
+            calls = first.cluster.calls
+            for task in (died, ended):
+                task.cancel()
+            await first.stop()
+            second = Replica(world, clock=Running())
+            await sees(second)
+            await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
+            await asyncio.sleep(600)
+            assert world.wrong == []
+            assert world.evictions() == {"a": 1}
+            await second.stop()
+        return calls
 
-        calls = await one(None, after=False)
-        assert calls >= 8
-        for at in range(1, calls + 1):
-            for after in (False, True):
-                await one(at, after=after)
-
-    play(test)
+    calls = await one(None, after=False)
+    assert calls >= 8
+    for at in range(1, calls + 1):
+        for after in (False, True):
+            await one(at, after=after)

@@ -31,9 +31,10 @@ from aggregator.quarantine.decide.operator_requests import FORCE
 from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.present import of_type
 from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, Turned, fault, snapshot
-from tests.support.virtual_replica import LoopClock, later
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
+from tests.support.virtual_replica import Running, later
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
@@ -225,7 +226,6 @@ async def test_a_drain_goes_on_when_the_node_hangs_right_after_its_fault() -> No
     replica.controller.on_disconnect("n1", line, "its connection broke")
     await drained(world)
     check_quarantined(world)
-    await replica.stop()
 
 
 CASES = [
@@ -261,8 +261,7 @@ async def test_death_at_any_call_is_finished_by_the_next(
         world, clock = world_with_jobs(), Turned()
         if begin_drained:
             await quarantined(world, clock)
-        replica = Replica(world, clock=clock)
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(world, clock=clock).ready()
         act(replica, world)
         await reaches(world)
         check(world)
@@ -282,8 +281,7 @@ async def test_death_at_any_call_is_finished_by_the_next(
         for task in (act_when_seen, finished, died):
             task.cancel()
         await first.stop()
-        second = Replica(world, clock=clock)
-        await until(lambda: not second.fleet.view_lost)
+        second = await Replica(world, clock=clock).ready()
         act(second, world)
         await reaches(world)
         # A late write must not have been made twice.
@@ -316,8 +314,7 @@ async def _ends(world: World, reaches: Callable[[World], Awaitable[None]]) -> No
 async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", ILL)
     world.person_deletes("n1")
     await reaches_released(world)
@@ -327,69 +324,54 @@ async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
     replica.agent("n1", WELL)
     replica.agent("n1", snapshot(fault(source_seq=99)))
     await until(lambda: "n1" in world.quarantines)
-    await replica.stop()
 
 
 @pytest.mark.parametrize(("first", "second"), [(ILL, snapshot()), (snapshot(), ILL)])
-def test_a_wait_for_agents_is_over_soon_after_enough_have_reported(
+@in_virtual_time
+async def test_a_wait_for_agents_is_over_soon_after_enough_have_reported(
     first: Snapshot, second: Snapshot
 ) -> None:
     """People too would otherwise read of the wait beside the events that followed its end."""
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        for name in ("n1", "n2"):
-            world.add_node(name)
-        settings = replace(SETTINGS, limits=replace(OPEN, quorum_percent=100))
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", first)
-        await asyncio.sleep(1)
-        assert replica.fleet.waiting_for_quorum.startswith("1 of 2 nodes have reported")
-        replica.agent("n2", second)
-        began = loop.time()
-        await until(lambda: world.quarantines and not replica.fleet.waiting_for_quorum)
-        assert loop.time() - began <= 1.0
-        await replica.stop()
-
-    play(test)
+    world = World.of("n1", "n2")
+    settings = replace(SETTINGS, limits=replace(OPEN, quorum_percent=100))
+    replica = await Replica(world, clock=Running(), settings=settings).ready()
+    replica.agent("n1", first)
+    await asyncio.sleep(1)
+    assert replica.fleet.waiting_for_quorum.startswith("1 of 2 nodes have reported")
+    replica.agent("n2", second)
+    began = loop_time()
+    await until(lambda: world.quarantines and not replica.fleet.waiting_for_quorum)
+    assert loop_time() - began <= 1.0
 
 
-def test_agents_of_nodes_that_the_cluster_does_not_have_make_no_quorum() -> None:
+@in_virtual_time
+async def test_agents_of_nodes_that_the_cluster_does_not_have_make_no_quorum() -> None:
     """Another cluster's fleet that was sent here, say. One that joins counts from the next list."""
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        for name in ("n1", "n2"):
-            world.add_node(name)
-        settings = replace(SETTINGS, limits=replace(OPEN, quorum_percent=100))
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        for number in range(10):  # some come before the list is known
-            replica.agent(f"staging-{number}", snapshot())
-        await until(lambda: not replica.fleet.view_lost)
-        for number in range(10, 20):
-            replica.agent(f"staging-{number}", snapshot())
-        replica.agent("n1", ILL)
-        await asyncio.sleep(30)
-        assert replica.fleet.waiting_for_quorum.startswith("1 of 2 nodes have reported")
-        assert world.quarantines == {}
-        world.add_node("n3")
-        replica.agent("n3", snapshot())
-        await asyncio.sleep(REFRESH + 10)
-        assert replica.fleet.waiting_for_quorum.startswith("2 of 3 nodes have reported")
-        replica.agent("n2", snapshot())
-        await until(lambda: world.quarantines)
-        await replica.stop()
-
-    play(test)
+    world = World.of("n1", "n2")
+    settings = replace(SETTINGS, limits=replace(OPEN, quorum_percent=100))
+    replica = Replica(world, clock=Running(), settings=settings)
+    for number in range(10):  # some come before the list is known
+        replica.agent(f"staging-{number}", snapshot())
+    await until(lambda: not replica.fleet.view_lost)
+    for number in range(10, 20):
+        replica.agent(f"staging-{number}", snapshot())
+    replica.agent("n1", ILL)
+    await asyncio.sleep(30)
+    assert replica.fleet.waiting_for_quorum.startswith("1 of 2 nodes have reported")
+    assert world.quarantines == {}
+    world.add_node("n3")
+    replica.agent("n3", snapshot())
+    await asyncio.sleep(REFRESH + 10)
+    assert replica.fleet.waiting_for_quorum.startswith("2 of 3 nodes have reported")
+    replica.agent("n2", snapshot())
+    await until(lambda: world.quarantines)
 
 
 async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     world.add_node("n2")
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     world.person_stops("drill")
     await until(lambda: replica.fleet.stop)
     replica.agent("n2", ILL)
@@ -400,15 +382,13 @@ async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release
     assert world.nodes["n2"].unschedulable is False
     world.person_stops("")
     await until(lambda: phase_of(world, "n2") is Phase.DRAINED)
-    await replica.stop()
 
 
 @in_virtual_time
 async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_start() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     clock.time += 10_000
     await later(600)
     assert is_marked(world.nodes["n1"])
@@ -424,47 +404,39 @@ async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_st
     clock.time += 700
     replica.agent("n1", snapshot(), boot_id="boot-2")
     await reaches_released(world)
-    await replica.stop()
 
 
 async def test_a_sign_that_comes_during_a_stop_is_durable_before_it_is_acknowledged() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     world.person_stops("drill")
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", ILL)
-    safe = replica.agent("n1", WELL)
-    assert isinstance(safe, asyncio.Future)
+    safe = of_type(replica.agent("n1", WELL), asyncio.Future)
     await asyncio.wait_for(safe, 20)
     await replica.stop()
     # Its agent does not repeat the sign; the next aggregator knows of it nevertheless.
-    another = Replica(world, clock=clock)
-    await until(lambda: not another.fleet.view_lost)
+    another = await Replica(world, clock=clock).ready()
     another.agent("n1", snapshot())
     another.evaluate_due()
     clock.time += 700
     another.agent("n1", snapshot())
     await reaches_released(world)
-    await another.stop()
 
 
 @in_virtual_time
 async def test_a_sign_that_comes_during_a_conflict_waits_for_its_end() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", ILL)
     replica.controller.on_conflict("n1", "a and b")
-    safe = replica.agent("n1", WELL)
-    assert isinstance(safe, asyncio.Future)
+    safe = of_type(replica.agent("n1", WELL), asyncio.Future)
     await later(600)
     assert not safe.done()
     replica.controller.on_conflict("n1", "")
     await asyncio.wait_for(safe, 20)
     assert world.quarantines["n1"].spec.evidence[0].cleared == "operator"
-    await replica.stop()
 
 
 @in_virtual_time
@@ -476,8 +448,7 @@ async def test_a_release_whose_last_answer_is_lost_is_told_and_not_undone() -> N
     def loses(call: str) -> ClusterError | None:
         return lost.pop() if lost and call == "drop_quarantine" else None
 
-    replica = Replica(world, clock=clock, cluster=MemoryCluster(world, loses=loses))
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock, cluster=MemoryCluster(world, loses=loses)).ready()
     replica.agent("n1", ILL)
     world.person_deletes("n1")
     await reaches_released(world)
@@ -486,7 +457,6 @@ async def test_a_release_whose_last_answer_is_lost_is_told_and_not_undone() -> N
     assert world.quarantines == {}
     check_released(world)
     assert replica.notes.kinds("n1").count("quarantine.released") == 1
-    await replica.stop()
 
 
 async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and_stays() -> None:
@@ -497,8 +467,7 @@ async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and
     def fails(call: str) -> ClusterError | None:
         return Unreachable("down") if held and call == "patch_node" else None
 
-    replica = Replica(world, clock=clock, fails=fails)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock, fails=fails).ready()
     replica.agent("n1", ILL)
     world.person_uncordons("n1")
     await until(lambda: phase_of(world, "n1") is Phase.RELEASING)
@@ -507,7 +476,6 @@ async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and
     await reaches_released(world)
     assert world.nodes["n1"].unschedulable
     assert not is_marked(world.nodes["n1"])
-    await replica.stop()
 
 
 @in_virtual_time
@@ -515,8 +483,7 @@ async def test_a_cause_that_has_gone_quarantines_nobody_once_there_is_room_again
     world, clock = world_with_jobs(), Turned()
     world.add_node("n2")
     settings = replace(SETTINGS, limits=replace(OPEN, concurrent=1))
-    replica = Replica(world, clock=clock, settings=settings)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock, settings=settings).ready()
     replica.agent("n1", ILL)
     await drained(world)
     replica.agent("n2", ILL)
@@ -529,4 +496,3 @@ async def test_a_cause_that_has_gone_quarantines_nobody_once_there_is_room_again
     await later(600)
     assert "n2" not in world.quarantines
     assert replica.fleet.node_summaries["n2"].decision.hold is None
-    await replica.stop()

@@ -15,6 +15,7 @@ from aggregator.jobs.hit import evicted_details, hit_of
 from aggregator.jobs.identity import SHIPPED
 from aggregator.jobs.recorder import FRESH, MOST_JOBS, JobRecorder
 from aggregator.jobs.settings import JobRules
+from tests.support.present import present
 from tests.support.waiting import until
 from tests.unit.test_jobs import pod
 
@@ -104,8 +105,7 @@ async def test_a_fault_records_each_job_of_the_node_once_with_its_size() -> None
     seen.fault()
     emitted = await seen.settle()
     assert [one.kind for one in emitted] == [EventKind.JOB_HIT] * 2
-    llama = hit_of(emitted[0])
-    assert llama is not None
+    llama = present(hit_of(emitted[0]))
     assert (llama.key, llama.pods_here, llama.gpus_here) == ("ml/jobset/llama", 2, 16)
     assert (llama.gpus, llama.lost_gpus, llama.nodes) == (24, 24, 2)
     assert (llama.code, llama.pool, llama.incident) == ("xid:79", "h100", "i1")
@@ -138,8 +138,7 @@ async def test_an_eviction_records_one_stop_for_a_job_and_incident() -> None:
         "JobSet ml/llama (team ml) stopped: xid:79 (GPU has fallen off the bus) on 1 GPU on n1; "
         "24 GPUs restart"
     )
-    found = hit_of(stop)
-    assert found is not None
+    found = present(hit_of(stop))
     assert (found.age, found.age_source) == (1800 + 60, "default")
     seen.evict(pods[1])
     assert await seen.settle() == []
@@ -154,8 +153,7 @@ async def test_a_pod_that_is_gone_before_it_is_read_keeps_the_job_of_its_evictio
     seen = Recorded(Pods([]))
     seen.evict(gone)
     [stop] = await seen.settle()
-    found = hit_of(stop)
-    assert found is not None
+    found = present(hit_of(stop))
     assert (found.key, found.lost_gpus) == ("ml/jobset/llama", 8)
     seen.tell(EventKind.MOVED, pod="ml/other")
     assert await seen.settle() == []

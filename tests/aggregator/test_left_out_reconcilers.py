@@ -54,14 +54,13 @@ async def test_a_fault_is_marked_and_released_without_what_is_left_out(left_out:
         replica.agent("n1", WELL, boot_id="boot-2")
     await soon(lambda: not world.quarantines, within=HOUR)
     assert not is_marked(world.nodes["n1"])
-    await replica.stop()
 
 
 @in_virtual_time
 async def test_a_persons_drain_stays_a_cordon_where_drains_are_left_out() -> None:
     world = World()
     settings = replace(SETTINGS, mode=Action.CORDON, reconcilers=ReconcilerRules(drain=False))
-    replica, _ = start(world, settings)
+    _replica, _ = start(world, settings)
     await later(1)
     world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
     await soon(lambda: is_marked(world.nodes["n1"]))
@@ -70,4 +69,3 @@ async def test_a_persons_drain_stays_a_cordon_where_drains_are_left_out() -> Non
     assert world.evicted == []
     world.person_deletes("n1")
     await soon(lambda: not world.quarantines and not is_marked(world.nodes["n1"]))
-    await replica.stop()

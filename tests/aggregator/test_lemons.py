@@ -20,6 +20,7 @@ from aggregator.policy.lemons import (
 )
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.memory_cluster import World
+from tests.support.present import present
 from tests.support.replica import (
     Notes,
     Replica,
@@ -164,8 +165,7 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
                 node_summary.quarantine and node_summary.quarantine.status.phase is Phase.CORDONED
             )
         )
-        quarantine = node_summary.quarantine
-        assert quarantine is not None
+        quarantine = present(node_summary.quarantine)
         assert "again and again within four weeks: 4 quarantines" in quarantine.spec.reason
         assert quarantine.spec.kind == "node"
         assert replica.fleet.node_summaries["n2"].quarantine is None
@@ -191,8 +191,7 @@ async def test_a_history_that_cannot_be_read_keeps_what_was_found(tmp_path: Path
     (tmp_path / "history.db").write_text("no database at all, by any means\n" * 100)
     history = History(url(tmp_path), keep=DAY, clocks=CLOCKS, rng=random.Random(1))
     fleet = FleetState()
-    lemon = evaluate_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
-    assert lemon is not None
+    lemon = present(evaluate_past("n1", story(25, 17, 9, 1), BOUNDS, NOW))
     fleet.lemons = (lemon,)
     watch = LemonDetector(
         history=history,
@@ -246,8 +245,7 @@ async def test_a_clock_that_jumps_ahead_ends_no_lemon(tmp_path: Path) -> None:
 
 async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> None:
     """By the shipped rule a lemon is only watched: a repaired GPU is released as on any node."""
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     replica = Replica(world, clock=Turned(1000.0))
     try:
         replica.agent("n1", snapshot(fault("xid:48", cleared_by=ClearedBy.GPU_RESET)))

@@ -45,6 +45,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.runtime.sqlite_format import LOCAL_CLUSTER
 from tests.aggregator.local_file import OURS, SPEC, opened, run_other_process
+from tests.support.present import of_type, present
 from tests.support.waiting import until
 
 
@@ -142,22 +143,19 @@ async def test_whoever_decided_on_an_older_picture_fails(path: Path, late: Late)
 async def test_a_late_patch_runs_no_command(path: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     async with opened(path, Commands(cordon=("touch", str(ran)))) as cluster:
-        node = await cluster.read_node("n1")
-        assert node is not None
+        node = present(await cluster.read_node("n1"))
         await cluster.patch_node(node, NodeChange(annotations={"released": "1"}))
         with pytest.raises(Conflict):
             await cluster.patch_node(node, NodeChange(taints=(OURS,)))
         assert not ran.exists()
-        again = await cluster.read_node("n1")
-        assert again is not None
+        again = present(await cluster.read_node("n1"))
         await cluster.patch_node(again, NodeChange(taints=(OURS,)))
         assert ran.exists()
 
 
 async def test_a_patch_that_changes_nothing_leaves_the_version(path: Path) -> None:
     async with opened(path) as cluster:
-        node = await cluster.read_node("n1")
-        assert node is not None
+        node = present(await cluster.read_node("n1"))
         assert await cluster.patch_node(node, NodeChange(unschedulable=False)) == node
         other = await cluster.patch_node(node, NodeChange(labels={"a": "1", "b": None}))
         assert other.version != node.version
@@ -223,8 +221,7 @@ def stops(heard: Sequence[ClusterEvent]) -> list[str]:
 async def test_what_another_process_writes_is_news_within_a_second(path: Path) -> None:
     async with opened(path) as cluster, collected_events(cluster) as heard:
         await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
-        node = await cluster.read_node("n1")
-        assert node is not None
+        node = present(await cluster.read_node("n1"))
         await cluster.patch_node(node, NodeChange(unschedulable=True))
         took: list[float] = []
         while len(took) < 5 and min(took, default=1.0) >= 1.0:  # once may be this machine's doing
@@ -325,8 +322,7 @@ async def test_a_file_that_somebody_locks_is_unreachable_and_not_lost(path: Path
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         assert cluster._store is not None
-        rows = cluster._store._rows
-        assert isinstance(rows, SqliteRows)
+        rows = of_type(cluster._store._rows, SqliteRows)
         rows._db.execute("PRAGMA busy_timeout=50")
         with pytest.raises(Unreachable, match="locked"):
             await cluster.create_quarantine("n1", SPEC)
@@ -401,8 +397,7 @@ async def test_a_status_of_a_later_version_is_read_in_part_and_kept_in_the_file(
         return found
 
     async with opened(path) as cluster:
-        found = await cluster.read_quarantine("n1")
-        assert found is not None
+        found = present(await cluster.read_quarantine("n1"))
         assert (set(found.unread_fields), found.status.phase) == ({"pre_evict"}, Phase.DRAINED)
         assert "Paused" in found.unread
         with pytest.raises(Conflict, match="can't read in whole"):

@@ -27,6 +27,7 @@ from aggregator.cluster.port import (
 )
 from tests.aggregator.local_file import OURS, SPEC, opened
 from tests.controlplane.processes import ended
+from tests.support.present import present
 from tests.support.waiting import until
 
 
@@ -72,8 +73,7 @@ async def test_a_name_that_a_program_takes_for_other_nodes_runs_no_command(
     async with opened(path, Commands(argv, argv, argv)) as cluster:
         with pytest.raises(Refused, match="expected "):
             await cluster.create_quarantine(name, SPEC)
-        node = await cluster.read_node(name)
-        assert node is not None
+        node = present(await cluster.read_node(name))
         with pytest.raises(SiteCommandFailed, match="expected "):
             await cluster.patch_node(node, NodeChange(taints=(OURS,)))
     assert not (tmp_path / "ran").exists()
@@ -262,8 +262,7 @@ async def test_the_drain_command_is_tried_until_it_succeeds_and_then_no_more(
         assert runs.read_text() == "run\n" * 2
     async with opened(path, Commands(drain=drain)) as again:
         assert await again.pods_on("n1") == []
-        quarantine = await again.read_quarantine("n1")
-        assert quarantine is not None
+        quarantine = present(await again.read_quarantine("n1"))
         await again.drop_quarantine(quarantine)
         await again.create_quarantine("n1", SPEC)
         assert len(await again.pods_on("n1")) == 1  # another quarantine is another drain

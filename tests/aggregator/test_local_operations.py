@@ -20,6 +20,7 @@ from aggregator.cluster.port import (
 from aggregator.config.shared_store import shared_place
 from aggregator.history.engine import DatabaseCredentials
 from tests.support.postgres import PostgresServer
+from tests.support.present import present
 
 
 def test_a_name_is_taken_once_and_each_write_has_its_fence(tmp_path: Path) -> None:
@@ -86,19 +87,16 @@ def a_person_cancels(first: OperationTable, second: OperationTable, begun: Opera
     asked = second.create("ask", spec)
     first.write_status(asked, replace(asked.status, phase=RepairState.ORDERING))
     second.cancel(asked)
-    late = first.read("ask")
-    assert late is not None
+    late = present(first.read("ask"))
     assert late.deleting
     first.drop(late)
     second.create("ask", spec)
     second.cancel(asked)  # another object has its name by now
-    again = first.read("ask")
-    assert again is not None
+    again = present(first.read("ask"))
     assert not again.deleting
     first.drop(again)
     second.cancel(begun)
-    cancelled = first.read(begun.name)
-    assert cancelled is not None
+    cancelled = present(first.read(begun.name))
     assert cancelled.deleting
     with pytest.raises(Conflict):
         first.write_status(begun, begun.status)
@@ -120,8 +118,7 @@ def test_an_operation_of_a_later_version_has_an_unknown_outcome(tmp_path: Path) 
     made = store.operations.create("n1-1", OperationSpec("n1", "reboot"))
     status = OperationStatus("Paused", quarantine="q", number=3)  # type: ignore[arg-type]
     store.operations.write_status(made, status)
-    found = store.operations.read("n1-1")
-    assert found is not None
+    found = present(store.operations.read("n1-1"))
     assert found.status.phase is RepairState.UNKNOWN
     assert "Paused" in found.status.message
     assert (found.status.quarantine, found.status.number) == ("q", 3), "it keeps its place"

@@ -22,6 +22,7 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import FleetState
 from tests.aggregator.local_file import run_other_process
 from tests.support.node_states import summary_in
+from tests.support.present import present
 from tests.support.replica import (
     POLICY,
     SETTINGS,
@@ -133,16 +134,14 @@ async def test_a_fatal_fault_runs_cordon_and_drain_and_its_end_runs_release(
         sickbay.ill()
         await until(lambda: sickbay.phase() is Phase.DRAINED)
         assert site.journal == ["cordon n1", "drain n1"]
-        node = await sickbay.cluster.read_node("n1")
-        assert node is not None
+        node = present(await sickbay.cluster.read_node("n1"))
         assert is_marked(node)
         assert node.unschedulable
         sickbay.well()
         await until(lambda: "release n1" in site.journal)
         await until(lambda: sickbay.phase() is None)
         assert await sickbay.quarantine() is None
-        node = await sickbay.cluster.read_node("n1")
-        assert node is not None
+        node = present(await sickbay.cluster.read_node("n1"))
         assert not is_marked(node)
         assert not node.unschedulable
         assert parse_record((await sickbay.cluster.read_record()).text).entries == {}
@@ -178,8 +177,7 @@ async def test_a_cordon_command_that_fails_is_tried_again_and_nothing_is_drained
         await until(lambda: "exited with 1" in summary_in(sickbay.fleet, "n1").work.last_error)
         await until(lambda: any(line.message == "step of a node failed" for line in caplog.records))
         assert site.journal == []
-        node = await sickbay.cluster.read_node("n1")
-        assert node is not None
+        node = present(await sickbay.cluster.read_node("n1"))
         assert not is_marked(node)
         site.breaks()
         await until(lambda: sickbay.phase() is Phase.DRAINED, within=30)

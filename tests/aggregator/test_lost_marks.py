@@ -16,6 +16,7 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
 from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import LoopClock
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -124,7 +125,6 @@ def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_after_the_
         assert [t for t in node.taints if t == OURS] == []
         assert LABEL not in node.labels
         assert not node.unschedulable
-        await replica.stop()
 
     play(test)
 
@@ -153,7 +153,6 @@ def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_told() ->
         world.person_deletes("n1")
         await until(lambda: not world.quarantines)
         assert not world.nodes["n1"].unschedulable
-        await replica.stop()
 
     play(test)
 
@@ -170,7 +169,6 @@ def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() -> None:
         assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
         marks = world.quarantines["n1"].status.marks
         assert marks is None or marks.restored == 0
-        await replica.stop()
 
     play(test)
 
@@ -188,7 +186,6 @@ def test_a_tool_that_removes_and_adds_marks_ten_times_a_second_costs_few_request
         assert replica.cluster.calls - calls < 150
         world.set_node(without(before, TAINT))
         await until(lambda: missing(world) == {"taint"}, within=10)
-        await replica.stop()
 
     play(test)
 
@@ -222,7 +219,6 @@ def test_a_restore_is_an_act_and_waits_for_leave_to_act(how: str) -> None:
         if how == "stopped":
             world.person_stops("")
             await until(lambda: is_whole(world))
-        await replica.stop()
 
     play(test)
 
@@ -238,18 +234,15 @@ def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count() -> No
         noticed = loop.time()
         await asyncio.sleep(RULES.restore_after / 2)
         await replica.stop()
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(world, clock=LoopClock(loop)).ready()
         assert missing(world) == {"taint"}
         assert replica.fleet.node_summaries["n1"].quarantine_view.missing == ("taint",)
         await until(lambda: is_whole(world))
         assert RULES.restore_after <= loop.time() - noticed < RULES.restore_after + 10
         await until(lambda: not missing(world))
         await replica.stop()
-        again = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not again.fleet.view_lost)
-        marks = world.quarantines["n1"].status.marks
-        assert marks is not None
+        again = await Replica(world, clock=LoopClock(loop)).ready()
+        marks = present(world.quarantines["n1"].status.marks)
         assert marks.restored == 1
         await again.stop()
 
@@ -262,10 +255,9 @@ def test_the_list_of_nodes_tells_of_a_label_or_annotation_where_the_watch_did_no
 ) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = World()
-        replica = await drained(world, loop)
+        await drained(world, loop)
         world.nodes["n1"] = without(world.nodes["n1"], key)  # without a word
         await until(lambda: missing(world), within=REFRESH + 10)
-        await replica.stop()
 
     play(test)
 
@@ -273,13 +265,12 @@ def test_the_list_of_nodes_tells_of_a_label_or_annotation_where_the_watch_did_no
 def test_an_uncordon_is_a_release_also_where_marks_are_missing() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = World()
-        replica = await drained(world, loop)
+        await drained(world, loop)
         world.set_node(without(world.nodes["n1"], TAINT, LABEL, APPLIED))
         await until(lambda: missing(world) != set())
         world.person_uncordons("n1")
         await until(lambda: not world.quarantines)
         assert not world.nodes["n1"].unschedulable
-        await replica.stop()
 
     play(test)
 

@@ -28,8 +28,8 @@ from aggregator.quarantine.decide.admission_record import (
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import LoopClock, Running
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
 from tests.support.waiting import until
 
 RECORD_LOST, RECORD_WHOLE = EventKind.RECORD_LOST, EventKind.RECORD_WHOLE
@@ -40,9 +40,7 @@ SOME = replace(SETTINGS, mode=Action.CORDON, limits=replace(OPEN, concurrent=LIM
 
 def fleet() -> tuple[World, list[str]]:
     names = [f"n{number}" for number in range(STANDING + NEW)]
-    world = World()
-    for name in names:
-        world.add_node(name)
+    world = World.of(*names)
     return world, names
 
 
@@ -91,57 +89,52 @@ HARMS: dict[str, Harm] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("seed", range(20))
-def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
+@pytest.mark.parametrize("seed", range(10))
+@in_virtual_time
+async def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
     seed: int, harm: str
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, names = fleet()
-        watch = Watch(world, loop.time)
-        most = 0
+    world, names = fleet()
+    watch = Watch(world, loop_time)
+    most = 0
 
-        def count(_: str) -> None:
-            nonlocal most
-            most = max(most, marked(world))
+    def count(_: str) -> None:
+        nonlocal most
+        most = max(most, marked(world))
 
-        cluster = MemoryCluster(world, loses=count)
-        replica = Replica(world, clock=LoopClock(loop), settings=SOME, cluster=cluster)
-        await until(lambda: not replica.fleet.view_lost)
-        for name in names[:10]:
-            replica.agent(name, ILL)
-        await until(lambda: cordoned(world, names[:10]))
-        older = world.record.text
-        for name in names[10:STANDING]:
-            replica.agent(name, ILL)
-        await until(lambda: cordoned(world, names[:STANDING]))
-        struck: list[float] = []
+    cluster = MemoryCluster(world, loses=count)
+    replica = await Replica(world, clock=Running(), settings=SOME, cluster=cluster).ready()
+    for name in names[:10]:
+        replica.agent(name, ILL)
+    await until(lambda: cordoned(world, names[:10]))
+    older = world.record.text
+    for name in names[10:STANDING]:
+        replica.agent(name, ILL)
+    await until(lambda: cordoned(world, names[:STANDING]))
+    struck: list[float] = []
 
-        def strike() -> None:
-            struck.append(loop.time())
-            HARMS[harm](world, older)
+    def strike() -> None:
+        struck.append(loop_time())
+        HARMS[harm](world, older)
 
-        replica.cluster.in_queue = Bursting(seed, strike)
-        for name in names[STANDING:]:
-            replica.agent(name, ILL)
-        await until(lambda: struck or len(holds(replica, "limits.concurrent")) == NEW - 5)
-        if not struck:
-            strike()  # all were in already
-        await asyncio.sleep(3 * SETTLES)
-        assert most <= LIMIT
-        await until(lambda: marked(world) == LIMIT and len(entries(world)) == LIMIT)
-        await until(lambda: len(holds(replica, "limits.concurrent")) == STANDING + NEW - LIMIT)
-        assert entries(world) == set(world.quarantines)
-        assert watch.wrong == []
-        await replica.stop()
-
-    play(test)
+    replica.cluster.in_queue = Bursting(seed, strike)
+    for name in names[STANDING:]:
+        replica.agent(name, ILL)
+    await until(lambda: struck or len(holds(replica, "limits.concurrent")) == NEW - 5)
+    if not struck:
+        strike()  # all were in already
+    await asyncio.sleep(3 * SETTLES)
+    assert most <= LIMIT
+    await until(lambda: marked(world) == LIMIT and len(entries(world)) == LIMIT)
+    await until(lambda: len(holds(replica, "limits.concurrent")) == STANDING + NEW - LIMIT)
+    assert entries(world) == set(world.quarantines)
+    assert watch.wrong == []
 
 
 async def lost_while_away(loop: VirtualTimeLoop, harm: str) -> tuple[World, list[str]]:
     """The entries fill the limit, and the record is lost while no aggregator runs."""
     world, names = fleet()
-    replica = Replica(world, clock=LoopClock(loop), settings=SOME)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=LoopClock(loop), settings=SOME).ready()
     for name in names[:3]:
         replica.agent(name, ILL)
     await until(lambda: cordoned(world, names[:3]))
@@ -160,8 +153,7 @@ def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_sta
 ) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world, names = await lost_while_away(loop, harm)
-        replica = Replica(world, clock=LoopClock(loop), settings=SOME)
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(world, clock=LoopClock(loop), settings=SOME).ready()
         for name in names[LIMIT:]:
             replica.agent(name, ILL)
         await until(lambda: entries(world) == set(names[:LIMIT]))
@@ -172,7 +164,6 @@ def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_sta
         await asyncio.sleep(2 * SETTLES)
         assert holds(replica, "limits.concurrent") == names[LIMIT:]
         assert marked(world) == LIMIT
-        await replica.stop()
 
     play(test)
 
@@ -180,8 +171,7 @@ def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_sta
 def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world, names = await lost_while_away(loop, "deleted")
-        replica = Replica(world, clock=LoopClock(loop), settings=SOME)
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(world, clock=LoopClock(loop), settings=SOME).ready()
         replica.agent(names[LIMIT], ILL)
         await until(lambda: holds(replica, "record") == [names[LIMIT]])
         world.person_deletes(names[0])
@@ -189,42 +179,38 @@ def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
         await until(lambda: cordoned(world, [names[LIMIT]]))
         assert loop.time() - began >= SETTLES - 5.0
         assert marked(world) == LIMIT
-        await replica.stop()
 
     play(test)
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["before it writes", "while its write waits"])
-def test_a_replica_that_lost_its_place_makes_no_lost_record(*, waits: bool) -> None:
+@in_virtual_time
+async def test_a_replica_that_lost_its_place_makes_no_lost_record(*, waits: bool) -> None:
     """It knows the record of before its place was lost: of what has ended since, too."""
+    world, names = fleet()
+    controller = True
+    replica = await Replica(
+        world, clock=Running(), settings=SOME, may_act=lambda: controller
+    ).ready()
+    replica.agent(names[0], ILL)
+    await until(lambda: cordoned(world, names[:1]))
+    seen: list[str] = []
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, names = fleet()
-        controller = True
-        replica = Replica(world, clock=LoopClock(loop), settings=SOME, may_act=lambda: controller)
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent(names[0], ILL)
-        await until(lambda: cordoned(world, names[:1]))
-        seen: list[str] = []
+    async def lose_place(method: str) -> None:
+        nonlocal controller
+        seen.append(method)
+        controller = controller and method != "write_record"
 
-        async def lose_place(method: str) -> None:
-            nonlocal controller
-            seen.append(method)
-            controller = controller and method != "write_record"
-
-        if waits:
-            replica.cluster.in_queue = lose_place
-        else:
-            controller = False
-        world.person_deletes_record()
-        await asyncio.sleep(SETTLES)
-        assert world.record.text == ""
-        assert ("write_record" in seen) == waits
-        replica.cluster.in_queue, controller = None, True
-        await until(lambda: entries(world) == {names[0]})
-        await replica.stop()
-
-    play(test)
+    if waits:
+        replica.cluster.in_queue = lose_place
+    else:
+        controller = False
+    world.person_deletes_record()
+    await asyncio.sleep(SETTLES)
+    assert world.record.text == ""
+    assert ("write_record" in seen) == waits
+    replica.cluster.in_queue, controller = None, True
+    await until(lambda: entries(world) == {names[0]})
 
 
 def record_events(replica: Replica) -> list[str]:
@@ -234,47 +220,39 @@ def record_events(replica: Replica) -> list[str]:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_lost_record_is_told_once_and_its_end_once(harm: str) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, names = fleet()
-        replica = Replica(world, clock=LoopClock(loop), settings=SOME)
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent(names[0], ILL)
-        await until(lambda: cordoned(world, names[:1]))
-        await asyncio.sleep(3 * SETTLES)
-        assert record_events(replica) == []
-        for times in (1, 2):  # each incident anew
-            HARMS[harm](world, "")
-            await until(lambda times=times: len(record_events(replica)) == 2 * times)  # type: ignore[misc]
-            lost, whole = record_events(replica)[-2:]
-            assert lost.startswith("fleet.record_lost: the admission record ")
-            assert "no new quarantine is admitted until it is rebuilt" in lost
-            assert whole.startswith("fleet.record_whole: ")
-            assert entries(world) == {names[0]}
-        await asyncio.sleep(600)
-        assert len(record_events(replica)) == 4
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_lost_record_is_told_once_and_its_end_once(harm: str) -> None:
+    world, names = fleet()
+    replica = await Replica(world, clock=Running(), settings=SOME).ready()
+    replica.agent(names[0], ILL)
+    await until(lambda: cordoned(world, names[:1]))
+    await asyncio.sleep(3 * SETTLES)
+    assert record_events(replica) == []
+    for times in (1, 2):  # each incident anew
+        HARMS[harm](world, "")
+        await until(lambda times=times: len(record_events(replica)) == 2 * times)  # type: ignore[misc]
+        lost, whole = record_events(replica)[-2:]
+        assert lost.startswith("fleet.record_lost: the admission record ")
+        assert "no new quarantine is admitted until it is rebuilt" in lost
+        assert whole.startswith("fleet.record_whole: ")
+        assert entries(world) == {names[0]}
+    await asyncio.sleep(600)
+    assert len(record_events(replica)) == 4
 
 
-def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, _ = fleet()
-        replica = Replica(world, clock=LoopClock(loop), settings=SOME)
-        await until(lambda: not replica.fleet.view_lost)
-        world.person_garbles_the_record()
-        await until(lambda: record_events(replica))
-        await asyncio.sleep(600)
-        (lost,) = record_events(replica)
-        assert "the admission record can't be read" in lost
-        assert "No new quarantine is admitted" in lost
-        world.person_garbles_the_record("")
-        await until(lambda: len(record_events(replica)) == 2)
-        assert record_events(replica)[-1].startswith("fleet.record_whole: ")
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can() -> None:
+    world, _ = fleet()
+    replica = await Replica(world, clock=Running(), settings=SOME).ready()
+    world.person_garbles_the_record()
+    await until(lambda: record_events(replica))
+    await asyncio.sleep(600)
+    (lost,) = record_events(replica)
+    assert "the admission record can't be read" in lost
+    assert "No new quarantine is admitted" in lost
+    world.person_garbles_the_record("")
+    await until(lambda: len(record_events(replica)) == 2)
+    assert record_events(replica)[-1].startswith("fleet.record_whole: ")
 
 
 def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_over() -> None:
@@ -288,100 +266,87 @@ def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_over() -
         second = Replica(world, clock=LoopClock(loop), settings=SOME)
         await until(lambda: len(record_events(second)) == 2)
         assert record_events(second)[0].startswith("fleet.record_lost: ")
-        await second.stop()
 
     play(test)
 
 
-def test_times_of_admissions_outlast_the_record() -> None:
+@in_virtual_time
+async def test_times_of_admissions_outlast_the_record() -> None:
     """Otherwise the rate would begin anew with each deletion."""
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, names = fleet()
-        limits = replace(OPEN, new_per_window=10)
-        replica = Replica(
-            world,
-            clock=LoopClock(loop),
-            settings=replace(SETTINGS, mode=Action.CORDON, limits=limits),
-        )
-        await until(lambda: not replica.fleet.view_lost)
-        for name in names[:10]:
-            replica.agent(name, ILL)
-        await until(lambda: cordoned(world, names[:10]))
-        world.person_deletes_record()
-        replica.agent(names[10], ILL)
-        await asyncio.sleep(2 * SETTLES)
-        assert len(parse_record(world.record.text).admissions) == 10
-        assert holds(replica, "limits.new_per_window") or holds(replica, "limits.cooldown")
-        assert marked(world) == 10
-        await replica.stop()
-
-    play(test)
+    world, names = fleet()
+    limits = replace(OPEN, new_per_window=10)
+    replica = await Replica(
+        world,
+        clock=Running(),
+        settings=replace(SETTINGS, mode=Action.CORDON, limits=limits),
+    ).ready()
+    for name in names[:10]:
+        replica.agent(name, ILL)
+    await until(lambda: cordoned(world, names[:10]))
+    world.person_deletes_record()
+    replica.agent(names[10], ILL)
+    await asyncio.sleep(2 * SETTLES)
+    assert len(parse_record(world.record.text).admissions) == 10
+    assert holds(replica, "limits.new_per_window") or holds(replica, "limits.cooldown")
+    assert marked(world) == 10
 
 
-def test_a_quarantine_that_has_no_entry_yet_takes_a_place() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, _ = fleet()
-        settings = replace(SOME, limits=replace(SOME.limits, concurrent=2))
-        world.person_creates("n0", QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
-        world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
-        entering = asyncio.Event()
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
+@in_virtual_time
+async def test_a_quarantine_that_has_no_entry_yet_takes_a_place() -> None:
+    world, _ = fleet()
+    settings = replace(SOME, limits=replace(SOME.limits, concurrent=2))
+    world.person_creates("n0", QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
+    world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
+    entering = asyncio.Event()
+    replica = Replica(world, clock=Running(), settings=settings)
 
-        async def slow(call: str) -> None:
-            if call == "write_record":
-                await entering.wait()
+    async def slow(call: str) -> None:
+        if call == "write_record":
+            await entering.wait()
 
-        replica.cluster.in_queue = slow
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n2", ILL)
-        await asyncio.sleep(1)
-        entering.set()
-        await until(lambda: entries(world) == {"n0", "n1"})
-        await until(lambda: holds(replica, "limits.concurrent") == ["n2"])
-        assert marked(world) <= 2
-        await replica.stop()
-
-    play(test)
+    replica.cluster.in_queue = slow
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n2", ILL)
+    await asyncio.sleep(1)
+    entering.set()
+    await until(lambda: entries(world) == {"n0", "n1"})
+    await until(lambda: holds(replica, "limits.concurrent") == ["n2"])
+    assert marked(world) <= 2
 
 
-def test_a_creation_in_flight_when_the_record_is_lost_is_taken_back_or_counted() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, _ = fleet()
-        settings = replace(SOME, limits=replace(SOME.limits, concurrent=2))
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n0", ILL)
-        await until(lambda: cordoned(world, ["n0"]))
-        creating, go = asyncio.Event(), asyncio.Event()
-        guarded: list[str] = []
+@in_virtual_time
+async def test_a_creation_in_flight_when_the_record_is_lost_is_taken_back_or_counted() -> None:
+    world, _ = fleet()
+    settings = replace(SOME, limits=replace(SOME.limits, concurrent=2))
+    replica = await Replica(world, clock=Running(), settings=settings).ready()
+    replica.agent("n0", ILL)
+    await until(lambda: cordoned(world, ["n0"]))
+    creating, go = asyncio.Event(), asyncio.Event()
+    guarded: list[str] = []
 
-        create: Callable[..., Awaitable[object]] = replica.cluster.create_quarantine
+    create: Callable[..., Awaitable[object]] = replica.cluster.create_quarantine
 
-        async def late(node: str, spec: QuarantineSpec, **rest: object) -> object:
-            """The first has passed its guard, and is sent long after."""
-            if not guarded:
-                guarded.append(node)
-                await rest["guard"]()  # type: ignore[operator]
-                creating.set()
-                await go.wait()
-                return await create(node, spec)
-            return await create(node, spec, **rest)
+    async def late(node: str, spec: QuarantineSpec, **rest: object) -> object:
+        """The first has passed its guard, and is sent long after."""
+        if not guarded:
+            guarded.append(node)
+            await rest["guard"]()  # type: ignore[operator]
+            creating.set()
+            await go.wait()
+            return await create(node, spec)
+        return await create(node, spec, **rest)
 
-        replica.cluster.create_quarantine = late  # type: ignore[method-assign, assignment]
-        replica.agent("n1", ILL)
-        await creating.wait()
-        world.person_deletes_record()
-        await asyncio.sleep(SETTLES + 10)
-        replica.agent("n2", ILL)
-        await until(lambda: cordoned(world, ["n2"]))
-        go.set()
-        await until(lambda: holds(replica, "limits.concurrent") == ["n1"])
-        assert marked(world) == 2
-        assert set(world.quarantines) == {"n0", "n2"}
-        await replica.stop()
-
-    play(test)
+    replica.cluster.create_quarantine = late  # type: ignore[method-assign, assignment]
+    replica.agent("n1", ILL)
+    await creating.wait()
+    world.person_deletes_record()
+    await asyncio.sleep(SETTLES + 10)
+    replica.agent("n2", ILL)
+    await until(lambda: cordoned(world, ["n2"]))
+    go.set()
+    await until(lambda: holds(replica, "limits.concurrent") == ["n1"])
+    assert marked(world) == 2
+    assert set(world.quarantines) == {"n0", "n2"}
 
 
 # -- what continues what -----------------------------------------------------------------------

@@ -51,139 +51,110 @@ async def marked(world: World, cluster: Noted, **more: Any) -> tuple[Replica, fl
 
 
 @pytest.mark.parametrize(("waits", "looks"), [(0.0, 2), (6.0, 1)])
-def test_a_node_without_pods_is_drained_by_one_write_5_s_after_its_taint(
+@in_virtual_time
+async def test_a_node_without_pods_is_drained_by_one_write_5_s_after_its_taint(
     waits: float, looks: int
 ) -> None:
     """``waits``: until a request for pods has its turn."""
-
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        cluster = Noted(world, delay=waits)
-        replica, tainted_at = await marked(world, cluster)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        assert cluster.phases == [("n1", Phase.DRAINED)]
-        assert len(cluster.polled_at) == looks
-        assert cluster.polled_at[-1] - tainted_at >= 5.0
-        now = status(world)
-        assert now.cordoned_at < now.drain_started_at <= now.drained_at < now.deadline_at
-        assert (now.pods_remaining, now.blockers) == (0, ())
-        assert now.pods_read_at > now.cordoned_at
-        assert now.applied is not None
-        told = transitions(replica)
-        assert told[-3:] == ["quarantine.cordoned", "quarantine.draining", "quarantine.drained"]
-        await asyncio.sleep(600)
-        assert transitions(replica) == told
-        await replica.stop()
-
-    test()
+    world = world_with()
+    cluster = Noted(world, delay=waits)
+    replica, tainted_at = await marked(world, cluster)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    assert cluster.phases == [("n1", Phase.DRAINED)]
+    assert len(cluster.polled_at) == looks
+    assert cluster.polled_at[-1] - tainted_at >= 5.0
+    now = status(world)
+    assert now.cordoned_at < now.drain_started_at <= now.drained_at < now.deadline_at
+    assert (now.pods_remaining, now.blockers) == (0, ())
+    assert now.pods_read_at > now.cordoned_at
+    assert now.applied is not None
+    told = transitions(replica)
+    assert told[-3:] == ["quarantine.cordoned", "quarantine.draining", "quarantine.drained"]
+    await asyncio.sleep(600)
+    assert transitions(replica) == told
 
 
-def test_a_pod_that_a_scheduler_placed_before_it_saw_the_taint_is_evicted() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        cluster = Noted(world)
-        replica, _ = await marked(world, cluster)
-        await asyncio.sleep(3)
-        world.add_pod("n1", "late")
+@in_virtual_time
+async def test_a_pod_that_a_scheduler_placed_before_it_saw_the_taint_is_evicted() -> None:
+    world = world_with()
+    cluster = Noted(world)
+    _replica, _ = await marked(world, cluster)
+    await asyncio.sleep(3)
+    world.add_pod("n1", "late")
 
-        await drained(world)
-        assert world.evicted == ["uid-late"]
-        assert cluster.phases[0] == ("n1", Phase.DRAINING)
-        await replica.stop()
-
-    test()
+    await drained(world)
+    assert world.evicted == ["uid-late"]
+    assert cluster.phases[0] == ("n1", Phase.DRAINING)
 
 
-def test_the_end_whose_answer_is_lost_is_told_once() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        lost: list[str] = []
+@in_virtual_time
+async def test_the_end_whose_answer_is_lost_is_told_once() -> None:
+    lost: list[str] = []
 
-        def loses_one(name: str) -> ClusterError | None:
-            if name != "write_quarantine_status" or lost:
-                return None
-            lost.append(name)
-            return Unreachable("the answer is lost")
+    def loses_one(name: str) -> ClusterError | None:
+        if name != "write_quarantine_status" or lost:
+            return None
+        lost.append(name)
+        return Unreachable("the answer is lost")
 
-        world = world_with()
-        replica, _ = await marked(world, Noted(world, loses=loses_one))
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        await asyncio.sleep(60)
-        told = transitions(replica)
-        assert [told.count(f"quarantine.{kind}") for kind in ("draining", "drained")] == [1, 1]
-        await replica.stop()
-
-    test()
+    world = world_with()
+    replica, _ = await marked(world, Noted(world, loses=loses_one))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await asyncio.sleep(60)
+    told = transitions(replica)
+    assert [told.count(f"quarantine.{kind}") for kind in ("draining", "drained")] == [1, 1]
 
 
 @pytest.mark.parametrize("fails_at", ["pods_on", "write_quarantine_status"])
-def test_a_request_that_fails_for_a_while_leaves_a_drained_node(fails_at: str) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world, loop = world_with(), asyncio.get_running_loop()
-        until_then = loop.time() + 20.0
+@in_virtual_time
+async def test_a_request_that_fails_for_a_while_leaves_a_drained_node(fails_at: str) -> None:
+    world, loop = world_with(), asyncio.get_running_loop()
+    until_then = loop.time() + 20.0
 
-        def fails(name: str) -> ClusterError | None:
-            return Unreachable("503") if name == fails_at and loop.time() < until_then else None
+    def fails(name: str) -> ClusterError | None:
+        return Unreachable("503") if name == fails_at and loop.time() < until_then else None
 
-        replica, _ = await marked(world, Noted(world, fails=fails))
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
-        assert loop.time() > until_then
-        told = transitions(replica)
-        assert [told.count(f"quarantine.{kind}") for kind in ("draining", "drained")] == [1, 1]
-        await replica.stop()
-
-    test()
+    replica, _ = await marked(world, Noted(world, fails=fails))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
+    assert loop.time() > until_then
+    told = transitions(replica)
+    assert [told.count(f"quarantine.{kind}") for kind in ("draining", "drained")] == [1, 1]
 
 
-def test_a_replica_that_follows_one_that_died_meanwhile_drains_the_node() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        replica, _ = await marked(world, Noted(world))
-        await asyncio.sleep(2)
-        assert phase_of(world, "n1") is Phase.ADMITTED
-        await replica.stop()
-        again = Replica(world, clock=Running(), settings=SETTINGS)
-        await until(lambda: not again.fleet.view_lost)
-        again.agent("n1", ILL)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
-        assert world.nodes["n1"].taints
-        await again.stop()
-
-    test()
+@in_virtual_time
+async def test_a_replica_that_follows_one_that_died_meanwhile_drains_the_node() -> None:
+    world = world_with()
+    replica, _ = await marked(world, Noted(world))
+    await asyncio.sleep(2)
+    assert phase_of(world, "n1") is Phase.ADMITTED
+    await replica.stop()
+    again = await Replica(world, clock=Running(), settings=SETTINGS).ready()
+    again.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
+    assert world.nodes["n1"].taints
+    await again.stop()
 
 
 # -- a node with pods -----------------------------------------------------------------------------
 
 
-def test_the_drain_of_a_node_with_pods_begins_at_once() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with("a")
-        cluster = Noted(world)
-        replica, tainted_at = await marked(world, cluster)
-        await until(lambda: world.evicted)
-        assert asyncio.get_running_loop().time() - tainted_at < 2.0
-        assert cluster.phases[0] == ("n1", Phase.DRAINING)
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_the_drain_of_a_node_with_pods_begins_at_once() -> None:
+    world = world_with("a")
+    cluster = Noted(world)
+    _replica, tainted_at = await marked(world, cluster)
+    await until(lambda: world.evicted)
+    assert asyncio.get_running_loop().time() - tainted_at < 2.0
+    assert cluster.phases[0] == ("n1", Phase.DRAINING)
 
 
-def test_a_pod_that_is_stuck_is_seen_to_by_the_drain_itself() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with("a", deleting=True, deletion_at=1.0)
-        cluster = Noted(world)
-        replica, _ = await marked(world, cluster)
-        await until(lambda: cluster.phases)
-        assert cluster.phases[0] == ("n1", Phase.DRAINING)
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_a_pod_that_is_stuck_is_seen_to_by_the_drain_itself() -> None:
+    world = world_with("a", deleting=True, deletion_at=1.0)
+    cluster = Noted(world)
+    _replica, _ = await marked(world, cluster)
+    await until(lambda: cluster.phases)
+    assert cluster.phases[0] == ("n1", Phase.DRAINING)
 
 
 def test_the_hook_is_asked_although_no_pod_is_there() -> None:
@@ -221,55 +192,43 @@ def _deletes(world: World) -> None:
 
 
 @pytest.mark.parametrize("ends", [_uncordons, _deletes])
-def test_a_release_does_not_wait_for_the_proof_that_the_node_is_empty(
+@in_virtual_time
+async def test_a_release_does_not_wait_for_the_proof_that_the_node_is_empty(
     ends: Callable[[World], None],
 ) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        replica, _ = await marked(world, Noted(world))
-        await asyncio.sleep(1)
-        ended = asyncio.get_running_loop().time()
-        ends(world)
-        await until(lambda: "n1" not in world.quarantines)
-        assert asyncio.get_running_loop().time() - ended < 3.0
-        assert not world.nodes["n1"].taints
-        assert "quarantine.drained" not in transitions(replica)
-        await replica.stop()
-
-    test()
+    world = world_with()
+    replica, _ = await marked(world, Noted(world))
+    await asyncio.sleep(1)
+    ended = asyncio.get_running_loop().time()
+    ends(world)
+    await until(lambda: "n1" not in world.quarantines)
+    assert asyncio.get_running_loop().time() - ended < 3.0
+    assert not world.nodes["n1"].taints
+    assert "quarantine.drained" not in transitions(replica)
 
 
-def test_a_node_that_is_exempted_meanwhile_is_not_drained() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        cluster = Noted(world)
-        replica, _ = await marked(world, cluster)
-        await asyncio.sleep(1)
-        world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z the job must end")
-        await asyncio.sleep(60)
-        assert Phase.DRAINED not in {phase for _, phase in cluster.phases}
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_a_node_that_is_exempted_meanwhile_is_not_drained() -> None:
+    world = world_with()
+    cluster = Noted(world)
+    _replica, _ = await marked(world, cluster)
+    await asyncio.sleep(1)
+    world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z the job must end")
+    await asyncio.sleep(60)
+    assert Phase.DRAINED not in {phase for _, phase in cluster.phases}
 
 
-def test_the_stop_switch_keeps_the_node_marked_and_not_drained() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        cluster = Noted(world)
-        replica, _ = await marked(world, cluster)
-        await asyncio.sleep(1)
-        world.person_stops("wait")
-        await asyncio.sleep(60)
-        assert phase_of(world, "n1") is Phase.CORDONED
-        world.person_stops("")
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_the_stop_switch_keeps_the_node_marked_and_not_drained() -> None:
+    world = world_with()
+    cluster = Noted(world)
+    _replica, _ = await marked(world, cluster)
+    await asyncio.sleep(1)
+    world.person_stops("wait")
+    await asyncio.sleep(60)
+    assert phase_of(world, "n1") is Phase.CORDONED
+    world.person_stops("")
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
 
 # -- how many are many ----------------------------------------------------------------------------
@@ -295,8 +254,7 @@ def test_only_drains_beside_many_others_look_for_pods_first(
         for name in names:
             world.add_node(name)
         cluster = Slow(world)
-        replica = Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster)
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster).ready()
         for name in names:
             replica.agent(name, ILL)
         await until(lambda: all(phase_of(world, name) is Phase.DRAINED for name in names))

@@ -40,8 +40,9 @@ async def marked(
     world: World, cluster: Noted, may_act: Callable[[], bool] = lambda: True
 ) -> Replica:
     """The node has had its taint for a second, and no list of the nodes comes for minutes."""
-    replica = Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster, may_act=may_act)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(
+        world, clock=Running(), settings=SETTINGS, cluster=cluster, may_act=may_act
+    ).ready()
     await asyncio.sleep(30)
     replica.agent("n1", ILL)
     await until(lambda: world.nodes["n1"].taints)
@@ -63,101 +64,74 @@ def _loses_its_taint(world: World) -> None:
 
 
 @pytest.mark.parametrize("changes", [_exempts, _is_taken, _loses_its_taint])
-def test_a_change_of_the_node_that_its_watch_shows_ends_the_wait(
+@in_virtual_time
+async def test_a_change_of_the_node_that_its_watch_shows_ends_the_wait(
     changes: Callable[[World], None],
 ) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        cluster = Noted(world)
-        replica = await marked(world, cluster)
-        changes(world)
-        await asyncio.sleep(3)
-        assert cluster.phases[:1] == [("n1", Phase.CORDONED)]
-        await replica.stop()
-
-    test()
+    world = world_with()
+    cluster = Noted(world)
+    await marked(world, cluster)
+    changes(world)
+    await asyncio.sleep(3)
+    assert cluster.phases[:1] == [("n1", Phase.CORDONED)]
 
 
-def test_the_condition_that_came_before_the_end_of_the_drain_costs_no_read() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        replica = await marked(world, Noted(world))
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        await asyncio.sleep(60)
-        assert replica.cluster.asked["read_node"] == 0
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_the_condition_that_came_before_the_end_of_the_drain_costs_no_read() -> None:
+    world = world_with()
+    replica = await marked(world, Noted(world))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await asyncio.sleep(60)
+    assert replica.cluster.asked["read_node"] == 0
 
 
-def test_a_sign_is_acknowledged_before_the_node_is_proved_empty() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        replica = await marked(world, Noted(world))
-        durable = replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-2", "gpu-reset"),)))
-        assert durable is not None
-        await asyncio.wait_for(asyncio.ensure_future(durable), 1.0)
-        assert phase_of(world, "n1") is Phase.ADMITTED
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_a_sign_is_acknowledged_before_the_node_is_proved_empty() -> None:
+    world = world_with()
+    replica = await marked(world, Noted(world))
+    durable = replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-2", "gpu-reset"),)))
+    assert durable is not None
+    await asyncio.wait_for(asyncio.ensure_future(durable), 1.0)
+    assert phase_of(world, "n1") is Phase.ADMITTED
 
 
-def test_an_edit_of_the_quarantine_meanwhile_doubles_no_transition() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        replica = await marked(world, Noted(world))
-        world.put_quarantine(world.quarantines["n1"])  # a label, say
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        await asyncio.sleep(60)
-        told = transitions(replica)
-        kinds = ("cordoned", "draining", "drained")
-        assert [told.count(f"quarantine.{kind}") for kind in kinds] == [1, 1, 1]
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_an_edit_of_the_quarantine_meanwhile_doubles_no_transition() -> None:
+    world = world_with()
+    replica = await marked(world, Noted(world))
+    world.put_quarantine(world.quarantines["n1"])  # a label, say
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await asyncio.sleep(60)
+    told = transitions(replica)
+    kinds = ("cordoned", "draining", "drained")
+    assert [told.count(f"quarantine.{kind}") for kind in kinds] == [1, 1, 1]
 
 
-def test_the_pods_of_a_node_that_a_person_quarantines_are_read_by_its_drain_alone() -> None:
+@in_virtual_time
+async def test_the_pods_of_a_node_that_a_person_quarantines_are_read_by_its_drain_alone() -> None:
     """One read is no proof there, so the drain reads them twice after its begin."""
-
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        cluster = Noted(world)
-        replica = Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster)
-        await until(lambda: not replica.fleet.view_lost)
-        world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "a new power supply"))
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        assert cluster.phases[0] == ("n1", Phase.DRAINING)
-        assert len(cluster.polled_at) == 2
-        await replica.stop()
-
-    test()
+    world = world_with()
+    cluster = Noted(world)
+    await Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster).ready()
+    world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "a new power supply"))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    assert cluster.phases[0] == ("n1", Phase.DRAINING)
+    assert len(cluster.polled_at) == 2
 
 
-def test_the_pods_of_a_node_that_was_found_empty_are_read_again_after_5_minutes() -> None:
+@in_virtual_time
+async def test_the_pods_of_a_node_that_was_found_empty_are_read_again_after_5_minutes() -> None:
     """Also where the node was polled long ago, for an earlier quarantine."""
-
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        cluster = Noted(world)
-        replica = await marked(world, cluster)
-        replica.fleet.node_summaries["n1"].work.note_poll(0.0)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        looks = len(cluster.polled_at)
-        await asyncio.sleep(poller.DRAINED_EVERY - 20)
-        assert len(cluster.polled_at) == looks
-        await asyncio.sleep(30)
-        assert len(cluster.polled_at) == looks + 1
-        await replica.stop()
-
-    test()
+    world = world_with()
+    cluster = Noted(world)
+    replica = await marked(world, cluster)
+    replica.fleet.node_summaries["n1"].work.note_poll(0.0)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    looks = len(cluster.polled_at)
+    await asyncio.sleep(poller.DRAINED_EVERY - 20)
+    assert len(cluster.polled_at) == looks
+    await asyncio.sleep(30)
+    assert len(cluster.polled_at) == looks + 1
 
 
 class Queued(Noted):
@@ -182,23 +156,18 @@ def _uncordons(world: World) -> None:
 @pytest.mark.parametrize("pods", [0, 1])
 @pytest.mark.parametrize("many", [0, 32])
 @pytest.mark.parametrize("ends", [_deletes, _uncordons])
-def test_a_release_does_not_wait_for_the_turn_of_a_phase(
+@in_virtual_time
+async def test_a_release_does_not_wait_for_the_turn_of_a_phase(
     ends: Callable[[World], None], many: int, pods: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drainer, "MANY_BEGIN", many)
-
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with(*["a"] * pods)
-        replica = await marked(world, Queued(world))
-        await asyncio.sleep(10)
-        ends(world)
-        await until(lambda: "n1" not in world.quarantines, within=3)
-        assert not world.nodes["n1"].taints
-        assert world.evicted == []
-        await replica.stop()
-
-    test()
+    world = world_with(*["a"] * pods)
+    await marked(world, Queued(world))
+    await asyncio.sleep(10)
+    ends(world)
+    await until(lambda: "n1" not in world.quarantines, within=3)
+    assert not world.nodes["n1"].taints
+    assert world.evicted == []
 
 
 def test_a_phase_that_the_watch_shows_before_its_answer_is_told_once() -> None:
@@ -228,34 +197,28 @@ def test_a_phase_that_the_watch_shows_before_its_answer_is_told_once() -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("many", [0, 32])
-def test_an_uncordon_is_not_undone_where_the_status_of_the_marks_can_not_be_written(
+@in_virtual_time
+async def test_an_uncordon_is_not_undone_where_the_status_of_the_marks_can_not_be_written(
     many: int, monkeypatch: pytest.MonkeyPatch, *, dies: bool
 ) -> None:
     monkeypatch.setattr(drainer, "MANY_BEGIN", many)
+    world, loop = world_with(), asyncio.get_running_loop()
+    fails_until = loop.time() + 45.0
 
-    @in_virtual_time
-    async def test() -> None:
-        world, loop = world_with(), asyncio.get_running_loop()
-        fails_until = loop.time() + 45.0
+    def fails(name: str) -> ClusterError | None:
+        is_write = name == "write_quarantine_status" and loop.time() < fails_until
+        return Unreachable("503") if is_write else None
 
-        def fails(name: str) -> ClusterError | None:
-            is_write = name == "write_quarantine_status" and loop.time() < fails_until
-            return Unreachable("503") if is_write else None
-
-        replica = await marked(world, Noted(world, fails=fails))
-        world.person_uncordons("n1")
-        if dies:
-            await asyncio.sleep(5)
-            await replica.stop()
-            replica = Replica(world, clock=Running(), settings=SETTINGS)
-            await until(lambda: not replica.fleet.view_lost)
-            replica.agent("n1", ILL)
-        await until(lambda: "n1" not in world.quarantines, within=120)
-        assert not world.nodes["n1"].taints
-        assert not {"quarantine.draining", "quarantine.drained"} & set(transitions(replica))
+    replica = await marked(world, Noted(world, fails=fails))
+    world.person_uncordons("n1")
+    if dies:
+        await asyncio.sleep(5)
         await replica.stop()
-
-    test()
+        replica = await Replica(world, clock=Running(), settings=SETTINGS).ready()
+        replica.agent("n1", ILL)
+    await until(lambda: "n1" not in world.quarantines, within=120)
+    assert not world.nodes["n1"].taints
+    assert not {"quarantine.draining", "quarantine.drained"} & set(transitions(replica))
 
 
 def test_a_list_of_nodes_that_was_asked_for_before_the_taint_does_not_end_the_wait() -> None:
@@ -273,8 +236,7 @@ def test_a_list_of_nodes_that_was_asked_for_before_the_taint_does_not_end_the_wa
     async def test() -> None:
         world = world_with()
         cluster = SlowList(world)
-        replica = Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster)
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster).ready()
         await until(lambda: cluster.lists > 1, within=REFRESH + 10)
         replica.agent("n1", ILL)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)

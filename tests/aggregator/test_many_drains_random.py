@@ -183,15 +183,11 @@ class Run:
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("many", [0, 32])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_node_is_drained_or_released_as_its_people_want(
+@in_virtual_time
+async def test_a_node_is_drained_or_released_as_its_people_want(
     seed: int, many: int, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
     monkeypatch.setattr(drainer, "MANY_BEGIN", many)
-
-    @in_virtual_time
-    async def test() -> None:
-        run = Run(seed, fails=fails)
-        await run.go()
-        await run.stop()
-
-    test()
+    run = Run(seed, fails=fails)
+    await run.go()
+    await run.stop()

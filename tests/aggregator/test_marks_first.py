@@ -38,8 +38,7 @@ async def ill(loop: virtual_time.VirtualTimeLoop, *, stuck: str = "") -> tuple[W
 
     cluster = OneByOne(world, fails=note)
     cluster.stuck = stuck
-    replica = Replica(world, clock=LoopClock(loop), cluster=cluster)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=LoopClock(loop), cluster=cluster).ready()
     for name in NODES:
         replica.agent(name, snapshot(fault()))
     return world, calls, replica
@@ -47,36 +46,33 @@ async def ill(loop: virtual_time.VirtualTimeLoop, *, stuck: str = "") -> tuple[W
 
 def test_no_status_is_written_before_the_last_node_has_its_marks() -> None:
     async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        world, calls, replica = await ill(loop)
+        world, calls, _replica = await ill(loop)
         await until(lambda: all(phase_of(world, name) is Phase.DRAINED for name in NODES))
         names = [call for _, call in calls]
         last = len(names) - names[::-1].index("patch_node")
         assert "write_quarantine_status" not in names[:last]
-        await replica.stop()
 
     virtual_time.play(test)
 
 
 def test_a_node_that_gets_no_marks_holds_up_the_others_for_a_moment_only() -> None:
     async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        world, _, replica = await ill(loop, stuck="n7")
+        world, _, _replica = await ill(loop, stuck="n7")
         begun, others = loop.time(), [name for name in NODES if name != "n7"]
         drains = (Phase.DRAINING, Phase.DRAINED)
         await until(lambda: all(phase_of(world, name) in drains for name in others))
         assert loop.time() - begun < MARKS_FIRST + len(NODES) * APART + 2.0
-        await replica.stop()
 
     virtual_time.play(test)
 
 
 def test_a_release_waits_for_no_other_nodes_marks() -> None:
     async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        world, _, replica = await ill(loop, stuck="n7")
+        world, _, _replica = await ill(loop, stuck="n7")
         await until(lambda: bool(world.nodes["n0"].taints))
         begun = loop.time()
         world.person_deletes("n0")
         await until(lambda: not world.nodes["n0"].taints)
         assert loop.time() - begun < MARKS_FIRST / 2
-        await replica.stop()
 
     virtual_time.play(test)

@@ -22,6 +22,7 @@ from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.settings import Settings, SilenceRules
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.present import of_type, present
 from tests.support.replica import (
     OPEN,
     SETTINGS,
@@ -159,8 +160,7 @@ def play(
     """Play the test on a fleet. ``labels``: of a node by its number; "__" is the slash."""
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
         fleet = await Fleet(loop, settings).begin(nodes, **labels)
         try:
             await test(fleet)
@@ -278,8 +278,7 @@ def test_a_leaf_switch_that_dies_quarantines_nobody_and_is_alerted_once() -> Non
         assert len(fleet.holds()) == 17
         [cause] = fleet.replica.fleet.causes.values()
         assert cause.reason.startswith("example.com/rack=r2: check nic-link on 18 of 18 nodes")
-        hold = fleet.replica.fleet.node_summaries["n36"].decision.hold
-        assert hold is not None
+        hold = present(fleet.replica.fleet.node_summaries["n36"].decision.hold)
         assert hold.reason == cause.reason
         # The cause is reported once, and none of its nodes besides.
         await asyncio.sleep(1_800)

@@ -17,6 +17,7 @@ from nodeagent.sources.measurements import Measured
 from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.memory_cluster import World
+from tests.support.present import present
 from tests.support.replica import Replica, Turned
 from tests.support.waiting import until
 
@@ -95,9 +96,7 @@ def measured(snapshot: pb.AgentMessage) -> pb.AgentMessage:
         *(("disk-latency", mount, "") for mount in ("/", "/scratch", "/var", "/data")),
         *(("check-duration", f"check-{number}", "8 NVIDIA H200") for number in range(60)),
     ]
-    message = MeasurementEncoder().message([Measured(*part, 12) for part in parts])
-    assert message is not None
-    return message
+    return present(MeasurementEncoder().message([Measured(*part, 12) for part in parts]))
 
 
 @pytest.mark.parametrize(("series", "bound"), [(0, BOUND), (104, BOUND_MEASURED)])
@@ -152,4 +151,3 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bo
     assert (more - few) / 120 < bound
     table.close_all("the test is over")
     await asyncio.wait(tasks)
-    await replica.stop()

@@ -15,7 +15,7 @@ from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
 
 # -- names whose Node is gone ---------------------------------------------------------------------
 
@@ -80,18 +80,16 @@ def test_a_name_is_followed_while_its_node_is_gone_its_quarantine_stands_and_it_
     play(test)
 
 
-def test_a_watch_that_fails_is_reported_as_a_return_after_a_pause() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Missing()
-        bench.error = Unreachable("x")
-        began = loop.time()
-        bench.made.follow(bench.node_state("n1"))
-        await bench.made._watches["n1"][1]
-        assert 1.0 <= loop.time() - began <= 3.0
-        assert bench.back == ["n1"], "a read tells, and follows it again"
-        assert bench.made._watches == {}
-
-    play(test)
+@in_virtual_time
+async def test_a_watch_that_fails_is_reported_as_a_return_after_a_pause() -> None:
+    bench = Missing()
+    bench.error = Unreachable("x")
+    began = loop_time()
+    bench.made.follow(bench.node_state("n1"))
+    await bench.made._watches["n1"][1]
+    assert 1.0 <= loop_time() - began <= 3.0
+    assert bench.back == ["n1"], "a read tells, and follows it again"
+    assert bench.made._watches == {}
 
 
 def test_while_no_name_is_followed_there_are_no_rounds() -> None:
@@ -116,64 +114,59 @@ def test_while_no_name_is_followed_there_are_no_rounds() -> None:
     play(test)
 
 
-def test_names_beyond_those_with_a_watch_are_polled_in_turn(
+@in_virtual_time
+async def test_names_beyond_those_with_a_watch_are_polled_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(missing_nodes, "FOLLOWED", 1)
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Missing()
-        node_states = {name: bench.node_state(name) for name in ("a", "b", "c")}
-        for node_state in node_states.values():
-            bench.made.follow(node_state)
-        assert bench.made._watches.keys() == {"a"}
-        assert list(bench.made._polled) == ["b", "c"]
-        began = loop.time()
-        running = asyncio.create_task(bench.made.run())
-        await asyncio.sleep(0.9)
-        assert bench.polled == ["b", "c", "b", "c", "b"], "five in a second"
-        assert bench.back == []
-        bench.there.add("c")
-        await asyncio.sleep(0.2)
-        assert bench.back == ["c"]
-        node_states["c"].cluster.node_gone = False
-        await asyncio.sleep(1)
-        assert "c" not in bench.made._polled, "it is there"
-        bench.arrivals["a"].set()
-        await asyncio.sleep(0.5)
-        assert bench.back.count("a") == 1
-        assert bench.made._watches.keys() == {"b"}, "a watch is free"
-        assert bench.made._polled == {}
-        polled = len(bench.polled)
-        node_states["b"].cluster.node_gone = False
-        await asyncio.sleep(2)
-        assert bench.made._watches == {}
-        assert bench.back.count("b") == 0
-        assert len(bench.polled) == polled
-        assert loop.time() - began < 10
-        bench.arrivals.clear()
-        bench.made.follow(node_states["a"])
-        (_, watch) = bench.made._watches["a"]
-        await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await asyncio.gather(watch, return_exceptions=True)
-        assert watch.cancelled()
-
-    play(test)
+    bench = Missing()
+    node_states = {name: bench.node_state(name) for name in ("a", "b", "c")}
+    for node_state in node_states.values():
+        bench.made.follow(node_state)
+    assert bench.made._watches.keys() == {"a"}
+    assert list(bench.made._polled) == ["b", "c"]
+    began = loop_time()
+    running = asyncio.create_task(bench.made.run())
+    await asyncio.sleep(0.9)
+    assert bench.polled == ["b", "c", "b", "c", "b"], "five in a second"
+    assert bench.back == []
+    bench.there.add("c")
+    await asyncio.sleep(0.2)
+    assert bench.back == ["c"]
+    node_states["c"].cluster.node_gone = False
+    await asyncio.sleep(1)
+    assert "c" not in bench.made._polled, "it is there"
+    bench.arrivals["a"].set()
+    await asyncio.sleep(0.5)
+    assert bench.back.count("a") == 1
+    assert bench.made._watches.keys() == {"b"}, "a watch is free"
+    assert bench.made._polled == {}
+    polled = len(bench.polled)
+    node_states["b"].cluster.node_gone = False
+    await asyncio.sleep(2)
+    assert bench.made._watches == {}
+    assert bench.back.count("b") == 0
+    assert len(bench.polled) == polled
+    assert loop_time() - began < 10
+    bench.arrivals.clear()
+    bench.made.follow(node_states["a"])
+    (_, watch) = bench.made._watches["a"]
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await asyncio.gather(watch, return_exceptions=True)
+    assert watch.cancelled()
 
 
-def test_a_poll_that_fails_keeps_the_name_for_its_next_turn() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        bench = Missing()
-        bench.made._polled = {"a": bench.node_state("a"), "b": bench.node_state("b")}
-        bench.error = Unreachable("x")
-        await bench.made._poll(bench.made._polled["a"])
-        assert list(bench.made._polled) == ["b", "a"]
-        assert bench.made._watches == {}
-        assert bench.back == []
-
-    play(test)
+@in_virtual_time
+async def test_a_poll_that_fails_keeps_the_name_for_its_next_turn() -> None:
+    bench = Missing()
+    bench.made._polled = {"a": bench.node_state("a"), "b": bench.node_state("b")}
+    bench.error = Unreachable("x")
+    await bench.made._poll(bench.made._polled["a"])
+    assert list(bench.made._polled) == ["b", "a"]
+    assert bench.made._watches == {}
+    assert bench.back == []
 
 
 # -- whether a token's Node is current ------------------------------------------------------------

@@ -21,10 +21,7 @@ SICK = NAMES[:7]
 
 
 def world_of(names: list[str]) -> World:
-    world = World()
-    for name in names:
-        world.add_node(name)
-    return world
+    return World.of(*names)
 
 
 async def fleet_in(mode: Action, limits: Limits) -> tuple[Replica, World]:

@@ -14,6 +14,7 @@ from tests.support import virtual_time
 from tests.support.fleet_views import view_fleet
 from tests.support.memory_cluster import World, phase_of
 from tests.support.networks import RACK, TARGET, Network, address, name
+from tests.support.present import of_type, present
 from tests.support.replica import OPEN, POLICY, SETTINGS, FakeLine, Replica, shipped_policy
 from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
@@ -72,8 +73,7 @@ class Site:
 
 def on_a_site(test: Callable[[Site], Awaitable[None]], policy: Policy = POLICY) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
         world = World()
         for node in range(SIZE):
             world.add_node(name(node), labels={LABEL: f"r{node // RACK}"})
@@ -139,8 +139,7 @@ def test_no_policy_quarantines_a_node_that_is_unreachable_and_whose_agent_is_sil
         site.fall_silent(7)
         for _ in range(20):
             await site.observe()
-        health = site.replica.fleet.node_summaries["node-7"].agent.health
-        assert health is not None
+        health = present(site.replica.fleet.node_summaries["node-7"].agent.health)
         assert health.inferred is not None
         assert (health.inferred.status, health.inferred.reason) == (
             Status.FAILED,
@@ -156,8 +155,7 @@ def test_a_verdict_is_no_part_of_what_the_agent_knows() -> None:
         before = site.replica.controller.digest("node-7")
         drop_echoes(site, 7, Status.FAILED)
         await asyncio.sleep(5)
-        health = site.replica.fleet.node_summaries["node-7"].agent.health
-        assert health is not None
+        health = present(site.replica.fleet.node_summaries["node-7"].agent.health)
         assert any(one.status is Status.FAILED for one in health.levels())
         assert site.replica.controller.digest("node-7") == before
         site.speak(7)  # its next snapshot doesn't wash it away

@@ -82,24 +82,22 @@ async def marked(world: World, settings: Settings, cluster: Logged) -> Replica:
 
 
 @pytest.mark.parametrize("error", [Unreachable("503"), Refused("422 no"), Conflict("changed")])
-def test_a_status_that_can_not_be_written_is_tried_ever_less_often(error: ClusterError) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
+@in_virtual_time
+async def test_a_status_that_can_not_be_written_is_tried_ever_less_often(
+    error: ClusterError,
+) -> None:
+    world = world_with()
 
-        def fails(name: str) -> ClusterError | None:
-            return error if name == "write_quarantine_status" else None
+    def fails(name: str) -> ClusterError | None:
+        return error if name == "write_quarantine_status" else None
 
-        replica = await begun(world, SETTINGS, cluster=Logged(world, fails=fails))
-        await asyncio.sleep(60)
-        assert 5 < replica.cluster.asked["patch_node"] < 30
-        assert transitions(replica).count("quarantine.cordoned") < 30
-        assert str(error) in replica.fleet.node_summaries["n1"].work.last_error or (
-            isinstance(error, Conflict)
-        )
-        await replica.stop()
-
-    test()
+    replica = await begun(world, SETTINGS, cluster=Logged(world, fails=fails))
+    await asyncio.sleep(60)
+    assert 5 < replica.cluster.asked["patch_node"] < 30
+    assert transitions(replica).count("quarantine.cordoned") < 30
+    assert str(error) in replica.fleet.node_summaries["n1"].work.last_error or (
+        isinstance(error, Conflict)
+    )
 
 
 @pytest.mark.parametrize("late", [0.0, 5.0])
@@ -149,20 +147,16 @@ def test_a_begin_whose_answer_is_lost_is_told_once_and_keeps_its_times(late: flo
 
 @pytest.mark.parametrize("mode", [Action.CORDON, Action.DRAIN])
 @pytest.mark.parametrize("trails", [6.0, 30.0])
-def test_a_node_that_is_uncordoned_before_its_status_is_written_is_released(
+@in_virtual_time
+async def test_a_node_that_is_uncordoned_before_its_status_is_written_is_released(
     mode: Action, trails: float
 ) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with()
-        replica = await marked(world, replace(SETTINGS, mode=mode), Logged(world, trails))
-        world.person_uncordons("n1")
-        await until(lambda: "n1" not in world.quarantines, within=trails + 30)
-        assert not world.nodes["n1"].taints
-        assert "quarantine.drained" not in transitions(replica)
-        await replica.stop()
-
-    test()
+    world = world_with()
+    replica = await marked(world, replace(SETTINGS, mode=mode), Logged(world, trails))
+    world.person_uncordons("n1")
+    await until(lambda: "n1" not in world.quarantines, within=trails + 30)
+    assert not world.nodes["n1"].taints
+    assert "quarantine.drained" not in transitions(replica)
 
 
 class Interrupted(Logged):
@@ -203,45 +197,38 @@ class NotYet:
 
 @pytest.mark.parametrize("away", [2.0, 30.0])
 @pytest.mark.parametrize("hooked", [False, True])
-def test_an_uncordon_that_no_watch_told_of_releases_the_node(away: float, *, hooked: bool) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world, hook = world_with(*["a"] * hooked), NotYet()
-        settings = replace(SETTINGS, hooks=HookRules(pre_evict=hook)) if hooked else SETTINGS
-        replica = await marked(world, settings, Interrupted(world, away))
-        world.person_uncordons("n1")
-        await until(lambda: "n1" not in world.quarantines, within=away + 60)
-        assert hook.asked == 0
-        assert world.evicted == []
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_an_uncordon_that_no_watch_told_of_releases_the_node(
+    away: float, *, hooked: bool
+) -> None:
+    world, hook = world_with(*["a"] * hooked), NotYet()
+    settings = replace(SETTINGS, hooks=HookRules(pre_evict=hook)) if hooked else SETTINGS
+    await marked(world, settings, Interrupted(world, away))
+    world.person_uncordons("n1")
+    await until(lambda: "n1" not in world.quarantines, within=away + 60)
+    assert hook.asked == 0
+    assert world.evicted == []
 
 
 @pytest.mark.parametrize("trails", [0.0, 20.0])
-def test_the_hook_is_asked_after_a_read_of_the_node(trails: float) -> None:
+@in_virtual_time
+async def test_the_hook_is_asked_after_a_read_of_the_node(trails: float) -> None:
     """Another tool takes the node before the status is written; no other read would tell."""
     theirs = "remediation.medik8s.io/exclude-from-remediation"
-
-    @in_virtual_time
-    async def test() -> None:
-        world, hook = world_with("a"), NotYet()
-        settings = replace(SETTINGS, hooks=HookRules(pre_evict=hook))
-        cluster = Logged(world, trails)
-        replica = await begun(world, settings, cluster=cluster)
-        if trails:
-            await until(lambda: world.nodes["n1"].taints)
-            await asyncio.sleep(1)
-            node = world.nodes["n1"]
-            world.set_node(replace(node, labels={**node.labels, theirs: "true"}))
-            await asyncio.sleep(120)
-            assert hook.asked == 0
-        else:
-            await until(lambda: hook.asked)
-            assert [what for _, what in cluster.log] == ["read"]
-        await replica.stop()
-
-    test()
+    world, hook = world_with("a"), NotYet()
+    settings = replace(SETTINGS, hooks=HookRules(pre_evict=hook))
+    cluster = Logged(world, trails)
+    await begun(world, settings, cluster=cluster)
+    if trails:
+        await until(lambda: world.nodes["n1"].taints)
+        await asyncio.sleep(1)
+        node = world.nodes["n1"]
+        world.set_node(replace(node, labels={**node.labels, theirs: "true"}))
+        await asyncio.sleep(120)
+        assert hook.asked == 0
+    else:
+        await until(lambda: hook.asked)
+        assert [what for _, what in cluster.log] == ["read"]
 
 
 def test_a_drain_that_was_stopped_at_its_begin_reads_its_node_when_it_goes_on() -> None:
@@ -273,29 +260,24 @@ def test_a_drain_that_was_stopped_at_its_begin_reads_its_node_when_it_goes_on() 
     test()
 
 
-def test_marks_that_were_taken_away_before_the_status_count_from_when_they_are_set_again() -> None:
+@in_virtual_time
+async def test_marks_taken_away_before_the_status_count_from_when_they_are_set_again() -> None:
     """So a pod that a scheduler placed before it saw the second taint is not left behind."""
+    world, loop = world_with(), asyncio.get_running_loop()
+    away = Unreachable("503", retry_after=20.0)
 
-    @in_virtual_time
-    async def test() -> None:
-        world, loop = world_with(), asyncio.get_running_loop()
-        away = Unreachable("503", retry_after=20.0)
+    def fails(name: str) -> ClusterError | None:
+        return away if name == "write_quarantine_status" and loop.time() < 1010 else None
 
-        def fails(name: str) -> ClusterError | None:
-            return away if name == "write_quarantine_status" and loop.time() < 1010 else None
+    await marked(world, SETTINGS, Logged(world, fails=fails))
+    await asyncio.sleep(4)
+    node = world.nodes["n1"]
+    world.set_node(replace(node, taints=(), unschedulable=False, labels={}, annotations={}))
+    await until(lambda: world.nodes["n1"].taints, within=60)
+    loop.call_later(2.0, world.add_pod, "n1", "late")
 
-        replica = await marked(world, SETTINGS, Logged(world, fails=fails))
-        await asyncio.sleep(4)
-        node = world.nodes["n1"]
-        world.set_node(replace(node, taints=(), unschedulable=False, labels={}, annotations={}))
-        await until(lambda: world.nodes["n1"].taints, within=60)
-        loop.call_later(2.0, world.add_pod, "n1", "late")
-
-        await drained(world)
-        assert world.evicted == ["uid-late"]
-        await replica.stop()
-
-    test()
+    await drained(world)
+    assert world.evicted == ["uid-late"]
 
 
 def test_no_pod_is_forced_off_a_node_that_was_exempted_since_its_last_read(
@@ -328,19 +310,15 @@ def test_no_pod_is_forced_off_a_node_that_was_exempted_since_its_last_read(
     test()
 
 
-def test_an_exemption_of_a_draining_node_is_seen_by_its_watch() -> None:
-    @in_virtual_time
-    async def test() -> None:
-        world = world_with("a")
-        waits = NamespaceRule("jobs", Leave.WAIT, wait=3600.0)
-        replica = await begun(world, replace(SETTINGS, drain=DrainRules(namespaces=(waits,))))
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        await asyncio.sleep(5)
-        world.person_annotates("n1", EXEMPT, EXEMPTED)
-        await until(lambda: "the job must end" in status(world).message, within=3)
-        await replica.stop()
-
-    test()
+@in_virtual_time
+async def test_an_exemption_of_a_draining_node_is_seen_by_its_watch() -> None:
+    world = world_with("a")
+    waits = NamespaceRule("jobs", Leave.WAIT, wait=3600.0)
+    await begun(world, replace(SETTINGS, drain=DrainRules(namespaces=(waits,))))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    await asyncio.sleep(5)
+    world.person_annotates("n1", EXEMPT, EXEMPTED)
+    await until(lambda: "the job must end" in status(world).message, within=3)
 
 
 def status_blockers(world: World) -> tuple[Any, ...]:

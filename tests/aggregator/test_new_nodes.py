@@ -69,7 +69,6 @@ async def test_a_new_node_that_passes_loses_its_startup_taint_and_no_other() -> 
     await later(3 * TIMEOUT)
     assert len(site.program.orders) == 1
     assert site.world.quarantines == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -87,7 +86,6 @@ async def test_a_taint_that_another_party_sets_during_the_write_survives_it() ->
     await site.settles(site.is_open)
     site.check()
     assert site.taints() == (POOL, OTHER)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -107,7 +105,6 @@ async def test_a_new_node_that_fails_keeps_its_taint_and_is_not_tested_again() -
     assert "fio: too slow" in text
     assert f"kubectl taint nodes n1 {KEY}-" in text
     assert site.replica.fleet.node_tests["n1"].needs_person
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -121,7 +118,6 @@ async def test_as_soon_as_a_person_is_needed_the_page_tells_why() -> None:
 
     await site.settles(needs_person)
     assert "fio: too slow" in site.replica.fleet.node_tests["n1"].held
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -141,7 +137,6 @@ async def test_a_new_node_says_why_it_is_not_tested_until_its_taint_is_gone() ->
     site.reboot()
     await site.settles(site.is_open)
     await site.settles(lambda: cluster.untested == "")
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -154,7 +149,6 @@ async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
     site.check()
     assert site.program.operations == [own_test(1), own_test(2, "boot-1x")]
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -169,7 +163,6 @@ async def test_tests_without_a_verdict_end_and_leave_the_taint() -> None:
     assert site.condition() == ("Unknown", "NoVerdict")
     assert "there is no dcgmi" in site.world.test_conditions["n1"].message
     assert site.kinds().count("node.test_exhausted") == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -180,7 +173,6 @@ async def test_a_test_that_never_ends_has_no_verdict_and_is_ended() -> None:
     site.check()
     assert site.program.cancelled == [own_test(1)]
     assert site.program.operations == [own_test(1), own_test(2)]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -196,7 +188,6 @@ async def test_a_node_that_a_test_reboots_is_not_tested_without_end() -> None:
     site.check()
     assert len(site.program.operations) == 3
     assert not site.is_open()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -214,7 +205,6 @@ async def test_the_fleet_has_so_many_tests_at_once_and_each_node_its_turn() -> N
     site.program.verdicts = [PASSED]
     await site.settles(lambda: all(site.is_open(name) for name in names))
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -228,7 +218,6 @@ async def test_in_mode_observe_the_test_is_only_told() -> None:
     assert site.world.writes == []
     assert site.world.test_conditions == {}
     assert "repair.mode is observe" in site.replica.fleet.node_tests["n1"].held
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -240,7 +229,6 @@ async def test_a_node_in_mode_observe_is_left_with_its_taint() -> None:
     assert site.program.orders == []
     assert not site.is_open()
     assert "observe" in site.replica.fleet.node_tests["n1"].held
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -253,7 +241,6 @@ async def test_an_exempt_node_is_left_with_its_taint_until_the_exemption_ends() 
     site.world.person_annotates("n1", EXEMPT, None)
     await site.settles(site.is_open)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -273,7 +260,6 @@ async def test_a_node_without_a_reporting_agent_is_not_tested() -> None:
     site.report("n1")
     await site.settles(site.is_open)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -289,7 +275,6 @@ async def test_a_pass_does_not_count_for_a_node_whose_evidence_came_meanwhile() 
     assert not site.is_open()
     assert site.last_test()["state"] == "Cancelled"
     assert site.condition() == ("Unknown", "NoVerdict")
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -307,7 +292,6 @@ async def test_a_pass_does_not_count_while_evidence_is_held_from_a_quarantine() 
     assert not site.is_open()
     message = site.last_test()["message"]
     assert "it passed, and does not count: evidence against it is in force" in message
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -327,7 +311,6 @@ async def test_a_pass_of_the_boot_before_does_not_open_the_node() -> None:
     await site.settles(site.is_open)
     site.check()
     assert site.last_test()["boot_id"] == "boot-1x"
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -342,7 +325,6 @@ async def test_a_node_is_tested_anew_after_its_quarantine() -> None:
     await site.settles(site.is_open, within=8 * 3600)
     site.check()
     assert site.world.quarantines == {}
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize(
@@ -364,7 +346,6 @@ async def test_a_node_without_a_pass_is_tested_anew_after_a_quarantine_in_the_sa
     site.check()
     assert len(site.program.operations) == len(verdicts)
     assert "quarantined" not in site.last_test()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -381,7 +362,6 @@ async def test_a_node_in_use_that_gets_the_taint_is_not_tested_before_it_is_drai
     del site.world.pods[f"n1/{pod.name}"]
     await site.settles(site.is_open)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -397,7 +377,6 @@ async def test_a_person_who_removes_the_taint_ends_the_test() -> None:
     assert site.condition() == ("Unknown", "NoVerdict")
     await later(10 * TIMEOUT)
     assert len(site.program.orders) == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -414,7 +393,6 @@ async def test_the_stop_switch_holds_the_beginning_and_not_the_removal() -> None
     site.program.verdicts = [PASSED]
     await site.settles(site.is_open)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -429,7 +407,6 @@ async def test_a_person_deletes_the_operation_of_our_own_test_under_way() -> Non
     await site.settles(site.is_open)  # it is tested again after the pause
     assert site.last_test()["number"] == 2
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -444,7 +421,6 @@ async def test_a_person_deletes_the_operation_of_our_own_test_before_it_begins()
     await site.settles(site.is_open)  # it is tested after the pause
     assert site.last_test()["number"] == 2
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -463,7 +439,6 @@ async def test_a_pass_whose_taint_could_not_be_removed_is_finished_by_the_next_p
     await site.settles(site.is_open)
     await site.settles(lambda: site.last_test()["state"] == "Succeeded")
     assert len(site.program.orders) == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -482,7 +457,6 @@ async def test_a_pass_whose_taint_is_gone_ends_so_whatever_has_come_since() -> N
     site.report("n1", fault("xid:79"))
     await site.settles(lambda: site.last_test()["state"] == "Succeeded")
     site.check()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("call", ["write_record", "create_operation"])
@@ -509,7 +483,6 @@ async def test_a_test_does_not_begin_on_a_node_that_changed_after_it_was_decided
     await site.settles(site.is_open)
     assert len(site.world.operations.by_name) == 1
     site.check()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Ordering"])
@@ -550,7 +523,6 @@ async def test_no_test_begins_in_a_quarantine_that_comes_with_the_last_wait(phas
     assert site.program.orders == []
     assert site.last_test().get("state") == {"Ordering": "Cancelled"}.get(phase)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -567,7 +539,6 @@ async def test_a_test_that_is_ended_counts_until_its_agent_has_confirmed_that() 
     site.program.confirms = True
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=300.0)
     assert parse_record(site.world.record.text).node_tests == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -587,7 +558,6 @@ async def test_a_person_has_an_exhausted_node_tested_again() -> None:
     assert site.last_test()["request"] == "r1"
     await site.settles(lambda: not site.world.operations.by_name["r1"].is_open)
     assert site.replica.fleet.stages.tests["by-hand", "Succeeded"] == 1
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize(
@@ -610,7 +580,6 @@ async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet(key: str) -> 
     site.set_taints(POOL, UNTESTED)
     await site.settles(site.is_open)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -622,7 +591,6 @@ async def test_a_new_node_that_another_party_works_on_is_tested_when_that_is_ove
     assert site.program.orders == []
     site.set_label("nvidia.com/gpu-driver-upgrade-state", "upgrade-done")
     await site.settles(site.is_open)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -632,7 +600,6 @@ async def test_a_new_node_of_a_pool_whose_nodes_are_not_to_be_disrupted_is_teste
     site.start()
     await site.settles(site.is_open)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -656,7 +623,6 @@ async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
         one.summary for one in site.replica.notes.transitions if one.kind == "node.test_exhausted"
     ]
     assert text.endswith("(the controller that removes it by the condition may set it again)")
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -670,7 +636,6 @@ async def test_beside_a_test_that_cannot_be_read_none_begins() -> None:
     assert "can't be read" in site.replica.fleet.node_tests["n1"].held
     site.world.operations.remove(unread)
     await site.settles(site.is_open)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -682,7 +647,6 @@ async def test_an_order_without_an_answer_is_sent_again_only_where_it_is_harmles
     await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
     site.check()
     assert len(site.program.orders) == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -694,7 +658,6 @@ async def test_without_the_section_no_node_is_listed_and_nothing_is_written() ->
     await later(10 * TIMEOUT)
     assert cluster.asked["list_node_tests"] == 0
     assert site.world.writes == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -716,7 +679,6 @@ async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
     assert {one.message for one in gone} == {"its Node is gone"}
     assert {one.phase for one in gone} == {RepairState.INCONCLUSIVE}
     site.check()
-    await site.replica.stop()
 
 
 def evidence(site: NewNodes) -> list[str]:
@@ -739,7 +701,6 @@ async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -
     await site.settles(site.is_open)
     await site.settles(lambda: evidence(site) == [])
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -750,7 +711,6 @@ async def test_the_evidence_ends_where_a_person_takes_the_node_as_it_is() -> Non
     site.set_taints(POOL)
     await site.settles(lambda: evidence(site) == [])
     site.check()
-    await site.replica.stop()
 
 
 CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
@@ -777,7 +737,6 @@ async def test_a_site_may_quarantine_nodes_that_fail_and_they_return_after_anoth
     site.check()
     assert site.world.quarantines == {}
     assert site.taints() == (POOL,)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -797,7 +756,6 @@ async def test_a_failed_node_that_a_limit_keeps_from_its_quarantine_is_tested_ag
     await site.settles(site.is_open)
     await site.settles(lambda: evidence(site) == [])
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -822,4 +780,3 @@ async def test_a_refusal_of_the_cluster_is_shown_and_logged_once(
     await site.settles(site.is_open)
     site.check()
     assert len(site.program.orders) == 1
-    await site.replica.stop()

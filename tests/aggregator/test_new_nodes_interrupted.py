@@ -37,6 +37,7 @@ from tests.support.new_node_tests import (
     NewNodes,
     own_test,
 )
+from tests.support.present import present
 from tests.support.replica import FakeLine, fault, reconciler_of, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
@@ -129,7 +130,6 @@ async def test_a_test_that_can_not_be_sent_twice_ends_with_the_process_that_bega
     assert parse_record(nodes.world.record.text).node_tests == {}
     await nodes.settles(lambda: nodes.last_test()["state"] == "Succeeded", within=TIMEOUT)
     nodes.check()
-    await nodes.replica.stop()
 
 
 @pytest.mark.parametrize("site", [NewNodes, IdleNodes])
@@ -152,7 +152,6 @@ async def test_a_test_that_this_process_has_not_sent_is_sent_after_the_stop(
     nodes.world.person_stops("")
     await nodes.settles(lambda: nodes.last_test()["state"] == "Succeeded", within=60.0)
     nodes.check()
-    await nodes.replica.stop()
 
 
 @in_virtual_time
@@ -176,7 +175,6 @@ async def test_work_that_comes_during_a_stop_holds_the_order_of_a_test_that_has_
     del nodes.world.pods[f"n1/{pod.name}"]
     await nodes.settles(nodes.is_open)
     nodes.check()
-    await nodes.replica.stop()
 
 
 @in_virtual_time
@@ -198,7 +196,6 @@ async def test_nothing_is_remembered_of_a_test_that_was_not_sent_and_whose_node_
     ended = nodes.world.operations.by_name
     await nodes.settles(lambda: ended[begun].status.phase is RepairState.INCONCLUSIVE)
     assert engine._unsent == set()
-    await nodes.replica.stop()
 
 
 @in_virtual_time
@@ -208,7 +205,6 @@ async def test_a_test_that_waited_until_its_deadline_ends_with_the_reason() -> N
     site.start()
     await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
     assert site.last_test()["message"] == "test waits: its agent has no stream"
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -223,7 +219,6 @@ async def test_the_reservation_of_a_new_node_names_no_failure_domain() -> None:
     site.check()
     reserved = parse_record(site.world.record.text).node_tests
     assert {name: one.domains for name, one in reserved.items()} == {"n1": (), "n2": ()}
-    await site.replica.stop()
 
 
 T = TypeVar("T")
@@ -258,7 +253,6 @@ async def test_a_quarantine_begins_although_a_step_of_the_test_waits() -> None:
     await site.settles(lambda: site.program.cancelled, within=60)
     await site.settles(lambda: phase_of(site.world, "n1") is Phase.DRAINED, within=60)
     site.check()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("by", ["a person", "a limit", "the stop"])
@@ -291,7 +285,6 @@ async def test_a_held_quarantine_begins_although_a_step_of_the_test_waits(by: st
             site.world.person_stops("")
     await site.settles(lambda: phase_of(site.world, "n1") is not None, within=30)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -315,7 +308,6 @@ async def test_the_marks_of_a_deleted_quarantine_go_although_a_step_of_the_test_
     site.world.person_removes_by_force("n1")
     await site.settles(lambda: not is_marked(site.world.nodes["n1"]), within=10)
     site.check()
-    await site.replica.stop()
 
 
 class SlowNode(MemoryCluster):
@@ -372,7 +364,6 @@ async def test_the_test_of_an_unknown_node_holds_up_no_other_one(
         lambda: site.world.operations.by_name[own_test(1)].status.message == "its Node is gone",
         within=2 * 3600,
     )
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("raises", [True, False])
@@ -396,7 +387,6 @@ async def test_a_slow_read_of_a_new_node_holds_up_no_other_one(
     cluster.answers = True
     await site.settles(lambda: site.is_open("n1"), within=2 * 3600)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -409,7 +399,6 @@ async def test_a_node_that_becomes_known_during_a_step_of_its_test_has_one_step_
     await site.settles(lambda: phase_of(site.world, "n1") is not None)
     await later(60)
     assert cluster.most_steps == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -417,14 +406,12 @@ async def test_a_sign_without_a_step_is_acknowledged_although_a_step_of_the_test
     site = NewNodes(verdicts=(GOING,))
     cluster = await during_a_step(site)
     cleared = Cleared("xid:79", "GPU-1", "reboot")
-    acknowledged = site.replica.agent("n1", snapshot(cleared=(cleared,)))
-    assert acknowledged is not None
+    acknowledged = present(site.replica.agent("n1", snapshot(cleared=(cleared,))))
     async with asyncio.timeout(2):
         await acknowledged
     assert cluster.asked_for == 1, "and the step goes on"
     await site.settles(lambda: cluster.asked_for > 1)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -435,7 +422,6 @@ async def test_an_override_that_has_ended_is_forgotten_although_a_step_of_the_te
     site.replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
     await site.settles(lambda: OVERRULED not in site.world.nodes["n1"].annotations, within=10)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -452,7 +438,6 @@ async def test_the_pods_of_a_drained_node_are_read_although_a_step_of_the_test_w
     reads = cluster.asked["pods_on"]
     await site.settles(lambda: cluster.asked["pods_on"] > reads, within=400)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -487,7 +472,6 @@ async def test_a_drain_is_not_interrupted_while_an_agent_is_awaited_that_has_to_
     assert steps == [], "nothing is left to do for the test in this quarantine"
     assert phase_of(site.world, "n1") is Phase.DRAINING
     site.check()
-    await site.replica.stop()
 
 
 @dataclass
@@ -519,7 +503,6 @@ async def test_an_agent_that_does_not_confirm_the_end_of_its_test_ends_a_hook_on
     site.program.confirms = True
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=30)
     site.check()
-    await site.replica.stop()
 
 
 def last_error(site: NewNodes, name: str) -> str:
@@ -545,7 +528,6 @@ async def test_nodes_whose_own_steps_fail_take_no_place_of_another_new_node() ->
     await site.settles(lambda: site.is_open("late"))
     assert site.program.operations == [site.last_test("late")["operation"]]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -558,7 +540,6 @@ async def test_new_nodes_that_wait_for_their_agents_keep_no_other_one_from_its_t
     site.report("late")
     await site.settles(lambda: site.is_open("late"))
     site.check()
-    await site.replica.stop()
 
 
 class KeepsNotes(MemoryCluster):
@@ -584,4 +565,3 @@ async def test_an_idle_node_whose_own_step_fails_takes_no_place_of_another_one()
     await site.settles(lambda: site.last_test("n2") and site.last_test("n3"))
     assert (last_error(site, "n1"), site.last_test("n1")) == ("denied", {})
     site.check()
-    await site.replica.stop()

@@ -100,7 +100,6 @@ async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -
     down = True
     clock.time += KEPT[False]  # no answer is kept for longer
     assert await replica.controller.is_current("n1", world.nodes["n1"].uid) is None
-    await replica.stop()
 
 
 @pytest.mark.parametrize("node", ["n1", "never-existed"])
@@ -109,8 +108,7 @@ async def test_a_token_of_a_deleted_node_costs_one_read_a_minute_however_often_i
 ) -> None:
     world, clock = World(), Turned()
     world.add_node("n1")
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     calls = replica.cluster.calls
 
     async def comes() -> bool | None:
@@ -127,19 +125,16 @@ async def test_a_token_of_a_deleted_node_costs_one_read_a_minute_however_often_i
     clock.time += KEPT[False]
     assert await comes() is False
     assert replica.cluster.calls == calls + (3 if node == "n1" else 2)
-    await replica.stop()
 
 
 async def test_whoever_stops_waiting_for_a_shared_read_takes_it_from_nobody() -> None:
     world, clock = World(), Turned()
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     first = asyncio.create_task(replica.controller.is_current("n1", "uid-old"))
     second = asyncio.create_task(replica.controller.is_current("n1", "uid-old"))
     await asyncio.sleep(0)
     first.cancel()
     assert await second is False
-    await replica.stop()
 
 
 # -- in the controller -----------------------------------------------------------------------------
@@ -161,7 +156,6 @@ async def test_a_stream_of_an_older_node_that_came_before_the_view_acts_on_nothi
     assert replica.fleet.node_summaries["n1"].decision.incidents == {}
     replica.agent("n1", ILL, node_uid="uid-n1")
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    await replica.stop()
 
 
 @in_virtual_time
@@ -180,7 +174,6 @@ async def test_a_node_made_anew_is_not_quarantined_for_what_its_predecessor_says
     assert [write for write in world.writes if write != "record"] == begun
     assert "n1" not in world.record.text
     assert world.nodes["n1"].taints == ()
-    await replica.stop()
 
 
 @in_virtual_time
@@ -202,7 +195,6 @@ async def test_a_sign_from_an_older_node_releases_nothing_and_is_not_acknowledge
     replica.agent("n1", ILL, node_uid="uid-n1")
     await later(600)
     assert phase_of(world, "n1") is Phase.DRAINED
-    await replica.stop()
 
 
 @pytest.mark.parametrize("proves", [True, False], ids=["token", "certificate"])
@@ -229,7 +221,6 @@ async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantine
     new = snapshot(fault(boot_id="boot-2"))
     replica.agent("n1", new, boot_id="boot-2", node_uid=world.nodes["n1"].uid if proves else "")
     await until(lambda: world.evicted)
-    await replica.stop()
 
 
 async def test_a_new_node_in_the_same_boot_is_the_same_patient() -> None:
@@ -241,7 +232,6 @@ async def test_a_new_node_in_the_same_boot_is_the_same_patient() -> None:
     world.renew_node("n1", "boot-1")
     await until(lambda: world.nodes["n1"].taints)
     assert world.nodes["n1"].unschedulable
-    await replica.stop()
 
 
 async def the_list_shows_another_node() -> None:
@@ -258,10 +248,8 @@ async def the_list_shows_another_node() -> None:
 
 
 async def two_agents_go_on_pushing_each_other_out() -> None:
-    world = World()
-    world.add_node("n1")
-    replica = Replica(world, clock=Turned())
-    await until(lambda: not replica.fleet.view_lost)
+    world = World.of("n1")
+    replica = await Replica(world, clock=Turned()).ready()
 
     def count_conflicts() -> int:
         return replica.notes.kinds("n1").count("agent.conflict")

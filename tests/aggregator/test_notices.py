@@ -31,10 +31,7 @@ async def fall_ill(replica: Replica, *nodes: str, evidence: Any = ILL) -> None:
 
 
 def world_of(*nodes: str) -> World:
-    world = World()
-    for node in nodes:
-        world.add_node(node)
-    return world
+    return World.of(*nodes)
 
 
 def notice(pod: Pod) -> dict[str, str]:
@@ -85,7 +82,6 @@ def test_without_an_answer_the_pods_go_at_the_deadline_and_not_before() -> None:
         [status] = world.quarantines["n1"].status.notices
         assert (status.state, status.message) == (NoticeState.OVER, "no answer by the deadline")
         assert len(annotations(world)) == 1
-        await replica.stop()
 
     run(scenario)
 
@@ -110,7 +106,6 @@ def test_an_answer_begins_the_drain_and_a_pod_that_ends_by_itself_needs_none() -
         await until(lambda: world.evicted == ["uid-a", "uid-b"], within=60)
         world.kubelets_finish()
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=60)
-        await replica.stop()
 
     run(scenario)
 
@@ -141,7 +136,6 @@ def test_a_process_that_dies_anywhere_leads_to_no_second_notice(
         await until(lambda: world.evicted == ["uid-a"], within=60)
         assert len(webhook.calls) <= 1
         assert len(annotations(world)) == 1
-        await second.stop()
 
     run(scenario)
 
@@ -167,7 +161,6 @@ def test_a_gang_on_two_nodes_that_fail_together_gets_one_notice() -> None:
         answer(world, "n3/rank-n3", idents.pop())
         await until(lambda: len(world.evicted) == 2, within=60)
         assert sorted(world.evicted) == ["uid-rank-n1", "uid-rank-n2"]
-        await replica.stop()
 
     run(scenario)
 
@@ -202,7 +195,6 @@ def test_a_webhook_is_called_once_and_only_its_ready_ends_the_wait(
         await asyncio.sleep(WITHIN)
         assert sorted(world.evicted) == ["uid-a", "uid-other"]
         assert len(webhook.calls) == 1
-        await replica.stop()
 
     run(scenario)
 
@@ -224,7 +216,6 @@ def test_nobody_gets_a_notice_where_nothing_can_be_saved(case: str) -> None:
         await fall_ill(replica, "n1", evidence=snapshot(fault(code)))
         await until(lambda: world.evicted == ["uid-a"], within=60)
         assert (annotations(world), world.quarantines["n1"].status.notices) == ([], ())
-        await replica.stop()
 
     run(scenario)
 
@@ -244,7 +235,6 @@ def test_a_notice_of_a_workload_s_own_making_has_no_other_id_than_ours(ident: st
         await until(lambda: bool(annotations(world)), within=120)
         [status] = world.quarantines["n1"].status.notices
         assert status.ident == notice(world.pods["n1/a"])["id"] != ident
-        await replica.stop()
 
     run(scenario)
 
@@ -265,7 +255,6 @@ def test_a_pod_that_joins_one_gang_after_the_other_keeps_its_deadline() -> None:
             world.pods["n1/a"] = replace(pod, labels=labels, version=world.tick())
         left = deadline - asyncio.get_running_loop().time()
         await until(lambda: world.evicted == ["uid-a"], within=left + 60)
-        await replica.stop()
 
     run(scenario)
 
@@ -288,7 +277,6 @@ def test_a_pod_that_joins_200_gangs_takes_the_notice_of_no_other_workload() -> N
         assert len(world.quarantines["n1"].status.notices) < 10
         left = read_time(first["deadline"]) - asyncio.get_running_loop().time()
         await until(lambda: world.evicted == ["uid-mallory"], within=left + 60)
-        await replica.stop()
 
     run(scenario)
 
@@ -303,7 +291,6 @@ def test_of_more_workloads_than_a_quarantine_has_room_for_those_with_gpus_get_a_
         await fall_ill(replica, "n1")
         await until_noted(world, "n1/victim")
         assert len(world.quarantines["n1"].status.notices) == MOST_NOTICES
-        await replica.stop()
 
     run(scenario)
 
@@ -321,7 +308,6 @@ def test_a_webhook_s_answer_counts_for_each_node_of_the_gang() -> None:
         for node in ("n1", "n2"):
             [status] = world.quarantines[node].status.notices
             assert (status.state, status.message) == (NoticeState.READY, "saved")
-        await replica.stop()
 
     run(scenario)
 
@@ -342,7 +328,6 @@ def test_the_id_of_another_workload_s_notice_takes_no_answer_from_it() -> None:
         await until(lambda: "uid-a" in world.evicted, within=120)
         [status] = world.quarantines["n1"].status.notices
         assert (status.state, status.message) == (NoticeState.READY, "saved")
-        await replica.stop()
 
     run(scenario)
 

@@ -9,6 +9,7 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.explain import Question, explain
 from nodeagent.checks.xid import _nvlink5
+from tests.support.present import present
 from tests.support.replica import POLICY, fault, hello, snapshot
 
 TABLE = POLICY.catalogue.nvlink5
@@ -25,8 +26,7 @@ def action(code: str, driver: str = NEW, **details: str) -> str:
 
 def test_the_agents_details_of_a_line_are_what_the_table_is_asked_with() -> None:
     details = _nvlink5(LINE)
-    row = TABLE.row("xid:145", details, NEW)
-    assert row is not None
+    row = present(TABLE.row("xid:145", details, NEW))
     assert (row.unit, row.action, row.severity) == ("RLW_REMAP", "reset", "fatal")
 
 

@@ -31,6 +31,7 @@ from aggregator.quarantine.repair.operation_requests import OperationRequests
 from aggregator.quarantine.repair.operation_retention import PER_NODE, OperationRetention
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary, NodeTestView
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.present import present
 
 WEEK = 7 * 86400.0
 NOW = 8 * WEEK
@@ -154,8 +155,7 @@ async def test_the_newest_test_is_kept_while_its_node_is_not_listed_and_goes_wit
     None
 ):
     """A list that fails shows no node: only a read of the Node itself is its absence."""
-    world = World()
-    world.add_node("unlisted")
+    world = World.of("unlisted")
     spec = OperationSpec("unlisted", "test", requester="sickbay")
     status = OperationStatus(RepairState.FAILED, ended_at=1.0, node_test=NodeTestStatus())
     world.operations.store(Operation("failed", "uid-f", "0", spec, status))
@@ -438,8 +438,7 @@ async def test_one_that_ended_before_it_began_is_removed_though_its_quarantine_s
 async def test_a_test_that_was_requested_before_the_quarantine_ends_with_it() -> None:
     """As one that had begun does. One of the same moment is about the quarantine."""
     world, fleet = World(), fleet_of(RepairStatus(), "test")
-    quarantine = fleet.node_summaries["n1"].quarantine
-    assert quarantine is not None
+    quarantine = present(fleet.node_summaries["n1"].quarantine)
     quarantine = replace(quarantine, created_at=NOW - 60)
     fleet.node_summaries["n1"].own_quarantine_view().write(quarantine)
     before = ("a-test", "test", NOW - 61), ("a-reboot", "reboot", NOW - 61), ("b", "test", NOW - 60)
@@ -448,8 +447,7 @@ async def test_a_test_that_was_requested_before_the_quarantine_ends_with_it() ->
         made = replace(world.operations.by_name[name], created_at=at)
         made = replace(made, spec=replace(made.spec, profile="quick"))
         world.operations.by_name[name] = made
-    shown = with_attempts(quarantine, world.operations.by_name.values()).status.repair
-    assert shown is not None
+    shown = present(with_attempts(quarantine, world.operations.by_name.values()).status.repair)
     assert [one.name for one in shown.requests] == ["a-reboot", "b"]
     await reported(world, fleet)
     ended = world.operations.by_name["a-test"].status
@@ -461,8 +459,7 @@ async def test_a_test_that_was_requested_before_the_quarantine_ends_with_it() ->
 async def test_another_installation_reports_on_the_requests_of_its_own_quarantine() -> None:
     """Else each would write its own reason every 3 s."""
     world, fleet = World(), fleet_of(RepairStatus(), "test")
-    quarantine = fleet.node_summaries["n1"].quarantine
-    assert quarantine is not None
+    quarantine = present(fleet.node_summaries["n1"].quarantine)
     ask(world, "a", kind="reboot")
     theirs = replace(quarantine, foreign="staging")
     fleet.node_summaries["n1"].own_quarantine_view().write(theirs)

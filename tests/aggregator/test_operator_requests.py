@@ -35,6 +35,7 @@ from aggregator.web.node_view import ViewMoment
 from tests.support import virtual_time
 from tests.support.fleet_views import view_fleet
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
@@ -46,8 +47,7 @@ def wall(replica: Replica) -> float:
 
 
 def one_node(**annotations: str) -> World:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     for key, value in annotations.items():
         world.person_annotates("n1", f"sickbay.dev/{key}", value)
     return world
@@ -197,275 +197,243 @@ def test_a_person_who_exempts_a_forced_node_is_heard_until_the_exemption_ends() 
 # -- exempt ---------
 
 
-def test_an_exempt_node_is_left_alone_shown_and_evaluated_again_when_it_ends() -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = Replica(world, clock=Running())
-        world.person_annotates("n1", EXEMPT, exemption(wall(replica) + 1000, "firmware test"))
-        world.writes.clear()
-        replica.agent("n1", ILL)
-        await later(900)
-        assert world.writes == ["record", "record"] * (len(world.writes) // 2)  # taken back
-        assert parse_record(world.record.text).entries == {}
-        assert not is_marked(world.nodes["n1"])
-        node_summary = replica.fleet.node_summaries["n1"]
-        assert node_summary.state() is QuarantineSummary.HELD
-        found = view_fleet(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
-        assert found.exempt == 1
-        assert [one.limit for one in found.holds] == ["exempt"]
-        assert "firmware test" in found.requested[0].requests[0]
-        assert replica.notes.kinds("n1").count("node.requested") == 1
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        assert "ended at" in replica.fleet.node_summaries["n1"].decision.requests[0]
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_an_exempt_node_is_left_alone_shown_and_evaluated_again_when_it_ends() -> None:
+    world = one_node()
+    replica = Replica(world, clock=Running())
+    world.person_annotates("n1", EXEMPT, exemption(wall(replica) + 1000, "firmware test"))
+    world.writes.clear()
+    replica.agent("n1", ILL)
+    await later(900)
+    assert world.writes == ["record", "record"] * (len(world.writes) // 2)  # taken back
+    assert parse_record(world.record.text).entries == {}
+    assert not is_marked(world.nodes["n1"])
+    node_summary = replica.fleet.node_summaries["n1"]
+    assert node_summary.state() is QuarantineSummary.HELD
+    found = view_fleet(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
+    assert found.exempt == 1
+    assert [one.limit for one in found.holds] == ["exempt"]
+    assert "firmware test" in found.requested[0].requests[0]
+    assert replica.notes.kinds("n1").count("node.requested") == 1
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    assert "ended at" in replica.fleet.node_summaries["n1"].decision.requests[0]
 
 
 @pytest.mark.parametrize("call", ["write_record", "read_node", "create_quarantine", "patch_node"])
-def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(call: str) -> None:
-    async def main() -> None:
-        world = one_node()
-        if call == "read_node":  # a taint that the patch does not expect: the node is read
-            theirs = Taint("example.com/rack-work", "", "NoSchedule")
-            world.set_node(replace(world.nodes["n1"], taints=(theirs,)))
-        asked: list[str] = []
+@virtual_time.in_virtual_time
+async def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(call: str) -> None:
+    world = one_node()
+    if call == "read_node":  # a taint that the patch does not expect: the node is read
+        theirs = Taint("example.com/rack-work", "", "NoSchedule")
+        world.set_node(replace(world.nodes["n1"], taints=(theirs,)))
+    asked: list[str] = []
 
-        def fails(name: str) -> ClusterError | None:
-            if name == call and call not in asked:
-                world.person_annotates("n1", EXEMPT, exemption(10**9, "hands off"))
+    def fails(name: str) -> ClusterError | None:
+        if name == call and call not in asked:
+            world.person_annotates("n1", EXEMPT, exemption(10**9, "hands off"))
+        asked.append(name)
+        return None
+
+    replica = Replica(world, clock=Running(), fails=fails)
+    replica.agent("n1", ILL)
+    await soon(lambda: replica.fleet.node_summaries["n1"].decision.exempt)
+    await soon(lambda: not world.quarantines and not parse_record(world.record.text).entries)
+    await later(600)
+    assert not is_marked(world.nodes["n1"])
+    assert not world.nodes["n1"].unschedulable
+    assert not world.quarantines
+
+
+@virtual_time.in_virtual_time
+async def test_what_an_exemption_kept_from_beginning_is_no_release_that_a_repeat_counts_from() -> (
+    None
+):
+    world = one_node()
+    asked: list[str] = []
+
+    def fails(name: str) -> ClusterError | None:
+        if name == "patch_node" and not asked:
             asked.append(name)
-            return None
+            world.person_annotates("n1", EXEMPT, exemption(wall(replica) + 1000, "wait"))
+        return None
 
-        replica = Replica(world, clock=Running(), fails=fails)
-        replica.agent("n1", ILL)
-        await soon(lambda: replica.fleet.node_summaries["n1"].decision.exempt)
-        await soon(lambda: not world.quarantines and not parse_record(world.record.text).entries)
-        await later(600)
-        assert not is_marked(world.nodes["n1"])
-        assert not world.nodes["n1"].unschedulable
-        assert not world.quarantines
-
-    virtual_time.run(main())
+    replica = Replica(world, clock=Running(), fails=fails)
+    replica.agent("n1", ILL)
+    await soon(lambda: asked and not world.quarantines)
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
+    await soon(lambda: not world.quarantines)
 
 
-def test_what_an_exemption_kept_from_beginning_is_no_release_that_a_repeat_counts_from() -> None:
-    async def main() -> None:
-        world = one_node()
-        asked: list[str] = []
-
-        def fails(name: str) -> ClusterError | None:
-            if name == "patch_node" and not asked:
-                asked.append(name)
-                world.person_annotates("n1", EXEMPT, exemption(wall(replica) + 1000, "wait"))
-            return None
-
-        replica = Replica(world, clock=Running(), fails=fails)
-        replica.agent("n1", ILL)
-        await soon(lambda: asked and not world.quarantines)
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
-        await soon(lambda: not world.quarantines)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_one_that_is_set_while_it_drains_stops_the_evictions_and_keeps_the_cordon() -> None:
+    world = one_node()
+    pod = world.add_pod("n1", "a")
+    world.budget_blocks.add(pod.uid)
+    replica = Replica(world, clock=Running())
+    replica.agent("n1", ILL)
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    world.person_annotates("n1", EXEMPT, exemption(wall(replica) + 3600, "the job ends at four"))
+    await later(30)
+    world.budget_blocks.clear()
+    await later(3000)
+    assert world.evicted == []
+    assert is_marked(world.nodes["n1"])
+    await soon(lambda: world.evicted == [pod.uid])  # its end is the end
 
 
-def test_one_that_is_set_while_it_drains_stops_the_evictions_and_keeps_the_cordon() -> None:
-    async def main() -> None:
-        world = one_node()
-        pod = world.add_pod("n1", "a")
-        world.budget_blocks.add(pod.uid)
-        replica = Replica(world, clock=Running())
-        replica.agent("n1", ILL)
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        world.person_annotates(
-            "n1", EXEMPT, exemption(wall(replica) + 3600, "the job ends at four")
-        )
-        await later(30)
-        world.budget_blocks.clear()
-        await later(3000)
-        assert world.evicted == []
-        assert is_marked(world.nodes["n1"])
-        await soon(lambda: world.evicted == [pod.uid])  # its end is the end
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_quarantine_made_by_hand_is_a_later_word_than_an_exemption() -> None:
+    world = one_node(exempt=exemption(10**9, "x"))
+    Replica(world, clock=Running())
+    await later(10)
+    world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
 
-def test_a_quarantine_made_by_hand_is_a_later_word_than_an_exemption() -> None:
-    async def main() -> None:
-        world = one_node(exempt=exemption(10**9, "x"))
-        Replica(world, clock=Running())
-        await later(10)
-        world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-
-    virtual_time.run(main())
-
-
-def test_an_exemption_that_makes_no_sense_keeps_evictions_off_and_no_cordon() -> None:
-    async def main() -> None:
-        world = one_node(exempt="forever")
-        pod = world.add_pod("n1", "a")
-        replica = Replica(world, clock=Running())
-        replica.agent("n1", ILL)
-        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        await later(1000)
-        assert world.evicted == []
-        assert "makes no sense" in replica.fleet.node_summaries["n1"].decision.requests[0]
-        world.person_annotates("n1", EXEMPT, None)
-        await soon(lambda: world.evicted == [pod.uid])
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_an_exemption_that_makes_no_sense_keeps_evictions_off_and_no_cordon() -> None:
+    world = one_node(exempt="forever")
+    pod = world.add_pod("n1", "a")
+    replica = Replica(world, clock=Running())
+    replica.agent("n1", ILL)
+    await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    await later(1000)
+    assert world.evicted == []
+    assert "makes no sense" in replica.fleet.node_summaries["n1"].decision.requests[0]
+    world.person_annotates("n1", EXEMPT, None)
+    await soon(lambda: world.evicted == [pod.uid])
 
 
 # -- force ---------
 
 
-def test_a_force_is_a_quarantine_until_it_is_taken_back() -> None:
-    async def main() -> None:
-        world = one_node(force="drain fan 3 is dead")
-        none = replace(SETTINGS, limits=Limits(concurrent=0))
-        replica = Replica(world, clock=Running(), settings=none)
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        found = standing(world)
-        assert found is not None
-        assert (found.spec.requester, found.spec.reason) == (FORCED, "fan 3 is dead")
-        assert set(parse_record(world.record.text).entries) == {"n1"}  # counted, never refused
-        await replica.stop()
-        Replica(world, clock=Running(), settings=none)
-        await later(1000)
-        assert phase_of(world, "n1") is Phase.DRAINED  # a restart does not undo it
-        world.person_annotates("n1", FORCE, None)
-        await soon(lambda: not world.quarantines)
-        assert not is_marked(world.nodes["n1"])
-        assert not world.nodes["n1"].unschedulable
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_force_is_a_quarantine_until_it_is_taken_back() -> None:
+    world = one_node(force="drain fan 3 is dead")
+    none = replace(SETTINGS, limits=Limits(concurrent=0))
+    replica = Replica(world, clock=Running(), settings=none)
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    found = present(standing(world))
+    assert (found.spec.requester, found.spec.reason) == (FORCED, "fan 3 is dead")
+    assert set(parse_record(world.record.text).entries) == {"n1"}  # counted, never refused
+    await replica.stop()
+    Replica(world, clock=Running(), settings=none)
+    await later(1000)
+    assert phase_of(world, "n1") is Phase.DRAINED  # a restart does not undo it
+    world.person_annotates("n1", FORCE, None)
+    await soon(lambda: not world.quarantines)
+    assert not is_marked(world.nodes["n1"])
+    assert not world.nodes["n1"].unschedulable
 
 
-def test_a_persons_release_takes_the_force_away_too() -> None:
-    async def main() -> None:
-        world = one_node(force="cordon wait for the vendor")
-        Replica(world, clock=Running())
-        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        world.person_deletes("n1")
-        await soon(lambda: not world.quarantines)
-        await later(1000)
-        assert not world.quarantines
-        assert FORCE not in world.nodes["n1"].annotations
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_persons_release_takes_the_force_away_too() -> None:
+    world = one_node(force="cordon wait for the vendor")
+    Replica(world, clock=Running())
+    await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    world.person_deletes("n1")
+    await soon(lambda: not world.quarantines)
+    await later(1000)
+    assert not world.quarantines
+    assert FORCE not in world.nodes["n1"].annotations
 
 
-def test_a_force_can_be_made_stronger_and_weaker() -> None:
-    async def main() -> None:
-        world = one_node(force="cordon x")
-        pod = world.add_pod("n1", "a")
-        Replica(world, clock=Running())
-        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        world.person_annotates("n1", FORCE, "drain x")
-        await soon(lambda: world.evicted == [pod.uid])
-        world.person_annotates("n1", FORCE, "cordon x")
-        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_force_can_be_made_stronger_and_weaker() -> None:
+    world = one_node(force="cordon x")
+    pod = world.add_pod("n1", "a")
+    Replica(world, clock=Running())
+    await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    world.person_annotates("n1", FORCE, "drain x")
+    await soon(lambda: world.evicted == [pod.uid])
+    world.person_annotates("n1", FORCE, "cordon x")
+    await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
 
 
 @pytest.mark.parametrize("more", [{"exempt": exemption(10**9, "x")}, {"force": "explode"}])
-def test_a_force_that_is_unclear_or_contradicted_does_nothing(more: dict[str, str]) -> None:
-    async def main() -> None:
-        world = one_node(**({"force": "drain x"} | more))
-        replica = Replica(world, clock=Running())
-        replica.agent("n1", snapshot())
-        await later(600)
-        assert world.writes == []
-        assert replica.fleet.node_summaries["n1"].decision.requests
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_force_that_is_unclear_or_contradicted_does_nothing(more: dict[str, str]) -> None:
+    world = one_node(**({"force": "drain x"} | more))
+    replica = Replica(world, clock=Running())
+    replica.agent("n1", snapshot())
+    await later(600)
+    assert world.writes == []
+    assert replica.fleet.node_summaries["n1"].decision.requests
 
 
-def test_a_force_goes_with_its_node() -> None:
-    async def main() -> None:
-        world = one_node(force="drain x")
-        Replica(world, clock=Running())
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        del world.nodes["n1"]
-        world.emit(NodeUncordoned("n1"))  # as its end is reported
-        await soon(lambda: not world.quarantines)
-        assert parse_record(world.record.text).entries == {}
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_force_goes_with_its_node() -> None:
+    world = one_node(force="drain x")
+    Replica(world, clock=Running())
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    del world.nodes["n1"]
+    world.emit(NodeUncordoned("n1"))  # as its end is reported
+    await soon(lambda: not world.quarantines)
+    assert parse_record(world.record.text).entries == {}
 
 
-def test_a_node_that_goes_before_its_force_is_carried_out_gets_no_quarantine() -> None:
-    async def main() -> None:
-        world = one_node(force="drain x")
+@virtual_time.in_virtual_time
+async def test_a_node_that_goes_before_its_force_is_carried_out_gets_no_quarantine() -> None:
+    world = one_node(force="drain x")
 
-        def fails(name: str) -> ClusterError | None:
-            if name == "read_node":
-                world.nodes.pop("n1", None)
-            return None
+    def fails(name: str) -> ClusterError | None:
+        if name == "read_node":
+            world.nodes.pop("n1", None)
+        return None
 
-        replica = Replica(world, clock=Running(), fails=fails)
-        await later(600)
-        assert world.writes == []
-        assert replica.cluster.calls < 100  # nor is it asked for over and over
-
-    virtual_time.run(main())
+    replica = Replica(world, clock=Running(), fails=fails)
+    await later(600)
+    assert world.writes == []
+    assert replica.cluster.calls < 100  # nor is it asked for over and over
 
 
-def test_a_force_waits_for_the_stop_switch() -> None:
-    async def main() -> None:
-        world = one_node(force="drain x")
-        world.person_stops("wait")
-        Replica(world, clock=Running())
-        await later(600)
-        assert not world.quarantines
-        world.person_stops("")
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_force_waits_for_the_stop_switch() -> None:
+    world = one_node(force="drain x")
+    world.person_stops("wait")
+    Replica(world, clock=Running())
+    await later(600)
+    assert not world.quarantines
+    world.person_stops("")
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
 
-def test_a_force_keeps_in_what_has_recovered() -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = Replica(world, clock=Running())
-        disk: Any = fault("xid:79")
-        replica.agent("n1", snapshot(disk))
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        world.person_annotates("n1", FORCE, "drain RMA 7")
-        world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))
-        replica.agent("n1", snapshot(), boot_id="boot-2")
-        await later(2000)
-        found = standing(world)
-        assert found is not None
-        assert "RMA 7" in found.status.release_held
-        world.person_annotates("n1", FORCE, None)
-        await soon(lambda: not world.quarantines)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_force_keeps_in_what_has_recovered() -> None:
+    world = one_node()
+    replica = Replica(world, clock=Running())
+    disk: Any = fault("xid:79")
+    replica.agent("n1", snapshot(disk))
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    world.person_annotates("n1", FORCE, "drain RMA 7")
+    world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))
+    replica.agent("n1", snapshot(), boot_id="boot-2")
+    await later(2000)
+    found = present(standing(world))
+    assert "RMA 7" in found.status.release_held
+    world.person_annotates("n1", FORCE, None)
+    await soon(lambda: not world.quarantines)
 
 
-def test_nobody_asks_and_no_node_is_read() -> None:
-    async def main() -> None:
-        world = World()
-        for index in range(50):
-            world.add_node(f"n{index}")
-        reads: list[str] = []
+@virtual_time.in_virtual_time
+async def test_nobody_asks_and_no_node_is_read() -> None:
+    world = World()
+    for index in range(50):
+        world.add_node(f"n{index}")
+    reads: list[str] = []
 
-        def fails(name: str) -> ClusterError | None:
-            reads.extend([name] * (name == "read_node"))
-            return None
+    def fails(name: str) -> ClusterError | None:
+        reads.extend([name] * (name == "read_node"))
+        return None
 
-        replica = Replica(world, clock=Running(), cluster=MemoryCluster(world, fails=fails))
-        for index in range(50):
-            replica.agent(f"n{index}", snapshot())
-        await later(3600)
-        assert reads == []
-        # A person's word on one of them is read, of that node and no other: reads are seen here.
-        world.person_annotates("n7", FORCE, "drain fan 3 is dead")
-        await soon(lambda: "n7" in world.quarantines)
-        assert reads
-        assert set(world.quarantines) == {"n7"}
-
-    virtual_time.run(main())
+    replica = Replica(world, clock=Running(), cluster=MemoryCluster(world, fails=fails))
+    for index in range(50):
+        replica.agent(f"n{index}", snapshot())
+    await later(3600)
+    assert reads == []
+    # A person's word on one of them is read, of that node and no other: reads are seen here.
+    world.person_annotates("n7", FORCE, "drain fan 3 is dead")
+    await soon(lambda: "n7" in world.quarantines)
+    assert reads
+    assert set(world.quarantines) == {"n7"}

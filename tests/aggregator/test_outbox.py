@@ -36,6 +36,7 @@ from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
+from tests.support.present import of_type
 from tests.support.receiver import Hook, Receiver, hang, status, taken, webhook_settings
 from tests.support.waiting import CLOCKS, PATIENCE, until
 
@@ -72,9 +73,7 @@ def compose(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDeli
 
 
 def composed(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDelivery:
-    found = compose(outbox, now, webhook)
-    assert isinstance(found, PendingDelivery)
-    return found
+    return of_type(compose(outbox, now, webhook), PendingDelivery)
 
 
 def nodes_of(delivery: PendingDelivery) -> list[str]:

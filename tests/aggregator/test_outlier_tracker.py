@@ -23,6 +23,7 @@ from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import site
 from tests.support.memory_cluster import World
+from tests.support.present import present
 from tests.support.replica import SETTINGS, FakeLine, Replica, hello, shipped_policy, snapshot
 from tests.support.virtual_replica import LoopClock
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -290,8 +291,7 @@ def test_the_aggregator_takes_what_agents_send_and_finds_no_outlier_in_a_simulat
     uuids = {name: [machine.gpu_uuid(name, gpu, 1) for gpu in range(8)] for name in names}
     for minute in range(150):
         for name in names:
-            sent = encoders[name].message(machine.measured(name, uuids[name], minute))
-            assert sent is not None
+            sent = present(encoders[name].message(machine.measured(name, uuids[name], minute)))
             told = codec.measurements(sent.measurements, fleet.size(name))
             fleet.add_series(name, "", told.series)
             fleet.update(name, told.values, told.absent)

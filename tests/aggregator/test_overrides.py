@@ -35,6 +35,7 @@ from aggregator.quarantine.state.cluster_view import ClusterView, OthersMarks
 from tests.aggregator.test_planner import ITEM, SPEC
 from tests.support import virtual_time
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import of_type, present
 from tests.support.replica import Replica, Turned, component, fault, hello, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
@@ -137,8 +138,7 @@ def test_an_annotation_that_somebody_edited_overrules_nothing(text: str) -> None
 
 
 def test_the_marks_remember_what_they_were_made_for_but_what_is_over() -> None:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     over = replace(ITEM, code="xid:48", cleared="reboot")
     quarantine = Quarantine(
         "n1", "q", "1", replace(SPEC, evidence=(ITEM, over)), QuarantineStatus()
@@ -189,15 +189,13 @@ async def test_an_agent_that_lost_its_memory_does_not_undo_a_persons_word() -> N
     world, clock = World(), Turned()
     first = await overruled(world, clock)
     await first.stop()
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", snapshot())  # it has lost its memory
     await later(600)
     assert WORD in read_overruled(world.nodes["n1"].annotations)
     replica.agent("n1", ILL)  # and then reads the kernel's ring again
     await later(600)
     assert world.quarantines == {}
-    await replica.stop()
 
 
 @in_virtual_time
@@ -210,18 +208,15 @@ async def test_the_end_of_a_word_is_acknowledged_when_the_node_has_forgotten_it(
     def fails(call: str) -> ClusterError | None:
         return Unreachable("down") if down and call == "patch_node" else None
 
-    replica = Replica(world, clock=clock, fails=fails)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock, fails=fails).ready()
     await until(lambda: replica.fleet.node_summaries["n1"].cluster.overruled)
     replica.agent("n1", ILL)
-    safe = replica.agent("n1", Delta(cleared=CLEARED))
-    assert isinstance(safe, asyncio.Future)
+    safe = of_type(replica.agent("n1", Delta(cleared=CLEARED)), asyncio.Future)
     await later(600)
     assert not safe.done()
     down = False
     await asyncio.wait_for(safe, 20)
     assert OVERRULED not in world.nodes["n1"].annotations
-    await replica.stop()
 
 
 async def test_a_sign_that_comes_before_the_cluster_is_seen_ends_the_word_too() -> None:
@@ -235,7 +230,6 @@ async def test_a_sign_that_comes_before_the_cluster_is_seen_ends_the_word_too() 
     assert OVERRULED not in world.nodes["n1"].annotations
     replica.agent("n1", snapshot(fault(source_seq=9)))  # once more: another fault
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    await replica.stop()
 
 
 async def test_a_sign_that_comes_while_the_node_is_read_ends_the_word_that_is_read() -> None:
@@ -252,13 +246,11 @@ async def test_a_sign_that_comes_while_the_node_is_read_ends_the_word_that_is_re
     await until(
         lambda: "down" in replica.fleet.node_summaries["n1"].work.last_error
     )  # is to tell which
-    safe = replica.agent("n1", snapshot(cleared=CLEARED))
-    assert isinstance(safe, asyncio.Future)
+    safe = of_type(replica.agent("n1", snapshot(cleared=CLEARED)), asyncio.Future)
     assert not safe.done()
     down = False
     await asyncio.wait_for(safe, 20)
     assert OVERRULED not in world.nodes["n1"].annotations
-    await replica.stop()
 
 
 @in_virtual_time
@@ -269,8 +261,7 @@ async def test_a_quarantine_removed_by_force_is_a_word_about_what_the_marks_reme
     first.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     await first.stop()
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     world.person_removes_by_force("n1")  # before the agent has spoken to this process
     await until(lambda: not is_marked(world.nodes["n1"]))
     assert read_overruled(world.nodes["n1"].annotations) == {WORD}
@@ -278,7 +269,6 @@ async def test_a_quarantine_removed_by_force_is_a_word_about_what_the_marks_reme
     replica.agent("n1", ILL)
     await later(600)
     assert world.quarantines == {}
-    await replica.stop()
 
 
 @in_virtual_time
@@ -298,7 +288,6 @@ async def test_what_was_over_before_the_force_is_not_overruled_and_does_not_begi
         "disk-readonly:read-only"
     }
     assert world.quarantines == {}
-    await replica.stop()
 
 
 @in_virtual_time
@@ -317,7 +306,6 @@ async def test_an_orderly_release_is_not_told_as_a_persons_whatever_comes_first(
     await later(600)
     assert "quarantine.overruled" not in replica.notes.kinds("n1")
     assert replica.notes.kinds("n1").count("quarantine.released") == 1
-    await replica.stop()
 
 
 async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go() -> None:
@@ -333,7 +321,6 @@ async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go()
     assert world.nodes["n1"].unschedulable
     world.person_uncordons("n1")
     await until(lambda: not replica.fleet.node_summaries["n1"].cluster.foreign)
-    await replica.stop()
 
 
 def test_those_who_take_the_node_away_are_named() -> None:
@@ -362,8 +349,7 @@ async def the_nodes_could_not_be_counted() -> None:
             and replica.fleet.node_summaries["n1"].decision.hold
         )
     )
-    hold = replica.fleet.node_summaries["n1"].decision.hold
-    assert hold is not None
+    hold = present(replica.fleet.node_summaries["n1"].decision.hold)
     assert "could not be counted" in hold.reason
     assert world.writes == []
     down = False

@@ -29,6 +29,7 @@ from aggregator.quarantine.decide.plans.release import UNCORDONED
 from aggregator.quarantine.decide.plans.release_reasons import NODE_ABSENT
 from tests.support.memory_cluster import World, phase_of
 from tests.support.plans import NextStep, Situation, Step, next_step
+from tests.support.present import present
 from tests.support.replica import Replica, Turned, fault, snapshot
 from tests.support.waiting import until
 
@@ -582,49 +583,40 @@ def test_an_action_that_a_person_set_is_shown_first_and_then_is_all_that_is_done
 
 
 async def test_an_entry_from_before_the_stop_is_not_acted_on_until_the_stop_is_off() -> None:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     entered = Record().enter([Entry("n1", "inc", "", "drain", 1.0)], "h")
     world.record = RecordText(dump_record(entered), world.tick())
     world.person_stops("drill")
-    replica = Replica(world, clock=Turned())
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=Turned()).ready()
     replica.agent("n1", snapshot(fault()))
     await until(lambda: replica.fleet.node_summaries["n1"].decision.hold)
-    hold = replica.fleet.node_summaries["n1"].decision.hold
-    assert hold is not None
+    hold = present(replica.fleet.node_summaries["n1"].decision.hold)
     assert (hold.limit, hold.value) == ("stop", "drill")
     assert world.writes == []
     world.person_stops("")
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    await replica.stop()
 
 
 async def test_a_hand_made_object_that_was_mended_is_cordoned_before_it_is_drained() -> None:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     world.add_pod("n1", "a")
     by_hand = QuarantineSpec(Action.DRAIN, "manual", "smells of smoke")
     wrong = Quarantine("n1", "q-1", "0", by_hand, QuarantineStatus(), problem="no such action")
-    replica = Replica(world, clock=Turned())
-    await until(lambda: not replica.fleet.view_lost)
+    await Replica(world, clock=Turned()).ready()
     world.put_quarantine(wrong)
     await until(lambda: phase_of(world, "n1") is Phase.INVALID)
     world.put_quarantine(replace(world.quarantines["n1"], problem=""))
     await until(lambda: world.evicted)
     assert world.writes.index("patch n1") < world.writes.index("evict uid-a")
     assert world.nodes["n1"].unschedulable
-    await replica.stop()
 
 
 @pytest.mark.parametrize("how", ["read again", "deleted by a person"])
 async def test_a_node_whose_status_a_later_version_wrote_is_left_alone_and_counted(
     how: str,
 ) -> None:
-    world = World()
-    world.add_node("n1")
-    replica = Replica(world, clock=Turned())
-    await until(lambda: not replica.fleet.view_lost)
+    world = World.of("n1")
+    replica = await Replica(world, clock=Turned()).ready()
     replica.agent("n1", snapshot(fault()))
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     attempt = RepairAttempt("q-1", "reboot", RepairState.ORDERED, began_at=1.0)
@@ -646,8 +638,7 @@ async def test_a_node_whose_status_a_later_version_wrote_is_left_alone_and_count
     world.add_node("n2")
     replica.agent("n2", snapshot(fault()))
     await until(lambda: phase_of(world, "n2") is Phase.DRAINED)  # a later step has been taken
-    hold = summary.decision.hold
-    assert hold is not None
+    hold = present(summary.decision.hold)
     assert (hold.limit, hold.value) == ("unread-status", "repair")
     told = [one for one in replica.notes.transitions if one.details.get("limit") == hold.limit]
     assert [one.kind for one in told] == [EventKind.HELD]
@@ -664,4 +655,3 @@ async def test_a_node_whose_status_a_later_version_wrote_is_left_alone_and_count
         world.person_deletes("n1")
         await until(lambda: "n1" not in world.quarantines)
         assert not world.nodes["n1"].unschedulable
-    await replica.stop()

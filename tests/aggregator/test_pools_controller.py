@@ -14,6 +14,7 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.pools import Pool, PoolLimits
 from aggregator.quarantine.settings import Settings
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import Running, later, soon
 from tests.support.virtual_time import in_virtual_time
@@ -66,7 +67,6 @@ async def test_the_canary_drains_and_the_rest_is_observed() -> None:
         assert "quarantine.suppressed" in replica.notes.kinds(name)
     told = [one.summary for one in replica.notes.transitions if one.node == "n2"]
     assert any("mode observe of pool default keeps us from this" in text for text in told)
-    await replica.stop()
 
 
 @in_virtual_time
@@ -81,11 +81,9 @@ async def test_a_quarantine_by_hand_counts_in_its_pool_and_for_the_rate_of_that(
     assert (entry.policy_pool, entry.requester) == ("canary", "alice")
     replica.agent("n2", snapshot(fault()))
     await soon(lambda: "quarantine.held" in replica.notes.kinds("n2"))
-    held = replica.fleet.node_summaries["n2"].decision.hold
-    assert held is not None
+    held = present(replica.fleet.node_summaries["n2"].decision.hold)
     assert held.limit == "pools.limits.new_per_window"
     assert set(world.quarantines) == {"n1"}
-    await replica.stop()
 
 
 @in_virtual_time
@@ -100,7 +98,6 @@ async def test_a_pool_is_observed_where_the_file_drains() -> None:
     await later(60)
     assert set(world.quarantines) == {"n2"}
     assert not is_marked(world.nodes["n1"])
-    await replica.stop()
 
 
 @in_virtual_time
@@ -113,7 +110,6 @@ async def test_a_pool_of_observed_nodes_alone_writes_nothing() -> None:
         replica.agent(name, snapshot(fault()))
     await later(LISTED)
     assert not world.writes
-    await replica.stop()
 
 
 @in_virtual_time
@@ -126,7 +122,6 @@ async def test_a_node_that_comes_to_the_canary_is_acted_on_once_it_is_listed() -
     assert not world.quarantines
     move(world, "n1", "canary")
     await soon(lambda: world.evicted, within=LISTED)
-    await replica.stop()
 
 
 @in_virtual_time
@@ -153,7 +148,6 @@ async def test_a_node_that_leaves_the_canary_keeps_its_quarantine_and_its_pods()
     replica.agent("n1", Delta(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
     await soon(lambda: not world.quarantines)
     assert not is_marked(world.nodes["n1"])
-    await replica.stop()
 
 
 @in_virtual_time
@@ -169,7 +163,6 @@ async def test_an_observed_node_is_released_when_it_has_recovered() -> None:
     await soon(lambda: not world.quarantines)
     assert not is_marked(world.nodes["n1"])
     assert not entries(world)
-    await replica.stop()
 
 
 @in_virtual_time
@@ -191,7 +184,6 @@ async def test_a_restart_after_a_move_neither_releases_nor_evicts() -> None:
     assert world.evicted == ["uid-job-n1"]
     assert world.quarantines["n1"].spec.action is Action.DRAIN
     assert is_marked(world.nodes["n1"])
-    await second.stop()
 
 
 @in_virtual_time
@@ -206,7 +198,6 @@ async def test_a_start_reports_no_pool_before_the_labels_are_known() -> None:
     await later(LISTED)
     assert "quarantine.suppressed" not in replica.notes.kinds("n1")
     assert replica.notes.kinds("n2").count("quarantine.suppressed") == 1
-    await replica.stop()
 
 
 class Moved(MemoryCluster):
@@ -248,7 +239,6 @@ async def test_no_node_is_marked_in_a_pool_that_is_observed_whenever_it_was_move
     assert is_marked(world.nodes["n1"]) == at_move[0]
     if not at_move[0]:
         assert not world.evicted
-    await replica.stop()
 
 
 @in_virtual_time
@@ -279,10 +269,8 @@ async def test_a_node_that_moves_between_its_admission_and_a_restart_is_admitted
         second.agent(name, snapshot(fault()))
     await later(2 * LISTED)
     assert set(world.quarantines) == entries(world) == {"n2"}
-    hold = second.fleet.node_summaries["n1"].decision.hold
-    assert hold is not None
+    hold = present(second.fleet.node_summaries["n1"].decision.hold)
     assert hold.limit == "pools.limits.concurrent"
-    await second.stop()
 
 
 class LateList(MemoryCluster):
@@ -319,7 +307,6 @@ async def test_a_list_that_is_older_than_a_read_brings_no_node_back_to_its_pool(
     for _ in range(100):
         await asyncio.sleep(0)
         assert "pool" not in (view.labels or {})
-    await replica.stop()
 
 
 @pytest.mark.parametrize("call", ["read_node", "write_record", "create_quarantine"])
@@ -340,10 +327,8 @@ async def test_a_node_that_moves_while_it_is_admitted_is_counted_where_it_is_act
     replica.agent("n2", snapshot(fault()))
     await later(2 * LISTED)
     assert set(world.quarantines) == {"n1"}
-    hold = replica.fleet.node_summaries["n2"].decision.hold
-    assert hold is not None
+    hold = present(replica.fleet.node_summaries["n2"].decision.hold)
     assert hold.limit == "pools.limits.concurrent"
-    await replica.stop()
 
 
 @in_virtual_time
@@ -395,7 +380,6 @@ async def test_a_rule_about_some_nodes_acts_there_alone() -> None:
     assert [one.action for one in seen.values()] == ["observe"]
     move(world, "n2", "canary")
     await soon(lambda: set(world.quarantines) == {"n1", "n2"}, within=LISTED)
-    await replica.stop()
 
 
 @in_virtual_time
@@ -419,7 +403,6 @@ async def test_a_move_away_from_a_rule_neither_releases_nor_lowers_also_over_a_r
     assert is_marked(world.nodes["n1"])
     second.agent("n1", Delta(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
     await soon(lambda: not world.quarantines)
-    await second.stop()
 
 
 @in_virtual_time
@@ -442,7 +425,6 @@ async def test_a_held_node_that_moves_away_from_a_rule_is_not_proposed_any_more(
     await soon(lambda: not world.quarantines)
     await later(LISTED)
     assert not world.quarantines
-    await replica.stop()
 
 
 @in_virtual_time
@@ -458,4 +440,3 @@ async def test_a_rule_about_some_nodes_acts_on_a_node_that_joined_after_the_star
     await later(1)
     assert not world.quarantines
     await soon(lambda: world.evicted, within=LISTED)
-    await replica.stop()

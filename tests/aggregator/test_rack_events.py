@@ -19,6 +19,7 @@ from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import of_type, present
 from tests.support.rack_faults import DRIVER, PEER, link_error, verdict, xid
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, hello
 from tests.support.virtual_replica import LoopClock
@@ -68,8 +69,9 @@ class Racks:
 
     async def start(self) -> None:
         self.world.listeners.clear()
-        self.replica = Replica(self.world, clock=LoopClock(self.loop), settings=self.settings)
-        await until(lambda: not self.replica.fleet.view_lost)
+        self.replica = await Replica(
+            self.world, clock=LoopClock(self.loop), settings=self.settings
+        ).ready()
 
     def attach(self, number: int) -> None:
         rack = number // RACK
@@ -106,8 +108,7 @@ class Racks:
 
 def play(test: Callable[[Racks], Coroutine[Any, Any, None]], **options: Any) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
         racks = Racks(loop, **options)
         await racks.begin()
         try:
@@ -190,8 +191,7 @@ def test_a_gpu_alone_in_its_fabric_is_drained_when_nobody_shows_the_same() -> No
         racks.show(3, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
         await asyncio.sleep(HOLD - 1.0)
         assert racks.quarantined == set()
-        hold = racks.replica.fleet.node_summaries["n3"].decision.hold
-        assert hold is not None
+        hold = present(racks.replica.fleet.node_summaries["n3"].decision.hold)
         assert hold.limit == "limits.fabric_hold"
         assert racks.alerts() == [], "whether it is the node's own is not known yet"
         await until(lambda: phase_of(racks.world, "n3") is Phase.DRAINED)
@@ -304,8 +304,7 @@ def test_the_only_149_is_named_and_quarantined_alone_and_its_followers_wait_for_
         assert told.details["origin"] == "n3"
         assert told.details["origin_gpu"] == "GPU-1"
         assert told.details["origin_confidence"] == "explicit"
-        alert = alert_of(told)
-        assert alert is not None
+        alert = present(alert_of(told))
         assert reason in alert.summary
         [cause] = racks.replica.fleet.causes.values()
         assert reason in cause.reason
@@ -314,8 +313,7 @@ def test_the_only_149_is_named_and_quarantined_alone_and_its_followers_wait_for_
         await asyncio.sleep(2 * 3600)
         assert racks.replica.fleet.causes == {}
         assert racks.quarantined - {"n3"} == set()
-        hold = racks.replica.fleet.node_summaries["n7"].decision.hold
-        assert hold is not None
+        hold = present(racks.replica.fleet.node_summaries["n7"].decision.hold)
         assert hold.limit == "fabric-follower"
         assert "GPU-1 of n3" in hold.reason
         _reset(racks, 7)
@@ -379,8 +377,7 @@ def test_the_explicit_origin_passes_no_other_limit() -> None:
         _an_origin(racks, 3)
         await asyncio.sleep(60)
         assert racks.quarantined == {"n12"}
-        hold = racks.replica.fleet.node_summaries["n3"].decision.hold
-        assert hold is not None
+        hold = present(racks.replica.fleet.node_summaries["n3"].decision.hold)
         assert hold.limit == "limits.concurrent"
 
     limits = replace(SHIPPED.limits, concurrent=1)

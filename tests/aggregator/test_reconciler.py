@@ -56,6 +56,7 @@ from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields
+from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, Turned, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -778,7 +779,5 @@ async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -
     replica = Replica(World(), clock=Turned())
     controller = replica.controller
     assert controller.parts.switch._listeners == [controller.parts.cluster_events.records]
-    receivers = controller.parts.queue._receivers
-    assert receivers is not None
+    receivers = present(controller.parts.queue._receivers)
     assert receivers[1] is controller.parts.worker
-    await replica.stop()

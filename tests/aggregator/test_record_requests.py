@@ -22,6 +22,7 @@ from aggregator.quarantine.decide.admission_record import Entry, Record, dump_re
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.state.registry import QuarantineIndex
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.present import present
 from tests.support.record_writers import record_writer_of
 from tests.support.replica import OPEN
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -141,8 +142,7 @@ def test_a_stop_that_is_set_unseen_is_found_before_an_admission_is_written() -> 
         assert await made.propose(proposal("n0")) is None  # the switch is read beside it
         await asyncio.sleep(1)
         office.world.person_stops_unseen("a drill")
-        held = await made.propose(proposal("n1"))
-        assert held is not None
+        held = present(await made.propose(proposal("n1")))
         assert held.limit == "stop"
         assert office.stored().entries.keys() == {"n0"}
 
@@ -232,8 +232,7 @@ def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_nobody
         assert stored.rebuilt.uid == office.world.record.uid
         assert made.grants("n1")
         assert "is rebuilt" in made.trouble
-        held = await made.propose(proposal("n9"))
-        assert held is not None
+        present(await made.propose(proposal("n9")))
         await asyncio.sleep(SETTLES + 1)
         assert made.trouble == ""
         assert await made.propose(proposal("n9")) is None

@@ -18,8 +18,8 @@ from aggregator.quarantine.reconcile.missing_nodes import FOLLOWED
 from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import LoopClock, Running
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -46,7 +46,7 @@ def test_a_node_that_is_deleted_and_recreated_in_the_same_boot_is_marked_within_
 ) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = World()
-        replica = await drained(world, loop, "n1")
+        await drained(world, loop, "n1")
         first = world.quarantines["n1"]
         world.delete_node("n1")
         await asyncio.sleep(away)
@@ -69,7 +69,6 @@ def test_a_node_that_is_deleted_and_recreated_in_the_same_boot_is_marked_within_
         assert now.status.cordoned_at >= returned
         assert now.status.drained_at >= returned
         assert now.status.deadline_at > first.status.deadline_at + away
-        await replica.stop()
 
     play(test)
 
@@ -91,7 +90,6 @@ def test_a_recreated_node_that_may_not_be_marked_is_never_said_to_be_drained() -
         world.person_stops("")
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         assert is_tainted(world, "n1")
-        await replica.stop()
 
     play(test)
 
@@ -111,7 +109,6 @@ def test_a_recreated_node_whose_patch_fails_is_not_said_to_be_drained(error: Clu
         assert phase_of(world, "n1") is Phase.ADMITTED
         down = False
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        await replica.stop()
 
     play(test)
 
@@ -119,14 +116,13 @@ def test_a_recreated_node_whose_patch_fails_is_not_said_to_be_drained(error: Clu
 def test_another_boot_ends_the_quarantine_of_a_node_that_comes_back() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = World()
-        replica = await drained(world, loop, "n1")
+        await drained(world, loop, "n1")
         world.delete_node("n1")
         await asyncio.sleep(5)
         world.add_node("n1", uid="uid-2", boot_id="boot-2")
         await until(lambda: not world.quarantines)
         assert not is_tainted(world, "n1")
         assert not world.nodes["n1"].unschedulable
-        await replica.stop()
 
     play(test)
 
@@ -134,14 +130,13 @@ def test_another_boot_ends_the_quarantine_of_a_node_that_comes_back() -> None:
 def test_a_node_that_comes_back_exempt_is_left_alone() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = World()
-        replica = await drained(world, loop, "n1")
+        await drained(world, loop, "n1")
         world.delete_node("n1")
         await asyncio.sleep(5)
         wish = exemption(loop.time() + 10_000, "a test")
         world.add_node("n1", uid="uid-2", annotations={EXEMPT: wish})
         await until(lambda: "n1" not in world.quarantines)
         assert not is_tainted(world, "n1")
-        await replica.stop()
 
     play(test)
 
@@ -163,7 +158,6 @@ def test_the_next_replica_marks_a_node_that_came_back_while_there_was_none() -> 
         began = loop.time()
         await until(lambda: is_tainted(world, "n2"))
         assert loop.time() - began < 1.0
-        await another.stop()
 
     play(test)
 
@@ -198,72 +192,63 @@ def test_what_its_agent_or_a_list_says_has_the_node_read_where_no_watch_tells(
         began = loop.time()
         await until(lambda: is_tainted(world, "n1"))
         assert loop.time() - began < 1.0
-        await replica.stop()
 
     play(test)
 
 
-def test_more_nodes_than_are_followed_at_once_are_polled_and_marked_within_seconds() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        names = [f"n{number}" for number in range(FOLLOWED + 10)]
-        settings = replace(SETTINGS, mode=Action.CORDON)
-        for name in names:
-            world.add_node(name)
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        for name in names:
-            replica.agent(name, ILL)
-        await until(lambda: all(phase_of(world, name) is Phase.CORDONED for name in names))
-        for name in names:
-            world.delete_node(name)
-        await asyncio.sleep(20)
-        assert replica.cluster.waits == FOLLOWED
-        calls = replica.cluster.calls
-        await asyncio.sleep(20)
-        assert replica.cluster.calls - calls < 150  # a bounded rate
-        for name in names:
-            world.add_node(name, uid=f"uid-again-{name}")
-        began = loop.time()
-        await until(lambda: all(is_tainted(world, name) for name in names))
-        assert loop.time() - began < 10.0
-        await until(lambda: replica.cluster.waits == 0)
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_more_nodes_than_are_followed_at_once_are_polled_and_marked_within_seconds() -> None:
+    world = World()
+    names = [f"n{number}" for number in range(FOLLOWED + 10)]
+    settings = replace(SETTINGS, mode=Action.CORDON)
+    for name in names:
+        world.add_node(name)
+    replica = Replica(world, clock=Running(), settings=settings)
+    for name in names:
+        replica.agent(name, ILL)
+    await until(lambda: all(phase_of(world, name) is Phase.CORDONED for name in names))
+    for name in names:
+        world.delete_node(name)
+    await asyncio.sleep(20)
+    assert replica.cluster.waits == FOLLOWED
+    calls = replica.cluster.calls
+    await asyncio.sleep(20)
+    assert replica.cluster.calls - calls < 150  # a bounded rate
+    for name in names:
+        world.add_node(name, uid=f"uid-again-{name}")
+    began = loop_time()
+    await until(lambda: all(is_tainted(world, name) for name in names))
+    assert loop_time() - began < 10.0
+    await until(lambda: replica.cluster.waits == 0)
 
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
-def test_a_node_that_is_replaced_before_it_was_marked_is_not_marked_for_the_old_one(
+@in_virtual_time
+async def test_a_node_that_is_replaced_before_it_was_marked_is_not_marked_for_the_old_one(
     boot: str,
 ) -> None:
     """The process dies right after it has made the Quarantine, and the Node is made anew."""
+    world = World.of("n1")
+    first = Replica(world, clock=Running())
+    made = first.cluster.create_quarantine
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        world.add_node("n1")
-        first = Replica(world, clock=LoopClock(loop))
-        made = first.cluster.create_quarantine
+    async def dies(*args: object, **how: object) -> object:
+        await made(*args, **how)  # type: ignore[arg-type]
+        first.cluster.crashed.set()
+        return await asyncio.Event().wait()
 
-        async def dies(*args: object, **how: object) -> object:
-            await made(*args, **how)  # type: ignore[arg-type]
-            first.cluster.crashed.set()
-            return await asyncio.Event().wait()
-
-        first.cluster.create_quarantine = dies  # type: ignore[method-assign, assignment]
-        first.agent("n1", ILL)
-        await until(first.cluster.crashed.is_set)
-        await first.stop()
-        world.listeners.clear()
+    first.cluster.create_quarantine = dies  # type: ignore[method-assign, assignment]
+    first.agent("n1", ILL)
+    await until(first.cluster.crashed.is_set)
+    await first.stop()
+    world.listeners.clear()
+    assert not is_tainted(world, "n1")
+    world.renew_node("n1", boot)
+    second = Replica(world, clock=Running())
+    if boot == "boot-1":  # the same machine, and its fault
+        await until(lambda: is_tainted(world, "n1"))
+    else:
+        await until(lambda: not world.quarantines)
+        assert not any("patch_node" in one and "mark" in one for one in world.writes)
         assert not is_tainted(world, "n1")
-        world.renew_node("n1", boot)
-        second = Replica(world, clock=LoopClock(loop))
-        if boot == "boot-1":  # the same machine, and its fault
-            await until(lambda: is_tainted(world, "n1"))
-        else:
-            await until(lambda: not world.quarantines)
-            assert not any("patch_node" in one and "mark" in one for one in world.writes)
-            assert not is_tainted(world, "n1")
-            assert "quarantine.cordoned" not in second.notes.kinds("n1")
-        await second.stop()
-
-    play(test)
+        assert "quarantine.cordoned" not in second.notes.kinds("n1")

@@ -22,6 +22,7 @@ from sickbay.v1 import relay_pb2 as frames
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
 from tests.support.pki import TokenIssuer
+from tests.support.present import present
 from tests.support.relays import ISSUER, PROBE_KEY, PlayedReplica, replica_token, replicas
 from tests.support.waiting import PATIENCE, until
 
@@ -176,8 +177,7 @@ async def test_a_renewed_token_reaches_the_controller(tmp_path: Path) -> None:
         await agent.attend()
         renewed = pb.Credentials(token=ISSUER.token("node-1", expires_in=90_000))
         await agent.send(pb.AgentMessage(credentials=renewed))
-        streams = site.all["a"].streams
-        assert streams is not None
+        streams = present(site.all["a"].streams)
         await until(lambda: streams.stats.renewed == 1)
         stolen = pb.Credentials(token=ISSUER.token("node-2"))
         await agent.send(pb.AgentMessage(credentials=stolen))
@@ -210,8 +210,7 @@ async def test_a_newer_call_of_a_node_closes_the_older(tmp_path: Path) -> None:
             assert (await older.ending())[0] is grpc.StatusCode.ABORTED
             await newer.delta(seq=2)
             await newer.expect("ack")
-            streams = site.all["a"].streams
-            assert streams is not None
+            streams = present(site.all["a"].streams)
             assert (streams.stats.attached, streams.stats.superseded) == (1, 1)
 
 
@@ -785,8 +784,7 @@ async def test_a_full_relay_drops_evidence_and_asks_for_it_again(
         b = site.all["b"]
         async with b.agent() as agent:
             await agent.attend()
-            link = b.gateway._link
-            assert link is not None
+            link = present(b.gateway._link)
             with monkeypatch.context() as full:
                 full.setattr(link.queue, "has_room", lambda *_: False)
                 await agent.delta(seq=2)

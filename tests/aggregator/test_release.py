@@ -123,61 +123,53 @@ def with_attempts(world: World, *attempts: RepairAttempt) -> None:
     world.put_quarantine(replace(found, status=status))
 
 
-def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is_proof() -> None:
-    async def main() -> None:
-        for proof in (
-            lambda world: with_attempts(world, UNKNOWN, attempt("test", RepairState.SUCCEEDED, 2)),
-            lambda world: change(world, boot_id="boot-2"),
-            lambda world: world.person_deletes("n1"),
-        ):
-            world = one_node()
-            replica = Replica(world, clock=Running())
-            disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
-            replica.agent("n1", snapshot(disk))
-            await drained(world)
-            with_attempts(world, UNKNOWN)
-            replica.agent("n1", snapshot(replace(disk, status=Status.OK)))
-            await held(world, "it is not known whether its reboot was carried out")
-            proof(world)
-            await gone(world)
-            await replica.stop()
-
-    virtual_time.run(main())
-
-
-def test_an_operation_that_no_watch_has_shown_holds_a_release_until_it_has_ended() -> None:
-    """Another process, which was the controller until now, has made it."""
-
-    async def main() -> None:
+@virtual_time.in_virtual_time
+async def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is_proof() -> None:
+    for proof in (
+        lambda world: with_attempts(world, UNKNOWN, attempt("test", RepairState.SUCCEEDED, 2)),
+        lambda world: change(world, boot_id="boot-2"),
+        lambda world: world.person_deletes("n1"),
+    ):
         world = one_node()
         replica = Replica(world, clock=Running())
         disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
         replica.agent("n1", snapshot(disk))
         await drained(world)
-        found = world.quarantines["n1"]
-        shelf, listed = world.operations, replica.cluster.operations.all
-
-        async def made_meanwhile() -> list[Operation]:
-            for number, phase in enumerate((RepairState.ORDERED, RepairState.PENDING), 1):
-                one = replace(attempt("reboot", phase, number), deadline_at=1e9)
-                name, spec = name_of(found.uid, number, "reboot"), spec_of(found, one)
-                shelf.by_name[name] = Operation(
-                    name, name, "1", spec, begun_status(found, one, number)
-                )
-            replica.cluster.operations.all = listed  # type: ignore[method-assign]
-            return await listed()
-
-        replica.cluster.operations.all = made_meanwhile  # type: ignore[method-assign]
+        with_attempts(world, UNKNOWN)
         replica.agent("n1", snapshot(replace(disk, status=Status.OK)))
-        await later(1200)
-        assert phase_of(world, "n1") is Phase.DRAINED
-        [there] = shelf.by_name.values()  # the one that has not begun does not begin any more
-        assert there.name == name_of(found.uid, 1, "reboot")
-        shelf.store(replace(there, status=replace(there.status, phase=RepairState.SUCCEEDED)))
+        await held(world, "it is not known whether its reboot was carried out")
+        proof(world)
         await gone(world)
         await replica.stop()
 
-    virtual_time.run(main())
+
+@virtual_time.in_virtual_time
+async def test_an_operation_that_no_watch_has_shown_holds_a_release_until_it_has_ended() -> None:
+    """Another process, which was the controller until now, has made it."""
+    world = one_node()
+    replica = Replica(world, clock=Running())
+    disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+    replica.agent("n1", snapshot(disk))
+    await drained(world)
+    found = world.quarantines["n1"]
+    shelf, listed = world.operations, replica.cluster.operations.all
+
+    async def made_meanwhile() -> list[Operation]:
+        for number, phase in enumerate((RepairState.ORDERED, RepairState.PENDING), 1):
+            one = replace(attempt("reboot", phase, number), deadline_at=1e9)
+            name, spec = name_of(found.uid, number, "reboot"), spec_of(found, one)
+            shelf.by_name[name] = Operation(name, name, "1", spec, begun_status(found, one, number))
+        replica.cluster.operations.all = listed  # type: ignore[method-assign]
+        return await listed()
+
+    replica.cluster.operations.all = made_meanwhile  # type: ignore[method-assign]
+    replica.agent("n1", snapshot(replace(disk, status=Status.OK)))
+    await later(1200)
+    assert phase_of(world, "n1") is Phase.DRAINED
+    [there] = shelf.by_name.values()  # the one that has not begun does not begin any more
+    assert there.name == name_of(found.uid, 1, "reboot")
+    shelf.store(replace(there, status=replace(there.status, phase=RepairState.SUCCEEDED)))
+    await gone(world)
 
 
 @pytest.mark.parametrize(
@@ -220,145 +212,129 @@ def test_what_proves_that_no_order_may_still_come(
     assert ("not known" in hold) is holds
 
 
-def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
-    async def main() -> None:
-        clock = Running()
-        world = one_node()
-        replica = await falls_ill(world, clock=clock)
-        recovers(replica)
-        await later(700)
-        await gone(world)
-        clock.time += 6 * DAY
-        replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
-        await drained(world)
-        replica.agent("n1", Delta(cleared=CLEARED))
-        await held(world, "xid:79 on GPU-1 came again 6 days after a release")
-        world.person_deletes("n1")  # theirs is not held
-        await gone(world)
-        clock.time += 8 * DAY
-        replica.agent("n1", Delta(faults=(fault(source_seq=9),)))
-        await drained(world)
-        replica.agent("n1", Delta(cleared=CLEARED))
-        await later(700)
-        await gone(world)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
+    clock = Running()
+    world = one_node()
+    replica = await falls_ill(world, clock=clock)
+    recovers(replica)
+    await later(700)
+    await gone(world)
+    clock.time += 6 * DAY
+    replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
+    await drained(world)
+    replica.agent("n1", Delta(cleared=CLEARED))
+    await held(world, "xid:79 on GPU-1 came again 6 days after a release")
+    world.person_deletes("n1")  # theirs is not held
+    await gone(world)
+    clock.time += 8 * DAY
+    replica.agent("n1", Delta(faults=(fault(source_seq=9),)))
+    await drained(world)
+    replica.agent("n1", Delta(cleared=CLEARED))
+    await later(700)
+    await gone(world)
 
 
-def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_restarts() -> None:
-    async def main() -> None:
-        policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
-        world = one_node()
-        replica = await falls_ill(world, policy=policy)
-        recovers(replica)
-        await held(world, "rule gpu-gone a person alone")
-        await replica.stop()
-        after = Replica(world, clock=Running(), policy=policy)
-        recovers(after)
-        await later(2000)
-        await held(world, "rule gpu-gone a person alone")
-        assert "quarantine.release_held" not in after.notes.kinds("n1")  # it was said before
-        world.person_uncordons("n1")
-        await gone(world)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_restarts() -> None:
+    policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
+    world = one_node()
+    replica = await falls_ill(world, policy=policy)
+    recovers(replica)
+    await held(world, "rule gpu-gone a person alone")
+    await replica.stop()
+    after = Replica(world, clock=Running(), policy=policy)
+    recovers(after)
+    await later(2000)
+    await held(world, "rule gpu-gone a person alone")
+    assert "quarantine.release_held" not in after.notes.kinds("n1")  # it was said before
+    world.person_uncordons("n1")
+    await gone(world)
 
 
-def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = await falls_ill(world)
-        world.person_annotates(
-            "n1", PIN, "RMA 12345"
-        )  # after the last list: the read at the release sees it
-        recovers(replica)
-        await later(610)
-        await held(world, "pinned by a person (RMA 12345)")
-        world.person_annotates("n1", PIN, None)
-        await gone(world)
+@virtual_time.in_virtual_time
+async def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> None:
+    world = one_node()
+    replica = await falls_ill(world)
+    world.person_annotates(
+        "n1", PIN, "RMA 12345"
+    )  # after the last list: the read at the release sees it
+    recovers(replica)
+    await later(610)
+    await held(world, "pinned by a person (RMA 12345)")
+    world.person_annotates("n1", PIN, None)
+    await gone(world)
 
-        world = one_node(annotations={PIN: ""})
-        replica = await falls_ill(world)
-        recovers(replica)
-        await held(world, "pinned by a person (no reason given)")
-        world.person_deletes("n1")
-        await gone(world)
-        assert PIN in world.nodes["n1"].annotations  # theirs, and it stays
-
-    virtual_time.run(main())
+    world = one_node(annotations={PIN: ""})
+    replica = await falls_ill(world)
+    recovers(replica)
+    await held(world, "pinned by a person (no reason given)")
+    world.person_deletes("n1")
+    await gone(world)
+    assert PIN in world.nodes["n1"].annotations  # theirs, and it stays
 
 
-def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> None:
-    async def main() -> None:
-        clock = Running()
-        world = one_node(annotations={PIN: "wait"})
-        replica = await falls_ill(world, clock=clock)
-        recovers(replica)
-        clock.time += 700  # before its sign could be written down
-        recovers(replica)
-        await held(world, "pinned")
-        world.person_deletes("n1")
-        await gone(world)
-        replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
-        await drained(world)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> None:
+    clock = Running()
+    world = one_node(annotations={PIN: "wait"})
+    replica = await falls_ill(world, clock=clock)
+    recovers(replica)
+    clock.time += 700  # before its sign could be written down
+    recovers(replica)
+    await held(world, "pinned")
+    world.person_deletes("n1")
+    await gone(world)
+    replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
+    await drained(world)
 
 
-def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before() -> None:
-    async def main() -> None:
-        world = one_node(annotations={PIN: "wait"})
-        replica = await falls_ill(world)
-        late = world.add_pod("n1", "late")
-        recovers(replica)
-        await held(world, "pinned")
-        assert late.uid not in world.evicted
-        replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
-        await soon(lambda: not why_held(world))
-        await later(1000)
-        assert is_marked(world.nodes["n1"])
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before() -> None:
+    world = one_node(annotations={PIN: "wait"})
+    replica = await falls_ill(world)
+    late = world.add_pod("n1", "late")
+    recovers(replica)
+    await held(world, "pinned")
+    assert late.uid not in world.evicted
+    replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
+    await soon(lambda: not why_held(world))
+    await later(1000)
+    assert is_marked(world.nodes["n1"])
 
 
-def test_a_held_release_is_checked_at_once_when_the_results_about_its_gpus_change() -> None:
+@virtual_time.in_virtual_time
+async def test_a_held_release_is_checked_at_once_when_the_results_about_its_gpus_change() -> None:
     """And not at the next check, up to 30 s later."""
-
-    async def main() -> None:
-        world = one_node()
-        replica = await falls_ill(world)
-        gpu = component("gpu-inventory", "GPU-1", Status.UNKNOWN, "timeout")
-        recovers(replica, gpu)
-        await held(world, "gpu-inventory GPU-1 is unknown")
-        view = replica.controller.parts.registry.node_state("n1").quarantine_view
-        last = view.release_polled
-        await soon(lambda: view.release_polled > last)
-        replica.agent("n1", Delta((replace(gpu, status=Status.OK, reason=""),)))
-        await soon(lambda: not world.quarantines, within=CHECK_AGAIN / 2)
-        await replica.stop()
-
-    virtual_time.run(main())
+    world = one_node()
+    replica = await falls_ill(world)
+    gpu = component("gpu-inventory", "GPU-1", Status.UNKNOWN, "timeout")
+    recovers(replica, gpu)
+    await held(world, "gpu-inventory GPU-1 is unknown")
+    view = replica.controller.parts.registry.node_state("n1").quarantine_view
+    last = view.release_polled
+    await soon(lambda: view.release_polled > last)
+    replica.agent("n1", Delta((replace(gpu, status=Status.OK, reason=""),)))
+    await soon(lambda: not world.quarantines, within=CHECK_AGAIN / 2)
 
 
-def test_an_agent_that_falls_silent_while_its_release_is_held_evicts_nobody() -> None:
-    async def main() -> None:
-        world = one_node(annotations={PIN: "wait"})
-        pod = world.add_pod("n1", "a")
-        world.budget_blocks.add(pod.uid)
-        line = FakeLine()
-        replica = Replica(world, clock=Running())
-        disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
-        replica.agent("n1", snapshot(disk), line=line)
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
-        await later(700)
-        await held(world, "pinned")
-        replica.controller.on_disconnect("n1", line, "gone")
-        world.budget_blocks.clear()
-        await later(1000)
-        assert world.evicted == []
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_an_agent_that_falls_silent_while_its_release_is_held_evicts_nobody() -> None:
+    world = one_node(annotations={PIN: "wait"})
+    pod = world.add_pod("n1", "a")
+    world.budget_blocks.add(pod.uid)
+    line = FakeLine()
+    replica = Replica(world, clock=Running())
+    disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+    replica.agent("n1", snapshot(disk), line=line)
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
+    await later(700)
+    await held(world, "pinned")
+    replica.controller.on_disconnect("n1", line, "gone")
+    world.budget_blocks.clear()
+    await later(1000)
+    assert world.evicted == []
 
 
 # -- what looks like recovery and is not ----------------------------------------------------------
@@ -422,82 +398,76 @@ def the_clearing_is_of_another_component(world: World, replica: Replica) -> Repl
         the_clearing_is_of_another_component,
     ],
 )
-def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = trick(world, await falls_ill(world))
-        await later(3 * 3600)
-        assert is_marked(world.nodes["n1"])
-        assert phase_of(world, "n1") is not Phase.RELEASING
-        # The real thing is known when it comes: the machine is in another boot, and says so.
-        change(world, boot_id="boot-2")
-        replica.agent("n1", snapshot(), boot_id="boot-2")
-        await later(700)
-        await gone(world)
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
+    world = one_node()
+    replica = trick(world, await falls_ill(world))
+    await later(3 * 3600)
+    assert is_marked(world.nodes["n1"])
+    assert phase_of(world, "n1") is not Phase.RELEASING
+    # The real thing is known when it comes: the machine is in another boot, and says so.
+    change(world, boot_id="boot-2")
+    replica.agent("n1", snapshot(), boot_id="boot-2")
+    await later(700)
+    await gone(world)
 
 
-def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = Replica(world, clock=Running())
-        replica.agent("n1", snapshot(fault("xid:64", cleared_by=ClearedBy.OPERATOR)))
-        await soon(lambda: phase_of(world, "n1") in (Phase.CORDONED, Phase.DRAINED))
-        change(world, boot_id="boot-2")
-        told = replace(hello("n1", "boot-2"), spool_epoch="new", instance="new")
-        replica.controller.on_connect(told, FakeLine())
-        replica.controller.on_evidence("n1", snapshot(), replica.clock())
-        await later(3600)
-        assert is_marked(world.nodes["n1"])
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() -> None:
+    world = one_node()
+    replica = Replica(world, clock=Running())
+    replica.agent("n1", snapshot(fault("xid:64", cleared_by=ClearedBy.OPERATOR)))
+    await soon(lambda: phase_of(world, "n1") in (Phase.CORDONED, Phase.DRAINED))
+    change(world, boot_id="boot-2")
+    told = replace(hello("n1", "boot-2"), spool_epoch="new", instance="new")
+    replica.controller.on_connect(told, FakeLine())
+    replica.controller.on_evidence("n1", snapshot(), replica.clock())
+    await later(3600)
+    assert is_marked(world.nodes["n1"])
 
 
-def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = await falls_ill(world)
-        replica.agent("n1", snapshot(), boot_id="boot-0")
-        await held(world, "still in the boot of xid:79")
-        replica.agent("n1", ILL)  # the living agent is back
-        await soon(lambda: not why_held(world))
-        [item] = world.quarantines["n1"].spec.evidence
-        assert item.cleared == ""
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> None:
+    world = one_node()
+    replica = await falls_ill(world)
+    replica.agent("n1", snapshot(), boot_id="boot-0")
+    await held(world, "still in the boot of xid:79")
+    replica.agent("n1", ILL)  # the living agent is back
+    await soon(lambda: not why_held(world))
+    [item] = world.quarantines["n1"].spec.evidence
+    assert item.cleared == ""
 
 
 # -- a person's release is held by nothing ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("word", [World.person_deletes, World.person_uncordons])
-def test_a_persons_release_is_held_by_nothing_at_all(word: Callable[[World, str], None]) -> None:
-    async def main() -> None:
-        world = one_node(annotations={PIN: "not yet"}, devices={"nvidia.com/gpu": ("8", "0")})
-        first = await falls_ill(world)
-        await first.stop()
-        world.person_stops("everything")
-        failed: dict[str, int] = {}
+@virtual_time.in_virtual_time
+async def test_a_persons_release_is_held_by_nothing_at_all(
+    word: Callable[[World, str], None],
+) -> None:
+    world = one_node(annotations={PIN: "not yet"}, devices={"nvidia.com/gpu": ("8", "0")})
+    first = await falls_ill(world)
+    await first.stop()
+    world.person_stops("everything")
+    failed: dict[str, int] = {}
 
-        def fails(name: str) -> ClusterError | None:
-            failed[name] = failed.get(name, 0) + 1
-            return Unreachable("busy") if failed[name] < 4 else None
+    def fails(name: str) -> ClusterError | None:
+        failed[name] = failed.get(name, 0) + 1
+        return Unreachable("busy") if failed[name] < 4 else None
 
-        settings = replace(
-            SETTINGS,
-            mode=Action.OBSERVE,
-            limits=Limits(concurrent=0, concurrent_percent=0, quorum_percent=100),
-        )
-        policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
-        replica = Replica(world, clock=Running(), settings=settings, policy=policy, fails=fails)
-        world.add_node("never-heard")
-        word(world, "n1")
-        await gone(world)
-        assert failed["patch_node"] >= 4
-        assert "quarantine.released" in replica.notes.kinds("n1")
-
-    virtual_time.run(main())
+    settings = replace(
+        SETTINGS,
+        mode=Action.OBSERVE,
+        limits=Limits(concurrent=0, concurrent_percent=0, quorum_percent=100),
+    )
+    policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
+    replica = Replica(world, clock=Running(), settings=settings, policy=policy, fails=fails)
+    world.add_node("never-heard")
+    word(world, "n1")
+    await gone(world)
+    assert failed["patch_node"] >= 4
+    assert "quarantine.released" in replica.notes.kinds("n1")
 
 
 # -- what the node remembers ----------------------------------------------------------------------
@@ -530,51 +500,47 @@ def test_level_evidence_is_no_fault_that_could_come_again() -> None:
 # -- made by hand ---------------------------------------------------------------------------------
 
 
-def test_a_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_once_there_is() -> None:
-    async def main() -> None:
-        world = one_node()
-        replica = Replica(world, clock=Running())
-        world.person_creates("typo", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
-        await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
-        assert "no node of this name" in world.quarantines["typo"].status.message
-        await later(600)
-        assert parse_record(world.record.text).entries == {}
-        world.add_node("typo")
-        await soon(lambda: phase_of(world, "typo") is Phase.DRAINED)
-        assert world.nodes["typo"].unschedulable
-        world.person_deletes("typo")
-        await soon(lambda: "typo" not in world.quarantines)
-        assert not is_marked(world.nodes["typo"])
-        await replica.stop()
+@virtual_time.in_virtual_time
+async def test_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_once_there_is() -> (
+    None
+):
+    world = one_node()
+    Replica(world, clock=Running())
+    world.person_creates("typo", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
+    await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
+    assert "no node of this name" in world.quarantines["typo"].status.message
+    await later(600)
+    assert parse_record(world.record.text).entries == {}
+    world.add_node("typo")
+    await soon(lambda: phase_of(world, "typo") is Phase.DRAINED)
+    assert world.nodes["typo"].unschedulable
+    world.person_deletes("typo")
+    await soon(lambda: "typo" not in world.quarantines)
+    assert not is_marked(world.nodes["typo"])
 
-    virtual_time.run(main())
 
-
-def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> None:
-    async def main() -> None:
-        world, clock = one_node(), Running()
-        replica = Replica(world, clock=clock, cluster=MemoryCluster(world))
-        smoke = QuarantineSpec(Action.CORDON, "manual", "smoke", "alice")
-        await later(30)  # the nodes were listed just now
-        world.person_creates("typo", smoke)
-        await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
-        assert "typo" in replica.fleet.node_summaries
-        began = clock()
-        world.person_deletes("typo")
-        await soon(lambda: not world.quarantines)
-        await soon(lambda: "typo" not in replica.fleet.node_summaries)
-        assert clock() - began < 60, "at once, not when the nodes are next listed"
-        # One that an agent speaks for stays: the list of nodes may be older than it.
-        replica.agent("new", snapshot())
-        world.person_creates("new", smoke)
-        await soon(lambda: phase_of(world, "new") is Phase.INVALID)
-        world.person_deletes("new")
-        await soon(lambda: not world.quarantines)
-        await later(1)
-        assert "new" in replica.fleet.node_summaries
-        await replica.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> None:
+    world, clock = one_node(), Running()
+    replica = Replica(world, clock=clock, cluster=MemoryCluster(world))
+    smoke = QuarantineSpec(Action.CORDON, "manual", "smoke", "alice")
+    await later(30)  # the nodes were listed just now
+    world.person_creates("typo", smoke)
+    await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
+    assert "typo" in replica.fleet.node_summaries
+    began = clock()
+    world.person_deletes("typo")
+    await soon(lambda: not world.quarantines)
+    await soon(lambda: "typo" not in replica.fleet.node_summaries)
+    assert clock() - began < 60, "at once, not when the nodes are next listed"
+    # One that an agent speaks for stays: the list of nodes may be older than it.
+    replica.agent("new", snapshot())
+    world.person_creates("new", smoke)
+    await soon(lambda: phase_of(world, "new") is Phase.INVALID)
+    world.person_deletes("new")
+    await soon(lambda: not world.quarantines)
+    await later(1)
+    assert "new" in replica.fleet.node_summaries
 
 
 @pytest.mark.parametrize(
@@ -582,22 +548,19 @@ def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> 
     [(-86400.0, True), (60.0, True), (400 * 86400.0, False)],
     ids=["a day ago", "clocks a minute apart", "more than a year ahead"],
 )
-def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
+@virtual_time.in_virtual_time
+async def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
     ahead: float, *, waits: bool
 ) -> None:
     """The wall clock was a year ahead at that release, and is right again."""
-
-    async def main() -> None:
-        clock = Running()
-        at = clock() + 1_000_000 + ahead
-        world = one_node(annotations={RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", at]])})
-        replica = await falls_ill(world, clock=clock, wall=lambda: clock() + 1_000_000)
-        recovers(replica)
-        if waits:
-            await held(world, "came again")
-        else:
-            await soon(lambda: not world.quarantines)
-            [[_, _, remembered]] = json.loads(world.nodes["n1"].annotations[RELEASE_HISTORY])
-            assert remembered <= clock() + 1_000_000
-
-    virtual_time.run(main())
+    clock = Running()
+    at = clock() + 1_000_000 + ahead
+    world = one_node(annotations={RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", at]])})
+    replica = await falls_ill(world, clock=clock, wall=lambda: clock() + 1_000_000)
+    recovers(replica)
+    if waits:
+        await held(world, "came again")
+    else:
+        await soon(lambda: not world.quarantines)
+        [[_, _, remembered]] = json.loads(world.nodes["n1"].annotations[RELEASE_HISTORY])
+        assert remembered <= clock() + 1_000_000

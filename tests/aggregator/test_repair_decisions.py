@@ -46,6 +46,7 @@ from aggregator.quarantine.decide.repair import (
 )
 from aggregator.quarantine.decide.reservation import OperationProposal, reserve
 from aggregator.quarantine.decide.verdicts import is_verified
+from tests.support.present import present
 
 ALL = dict.fromkeys(REPAIRS, False)
 FULL = tuple(one for one in REPAIRS if one != "external")
@@ -693,8 +694,7 @@ def test_a_record_made_anew_keeps_the_repairs_that_run_and_those_that_were() -> 
 
 def test_the_reservation_of_an_attempt_under_way_is_known_from_its_quarantine() -> None:
     busy = status(attempt("reboot", RepairState.ORDERED, domains=("rack=1",)))
-    found = lost_reservation("n1", busy, "p")
-    assert found is not None
+    found = present(lost_reservation("n1", busy, "p"))
     assert (found.node, found.operation, found.pool) == ("n1", "q-1-reboot", "p")
     assert found.domains == ("rack=1",)
     assert found.until > NOW + 600

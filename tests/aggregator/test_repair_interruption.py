@@ -30,6 +30,7 @@ from aggregator.quarantine.repair.protocol import (
 )
 from tests.aggregator.repair_site import Site
 from tests.support.memory_cluster import MemoryCluster
+from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT, ShopRepairer, repair_settings
 from tests.support.replica import (
     shipped_policy,
@@ -55,7 +56,6 @@ async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None
     again = parse_record(site.world.record.text).repairs["n1"]
     assert replace(again, at=known.at, until=known.until) == known
     assert again.until == pytest.approx(known.until)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -70,7 +70,6 @@ async def test_in_a_record_made_anew_a_repair_has_its_failure_domains() -> None:
     site.start()
     await site.settles(lambda: parse_record(site.world.record.text).repairs)
     assert parse_record(site.world.record.text).repairs["n1"].domains == ("rack=7",)
-    await site.replica.stop()
 
 
 T = TypeVar("T")
@@ -105,10 +104,8 @@ async def test_no_order_is_sent_whose_reservation_is_gone() -> None:
     await site.settles(lambda: site.world.quarantines and site.attempts())
     await later(120)
     assert site.repaired == []
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert "repair.concurrent" in repair.held
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -145,10 +142,8 @@ async def test_an_order_that_was_perhaps_sent_counts_and_goes_again_within_the_l
     await later(120)
     assert parse_record(site.world.record.text).repairs["n1"].operation == own.operation
     assert len(site.shop.orders) == (1 if full else 2)
-    held = site.quarantine().status.repair
-    assert held is not None
+    held = present(site.quarantine().status.repair)
     assert ("repair.concurrent" in held.held) is full
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -158,8 +153,7 @@ async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> No
     site.start()
     await site.settles(site.is_exhausted)
     await site.replica.stop()
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     broken = replace(repair, exhausted="", attempts=(replace_attempt(),))
     site.world.put_quarantine(
         replace(site.quarantine(), status=replace(site.quarantine().status, repair=broken))
@@ -169,7 +163,6 @@ async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> No
     await later(3600)
     assert site.repaired == []
     assert "is no repair" in site.quarantine().status.repair.held  # type: ignore[union-attr]
-    await site.replica.stop()
 
 
 class OldDefinition(MemoryCluster):
@@ -188,7 +181,6 @@ async def test_without_a_place_for_the_attempt_no_repair_is_ordered() -> None:
     await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await later(3600)
     assert site.repaired == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -200,13 +192,12 @@ async def test_after_a_start_no_repair_begins_before_the_agent_has_reported() ->
     await site.replica.stop()
     site.mode = RepairMode.REPAIR
     known, site.ill = site.ill, {}
-    following = site.start()
+    site.start()
     await later(50)  # within the patience with agents after a start
     assert site.repaired == []
     site.ill = known
     site.report("n1")
     await site.settles(lambda: site.repaired == ["reboot"])
-    await following.stop()
 
 
 def replace_attempt() -> Any:
@@ -293,7 +284,6 @@ async def test_lost_answers_of_the_cluster_repeat_no_order(lost: str) -> None:
     await site.settles(lambda: site.is_released() or site.is_exhausted())
     site.check()
     assert len(site.shop.done) <= 1
-    await site.replica.stop()
 
 
 # -- cancellations, and ends that are not lost ------------------------------------------------
@@ -320,7 +310,6 @@ async def test_after_a_cancellation_that_came_too_late_no_other_rung_begins(*, s
     assert len(site.shop.orders) == orders
     site.world.operations.person_requests("n1", "replace", "a2")  # a person may go on
     await site.settles(lambda: site.repaired[-1] == "replace")
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -337,7 +326,6 @@ async def test_an_outcome_is_not_lost_while_what_the_order_left_is_being_removed
     site.shop.look = RepairAnswer(AnswerState.UNSURE, "the object is gone")
     await site.settles(lambda: ("reboot", RepairState.FAILED) in site.attempts(), within=60)
     await site.settles(lambda: "replace" in site.repaired)
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -405,7 +393,6 @@ async def test_nothing_is_removed_after_the_end_of_an_attempt_though_a_call_fail
     await site.settles(lambda: site.is_released() or site.is_exhausted())
     site.check()
     assert site.repaired == ["reboot"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -415,4 +402,3 @@ async def test_without_a_place_for_it_the_end_of_a_ladder_is_not_told_again_and_
     await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await later(3600)
     assert "repair.exhausted" not in site.replica.notes.kinds("n1")
-    await site.replica.stop()

@@ -22,6 +22,7 @@ from tests.aggregator.repair_site import Site
 from tests.support.gpu_reports import GpuReports
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.new_node_tests import GOING, NewNodes, own_test
+from tests.support.present import present
 from tests.support.relays import replicas
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
@@ -53,8 +54,7 @@ class Ordered:
     def change_attempt(self, **changes: object) -> None:
         """Another process has changed the attempt, and no watch has reported that."""
         found = self.site.quarantine()
-        repair = found.status.repair
-        assert repair is not None
+        repair = present(found.status.repair)
         [attempt] = repair.attempts
         changed = replace(repair, attempts=(replace(attempt, **changes),))  # type: ignore[arg-type]
         self.change(repair=changed)
@@ -324,7 +324,6 @@ async def test_the_test_of_a_new_node_is_permitted_while_it_still_waits_for_it(
     assert refusal.startswith(why) if why else not refusal, (name, refusal)
     other = replace(request, operation=own_test(7))
     assert await permissions.refusal("n1", other) == NO_ORDER
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -344,7 +343,6 @@ async def test_a_test_that_a_person_cancels_after_the_look_at_it_is_not_permitte
     request = PermissionRequest(order.operation, "test", order.node_uid)
     refusal = await site.replica.controller.repair_permissions.refusal("n1", request)
     assert refusal == "a person deleted its operation"
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -360,7 +358,6 @@ async def test_a_test_that_a_person_cancels_during_the_last_wait_is_not_permitte
     request = PermissionRequest(order.operation, "test", order.node_uid)
     refusal = await site.replica.controller.repair_permissions.refusal("n1", request)
     assert refusal == "a person deleted its operation"
-    await site.replica.stop()
 
 
 # -- the answer -----------------------------------------------------------------------------------
@@ -507,12 +504,10 @@ async def test_a_bmc_restarts_no_node_whose_agent_sees_a_gpu_in_use() -> None:
     site.start()
     await site.settles(lambda: site.repaired == ["ticket"])
     assert site.attempts()[0] == ("reboot", RepairState.FAILED)
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     text = "a GPU of the node is in use: slurmstepd (pid 7) has /dev/nvidia0 open"
     assert repair.attempts[0].message == text
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -523,14 +518,12 @@ async def test_an_order_that_may_be_repeated_waits_for_the_end_of_the_work() -> 
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
     await asyncio.sleep(300)
     assert site.repaired == []
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert repair.held == f"reboot waits: a GPU of the node is in use: {agents.use.users[0]}"
     agents.use = GpuUse()
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
     site.check()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize(
@@ -550,14 +543,12 @@ async def test_an_agent_without_an_answer_holds_up_no_bmc(agents: dict[str, Any]
     site.gpu_use = silent.requests
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     note = f"whether a GPU was in use is not known: {why}" if why else ""
     assert repair.attempts[0].message == note
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
     site.check()
-    await site.replica.stop()
 
 
 async def test_the_request_goes_by_a_gateway_to_the_agent_and_its_answer_back(

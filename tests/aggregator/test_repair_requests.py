@@ -49,7 +49,6 @@ async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_
     assert site.shop.cleaned == cleaned
     assert reported_ends(site) == ["Unknown" if trouble else "Cancelled"]
     site.check()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,6 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
     assert site.shop.cancelled == [site.shop.orders[0].operation]
     assert marked == [True]
     assert reported_ends(site) == [outcome]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -95,7 +93,6 @@ async def test_a_release_leaves_an_outcome_that_is_known_as_it_is() -> None:
     assert (status.phase, status.ends_as) == (RepairState.FAILED, None)
     assert status.message == "the machine has no power"
     assert reported_ends(site) == ["Failed"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -109,7 +106,6 @@ async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() ->
     await site.settles(site.is_released)
     site.check()
     assert site.repaired == ["reboot"]
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("state", [AnswerState.NOT_SENT, AnswerState.FAILED])
@@ -130,7 +126,6 @@ async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -
     waited = attempt.ended_at - attempt.deadline_at
     assert 0 <= waited < (400 if state is AnswerState.NOT_SENT else 30)
     assert (waited >= 300) is (state is AnswerState.NOT_SENT)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -152,7 +147,6 @@ async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     await later(600)
     assert site.repaired == ["reboot"]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -170,7 +164,6 @@ async def test_a_person_deletes_an_operation_before_its_order() -> None:
     assert site.repaired == []
     assert parse_record(site.world.record.text).repairs == {}
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -201,7 +194,6 @@ async def test_a_cancellation_between_adoption_and_order_ends_at_once_and_clears
     await site.settles(lambda: len(site.repaired) == 2)
     await site.settles(lambda: not site.is_exhausted(), within=60)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -228,7 +220,6 @@ async def test_the_ladder_goes_on_after_a_persons_repair_although_its_last_write
     assert site.is_exhausted(), "that it is over could not be written"
     await site.settles(lambda: site.repaired == ["reboot", "reboot", "replace"])
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -251,7 +242,6 @@ async def test_a_request_that_another_replaced_under_its_name_does_not_begin_as_
     assert site.repaired == ["reboot"]
     assert site.attempts() == [("reboot", RepairState.ORDERED)]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -270,7 +260,6 @@ async def test_a_cancellation_of_what_is_over_lets_no_further_repair_begin() -> 
     assert site.repaired == ["reboot"]
     assert site.is_exhausted()
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -290,7 +279,6 @@ async def test_an_object_of_another_tool_with_the_next_name_is_neither_used_nor_
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -319,7 +307,6 @@ async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quara
     site.world.operations.person_requests("n1", "reboot", "a2")
     await site.settles(lambda: len(site.repaired) == 2)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -338,7 +325,6 @@ async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo
     await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await later(TIMEOUT + 600)  # the reservation of the first one is over
     assert site.repaired == ["reboot"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -353,7 +339,6 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
     await site.replica.controller.parts.cluster_events.refresh_nodes()
     await site.settles(lambda: not site.world.quarantines)
     assert phases(site) == {"a1": "Cancelled"}
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -374,7 +359,6 @@ async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool)
     await site.settles(lambda: not site.world.quarantines, within=TIMEOUT / 2)
     # The Node that is gone is the proof of its replacement.
     assert reported_ends(site) == ["Cancelled" if there else "Succeeded"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -389,4 +373,3 @@ async def test_a_request_of_before_the_drains_end_ends_with_its_quarantine() -> 
     site.world.person_deletes("n1")
     await site.settles(lambda: not site.world.quarantines)
     assert phases(site) == {"a1": "Cancelled"}
-    await site.replica.stop()

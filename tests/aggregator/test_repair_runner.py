@@ -32,6 +32,7 @@ from aggregator.quarantine.repair.protocol import (
 from aggregator.quarantine.repair.runner import POLL_EVERY
 from tests.aggregator.repair_site import ILL, POLICY, WELL, Site, reported_ends
 from tests.support.memory_cluster import MemoryCluster
+from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT, repair_settings
 from tests.support.replica import (
     SETTINGS,
@@ -60,7 +61,6 @@ async def test_a_drained_node_is_rebooted_and_released_after_another_boot() -> N
     kinds = site.replica.notes.kinds("n1")
     told = ["quarantine.drained", "repair.ordered", "repair.ended", "quarantine.released"]
     assert [kind for kind in kinds if kind in told] == told
-    await site.replica.stop()
 
 
 class WithoutKubelets(MemoryCluster):
@@ -81,7 +81,6 @@ async def test_without_a_kubelet_the_boot_that_the_agent_reports_proves_the_rebo
     assert (order.repair, order.boot_id) == ("reboot", "boot-1")
     [ended] = [one for one in site.replica.notes.transitions if one.kind is EventKind.REPAIR_ENDED]
     assert ended.details["outcome"] == RepairState.SUCCEEDED
-    await site.replica.stop()
 
 
 async def writes_of_a_drain(settings: RepairSettings | None) -> tuple[list[str], Site]:
@@ -130,7 +129,6 @@ async def test_a_node_on_which_work_stays_is_not_repaired_before_that_is_gone() 
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -147,14 +145,12 @@ async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
     )
     site.start()
     await site.settles(lambda: site.quarantine().status.repair)
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert "work is still on the node: jobs/late" in repair.held
     assert site.repaired == []
     del site.world.pods[f"n1/{pod.name}"]
     await site.settles(site.is_released)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -196,7 +192,6 @@ async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> No
     await site.settles(lambda: holds("work is still on the node: jobs/late"))
     assert site.repaired == ["reboot"]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -215,7 +210,6 @@ async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladde
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
     assert parse_record(site.world.record.text).repairs == {}
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -250,7 +244,6 @@ async def test_a_ticket_has_what_the_agent_collected_before_the_acts() -> None:
     assert site.shop.orders[0].bundle == ""
     told.clear()
     assert "agent" not in json.loads(evidence_bundle(site.quarantine(), told))
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -269,7 +262,6 @@ async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
     assert attempt.ended_at >= attempt.deadline_at == pytest.approx(attempt.began_at + TIMEOUT)
     await site.settles(site.is_exhausted)
     assert site.repaired == ["reboot", "ticket"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -282,7 +274,6 @@ async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_perso
     await later(4 * TIMEOUT)
     assert site.repaired == ["reboot"]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -293,7 +284,6 @@ async def test_what_an_order_left_is_removed_before_its_end_is_written() -> None
     site.check()
     assert site.shop.cleaned == [one.operation for one in site.shop.orders]
     assert site.shop.ended == site.shop.cleaned
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -308,7 +298,6 @@ async def test_another_boot_is_no_proof_while_the_other_controller_is_at_work() 
     site.shop.over = True
     await site.settles(site.is_released)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -321,7 +310,6 @@ async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_nod
     site.shop._boot("n1")
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -338,7 +326,6 @@ async def test_the_end_of_an_order_is_taken_up_when_the_agent_tells_it(*, told: 
         site.replica.controller.on_order_end("n1")
     await site.settles(lambda: site.attempts()[0] == ("reboot", RepairState.FAILED))
     assert (asyncio.get_running_loop().time() - begun < 1.0) is told
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -361,7 +348,6 @@ async def test_an_end_that_is_told_while_its_order_is_written_is_taken_up_at_onc
     await site.settles(lambda: told)
     await site.settles(lambda: site.attempts()[0] == ("reboot", RepairState.FAILED))
     assert asyncio.get_running_loop().time() - told[0] < 1.0
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -374,7 +360,6 @@ async def test_the_end_of_an_order_to_a_node_out_of_quarantine_changes_nothing()
         site.replica.controller.on_order_end(node)
     await later(60)
     assert site.world.writes == writes
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("action", ["observe", "cordon"])
@@ -398,7 +383,6 @@ async def test_incidents_that_come_and_go_bring_no_look_at_a_repair(action: str)
             await later(0.05)
     assert len(site.replica.notes.transitions) - closed >= 300
     assert site.replica.cluster.asked["read_node"] - before <= 30 / POLL_EVERY + 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -413,7 +397,6 @@ async def test_no_node_is_released_while_an_order_may_still_reach_it() -> None:
     site.shop._boot("n1")
     await site.settles(site.is_released)
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -484,7 +467,6 @@ async def test_a_common_cause_found_after_the_quarantine_holds_the_repair() -> N
     await site.settles(lambda: site.shop.orders)
     assert [one.node for one in site.shop.orders] == ["n1"]
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -497,13 +479,11 @@ async def test_a_person_may_have_a_node_repaired_whatever_the_fleet_has() -> Non
     del site.ill["n2"]  # its agent does not report to the next controller
     site.start()
     await site.settles(lambda: (repair := site.quarantine().status.repair) and repair.held)
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert "limits.quorum_percent" in repair.held
     assert site.shop.orders == []
     site.world.operations.person_requests("n1", "reboot", "by-hand")
     await site.settles(lambda: site.shop.orders)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -520,7 +500,6 @@ async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
     assert sorted(racks, key=str) == ["7", None]
     await site.settles(lambda: len([o for o in site.shop.orders if o.repair == "reboot"]) == 3)
     site.check()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("look", [0.0, 7.0, 14.0])
@@ -542,7 +521,6 @@ async def test_a_node_that_a_repair_replaced_is_never_marked(look: float) -> Non
     await site.settles(settled)
     assert marked == []
     assert "repair.ended" in site.replica.notes.kinds("n1")
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -562,7 +540,6 @@ async def test_a_node_in_place_of_one_that_is_being_rebooted_has_no_work_before_
     site.report("n1")
     await site.settles(site.is_released)
     assert not site.world.nodes["n1"].unschedulable
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -576,14 +553,12 @@ async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> Non
     site.shop.answer = RepairAnswer(AnswerState.TAKEN)
     await later(120)
     assert site.shop.done == []
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert "work is still on the node: jobs/late" in repair.held
     del site.world.pods[f"n1/{pod.name}"]
     await site.settles(site.is_released)
     assert len(site.shop.done) == 1
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -601,14 +576,12 @@ async def test_work_that_comes_while_the_repair_is_reserved_holds_its_order() ->
     await site.settles(lambda: came and site.attempts())
     await later(120)
     assert site.shop.orders == []
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert "work is still on the node: jobs/late" in repair.held
     del site.world.pods[f"n1/{came[0]}"]
     await site.settles(site.is_released)
     assert len(site.shop.done) == 1
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -629,7 +602,6 @@ async def test_an_end_is_reported_where_what_follows_it_can_not_be_written() -> 
     assert reported_ends(site) == ["Succeeded"]
     assert parse_record(site.world.record.text).repairs == {}
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -641,7 +613,6 @@ async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -
     site.world.operations.person_cancels("n1")
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
     assert site.shop.done == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -656,7 +627,6 @@ async def test_mode_observe_sends_no_order_that_waits() -> None:
     site.start()
     await later(TIMEOUT / 2)
     assert len(site.shop.orders) == orders
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -670,7 +640,6 @@ async def test_another_boot_of_the_same_node_is_no_replacement() -> None:
     await later(600)
     assert site.attempts() == [("replace", RepairState.ORDERED)]
     assert site.world.nodes["n1"].unschedulable
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -682,12 +651,10 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     runner = reconciler_of(site.replica, OperationReconciler)._repairs
     orders = len(site.shop.orders)
     node_state = site.replica.controller.parts.registry.node_state("n1")
-    known = node_state.quarantine
-    assert known is not None
+    known = present(node_state.quarantine)
     assert known.status.repair is not None
     deleted = replace(known, deleting=True, version=f"{int(known.version) + 1}")
     node_state.wrote(deleted)
     case, attempt = runner._case(node_state, known), known.status.repair.attempts[0]
     await runner._of.engine._send(case, attempt, site.replica.clock())
     assert len(site.shop.orders) == orders
-    await site.replica.stop()

@@ -8,6 +8,7 @@ from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
 from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import Running, later, soon
@@ -78,7 +79,6 @@ async def test_a_repair_shows_as_a_condition_and_counts_until_the_node_is_back()
     assert stages.node_return.count == 1
     assert stages.node_return.total == stages.quarantine_to_release.total
     await soon(lambda: fleet.repairing == 0, within=3 * ROUNDS)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -86,14 +86,12 @@ async def test_a_ladder_that_ends_shows_so_and_counts_the_attempt_that_failed() 
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")
     await site.until("Exhausted")
-    found = site.condition()
-    assert found is not None
+    found = present(site.condition())
     assert found.status == "False"
     assert found.message == "no further repair is on its ladder"
     told = [(one.reason, one.warning) for one in site.world.events if one.action == "Repair"]
     assert told == [("RepairOrdered", False), ("RepairEnded", True), ("RepairExhausted", True)]
     assert site.replica.fleet.stages.repair_attempts == {("reboot", "Failed"): 1}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -107,7 +105,6 @@ async def test_without_repairs_there_is_no_condition_about_them() -> None:
     )
     await later(3600)
     assert site.condition() is None
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -118,11 +115,9 @@ async def test_a_request_of_an_earlier_quarantine_is_not_followed_in_a_later_one
     await site.until("Exhausted")
     await later(3600)
     [order] = site.shop.orders  # the ladder's
-    attempts = site.world.quarantines["n1"].status.repair
-    assert attempts is not None
+    attempts = present(site.world.quarantines["n1"].status.repair)
     assert [one.request for one in attempts.attempts] == [""]
     uid = site.world.quarantines["n1"].uid
     site.world.operations.person_requests("n1", "reboot", "a2", quarantine=uid)
     await soon(lambda: len(site.shop.orders) == 2, within=TIMEOUT)
     assert site.shop.orders[1].operation != order.operation
-    await site.replica.stop()

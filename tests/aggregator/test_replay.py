@@ -294,7 +294,6 @@ async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_
         begun = len(tape.rows)
         replica.agent("n1", snapshot(latched))
         assert [one["kind"] for one in tape.rows[begun:]] == ["hello", "base"]
-    await replica.stop()
 
 
 # -- the whole way ---------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ async def test_a_quarantine_that_had_ended_stands_again_after_a_restore_and_can_
     world.person_deletes("n1")
     await reaches_released(world)
     check_released(world)
-    await replica.stop()
 
 
 async def test_a_quarantine_that_a_restore_has_taken_back_is_made_again() -> None:
@@ -50,4 +49,3 @@ async def test_a_quarantine_that_a_restore_has_taken_back_is_made_again() -> Non
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is not None)
     await drained(world)
-    await replica.stop()

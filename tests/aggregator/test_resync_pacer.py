@@ -12,6 +12,7 @@ from aggregator.relay.resync_pacer import (
     ResyncPacer,
 )
 from tests.support import virtual_time
+from tests.support.virtual_time import loop_time
 from tests.support.waiting import until
 
 
@@ -30,24 +31,22 @@ class Waiting:
 
 
 @pytest.mark.parametrize(("listed_after", "expected"), [(2.0, 2.0), (60.0, LISTS_WITHIN)])
-def test_snapshots_wait_for_the_clusters_lists_but_not_for_ever(
+@virtual_time.in_virtual_time
+async def test_snapshots_wait_for_the_clusters_lists_but_not_for_ever(
     listed_after: float, expected: float
 ) -> None:
-    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        began, gateway = loop.time(), Waiting(1_000)
-        pacer = ResyncPacer(
-            lambda: gateway.received, listed=lambda: loop.time() - began >= listed_after
-        )
-        pacer.join(gateway)
-        running = asyncio.create_task(pacer.run())
-        await until(lambda: gateway.waiting < 1_000)
-        # A look in virtual time may be a second late.
-        assert expected - 0.1 <= loop.time() - began <= expected + 1.5
-        await until(lambda: gateway.waiting == 0)
-        assert loop.time() - began <= expected + 2.5
-        running.cancel()
-
-    virtual_time.play(test)
+    began, gateway = loop_time(), Waiting(1_000)
+    pacer = ResyncPacer(
+        lambda: gateway.received, listed=lambda: loop_time() - began >= listed_after
+    )
+    pacer.join(gateway)
+    running = asyncio.create_task(pacer.run())
+    await until(lambda: gateway.waiting < 1_000)
+    # A look in virtual time may be a second late.
+    assert expected - 0.1 <= loop_time() - began <= expected + 1.5
+    await until(lambda: gateway.waiting == 0)
+    assert loop_time() - began <= expected + 2.5
+    running.cancel()
 
 
 def test_no_more_snapshots_are_under_way_than_are_taken_in_a_moment() -> None:
@@ -66,17 +65,15 @@ def test_no_more_snapshots_are_under_way_than_are_taken_in_a_moment() -> None:
     assert 1_000 - busy.waiting <= AHEAD_BUSY + 150 + 10
 
 
-def test_snapshots_that_do_not_come_are_not_waited_for_for_ever() -> None:
-    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        began, gone = loop.time(), Waiting(3 * AHEAD, there=False)
-        pacer = ResyncPacer(lambda: 0)
-        pacer.join(gone)
-        running = asyncio.create_task(pacer.run())
-        await until(lambda: gone.waiting == 0)
-        assert MISSED_AFTER <= loop.time() - began <= 4 * MISSED_AFTER
-        running.cancel()
-
-    virtual_time.play(test)
+@virtual_time.in_virtual_time
+async def test_snapshots_that_do_not_come_are_not_waited_for_for_ever() -> None:
+    began, gone = loop_time(), Waiting(3 * AHEAD, there=False)
+    pacer = ResyncPacer(lambda: 0)
+    pacer.join(gone)
+    running = asyncio.create_task(pacer.run())
+    await until(lambda: gone.waiting == 0)
+    assert MISSED_AFTER <= loop_time() - began <= 4 * MISSED_AFTER
+    running.cancel()
 
 
 def test_more_are_under_way_while_the_event_loop_keeps_up() -> None:

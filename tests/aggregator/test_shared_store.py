@@ -52,6 +52,7 @@ from tests.aggregator.test_local_cluster import (
 )
 from tests.aggregator.test_slurm_interleavings import expect_nothing_undone
 from tests.support.postgres import PostgresServer, StartPostgres
+from tests.support.present import of_type, present
 from tests.support.waiting import until
 
 ME = Candidate("a", "a1", "a.example.test:8443", "https://a.example.test:8080", "0.1.0")
@@ -82,9 +83,7 @@ async def opened(
 
 def lease_of(place: StorePlace, deadline: float = 3.0) -> PostgresLease:
     assert place.lease is not None
-    found = place.lease(deadline)
-    assert isinstance(found, PostgresLease)
-    return found
+    return of_type(place.lease(deadline), PostgresLease)
 
 
 # -- compare-and-set -----------------------------------------------------------------------------
@@ -209,8 +208,7 @@ async def test_a_database_that_is_away_loses_the_view_and_brings_all_of_it_back(
     place = place_on(server, await asyncio.to_thread(server.new_database))
     async with opened(place) as cluster, collected_events(cluster) as heard:
         made = await cluster.create_quarantine("n1", SPEC)
-        node = await cluster.read_node("n1")
-        assert node is not None
+        node = present(await cluster.read_node("n1"))
         await until(lambda: QuarantineSeen(made) in heard)
         await asyncio.to_thread(server.kill)
         await until(lambda: any(isinstance(item, WatchLost) for item in heard))
@@ -251,9 +249,7 @@ async def _first(lease: PostgresLease) -> Any:
         try:
             return await lease.write(Draft(ME, "", 0, acquires=True))
         except LeaseConflict:
-            found = await lease.read()
-            assert found is not None
-            return found
+            return present(await lease.read())
         except LeaseStoreError:
             continue
 
@@ -343,12 +339,10 @@ async def test_people_act_on_it_and_a_dry_run_writes_nothing(place: StorePlace) 
     async with opened(place) as cluster:
         await cluster.create_quarantine("n1", SPEC)
         assert "n1" in await asyncio.to_thread(dry)
-        found = await cluster.read_quarantine("n1")
-        assert found is not None
+        found = present(await cluster.read_quarantine("n1"))
         assert (found.deleting, (await cluster.read_stop()).reason) == (False, None)
         actions = LocalActions(place, how="")
         await asyncio.to_thread(actions.release, "n1")
         await asyncio.to_thread(actions.stop, "drill")
-        found = await cluster.read_quarantine("n1")
-        assert found is not None
+        found = present(await cluster.read_quarantine("n1"))
         assert (found.deleting, (await cluster.read_stop()).reason) == (True, "drill")

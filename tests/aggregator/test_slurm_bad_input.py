@@ -16,6 +16,7 @@ from aggregator.cluster.slurm.names import MappedSlurm, NameRules
 from aggregator.cluster.slurm.state import SlurmNode
 from aggregator.policy.node_condition import as_evidence
 from aggregator.policy.slurm_reason import SLURM_TYPES
+from tests.support.present import present
 from tests.support.slurm import NO_NAMES, REASONS, Slurm, needs_slurm
 
 pytestmark = [needs_slurm, pytest.mark.root]
@@ -64,14 +65,12 @@ async def quarantined(cluster: SlurmCluster, name: str) -> None:
 
 async def released(cluster: SlurmCluster, name: str) -> None:
     await patched(cluster, name, UNMARK)
-    quarantine = await cluster.read_quarantine(name)
-    assert quarantine is not None
+    quarantine = present(await cluster.read_quarantine(name))
     await cluster.drop_quarantine(quarantine)
 
 
 async def patched(cluster: SlurmCluster, name: str, change: NodeChange) -> None:
-    node = await cluster.read_node(name)
-    assert node is not None
+    node = present(await cluster.read_node(name))
     await cluster.patch_node(node, change)
 
 
@@ -111,8 +110,7 @@ async def test_words_over_our_drain_end_the_quarantine_whatever_they_are(
         await quarantined(cluster, "w1")
         slurm.update("w1", f'reason="{reason}"')
         await cluster.read_changes()
-        quarantine = await cluster.read_quarantine("w1")
-        assert quarantine is not None
+        quarantine = present(await cluster.read_quarantine("w1"))
         assert quarantine.deleting
         await released(cluster, "w1")
         found = await shown(slurm, "w1")

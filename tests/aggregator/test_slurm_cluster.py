@@ -35,6 +35,7 @@ from aggregator.cluster.slurm.names import MappedSlurm, NameRules
 from aggregator.jobs.identity import job_of
 from aggregator.policy.slurm_reason import SLURM_TYPES
 from tests.controlplane.waiting import wait_until
+from tests.support.present import present
 from tests.support.slurm import Slurm, needs_slurm
 from tests.support.waiting import patiently, until
 
@@ -71,14 +72,12 @@ def cluster_of(slurm: Slurm, path: Path) -> SlurmCluster:
 
 async def quarantined(cluster: SlurmCluster, name: str) -> None:
     await cluster.create_quarantine(name, XID)
-    node = await cluster.read_node(name)
-    assert node is not None
+    node = present(await cluster.read_node(name))
     assert (await cluster.patch_node(node, MARK)).unschedulable
 
 
 async def released(cluster: SlurmCluster, name: str) -> None:
-    node = await cluster.read_node(name)
-    assert node is not None
+    node = present(await cluster.read_node(name))
     await cluster.patch_node(node, UNMARK)
 
 
@@ -144,11 +143,9 @@ async def test_the_end_of_anothers_drain_is_no_release_and_the_node_is_drained_a
     slurm.update("w1", "state=resume")
     assert await changes(cluster) == [NodeUncordoned("w1")]
     assert await changes(cluster) == [], "it is reported once"
-    quarantine = await cluster.read_quarantine("w1")
-    assert quarantine is not None
+    quarantine = present(await cluster.read_quarantine("w1"))
     assert not quarantine.deleting
-    node = await cluster.read_node("w1")
-    assert node is not None
+    node = present(await cluster.read_node("w1"))
     assert not node.unschedulable
     await cluster.patch_node(node, NodeChange(unschedulable=True))
     assert slurm.shown("w1")["Reason"] == OURS
@@ -166,14 +163,12 @@ async def test_a_patch_that_comes_before_the_look_overrules_no_person(
     """Evidence that comes between the RESUME and the look lets the marks be written anew."""
     await quarantined(cluster, "w1")
     slurm.update("w1", words)
-    node = await cluster.read_node("w1")
-    assert node is not None
+    node = present(await cluster.read_node("w1"))
     with pytest.raises(Conflict, match="the drain of w1 has changed"):
         await cluster.patch_node(node, NodeChange(unschedulable=True))
     assert slurm.state("w1") == state
     assert await changes(cluster) == []
-    quarantine = await cluster.read_quarantine("w1")
-    assert quarantine is not None
+    quarantine = present(await cluster.read_quarantine("w1"))
     assert quarantine.deleting
     await released(cluster, "w1")
     assert slurm.state("w1") == state
@@ -195,8 +190,7 @@ async def test_a_resume_and_new_words_by_a_person_end_the_quarantine_and_are_lef
         )
         await released(cluster, "w1")
         assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == (state, reason)
-        gone = await cluster.read_quarantine("w1")
-        assert gone is not None
+        gone = present(await cluster.read_quarantine("w1"))
         await cluster.drop_quarantine(gone)
         seen.clear()
     following.cancel()
@@ -253,8 +247,7 @@ async def test_a_drain_whose_end_was_not_seen_is_ours_after_a_restart(
     first = cluster_of(slurm, tmp_path / "cluster.db")
     await first.start()
     await first.create_quarantine("s2", XID)
-    node = await first.read_node("s2")
-    assert node is not None
+    node = present(await first.read_node("s2"))
     reads = 0
 
     async def read_nodes(names: object = None) -> object:
@@ -270,8 +263,7 @@ async def test_a_drain_whose_end_was_not_seen_is_ours_after_a_restart(
     await first.close()
     again = cluster_of(slurm, tmp_path / "cluster.db")
     await again.start()
-    node = await again.read_node("s2")
-    assert node is not None
+    node = present(await again.read_node("s2"))
     assert not node.taints
     await again.patch_node(node, MARK)
     await released(again, "s2")
@@ -286,8 +278,7 @@ async def test_a_lost_place_after_the_last_wait_drains_nothing(
         raise GuardRefused("another controller acts")
 
     await cluster.create_quarantine("w1", XID)
-    node = await cluster.read_node("w1")
-    assert node is not None
+    node = present(await cluster.read_node("w1"))
     with pytest.raises(GuardRefused):
         await cluster.patch_node(node, MARK, guard=Guard(refuse))
     assert slurm.state("w1") == "IDLE"
@@ -309,11 +300,9 @@ async def test_a_stopped_slurmctld_is_reported_and_a_drain_that_it_forgot_is_no_
     await until(lambda: any(isinstance(one, WatchLost) for one in seen))
     slurm.start_controller(clean=True)
     await until(lambda: any(type(one).__name__ == "NodeUncordoned" for one in seen))
-    quarantine = await cluster.read_quarantine("w1")
-    assert quarantine is not None
+    quarantine = present(await cluster.read_quarantine("w1"))
     assert not quarantine.deleting
-    node = await cluster.read_node("w1")
-    assert node is not None
+    node = present(await cluster.read_node("w1"))
     assert not node.unschedulable
     await cluster.patch_node(node, NodeChange(unschedulable=True))
     assert slurm.shown("w1")["Reason"] == OURS
@@ -338,19 +327,16 @@ async def test_a_drain_that_slurmctld_forgot_while_nobody_watched_is_no_persons_
     await again.start()
     assert await changes(again) == [NodeUncordoned("w1")]
     assert await changes(again) == []
-    quarantine = await again.read_quarantine("w1")
-    assert quarantine is not None
+    quarantine = present(await again.read_quarantine("w1"))
     assert not quarantine.deleting
-    node = await again.read_node("w1")
-    assert node is not None
+    node = present(await again.read_node("w1"))
     await again.patch_node(node, NodeChange(unschedulable=True))
     assert slurm.shown("w1")["Reason"] == OURS
     # slurmctld refuses an undrain until the node has registered.
     await until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
     slurm.update("w1", "state=resume")
     assert await changes(again) == []
-    quarantine = await again.read_quarantine("w1")
-    assert quarantine is not None
+    quarantine = present(await again.read_quarantine("w1"))
     assert quarantine.deleting, "a RESUME under the same slurmctld is a person's"
     await again.close()
 
@@ -374,8 +360,7 @@ async def test_the_backup_of_slurmctld_keeps_our_drain_and_takes_it_back(tmp_pat
                 break
             await asyncio.sleep(0.1)
         assert "backup is UP" in slurm.run("scontrol", "ping", check=False)
-        quarantine = await cluster.read_quarantine("w1")
-        assert quarantine is not None
+        quarantine = present(await cluster.read_quarantine("w1"))
         assert not quarantine.deleting, "a failover is no person's RESUME"
         assert slurm.shown("w1")["Reason"] == OURS
         await released(cluster, "w1")
@@ -458,16 +443,13 @@ async def test_a_drain_runs_few_programs(slurm: Slurm, tmp_path: Path) -> None:
     await cluster.list_nodes()
     ran.clear()
     await cluster.create_quarantine("w1", XID)
-    node = await cluster.read_node("w1", cached=True)
-    assert node is not None
+    node = present(await cluster.read_node("w1", cached=True))
     assert (await cluster.patch_node(node, MARK)).unschedulable
     assert ran == ["sinfo", "scontrol", "scontrol", "sinfo"], "a read, the drain, and two reads"
-    node = await cluster.read_node("w1", cached=True)
-    assert node is not None
+    node = present(await cluster.read_node("w1", cached=True))
     assert node.unschedulable
     slurm.update("w1", "reason=RMA 123, ann")  # what a list shows is not what an undo goes by
-    node = await cluster.read_node("w1", cached=True)
-    assert node is not None
+    node = present(await cluster.read_node("w1", cached=True))
     await cluster.patch_node(node, UNMARK)
     assert slurm.shown("w1")["Reason"] == "RMA 123, ann"
     slurm.update("w1", "state=undrain")
@@ -477,8 +459,7 @@ async def test_a_drain_runs_few_programs(slurm: Slurm, tmp_path: Path) -> None:
 async def test_a_late_writer_of_an_older_read_changes_nothing(
     cluster: SlurmCluster, slurm: Slurm
 ) -> None:
-    old = await cluster.read_node("w1")
-    assert old is not None
+    old = present(await cluster.read_node("w1"))
     await quarantined(cluster, "w1")
     with pytest.raises(Conflict):
         await cluster.patch_node(old, UNMARK)

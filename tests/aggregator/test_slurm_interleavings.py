@@ -32,6 +32,7 @@ from aggregator.cluster.port import (
 from aggregator.cluster.slurm.client import ControllerFacts
 from aggregator.cluster.slurm.cluster import SlurmCluster
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
+from tests.support.present import present
 
 NODES = ("n1", "n2", "n3")
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79 on GPU 3")
@@ -197,8 +198,7 @@ class Controller:
         await self.patch(name, MARK)
 
     async def reboot(self, name: str) -> None:
-        reboots = self.cluster.capabilities.reboots
-        assert reboots is not None
+        reboots = present(self.cluster.capabilities.reboots)
         await reboots.order(name, f"{name}-{self.slurm.now}", guard=UNGUARDED)
 
     async def release(self, name: str) -> None:
@@ -211,8 +211,7 @@ class Controller:
         await self.cluster.drop_quarantine(quarantine)
 
     async def patch(self, name: str, change: NodeChange) -> None:
-        node = await self.cluster.read_node(name)
-        assert node is not None
+        node = present(await self.cluster.read_node(name))
         self.unwritten.add(name)
         self.slurm.in_force.discard(name)
         await self.cluster.patch_node(node, change)
@@ -276,7 +275,7 @@ async def play(seed: int, place: Path | StorePlace) -> FakeSlurm:
 async def test_nothing_of_an_administrator_is_undone_and_nothing_of_ours_is_left(
     tmp_path: Path,
 ) -> None:
-    await expect_nothing_undone(tmp_path / "cluster.db", range(250))
+    await expect_nothing_undone(tmp_path / "cluster.db", range(100))
 
 
 async def test_a_reason_that_slurm_kept_is_not_given_to_a_node_that_died_in_quarantine(
@@ -302,8 +301,7 @@ async def test_a_look_at_the_drains_forgets_no_reboot_that_is_ordered_meanwhile(
     controller = Controller(tmp_path / "cluster.db", slurm)
     await controller.start()
     await controller.quarantine("n1")
-    reboots = controller.cluster.capabilities.reboots
-    assert reboots is not None
+    reboots = present(controller.cluster.capabilities.reboots)
     for late in range(40):
         slurm.start += 1
         operation = f"reboot-{late}"
@@ -313,8 +311,7 @@ async def test_a_look_at_the_drains_forgets_no_reboot_that_is_ordered_meanwhile(
         slurm.nodes["n1"] = replace(slurm.nodes["n1"], flags=frozenset({"DRAIN"}))
         await reboots.order("n1", operation, guard=UNGUARDED)
         await look
-        recorded = await controller.cluster.recorded("n1")
-        assert recorded is not None
+        recorded = present(await controller.cluster.recorded("n1"))
         assert recorded.reboot == operation, late
     await controller.cluster.close()
 
@@ -338,8 +335,7 @@ async def test_anothers_drain_in_the_moment_of_a_reboots_cancellation_stays_thei
     controller = Controller(tmp_path / "cluster.db", slurm)
     await controller.start()
     await controller.quarantine("n1")
-    reboots = controller.cluster.capabilities.reboots
-    assert reboots is not None
+    reboots = present(controller.cluster.capabilities.reboots)
     await reboots.order("n1", "reboot-1", guard=UNGUARDED)
     assert await reboots.cancel("n1", "reboot-1")
     assert await controller.cluster.read_changes() == []
@@ -368,8 +364,7 @@ async def test_a_controller_that_loses_its_place_before_an_undrain_leaves_the_dr
     controller = Controller(tmp_path / "cluster.db", slurm)
     await controller.start()
     await controller.quarantine("n1")
-    node = await controller.cluster.read_node("n1")
-    assert node is not None
+    node = present(await controller.cluster.read_node("n1"))
 
     async def lost() -> None:
         raise GuardRefused("this replica may not be the controller any more")

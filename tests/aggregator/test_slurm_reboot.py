@@ -26,6 +26,7 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.controlplane.waiting import wait_until
 from tests.nvml import FakeGpus, gpu, pci_of
 from tests.support.local_aggregator import LocalAggregator
+from tests.support.present import present
 from tests.support.slurm import Slurm, needs_slurm
 from tests.support.waiting import until
 
@@ -103,8 +104,7 @@ async def quarantined(slurm: Slurm, tmp_path: Path) -> AsyncIterator[SlurmCluste
 async def patch(cluster: SlurmCluster, change: NodeChange) -> None:
     if change is MARK:
         await cluster.create_quarantine("w1", XID)
-    node = await cluster.read_node("w1")
-    assert node is not None
+    node = present(await cluster.read_node("w1"))
     await cluster.patch_node(node, change)
 
 
@@ -174,8 +174,7 @@ async def test_nothing_is_rebooted_with_a_job_by_anothers_drain_or_against_the_g
 
 async def patch_again(cluster: SlurmCluster, slurm: Machines) -> None:
     """Another quarantine's drain."""
-    found = await cluster.read_quarantine("w1")
-    assert found is not None
+    found = present(await cluster.read_quarantine("w1"))
     await cluster.drop_quarantine(found)
     await patch(cluster, UNMARK)
     await patch(cluster, MARK)
@@ -190,8 +189,7 @@ async def test_a_cancelled_reboot_leaves_the_drain_and_the_job(
     job = slurm.submit("w1")
     await patch_again(cluster, slurm)
     assert not await repairer.cancel(order())
-    ours = await cluster.recorded("w1")
-    assert ours is not None
+    ours = present(await cluster.recorded("w1"))
     # The order of a node with a job, which no repairer sends, waits for the end of the job.
     await cluster.record("w1", replace(ours, reboot="q-1", booted=slurm.boot_time("w1")))
     slurm.run("scontrol", "reboot", "w1")

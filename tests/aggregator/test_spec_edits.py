@@ -11,8 +11,8 @@ from aggregator.quarantine.decide.intent import OURS, is_overridden
 from aggregator.quarantine.decide.operator_requests import FORCE
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, Turned, component, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -20,8 +20,7 @@ OVERRIDDEN = "quarantine.overridden"
 
 
 def world_with_a_blocked_job() -> World:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     world.budget_blocks = {world.add_pod("n1", "a").uid}
     return world
 
@@ -36,160 +35,131 @@ async def draining(world: World, replica: Replica) -> None:
     await until(lambda: world.quarantines and world.quarantines["n1"].status.blockers)
 
 
-def test_a_weaker_action_that_a_person_sets_holds_stops_evictions_and_is_shown() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_blocked_job()
-        replica = Replica(world, clock=LoopClock(loop))
-        await draining(world, replica)
-        world.person_edits_spec("n1", action=Action.CORDON)
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        world.budget_blocks.clear()
-        replica.agent("n1", snapshot(fault(), fault("xid:48", "GPU-2")))  # it asks for a drain too
-        await asyncio.sleep(600)
-        found = world.quarantines["n1"]
-        assert found.spec.action is Action.CORDON
-        assert {item.code for item in found.spec.evidence} == {"xid:79", "xid:48"}
-        assert world.evicted == []
-        assert "a person set cordon" in found.status.override
-        assert replica.notes.kinds("n1").count(OVERRIDDEN) == 1
-        changed = [t for t in replica.notes.transitions if t.kind == "quarantine.overridden"]
-        assert "drain" in changed[0].summary
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_weaker_action_that_a_person_sets_holds_stops_evictions_and_is_shown() -> None:
+    world = world_with_a_blocked_job()
+    replica = Replica(world, clock=Running())
+    await draining(world, replica)
+    world.person_edits_spec("n1", action=Action.CORDON)
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    world.budget_blocks.clear()
+    replica.agent("n1", snapshot(fault(), fault("xid:48", "GPU-2")))  # it asks for a drain too
+    await asyncio.sleep(600)
+    found = world.quarantines["n1"]
+    assert found.spec.action is Action.CORDON
+    assert {item.code for item in found.spec.evidence} == {"xid:79", "xid:48"}
+    assert world.evicted == []
+    assert "a person set cordon" in found.status.override
+    assert replica.notes.kinds("n1").count(OVERRIDDEN) == 1
+    changed = [t for t in replica.notes.transitions if t.kind == "quarantine.overridden"]
+    assert "drain" in changed[0].summary
 
 
-def test_an_override_is_ended_by_the_person_who_sets_the_action_back() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_blocked_job()
-        replica = Replica(world, clock=LoopClock(loop))
-        await draining(world, replica)
-        world.person_edits_spec("n1", action=Action.CORDON)
-        await until(lambda: world.quarantines["n1"].status.override)
-        world.budget_blocks.clear()
-        world.person_edits_spec("n1", action=Action.DRAIN)
-        await until(lambda: world.evicted == ["uid-a"])
-        assert world.quarantines["n1"].status.override == ""
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_an_override_is_ended_by_the_person_who_sets_the_action_back() -> None:
+    world = world_with_a_blocked_job()
+    replica = Replica(world, clock=Running())
+    await draining(world, replica)
+    world.person_edits_spec("n1", action=Action.CORDON)
+    await until(lambda: world.quarantines["n1"].status.override)
+    world.budget_blocks.clear()
+    world.person_edits_spec("n1", action=Action.DRAIN)
+    await until(lambda: world.evicted == ["uid-a"])
+    assert world.quarantines["n1"].status.override == ""
 
 
-def test_an_override_holds_after_the_aggregator_has_lost_its_memory() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_blocked_job()
-        first = Replica(world, clock=LoopClock(loop))
-        await draining(world, first)
-        await first.stop()
-        world.person_edits_spec("n1", action=Action.CORDON)  # while no aggregator runs
-        world.budget_blocks.clear()
-        second = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not second.fleet.view_lost)
-        second.agent("n1", ILL)
-        await asyncio.sleep(600)
-        assert world.quarantines["n1"].spec.action is Action.CORDON
-        assert world.quarantines["n1"].status.override
-        assert world.evicted == []
-        await second.stop()
-
-    play(test)
+@in_virtual_time
+async def test_an_override_holds_after_the_aggregator_has_lost_its_memory() -> None:
+    world = world_with_a_blocked_job()
+    first = Replica(world, clock=Running())
+    await draining(world, first)
+    await first.stop()
+    world.person_edits_spec("n1", action=Action.CORDON)  # while no aggregator runs
+    world.budget_blocks.clear()
+    second = await Replica(world, clock=Running()).ready()
+    second.agent("n1", ILL)
+    await asyncio.sleep(600)
+    assert world.quarantines["n1"].spec.action is Action.CORDON
+    assert world.quarantines["n1"].status.override
+    assert world.evicted == []
 
 
-def test_an_override_does_not_outlive_its_quarantine() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_blocked_job()
-        replica = Replica(world, clock=LoopClock(loop))
-        await draining(world, replica)
-        world.person_edits_spec("n1", action=Action.CORDON)
-        await until(lambda: world.quarantines["n1"].status.override)
-        replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-1", "replaced"),)))
-        await asyncio.sleep(1000)
-        assert world.quarantines == {}
-        world.budget_blocks.clear()
-        replica.agent("n1", snapshot(fault("xid:48", "GPU-2", source_seq=99)))
-        await until(lambda: world.evicted == ["uid-a"])
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_an_override_does_not_outlive_its_quarantine() -> None:
+    world = world_with_a_blocked_job()
+    replica = Replica(world, clock=Running())
+    await draining(world, replica)
+    world.person_edits_spec("n1", action=Action.CORDON)
+    await until(lambda: world.quarantines["n1"].status.override)
+    replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-1", "replaced"),)))
+    await asyncio.sleep(1000)
+    assert world.quarantines == {}
+    world.budget_blocks.clear()
+    replica.agent("n1", snapshot(fault("xid:48", "GPU-2", source_seq=99)))
+    await until(lambda: world.evicted == ["uid-a"])
 
 
-def test_a_stronger_action_that_a_person_sets_holds_too() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        world.add_node("n1")
-        world.add_pod("n1", "a")
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not replica.fleet.view_lost)
-        failed = component("disk-space", "/", Status.FAILED, "bytes")
-        replica.agent("n1", snapshot(failed))
-        await asyncio.sleep(300)
-        assert action_of(world) == "cordon"
-        assert world.evicted == []
-        world.person_edits_spec("n1", action=Action.DRAIN)
-        await until(lambda: world.evicted == ["uid-a"])
-        assert action_of(world) == "drain"
-        assert "a person set drain" in world.quarantines["n1"].status.override
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_stronger_action_that_a_person_sets_holds_too() -> None:
+    world = World.of("n1")
+    world.add_pod("n1", "a")
+    replica = await Replica(world, clock=Running()).ready()
+    failed = component("disk-space", "/", Status.FAILED, "bytes")
+    replica.agent("n1", snapshot(failed))
+    await asyncio.sleep(300)
+    assert action_of(world) == "cordon"
+    assert world.evicted == []
+    world.person_edits_spec("n1", action=Action.DRAIN)
+    await until(lambda: world.evicted == ["uid-a"])
+    assert action_of(world) == "drain"
+    assert "a person set drain" in world.quarantines["n1"].status.override
 
 
-def test_a_persons_drain_evicts_nobody_where_the_mode_is_cordon() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        world.add_node("n1")
-        world.add_pod("n1", "a")
-        settings = replace(SETTINGS, mode=Action.CORDON)
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", ILL)
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        world.person_edits_spec("n1", action=Action.DRAIN)
-        await until(lambda: world.quarantines["n1"].status.override)
-        await asyncio.sleep(600)
-        assert world.quarantines["n1"].spec.action is Action.DRAIN
-        assert world.evicted == []
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_persons_drain_evicts_nobody_where_the_mode_is_cordon() -> None:
+    world = World.of("n1")
+    world.add_pod("n1", "a")
+    settings = replace(SETTINGS, mode=Action.CORDON)
+    replica = await Replica(world, clock=Running(), settings=settings).ready()
+    replica.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    world.person_edits_spec("n1", action=Action.DRAIN)
+    await until(lambda: world.quarantines["n1"].status.override)
+    await asyncio.sleep(600)
+    assert world.quarantines["n1"].spec.action is Action.DRAIN
+    assert world.evicted == []
 
 
-def test_an_edit_of_a_forced_quarantine_holds_until_its_annotation_changes() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_blocked_job()
-        replica = Replica(world, clock=LoopClock(loop))
-        world.person_annotates("n1", FORCE, "drain fan 3")
-        await until(lambda: world.quarantines and world.quarantines["n1"].status.blockers)
-        world.person_edits_spec("n1", action=Action.CORDON, reason="other words")
-        await until(lambda: world.quarantines["n1"].status.override)
-        world.budget_blocks.clear()
-        await asyncio.sleep(600)
-        assert world.quarantines["n1"].spec.action is Action.CORDON
-        assert world.quarantines["n1"].spec.reason == "other words"
-        assert world.evicted == []
-        world.person_annotates("n1", FORCE, "cordon fan 3")
-        await asyncio.sleep(600)
-        world.person_annotates("n1", FORCE, "drain fan 4")
-        await until(lambda: world.evicted == ["uid-a"], within=600)
-        assert world.quarantines["n1"].status.override == ""
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_an_edit_of_a_forced_quarantine_holds_until_its_annotation_changes() -> None:
+    world = world_with_a_blocked_job()
+    Replica(world, clock=Running())
+    world.person_annotates("n1", FORCE, "drain fan 3")
+    await until(lambda: world.quarantines and world.quarantines["n1"].status.blockers)
+    world.person_edits_spec("n1", action=Action.CORDON, reason="other words")
+    await until(lambda: world.quarantines["n1"].status.override)
+    world.budget_blocks.clear()
+    await asyncio.sleep(600)
+    assert world.quarantines["n1"].spec.action is Action.CORDON
+    assert world.quarantines["n1"].spec.reason == "other words"
+    assert world.evicted == []
+    world.person_annotates("n1", FORCE, "cordon fan 3")
+    await asyncio.sleep(600)
+    world.person_annotates("n1", FORCE, "drain fan 4")
+    await until(lambda: world.evicted == ["uid-a"], within=600)
+    assert world.quarantines["n1"].status.override == ""
 
 
 @pytest.mark.parametrize("field", ["reason", "requester"])
-def test_other_words_of_a_person_in_the_spec_stay(field: str) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_blocked_job()
-        replica = Replica(world, clock=LoopClock(loop))
-        await draining(world, replica)
-        world.person_edits_spec("n1", **{field: "mine"})
-        replica.agent("n1", snapshot(fault(), fault("xid:48", "GPU-2")))
-        await asyncio.sleep(600)
-        assert getattr(world.quarantines["n1"].spec, field) == "mine"
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_other_words_of_a_person_in_the_spec_stay(field: str) -> None:
+    world = world_with_a_blocked_job()
+    replica = Replica(world, clock=Running())
+    await draining(world, replica)
+    world.person_edits_spec("n1", **{field: "mine"})
+    replica.agent("n1", snapshot(fault(), fault("xid:48", "GPU-2")))
+    await asyncio.sleep(600)
+    assert getattr(world.quarantines["n1"].spec, field) == "mine"
 
 
 async def test_what_was_made_before_actions_were_told_apart_takes_its_action_for_ours() -> None:
@@ -199,13 +169,11 @@ async def test_what_was_made_before_actions_were_told_apart_takes_its_action_for
     await first.stop()
     found = world.quarantines["n1"]
     world.put_quarantine(replace(found, spec=replace(found.spec, intent_action=None)))
-    second = Replica(world, clock=Turned())
-    await until(lambda: not second.fleet.view_lost)
+    second = await Replica(world, clock=Turned()).ready()
     second.agent("n1", ILL)
     await until(lambda: world.quarantines["n1"].spec.intent_action is Action.DRAIN)
     world.person_edits_spec("n1", action=Action.CORDON)
     await until(lambda: world.quarantines["n1"].status.override)
-    await second.stop()
 
 
 def test_a_hand_made_quarantine_has_no_action_but_its_makers() -> None:

@@ -33,6 +33,7 @@ from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World, phase_of
 from tests.support.node_states import state_of
+from tests.support.present import of_type, present
 from tests.support.replica import (
     FakeLine,
     Replica,
@@ -41,8 +42,8 @@ from tests.support.replica import (
     reconciler_of,
     snapshot,
 )
-from tests.support.virtual_replica import LoopClock, Running, later, soon
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import Running, later, soon
+from tests.support.virtual_time import in_virtual_time
 
 ILL = snapshot(fault())
 CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
@@ -88,69 +89,61 @@ def nothing_happens(_: Replica, __: FakeLine) -> None:
     ("happens", "released"),
     [(it_falls_silent, False), (it_falls_ill, False), (nothing_happens, True)],
 )
-def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
+@in_virtual_time
+async def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
     happens: Callable[[Replica, FakeLine], None], monkeypatch: pytest.MonkeyPatch, *, released: bool
 ) -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        world, line = World(), FakeLine()
-        replica, node_state = await drained(world, line)
-        release_actions = replica.controller.parts.worker._reads._release_actions
-        replica.agent("n1", snapshot(cleared=CLEARED), line=line)
-        replica.evaluate_due()
-        node_state.decision.incidents = {}  # it has been well for long enough
+    world, line = World(), FakeLine()
+    replica, node_state = await drained(world, line)
+    release_actions = replica.controller.parts.worker._reads._release_actions
+    replica.agent("n1", snapshot(cleared=CLEARED), line=line)
+    replica.evaluate_due()
+    node_state.decision.incidents = {}  # it has been well for long enough
 
-        read_node = replica.cluster.read_node
+    read_node = replica.cluster.read_node
 
-        async def while_we_look(*args: Any, **how: Any) -> Node | None:
-            node = await read_node(*args, **how)
-            happens(replica, line)
-            return node
+    async def while_we_look(*args: Any, **how: Any) -> Node | None:
+        node = await read_node(*args, **how)
+        happens(replica, line)
+        return node
 
-        monkeypatch.setattr(replica.cluster, "read_node", while_we_look)
-        await release_actions.release(node_state, standing(node_state), RECOVERED)
-        assert (phase_of(world, "n1") is Phase.RELEASING) == released
-        await replica.stop()
-
-    play(test)
+    monkeypatch.setattr(replica.cluster, "read_node", while_we_look)
+    await release_actions.release(node_state, standing(node_state), RECOVERED)
+    assert (phase_of(world, "n1") is Phase.RELEASING) == released
 
 
-def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        world = World()
-        replica, node_state = await drained(world)
-        release_actions, before = (
-            replica.controller.parts.worker._reads._release_actions,
-            len(world.writes),
-        )
-        await release_actions.undo(node_state)
-        assert world.writes[before:] == []
-        assert is_marked(world.nodes["n1"])
-        assert entries(world) == {"n1"}
-        assert phase_of(world, "n1") is Phase.DRAINED
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
+    world = World()
+    replica, node_state = await drained(world)
+    release_actions, before = (
+        replica.controller.parts.worker._reads._release_actions,
+        len(world.writes),
+    )
+    await release_actions.undo(node_state)
+    assert world.writes[before:] == []
+    assert is_marked(world.nodes["n1"])
+    assert entries(world) == {"n1"}
+    assert phase_of(world, "n1") is Phase.DRAINED
 
 
-def test_a_quarantine_that_was_made_without_leave_is_void_unless_the_record_has_its_entry() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        world = World()
-        replica, node_state = await drained(world)
-        objects = reconciler_of(replica, QuarantineReconciler)._objects
-        await replica.stop()  # nobody else acts on it
-        replica.cluster.crashed.clear()
-        await objects.void(node_state, standing(node_state))
-        assert phase_of(world, "n1") is Phase.DRAINED
-        await replica.controller.parts.record_writer.forget_entry(
-            await replica.controller.parts.record_writer.entry("n1")
-        )
-        await objects.void(node_state, standing(node_state))
-        status = world.quarantines["n1"].status
-        assert status.phase is Phase.RELEASING
-        assert status.released_because == status.message
-        assert status.message == "made late, when its admission was over"
-
-    play(test)
+@in_virtual_time
+async def test_a_quarantine_made_without_leave_is_void_unless_the_record_has_its_entry() -> None:
+    world = World()
+    replica, node_state = await drained(world)
+    objects = reconciler_of(replica, QuarantineReconciler)._objects
+    await replica.stop()  # nobody else acts on it
+    replica.cluster.crashed.clear()
+    await objects.void(node_state, standing(node_state))
+    assert phase_of(world, "n1") is Phase.DRAINED
+    await replica.controller.parts.record_writer.forget_entry(
+        await replica.controller.parts.record_writer.entry("n1")
+    )
+    await objects.void(node_state, standing(node_state))
+    status = world.quarantines["n1"].status
+    assert status.phase is Phase.RELEASING
+    assert status.released_because == status.message
+    assert status.message == "made late, when its admission was over"
 
 
 # -- the intent -----------------------------------------------------------------------------------
@@ -166,27 +159,25 @@ def test_a_quarantine_that_was_made_without_leave_is_void_unless_the_record_has_
     ],
 )
 @pytest.mark.parametrize("step", ["_write_spec", "show_override"])
-def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
+@in_virtual_time
+async def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
     step: str, action: Action, before: Phase, after: Phase
 ) -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        world = World()
-        replica, node_state = await drained(world)
-        await replica.stop()  # nobody else acts on it
-        acts = reconciler_of(replica, QuarantineReconciler)._objects
-        known = world.quarantines["n1"]
-        spec = replace(known.spec, action=action)
-        known = replace(known, status=replace(known.status, phase=before), spec=spec)
-        world.quarantines["n1"] = known
-        replica.cluster.crashed.clear()
-        if step == "_write_spec":
-            await acts._write_spec(node_state, known, spec)
-        else:
-            await acts.show_override(node_state, known)
-        assert phase_of(world, "n1") is after
-        await asyncio.sleep(0)
-
-    play(test)
+    world = World()
+    replica, node_state = await drained(world)
+    await replica.stop()  # nobody else acts on it
+    acts = reconciler_of(replica, QuarantineReconciler)._objects
+    known = world.quarantines["n1"]
+    spec = replace(known.spec, action=action)
+    known = replace(known, status=replace(known.status, phase=before), spec=spec)
+    world.quarantines["n1"] = known
+    replica.cluster.crashed.clear()
+    if step == "_write_spec":
+        await acts._write_spec(node_state, known, spec)
+    else:
+        await acts.show_override(node_state, known)
+    assert phase_of(world, "n1") is after
+    await asyncio.sleep(0)
 
 
 # -- marks that are set again ---------------------------------------------------------------------
@@ -243,28 +234,25 @@ def it_is_exempt(world: World, _: NodeState) -> None:
         (it_is_exempt, False),
     ],
 )
-def test_a_mark_is_set_again_only_while_its_quarantine_is_on_that_node(
+@in_virtual_time
+async def test_a_mark_is_set_again_only_while_its_quarantine_is_on_that_node(
     happens: Callable[[World, NodeState], None], *, restored: bool
 ) -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        world = World()
-        replica, node_state = await drained(world)
-        await replica.stop()
-        replica.cluster.crashed.clear()
-        node = world.nodes["n1"]
-        labels = {key: text for key, text in node.labels.items() if key != LABEL}
-        world.nodes["n1"] = replace(node, labels=labels)
-        happens(world, node_state)
-        before = len(world.writes)
-        await reconciler_of(replica, QuarantineReconciler)._restorer.restore(node_state)
-        assert ("patch n1" in world.writes[before:]) == restored
-        assert (LABEL in world.nodes["n1"].labels if "n1" in world.nodes else False) == restored
-        if restored:
-            marks = world.quarantines["n1"].status.marks
-            assert isinstance(marks, MarksStatus)
-            assert marks.restored == 1
-
-    play(test)
+    world = World()
+    replica, node_state = await drained(world)
+    await replica.stop()
+    replica.cluster.crashed.clear()
+    node = world.nodes["n1"]
+    labels = {key: text for key, text in node.labels.items() if key != LABEL}
+    world.nodes["n1"] = replace(node, labels=labels)
+    happens(world, node_state)
+    before = len(world.writes)
+    await reconciler_of(replica, QuarantineReconciler)._restorer.restore(node_state)
+    assert ("patch n1" in world.writes[before:]) == restored
+    assert (LABEL in world.nodes["n1"].labels if "n1" in world.nodes else False) == restored
+    if restored:
+        marks = of_type(world.quarantines["n1"].status.marks, MarksStatus)
+        assert marks.restored == 1
 
 
 # -- an adoption ----------------------------------------------------------------------------------
@@ -283,60 +271,48 @@ def test_a_mark_is_set_again_only_while_its_quarantine_is_on_that_node(
         ),
     ],
 )
-def test_marks_that_cant_be_read_are_adopted_by_the_record_where_a_person_made_them(
+@in_virtual_time
+async def test_marks_that_cant_be_read_are_adopted_by_the_record_where_a_person_made_them(
     entry: Entry | None, spec: tuple[Action, str, str]
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        world.add_node("n1")
-        replica = Replica(world, clock=LoopClock(loop))
-        await soon(lambda: not replica.fleet.view_lost)
-        if entry is not None:
-            await replica.controller.parts.record_writer.enter(entry)
-        node_state = replica.controller.parts.registry.node_state("n1")
-        node = replace(world.nodes["n1"], annotations={APPLIED: "nonsense"}, labels={LABEL: "x"})
-        found = replica.controller.parts.worker._reads._adopter._spec(node_state, node)
-        assert found is not None
-        assert (found.action, found.kind, found.requester) == spec
-        unreadable = "can't be read" in found.reason
-        assert unreadable == (entry is None or not entry.reason)
-        await replica.stop()
-
-    play(test)
+    world = World.of("n1")
+    replica = await Replica(world, clock=Running()).ready()
+    if entry is not None:
+        await replica.controller.parts.record_writer.enter(entry)
+    node_state = replica.controller.parts.registry.node_state("n1")
+    node = replace(world.nodes["n1"], annotations={APPLIED: "nonsense"}, labels={LABEL: "x"})
+    found = present(replica.controller.parts.worker._reads._adopter._spec(node_state, node))
+    assert (found.action, found.kind, found.requester) == spec
+    unreadable = "can't be read" in found.reason
+    assert unreadable == (entry is None or not entry.reason)
 
 
 # -- admission ------------------------------------------------------------------------------------
 
 
-def test_a_node_that_is_back_when_it_is_proposed_is_quarantined_and_one_that_is_not_is_held() -> (
-    None
-):
-    async def test(_: VirtualTimeLoop) -> None:
-        world = World()
-        world.add_node("n1")
-        replica = Replica(world, clock=Running())
-        await soon(lambda: not replica.fleet.view_lost)
-        world.person_stops("a drill")
-        replica.agent("n1", ILL)
-        node_state = replica.controller.parts.registry.node_state("n1")
-        await soon(
-            lambda: node_state.decision.wanted is not None and node_state.decision.hold is not None
-        )
-        await replica.stop()
-        replica.cluster.crashed.clear()
-        assert node_state.decision.wanted is not None
-        acts = reconciler_of(replica, AdmissionReconciler)
-        node = world.nodes.pop("n1")
-        node_state.cluster.node_gone = True
-        assert await acts.propose(node_state, node_state.decision.wanted) is False
-        assert node_state.decision.hold is not None
-        assert node_state.decision.hold.limit == "no-node"
-        world.nodes["n1"] = node
-        await acts.propose(node_state, node_state.decision.wanted)
-        assert not node_state.cluster.node_gone
-        assert node_state.decision.hold.limit == "stop"
-
-    play(test)
+@in_virtual_time
+async def test_a_node_back_when_it_is_proposed_is_quarantined_and_one_that_is_not_is_held() -> None:
+    world = World.of("n1")
+    replica = await Replica(world, clock=Running()).ready()
+    world.person_stops("a drill")
+    replica.agent("n1", ILL)
+    node_state = replica.controller.parts.registry.node_state("n1")
+    await soon(
+        lambda: node_state.decision.wanted is not None and node_state.decision.hold is not None
+    )
+    await replica.stop()
+    replica.cluster.crashed.clear()
+    assert node_state.decision.wanted is not None
+    acts = reconciler_of(replica, AdmissionReconciler)
+    node = world.nodes.pop("n1")
+    node_state.cluster.node_gone = True
+    assert await acts.propose(node_state, node_state.decision.wanted) is False
+    assert node_state.decision.hold is not None
+    assert node_state.decision.hold.limit == "no-node"
+    world.nodes["n1"] = node
+    await acts.propose(node_state, node_state.decision.wanted)
+    assert not node_state.cluster.node_gone
+    assert node_state.decision.hold.limit == "stop"
 
 
 # -- who waits for what ---------------------------------------------------------------------------
@@ -374,38 +350,31 @@ def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
 # -- what is forgotten ----------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        world, line = World(), FakeLine()
-        world.add_node("n1")
-        replica = Replica(world, clock=Running())
-        await soon(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", snapshot(component("xid", "", Status.OK)), line=line)
-        agent_events = replica.controller.parts.agent_events
-        assert "n1" in agent_events._hellos
-        assert "n1" in agent_events._lines
-        agent_events.reject(replica.controller.parts.registry.node_state("n1"))
-        assert "n1" not in agent_events._hellos
-        assert "n1" not in agent_events._lines
-        assert "which is gone" in line.closed
-        assert replica.notes.kinds("n1").count("agent.conflict") == 1
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
+    world, line = World(), FakeLine()
+    world.add_node("n1")
+    replica = await Replica(world, clock=Running()).ready()
+    replica.agent("n1", snapshot(component("xid", "", Status.OK)), line=line)
+    agent_events = replica.controller.parts.agent_events
+    assert "n1" in agent_events._hellos
+    assert "n1" in agent_events._lines
+    agent_events.reject(replica.controller.parts.registry.node_state("n1"))
+    assert "n1" not in agent_events._hellos
+    assert "n1" not in agent_events._lines
+    assert "which is gone" in line.closed
+    assert replica.notes.kinds("n1").count("agent.conflict") == 1
 
 
-def test_a_quarantine_that_is_gone_is_absent_no_more() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        world = World()
-        replica, node_state = await drained(world)
-        node_registry = replica.controller.parts.registry
-        node_registry.note_absence("n1", absent=True)
-        assert node_registry.absent == {"n1"}
-        uid = standing(node_state).uid
-        cluster_events: Any = replica.controller.parts.cluster_events
-        cluster_events._quarantine_gone(node_state, uid, with_definition=False)
-        assert node_registry.absent == set()
-        assert node_state.quarantine is None
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_quarantine_that_is_gone_is_absent_no_more() -> None:
+    world = World()
+    replica, node_state = await drained(world)
+    node_registry = replica.controller.parts.registry
+    node_registry.note_absence("n1", absent=True)
+    assert node_registry.absent == {"n1"}
+    uid = standing(node_state).uid
+    cluster_events: Any = replica.controller.parts.cluster_events
+    cluster_events._quarantine_gone(node_state, uid, with_definition=False)
+    assert node_registry.absent == set()
+    assert node_state.quarantine is None

@@ -31,8 +31,8 @@ from aggregator.quarantine.admission.stop_switch import FRESH, REST, StopSwitch,
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import LoopClock, Running
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
 from tests.support.waiting import until
 
 T = TypeVar("T")
@@ -83,146 +83,128 @@ class Queue:
     ("call", "begins"),
     [("create_quarantine", "create n1"), ("patch_node", "patch n1"), ("evict", "evict uid-job-n1")],
 )
-def test_what_waited_in_a_queue_when_the_switch_was_set_is_not_sent(call: str, begins: str) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1")
-        queue = Queue(call, lambda: world.person_stops_unseen("drill"))
-        replica = Replica(world, clock=LoopClock(loop))
-        replica.cluster.in_queue = queue
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", ILL)
-        await until(lambda: queue.waited and held_by_stop(replica, "n1"))
-        assert replica.fleet.stop == "drill"
-        await asyncio.sleep(60)
-        assert begins not in world.writes
-        resume(world)
-        await drained(world, "n1")
-        assert begins in world.writes
-        assert not held_by_stop(replica, "n1")
-        await replica.stop()
-
-    play(test)
-
-
-def test_an_admission_that_waited_in_a_queue_when_the_switch_was_set_is_not_written() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1", "n2")
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", ILL)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        queue = Queue("write_record", lambda: world.person_stops_unseen("drill"))
-        replica.cluster.in_queue = queue
-        replica.agent("n2", ILL)
-        await until(lambda: queue.waited and held_by_stop(replica, "n2"))
-        await asyncio.sleep(60)
-        assert set(parse_record(world.record.text).entries) == {"n1"}
-        resume(world)
-        await drained(world, "n2")
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_what_waited_in_a_queue_when_the_switch_was_set_is_not_sent(
+    call: str, begins: str
+) -> None:
+    world = world_of("n1")
+    queue = Queue(call, lambda: world.person_stops_unseen("drill"))
+    replica = Replica(world, clock=Running())
+    replica.cluster.in_queue = queue
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    await until(lambda: queue.waited and held_by_stop(replica, "n1"))
+    assert replica.fleet.stop == "drill"
+    await asyncio.sleep(60)
+    assert begins not in world.writes
+    resume(world)
+    await drained(world, "n1")
+    assert begins in world.writes
+    assert not held_by_stop(replica, "n1")
 
 
-def test_an_object_whose_node_is_not_marked_yet_is_held_by_the_stop_and_goes_on_after_it() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1")
-        world.person_stops("drill")
-        world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: "n1" in replica.fleet.node_summaries and held_by_stop(replica, "n1"))
-        await asyncio.sleep(60)
-        assert not is_marked(world.nodes["n1"])
-        assert replica.notes.kinds("n1").count("quarantine.held") == 1
-        resume(world)
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        assert replica.fleet.node_summaries["n1"].decision.hold is None
-        await replica.stop()
+@in_virtual_time
+async def test_an_admission_that_waited_in_a_queue_when_the_switch_was_set_is_not_written() -> None:
+    world = world_of("n1", "n2")
+    replica = await Replica(world, clock=Running()).ready()
+    replica.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    queue = Queue("write_record", lambda: world.person_stops_unseen("drill"))
+    replica.cluster.in_queue = queue
+    replica.agent("n2", ILL)
+    await until(lambda: queue.waited and held_by_stop(replica, "n2"))
+    await asyncio.sleep(60)
+    assert set(parse_record(world.record.text).entries) == {"n1"}
+    resume(world)
+    await drained(world, "n2")
 
-    play(test)
+
+@in_virtual_time
+async def test_an_object_whose_node_is_not_marked_yet_is_held_by_the_stop_and_goes_on_after() -> (
+    None
+):
+    world = world_of("n1")
+    world.person_stops("drill")
+    world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
+    replica = Replica(world, clock=Running())
+    await until(lambda: "n1" in replica.fleet.node_summaries and held_by_stop(replica, "n1"))
+    await asyncio.sleep(60)
+    assert not is_marked(world.nodes["n1"])
+    assert replica.notes.kinds("n1").count("quarantine.held") == 1
+    resume(world)
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    assert replica.fleet.node_summaries["n1"].decision.hold is None
 
 
 @pytest.mark.parametrize(
     "error", [Unreachable("no answer in 2 s"), Refused("may not get configmaps", status=403)]
 )
-def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_on(
+@in_virtual_time
+async def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_on(
     error: ClusterError,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1", "n2")
-        broken = [False]
-        replica = Replica(
-            world,
-            clock=LoopClock(loop),
-            fails=lambda call: error if broken[0] and call == "read_stop" else None,
-        )
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", ILL)
-        await drained(world, "n1")
-        await asyncio.sleep(2 * FRESH)  # the earlier read is old
-        broken[0] = True
-        replica.agent("n2", ILL)
-        await until(lambda: replica.fleet.node_summaries["n2"].work.last_error)
-        text = replica.fleet.node_summaries["n2"].work.last_error
-        assert text == f"no new action begins, as the stop switch can't be read: {error}"
-        world.person_deletes("n1")
-        await until(lambda: "n1" not in world.quarantines)
-        assert not is_marked(world.nodes["n1"])
-        assert "n2" not in world.quarantines
-        broken[0] = False
-        await drained(world, "n2")
-        assert replica.fleet.node_summaries["n2"].work.last_error == ""
-        await replica.stop()
-
-    play(test)
+    world = world_of("n1", "n2")
+    broken = [False]
+    replica = await Replica(
+        world,
+        clock=Running(),
+        fails=lambda call: error if broken[0] and call == "read_stop" else None,
+    ).ready()
+    replica.agent("n1", ILL)
+    await drained(world, "n1")
+    await asyncio.sleep(2 * FRESH)  # the earlier read is old
+    broken[0] = True
+    replica.agent("n2", ILL)
+    await until(lambda: replica.fleet.node_summaries["n2"].work.last_error)
+    text = replica.fleet.node_summaries["n2"].work.last_error
+    assert text == f"no new action begins, as the stop switch can't be read: {error}"
+    world.person_deletes("n1")
+    await until(lambda: "n1" not in world.quarantines)
+    assert not is_marked(world.nodes["n1"])
+    assert "n2" not in world.quarantines
+    broken[0] = False
+    await drained(world, "n2")
+    assert replica.fleet.node_summaries["n2"].work.last_error == ""
 
 
-def test_a_stop_outlasts_its_object_until_a_person_resumes() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1")
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not replica.fleet.view_lost)
-        world.person_stops("drill")
-        await until(lambda: replica.fleet.stop == "drill")
-        world.person_deletes_stop()
-        await until(lambda: "deleted" in replica.fleet.stop)
-        replica.agent("n1", ILL)
-        await until(lambda: held_by_stop(replica, "n1"))
-        await asyncio.sleep(60)
-        assert world.quarantines == {}
-        assert "sickbay resume" in replica.fleet.stop
-        resume(world)
-        await drained(world, "n1")
-        assert replica.fleet.stop == ""
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_stop_outlasts_its_object_until_a_person_resumes() -> None:
+    world = world_of("n1")
+    replica = await Replica(world, clock=Running()).ready()
+    world.person_stops("drill")
+    await until(lambda: replica.fleet.stop == "drill")
+    world.person_deletes_stop()
+    await until(lambda: "deleted" in replica.fleet.stop)
+    replica.agent("n1", ILL)
+    await until(lambda: held_by_stop(replica, "n1"))
+    await asyncio.sleep(60)
+    assert world.quarantines == {}
+    assert "sickbay resume" in replica.fleet.stop
+    resume(world)
+    await drained(world, "n1")
+    assert replica.fleet.stop == ""
 
 
-def test_at_rest_the_switch_is_not_read_and_in_a_burst_seldom() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        names = [f"n{number}" for number in range(40)]
-        world = world_of(*names)
-        calls: Counter[str] = Counter()
+@in_virtual_time
+async def test_at_rest_the_switch_is_not_read_and_in_a_burst_seldom() -> None:
+    names = [f"n{number}" for number in range(40)]
+    world = world_of(*names)
+    calls: Counter[str] = Counter()
 
-        def count(call: str) -> None:
-            calls[call] += 1
+    def count(call: str) -> None:
+        calls[call] += 1
 
-        replica = Replica(world, clock=LoopClock(loop), fails=count)
-        await until(lambda: not replica.fleet.view_lost)
-        for name in names:
-            replica.agent(name, WELL)
-        await asyncio.sleep(600)
-        assert calls["read_stop"] == 0
-        began = loop.time()
-        for name in names:
-            replica.agent(name, ILL)
-        await until(lambda: all(phase_of(world, name) is Phase.DRAINING for name in names))
-        took = loop.time() - began
-        assert 1 <= calls["read_stop"] <= took / FRESH + 2
-        await replica.stop()
-
-    play(test)
+    replica = await Replica(world, clock=Running(), fails=count).ready()
+    for name in names:
+        replica.agent(name, WELL)
+    await asyncio.sleep(600)
+    assert calls["read_stop"] == 0
+    began = loop_time()
+    for name in names:
+        replica.agent(name, ILL)
+    await until(lambda: all(phase_of(world, name) is Phase.DRAINING for name in names))
+    took = loop_time() - began
+    assert 1 <= calls["read_stop"] <= took / FRESH + 2
 
 
 class Clock:
@@ -338,23 +320,19 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
         await broken.check_meanwhile()
 
 
-def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
+@in_virtual_time
+async def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
     """Admitted by a process that died; its successor finds the entry, and a stop with late news."""
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1")
-        entered = parse_record("").enter([Entry("n1", "i", "", "drain", 1.0)], "p")
-        world.record = replace(world.record, text=dump_record(entered), version=world.tick())
-        world.person_stops_unseen("drill")
-        replica = Replica(world, clock=LoopClock(loop))
-        world.emit(RecordSeen(world.record))
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", ILL)
-        await until(lambda: held_by_stop(replica, "n1"))
-        assert world.quarantines == {}
-        await replica.stop()
-
-    play(test)
+    world = world_of("n1")
+    entered = parse_record("").enter([Entry("n1", "i", "", "drain", 1.0)], "p")
+    world.record = replace(world.record, text=dump_record(entered), version=world.tick())
+    world.person_stops_unseen("drill")
+    replica = Replica(world, clock=Running())
+    world.emit(RecordSeen(world.record))
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    await until(lambda: held_by_stop(replica, "n1"))
+    assert world.quarantines == {}
 
 
 def test_the_first_quarantine_after_a_rest_does_not_wait_for_the_switch_to_be_read() -> None:
@@ -369,14 +347,12 @@ def test_the_first_quarantine_after_a_rest_does_not_wait_for_the_switch_to_be_re
 
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_of("n1")
-        replica = Replica(world, clock=LoopClock(loop), cluster=Far(world))
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(world, clock=LoopClock(loop), cluster=Far(world)).ready()
         replica.agent("n1", WELL)
         await asyncio.sleep(60)
         began = loop.time()
         replica.agent("n1", ILL)
         await until(lambda: is_marked(world.nodes["n1"]))
         assert 2 * answer <= loop.time() - began < 3 * answer  # the last answer is not waited for
-        await replica.stop()
 
     play(test)

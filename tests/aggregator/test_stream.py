@@ -15,6 +15,7 @@ from aggregator.ingest.stream import Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
 from tests.support.ingest import Site, site
+from tests.support.present import of_type
 from tests.support.replica import fault
 from tests.support.waiting import until
 
@@ -524,8 +525,7 @@ async def test_work_that_a_message_causes_counts_as_messages_do(plain: Site) -> 
 async def test_an_agent_that_does_not_read_is_cut_off(plain: Site) -> None:
     async with plain.agent() as agent:
         await agent.attend()
-        line = plain.intake.lines["node-1"]
-        assert isinstance(line, Stream)
+        line = of_type(plain.intake.lines["node-1"], Stream)
 
         def cut_off() -> bool:
             for _ in range(20):  # the window grows as grpc likes: go on until it is full

@@ -24,6 +24,7 @@ from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.present import present
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
@@ -45,9 +46,7 @@ def world() -> World:
 
 async def controller(world: World) -> Replica:
     """One that begins, as on another replica when the one before it is gone."""
-    made = Replica(world, clock=Running(), settings=SETTINGS)
-    await soon(lambda: not made.fleet.view_lost)
-    return made
+    return await Replica(world, clock=Running(), settings=SETTINGS).ready()
 
 
 async def drained(world: World, *nodes: str) -> None:
@@ -60,85 +59,76 @@ async def drained(world: World, *nodes: str) -> None:
     await soon(done)
 
 
-def test_a_sign_that_the_controller_before_has_acknowledged_is_known(world: World) -> None:
-    async def main() -> None:
-        first = await controller(world)
-        first.agent("n1", snapshot(FIRST))
-        await drained(world, "n1")
-        acknowledged = first.agent("n1", Delta(cleared=(FIRST_ENDS,)))
-        assert acknowledged is not None
-        await acknowledged
-        assert phase_of(world, "n1") is Phase.DRAINED  # until it has been well for long enough
-        await first.stop()
-        heir = await controller(world)
-        heir.agent("n1", snapshot())  # its agent has no need to say it again
-        await soon(lambda: phase_of(world, "n1") is None)
-        await heir.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_a_sign_that_the_controller_before_has_acknowledged_is_known(world: World) -> None:
+    first = await controller(world)
+    first.agent("n1", snapshot(FIRST))
+    await drained(world, "n1")
+    acknowledged = present(first.agent("n1", Delta(cleared=(FIRST_ENDS,))))
+    await acknowledged
+    assert phase_of(world, "n1") is Phase.DRAINED  # until it has been well for long enough
+    await first.stop()
+    heir = await controller(world)
+    heir.agent("n1", snapshot())  # its agent has no need to say it again
+    await soon(lambda: phase_of(world, "n1") is None)
+    await heir.stop()
 
 
-def test_what_came_to_a_quarantine_after_it_was_made_is_known(world: World) -> None:
-    async def main() -> None:
-        first = await controller(world)
-        first.agent("n1", snapshot(FIRST))
-        await drained(world, "n1")
-        first.agent("n1", Delta(faults=(SECOND,)))
-        await soon(lambda: len(world.quarantines["n1"].spec.evidence) == 2)
-        await first.stop()
-        heir = await controller(world)
-        # Its agent has lost its memory: there is no positive sign for the second fault.
-        heir.agent("n1", snapshot(cleared=(FIRST_ENDS,)))
-        await later(3600)
-        assert phase_of(world, "n1") is Phase.DRAINED
-        heir.agent("n1", Delta(cleared=(SECOND_ENDS,)))
-        await soon(lambda: phase_of(world, "n1") is None)
-        await heir.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_what_came_to_a_quarantine_after_it_was_made_is_known(world: World) -> None:
+    first = await controller(world)
+    first.agent("n1", snapshot(FIRST))
+    await drained(world, "n1")
+    first.agent("n1", Delta(faults=(SECOND,)))
+    await soon(lambda: len(world.quarantines["n1"].spec.evidence) == 2)
+    await first.stop()
+    heir = await controller(world)
+    # Its agent has lost its memory: there is no positive sign for the second fault.
+    heir.agent("n1", snapshot(cleared=(FIRST_ENDS,)))
+    await later(3600)
+    assert phase_of(world, "n1") is Phase.DRAINED
+    heir.agent("n1", Delta(cleared=(SECOND_ENDS,)))
+    await soon(lambda: phase_of(world, "n1") is None)
+    await heir.stop()
 
 
-def test_a_sign_ends_the_word_of_a_person_that_was_spoken_before_this_controller(
+@virtual_time.in_virtual_time
+async def test_a_sign_ends_the_word_of_a_person_that_was_spoken_before_this_controller(
     world: World,
 ) -> None:
-    async def main() -> None:
-        first = await controller(world)
-        first.agent("n1", snapshot(FIRST))
-        await drained(world, "n1")
-        world.person_deletes("n1")
-        await soon(lambda: phase_of(world, "n1") is None)
-        await first.stop()
-        heir = await controller(world)
-        answer = heir.agent("n1", snapshot(cleared=(FIRST_ENDS,)))
-        if answer is not None:
-            await answer
-        assert not read_overruled(world.nodes["n1"].annotations)
-        heir.agent("n1", Delta(faults=(replace(FIRST, source_seq=9),)))
-        await drained(world, "n1")
-        await heir.stop()
-
-    virtual_time.run(main())
-
-
-def test_without_the_lease_no_step_begins_and_no_sign_is_acknowledged(world: World) -> None:
-    """Evidence is folded all the same, and acted on when the Lease proves to be ours still."""
-
-    async def main() -> None:
-        holds = [False]
-        held = Replica(world, clock=Running(), settings=SETTINGS, may_act=lambda: holds[0])
-        await soon(lambda: not held.fleet.view_lost)
-        held.agent("n1", ILL)
-        answer = held.agent("n2", snapshot(cleared=(FIRST_ENDS,)))
-        writes = len(world.writes)
-        await later(60)
-        assert isinstance(answer, asyncio.Future)
-        assert (answer.done(), world.quarantines, len(world.writes)) == (False, {}, writes)
-        holds[0] = True
-        await drained(world, "n1")
+    first = await controller(world)
+    first.agent("n1", snapshot(FIRST))
+    await drained(world, "n1")
+    world.person_deletes("n1")
+    await soon(lambda: phase_of(world, "n1") is None)
+    await first.stop()
+    heir = await controller(world)
+    answer = heir.agent("n1", snapshot(cleared=(FIRST_ENDS,)))
+    if answer is not None:
         await answer
-        await held.stop()
+    assert not read_overruled(world.nodes["n1"].annotations)
+    heir.agent("n1", Delta(faults=(replace(FIRST, source_seq=9),)))
+    await drained(world, "n1")
+    await heir.stop()
 
-    virtual_time.run(main())
+
+@virtual_time.in_virtual_time
+async def test_without_the_lease_no_step_begins_and_no_sign_is_acknowledged(world: World) -> None:
+    """Evidence is folded all the same, and acted on when the Lease proves to be ours still."""
+    holds = [False]
+    held = await Replica(
+        world, clock=Running(), settings=SETTINGS, may_act=lambda: holds[0]
+    ).ready()
+    held.agent("n1", ILL)
+    answer = held.agent("n2", snapshot(cleared=(FIRST_ENDS,)))
+    writes = len(world.writes)
+    await later(60)
+    assert isinstance(answer, asyncio.Future)
+    assert (answer.done(), world.quarantines, len(world.writes)) == (False, {}, writes)
+    holds[0] = True
+    await drained(world, "n1")
+    await answer
+    await held.stop()
 
 
 class Slow(MemoryCluster):
@@ -163,24 +153,21 @@ class Slow(MemoryCluster):
             self.under_way -= 1
 
 
-def test_evictions_at_once_are_counted_over_the_fleet(world: World) -> None:
-    async def main() -> None:
-        for node in world.nodes:
-            for number in range(6):
-                world.add_pod(node, f"job-{node}-{number}")
-        settings, cluster = (
-            replace(SETTINGS, limits=replace(OPEN, evictions_at_once=3)),
-            Slow(world),
-        )
-        one = Replica(world, clock=Running(), settings=settings, cluster=cluster)
-        await soon(lambda: not one.fleet.view_lost)
-        for node in world.nodes:
-            one.agent(node, ILL)
-        await drained(world, *world.nodes)
-        assert cluster.most == 3
-        await one.stop()
-
-    virtual_time.run(main())
+@virtual_time.in_virtual_time
+async def test_evictions_at_once_are_counted_over_the_fleet(world: World) -> None:
+    for node in world.nodes:
+        for number in range(6):
+            world.add_pod(node, f"job-{node}-{number}")
+    settings, cluster = (
+        replace(SETTINGS, limits=replace(OPEN, evictions_at_once=3)),
+        Slow(world),
+    )
+    one = await Replica(world, clock=Running(), settings=settings, cluster=cluster).ready()
+    for node in world.nodes:
+        one.agent(node, ILL)
+    await drained(world, *world.nodes)
+    assert cluster.most == 3
+    await one.stop()
 
 
 def made_anew(world: World) -> None:
@@ -216,34 +203,30 @@ async def operands(replica: Replica) -> str:
 
 
 @pytest.mark.parametrize("what", UNDOES)
-def test_a_controller_whose_place_is_lost_while_its_request_waits_undoes_nothing(
+@virtual_time.in_virtual_time
+async def test_a_controller_whose_place_is_lost_while_its_request_waits_undoes_nothing(
     world: World, what: str
 ) -> None:
     """Another one may have gone on, and a person may have requested something else there."""
+    holds, waited = [True], list[str]()
 
-    async def main() -> None:
-        holds, waited = [True], list[str]()
+    async def in_queue(name: str) -> None:
+        if name != "write_record":
+            holds[0] = False
+            waited.append(name)
 
-        async def in_queue(name: str) -> None:
-            if name != "write_record":
-                holds[0] = False
-                waited.append(name)
-
-        there, request = UNDOES[what]
-        there(world)
-        one = Replica(world, clock=Running(), settings=SETTINGS, may_act=lambda: holds[0])
-        await soon(lambda: not one.fleet.view_lost)
-        await later(30)
-        one.cluster.in_queue = in_queue
-        request(world, one)
-        node, writes = world.nodes["n1"], [one for one in world.writes if one != "record"]
-        await soon(lambda: waited)
-        await later(60)
-        assert [one for one in world.writes if one != "record"] == writes
-        assert (world.nodes["n1"].annotations, world.nodes["n1"].labels) == (
-            node.annotations,
-            node.labels,
-        )
-        await one.stop()
-
-    virtual_time.run(main())
+    there, request = UNDOES[what]
+    there(world)
+    one = await Replica(world, clock=Running(), settings=SETTINGS, may_act=lambda: holds[0]).ready()
+    await later(30)
+    one.cluster.in_queue = in_queue
+    request(world, one)
+    node, writes = world.nodes["n1"], [one for one in world.writes if one != "record"]
+    await soon(lambda: waited)
+    await later(60)
+    assert [one for one in world.writes if one != "record"] == writes
+    assert (world.nodes["n1"].annotations, world.nodes["n1"].labels) == (
+        node.annotations,
+        node.labels,
+    )
+    await one.stop()

@@ -14,6 +14,7 @@ from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.aggregator.repair_site import Site
 from tests.support.memory_cluster import MemoryCluster
+from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT
 from tests.support.replica import component, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
@@ -52,7 +53,6 @@ async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> Non
     assert ended[-1].details["measurements"] == PASSED.details["measurements"]
     assert ended[-1].details["profile"] == "standard"
     assert "test standard succeeded: passed" in ended[-1].summary
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("field", ["evidence_at", "exhausted_at"])
@@ -63,20 +63,17 @@ async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field:
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
     found = site.quarantine()
-    repair = found.status.repair
-    assert repair is not None
+    repair = present(found.status.repair)
     at: dict[str, Any] = {field: repair.attempts[0].began_at + 6 * 3600.0}
     ahead = replace(repair, exhausted="a person ended the repairs", **at)
     site.world.put_quarantine(replace(found, status=replace(found.status, repair=ahead)))
     site.shop._boot("n1")
     await site.settles(lambda: site.repaired == ["reboot", "test"])
-    written = site.quarantine().status.repair
-    assert written is not None
+    written = present(site.quarantine().status.repair)
     assert written.attempts[-1].began_at > at[field]
     await site.settles(site.is_released)
     assert site.repaired == ["reboot", "test"]
     site.check()
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("phase", [0.0, 5.0, 10.0])
@@ -91,7 +88,6 @@ async def test_a_test_begins_as_soon_as_the_node_has_recovered(phase: float) -> 
     await site.settles(lambda: site.repaired == ["reboot", "test"])
     told = {one.kind.value: one.at for one in site.replica.notes.transitions if one.node == "n1"}
     assert told["repair.ordered"] - told["incident.closed"] < 1.0
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -112,7 +108,6 @@ async def test_a_node_that_recovers_again_and_again_is_not_looked_at_each_time()
             site.replica.agent("n1", Delta((component("own", "", status),)))
             await later(0.05)
     assert site.replica.cluster.asked["read_node"] - before <= 6
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -130,7 +125,6 @@ async def test_a_test_that_fails_is_followed_by_the_next_rung_and_another_test()
     await site.settles(site.is_released)
     site.check()
     assert site.repaired == ["gpu-reset", "test", "reboot", "test"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -142,14 +136,12 @@ async def test_a_node_that_fails_its_test_on_the_last_rung_is_a_persons() -> Non
     await later(3600)
     site.check()
     assert site.attempts() == [("reboot", S.SUCCEEDED), ("test", S.FAILED)]
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert "test standard failed" in repair.exhausted
     assert "fio: too slow" in repair.exhausted
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
     site.world.person_deletes("n1")
     await site.settles(site.is_released)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -164,7 +156,6 @@ async def test_tests_without_a_verdict_are_bounded_and_apart() -> None:
         assert after.began_at >= before.ended_at + 60.0
     assert "3 tests gave no verdict" in site.quarantine().status.repair.exhausted  # type: ignore[union-attr]  # there is one
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -178,7 +169,6 @@ async def test_a_test_without_an_end_is_cancelled_at_its_deadline_and_tried_agai
     site.check()
     assert site.shop.cancelled == [site.shop.orders[1].operation]
     assert site.repaired == ["reboot", "test", "test"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -199,7 +189,6 @@ async def test_a_pass_does_not_count_where_evidence_came_during_the_test() -> No
     await site.settles(site.is_released)
     site.check()
     assert site.repaired.count("test") == 2
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -210,8 +199,7 @@ async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons
     site.world.person_stops("a look")
     await later(900)
     assert site.attempts() == [("reboot", S.SUCCEEDED)]
-    repair = site.quarantine().status.repair
-    assert repair is not None
+    repair = present(site.quarantine().status.repair)
     assert "a look" in repair.held
     await site.settles(site.is_exhausted)
     assert "within 30m" in site.quarantine().status.repair.exhausted  # type: ignore[union-attr]  # there is one
@@ -220,7 +208,6 @@ async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons
     site.world.person_deletes("n1")
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -233,7 +220,6 @@ async def test_a_person_tests_a_node_that_was_left_to_them_and_it_returns() -> N
     await site.settles(site.is_released)
     site.check()
     assert site.shop.orders[-1].profile == "standard"
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -246,7 +232,6 @@ async def test_another_profile_by_hand_is_no_pass_of_the_one_that_is_asked_for()
     await site.settles(lambda: len(site.repaired) == 4)
     assert [one.profile for one in site.shop.orders] == ["", "standard", "quick", "standard"]
     assert not site.is_released()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -257,7 +242,6 @@ async def test_a_persons_exemption_ends_the_wait_for_a_test() -> None:
     until = "until 2100-01-01T00:00:00Z ours"
     site.world.person_annotates("n1", EXEMPT, until)
     await site.settles(site.is_released, within=120)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -276,7 +260,6 @@ async def test_in_no_other_mode_a_test_holds_a_release(mode: RepairMode) -> None
     ]
     would = "test standard would come before its release (repair.mode is observe)"
     assert any(would in text for text in told) == (mode is RepairMode.OBSERVE)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -297,7 +280,6 @@ async def test_a_cordoned_node_with_work_is_released_without_a_test_and_says_so(
         one.summary for one in site.replica.notes.transitions if one.kind == "repair.suppressed"
     ]
     assert any("released without the test standard: work is still on" in text for text in told)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -310,7 +292,6 @@ async def test_two_nodes_of_a_rack_are_tested_one_after_the_other() -> None:
     await site.settles(site.is_released, within=8 * TIMEOUT)
     site.check()
     assert site.repaired.count("test") == 2
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("after", [True, False])
@@ -324,8 +305,7 @@ async def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, af
         site.start()
         await site.settles(lambda s=site: len(s.repaired) == 2)
         await site.replica.stop()
-        repair = site.quarantine().status.repair
-        assert repair is not None
+        repair = present(site.quarantine().status.repair)
         fresh = replace(repair, attempts=repair.attempts[:1])
         site.world.put_quarantine(
             replace(site.quarantine(), status=replace(site.quarantine().status, repair=fresh))
@@ -365,7 +345,6 @@ async def test_lost_answers_of_the_cluster_release_no_node_without_its_pass(lost
     await site.settles(site.is_released)
     site.check()
     assert "test" in site.repaired
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -381,4 +360,3 @@ async def test_a_restart_during_a_test_makes_no_second_one() -> None:
     await site.settles(site.is_released)
     site.check()
     assert site.repaired == ["reboot", "test"]
-    await site.replica.stop()

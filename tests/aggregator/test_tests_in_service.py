@@ -79,7 +79,6 @@ async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> N
     assert (site.taints(), site.world.quarantines) == ((POOL,), {})
     await later(10 * HOUR)
     assert len(site.program.orders) == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -92,7 +91,6 @@ async def test_a_request_that_comes_later_begins_its_test() -> None:
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
     assert [one.profile for one in site.program.orders] == ["standard"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -122,7 +120,6 @@ async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods(
     assert site.world.operations.by_name["r1"].status.message == last["message"]
     ask(site, ident="r2")
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -134,7 +131,6 @@ async def test_a_profile_that_there_is_not_is_refused() -> None:
     text = "refused: there is no profile thorough; expected one of quick, standard"
     assert site.last_test()["message"] == text
     assert site.program.orders == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -154,7 +150,6 @@ async def test_a_refused_test_changes_nothing_of_what_is_known_of_the_node() -> 
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     await site.settles(lambda: evidence(site) == [])
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -170,7 +165,6 @@ async def test_a_failure_is_evidence_over_a_restart_until_another_boot() -> None
     site.reboot()
     await site.settles(lambda: evidence(site) == [])
     assert len(site.program.orders) == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -183,7 +177,6 @@ async def test_a_site_may_quarantine_a_node_that_fails_by_hand() -> None:
     await later(HOUR)
     assert len(site.program.orders) == 1
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -204,7 +197,6 @@ async def test_nodes_of_one_rack_are_tested_one_after_the_other() -> None:
         lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
     )
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -224,7 +216,6 @@ async def test_tests_by_hand_and_periodic_ones_have_one_limit() -> None:
     await site.settles(lambda: site.last_test(name).get("state") == "Succeeded", within=HOUR)
     assert site.last_test(name)["request"] == "r1"
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -234,7 +225,7 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     site.program.verdicts = [GOING]
     for name in names:
         ask(site, name)
-    first = site.start()
+    site.start()
     site.start()
     await later(TIMEOUT / 2)
     assert len(parse_record(site.world.record.text).node_tests) == 1  # 5 % of the fleet
@@ -245,8 +236,6 @@ async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits(
     site.check()
     assert len(site.program.operations) == len(names)
     assert parse_record(site.world.record.text).node_tests == {}
-    await first.stop()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -261,7 +250,6 @@ async def test_work_that_comes_before_the_pod_begins_ends_the_test_without_a_ver
     assert parse_record(site.world.record.text).node_tests == {}
     await later(10 * HOUR)
     assert len(site.program.operations) == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -297,7 +285,6 @@ async def test_a_request_on_a_new_node_whose_taint_goes_is_followed_as_of_one_in
     [order] = site.program.orders
     assert (order.profile, order.tolerates) == ("quick", "")
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -315,7 +302,6 @@ async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> N
     site.world.person_stops("")
     await later(HOUR)
     assert site.program.orders == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -331,7 +317,6 @@ async def test_a_person_deletes_the_operation_of_a_test_under_way() -> None:
     await site.settles(lambda: ended_as(site) == "Cancelled")
     await later(HOUR)
     assert len(site.program.orders) == 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -343,7 +328,6 @@ async def test_a_request_that_names_a_quarantine_is_not_about_a_node_in_service(
     site.start()
     await later(HOUR)
     assert (site.program.orders, site.world.writes) == ([], [])
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("why", ["no job", "off", "observe"])
@@ -356,7 +340,6 @@ async def test_nothing_is_written_where_no_test_of_a_node_in_service_may_begin(w
     site.start()
     await later(HOUR)
     assert (site.program.orders, site.world.writes) == ([], [])
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("against", ["stop", "exempt", "observe", "evidence", "cordon", "silent"])
@@ -371,7 +354,6 @@ async def test_what_speaks_against_the_test_of_an_idle_node_holds_one_by_hand(ag
     await later(HOUR)
     assert site.program.orders == []
     assert list(site.world.operations.by_name) == ["r1"]
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -387,7 +369,6 @@ async def test_without_a_test_on_any_node_the_nodes_are_not_listed_in_full() -> 
     reads = cluster.asked["read_node"]
     await later(HOUR)
     assert cluster.asked["read_node"] <= reads + 2  # the list with the request is three minutes old
-    await site.replica.stop()
 
 
 async def dies_before_the_order(site: IdleNodes) -> None:
@@ -429,7 +410,6 @@ async def test_an_order_that_was_not_sent_is_sent_only_where_the_test_may_still_
     assert site.program.orders == []
     assert site.last_test()["state"] == ("Cancelled" if ends else "Inconclusive")
     assert parse_record(site.world.record.text).node_tests == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -453,7 +433,6 @@ async def test_a_request_that_is_listed_during_the_last_step_of_the_test_before_
     cluster._call = waits  # type: ignore[method-assign, assignment]
     site.start(cluster)
     await site.settles(lambda: site.last_test().get("request") == "r2", within=HOUR)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -469,7 +448,6 @@ async def test_a_refused_test_leaves_no_reservation_behind() -> None:
     await site.settles(lambda: site.last_test().get("state") == "Cancelled")
     await later(1)
     assert parse_record(site.world.record.text).node_tests == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -483,7 +461,6 @@ async def test_a_request_of_the_same_name_as_one_that_was_removed_is_another_one
     await site.settles(lambda: len(site.program.operations) == 2)
     await site.settles(lambda: ended_as(site) == "Succeeded")
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -505,7 +482,6 @@ async def test_a_test_whose_operation_is_deleted_while_its_order_waits_is_not_se
     site.start(cluster)
     await site.settles(lambda: site.last_test().get("state") == "Cancelled", within=HOUR)
     assert site.program.orders == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -522,7 +498,6 @@ async def test_a_test_whose_operation_can_not_be_written_is_not_tried_every_roun
     await later(300)
     assert site.program.orders == []
     assert cluster.asked["read_node"] - before <= 300 / 15 + 1
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -544,7 +519,6 @@ async def test_a_quarantine_ends_the_request_for_a_test_that_has_not_begun() -> 
     assert message.startswith("its node came into quarantine before the test began")
     await later(HOUR)
     assert site.program.orders == []
-    await site.replica.stop()
 
 
 # -- interruptions ---------------------------------------------------------------------------
@@ -636,4 +610,3 @@ async def test_work_that_comes_between_two_looks_is_seen_before_the_order() -> N
     await site.settles(lambda: site.last_test(other).get("state") == "Cancelled", within=HOUR)
     assert len(site.program.operations) == 1
     site.check()
-    await site.replica.stop()

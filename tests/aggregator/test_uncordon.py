@@ -18,8 +18,8 @@ from aggregator.quarantine.decide.uncordon import (
 from aggregator.quarantine.settings import Settings
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import LoopClock, Running
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -70,24 +70,21 @@ def is_cordoned_again(world: World) -> bool:
 
 
 @pytest.mark.parametrize("action", list(OnUncordon))
-def test_the_uncordon_of_somebody_elses_cordon_is_never_a_release(action: OnUncordon) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job(unschedulable=True)  # kured has cordoned it, before the fault
-        replica = Replica(world, clock=LoopClock(loop), settings=under(action))
-        await quarantined(world, replica)
-        world.person_uncordons("n1", reported_by=TOOL)
-        await until(lambda: is_cordoned_again(world))
-        await asyncio.sleep(600)
-        assert any(taint.key == TAINT for taint in world.nodes["n1"].taints)
-        assert "sickbay.dev/overruled" not in world.nodes["n1"].annotations
-        assert "somebody else's" in world.quarantines["n1"].status.uncordoned
-        assert replica.notes.kinds("n1").count(UNCORDONED) == 1
-        # It is cordoned in our own name now: the release takes that away.
-        world.person_deletes("n1")
-        await until(lambda: is_in_service(world))
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_the_uncordon_of_somebody_elses_cordon_is_never_a_release(action: OnUncordon) -> None:
+    world = world_with_a_job(unschedulable=True)  # kured has cordoned it, before the fault
+    replica = Replica(world, clock=Running(), settings=under(action))
+    await quarantined(world, replica)
+    world.person_uncordons("n1", reported_by=TOOL)
+    await until(lambda: is_cordoned_again(world))
+    await asyncio.sleep(600)
+    assert any(taint.key == TAINT for taint in world.nodes["n1"].taints)
+    assert "sickbay.dev/overruled" not in world.nodes["n1"].annotations
+    assert "somebody else's" in world.quarantines["n1"].status.uncordoned
+    assert replica.notes.kinds("n1").count(UNCORDONED) == 1
+    # It is cordoned in our own name now: the release takes that away.
+    world.person_deletes("n1")
+    await until(lambda: is_in_service(world))
 
 
 @pytest.mark.parametrize(
@@ -106,78 +103,68 @@ def test_the_uncordon_of_somebody_elses_cordon_is_never_a_release(action: OnUnco
         (OnUncordon.RECORDON, True, PERSON, False),
     ],
 )
-def test_the_uncordon_of_our_cordon_is_a_release_by_configuration_and_author(
+@in_virtual_time
+async def test_the_uncordon_of_our_cordon_is_a_release_by_configuration_and_author(
     action: OnUncordon, user: str, *, trusts: bool, released: bool
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        settings = under(action, trusts_author=trusts)
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await quarantined(world, replica)
-        world.person_uncordons("n1", reported_by=user)
-        if released:
-            await until(lambda: is_in_service(world))
-            assert "sickbay.dev/overruled" in world.nodes["n1"].annotations
-            assert UNCORDONED not in replica.notes.kinds("n1")
-        else:
-            await until(lambda: is_cordoned_again(world))
-            assert UNCORDONED in replica.notes.kinds("n1")
-            assert "sickbay release n1" in world.quarantines["n1"].status.uncordoned
-            if trusts and user:
-                assert f"by {user}" in world.quarantines["n1"].status.uncordoned
-        assert UNCORDONED_BY not in world.nodes["n1"].annotations
-        await replica.stop()
-
-    play(test)
-
-
-def test_by_default_an_uncordon_of_unknown_origin_releases_nothing_and_holds_evictions() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job(blocked=True)
-        settings = replace(SETTINGS, uncordon=UncordonRules())
-        assert settings.uncordon.on_uncordon is OnUncordon.CONFIRM
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await quarantined(world, replica)
-        world.person_uncordons("n1")
-        await until(lambda: is_cordoned_again(world))
-        world.budget_blocks.clear()
-        await asyncio.sleep(settings.uncordon.hold_evictions - 60)
-        assert world.evicted == []
-        # No person has asked for it back.
-        await until(lambda: world.evicted == ["uid-a"], within=300)
-        await replica.stop()
-
-    play(test)
-
-
-def test_an_uncordon_never_lifts_a_quarantine_that_a_person_made() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        replica = Replica(world, clock=LoopClock(loop))  # release_on_uncordon: release
-        await until(lambda: not replica.fleet.view_lost)
-        world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "compromised", "mary"))
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        world.person_uncordons("n1")
-        await until(lambda: is_cordoned_again(world))
-        assert "sickbay release n1" in world.quarantines["n1"].status.uncordoned
-        world.person_deletes("n1")
+    world = world_with_a_job()
+    settings = under(action, trusts_author=trusts)
+    replica = Replica(world, clock=Running(), settings=settings)
+    await quarantined(world, replica)
+    world.person_uncordons("n1", reported_by=user)
+    if released:
         await until(lambda: is_in_service(world))
-        await replica.stop()
-
-    play(test)
-
-
-def test_an_uncordon_never_lifts_a_forced_quarantine() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job(annotations={FORCE: "cordon fan 3"})
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        world.person_uncordons("n1")
+        assert "sickbay.dev/overruled" in world.nodes["n1"].annotations
+        assert UNCORDONED not in replica.notes.kinds("n1")
+    else:
         await until(lambda: is_cordoned_again(world))
-        assert FORCE in world.nodes["n1"].annotations
-        await replica.stop()
+        assert UNCORDONED in replica.notes.kinds("n1")
+        assert "sickbay release n1" in world.quarantines["n1"].status.uncordoned
+        if trusts and user:
+            assert f"by {user}" in world.quarantines["n1"].status.uncordoned
+    assert UNCORDONED_BY not in world.nodes["n1"].annotations
 
-    play(test)
+
+@in_virtual_time
+async def test_by_default_an_uncordon_of_unknown_origin_releases_nothing_and_holds_evictions() -> (
+    None
+):
+    world = world_with_a_job(blocked=True)
+    settings = replace(SETTINGS, uncordon=UncordonRules())
+    assert settings.uncordon.on_uncordon is OnUncordon.CONFIRM
+    replica = Replica(world, clock=Running(), settings=settings)
+    await quarantined(world, replica)
+    world.person_uncordons("n1")
+    await until(lambda: is_cordoned_again(world))
+    world.budget_blocks.clear()
+    await asyncio.sleep(settings.uncordon.hold_evictions - 60)
+    assert world.evicted == []
+    # No person has asked for it back.
+    await until(lambda: world.evicted == ["uid-a"], within=300)
+
+
+@in_virtual_time
+async def test_an_uncordon_never_lifts_a_quarantine_that_a_person_made() -> None:
+    world = world_with_a_job()
+    replica = Replica(world, clock=Running())  # release_on_uncordon: release
+    await until(lambda: not replica.fleet.view_lost)
+    world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "compromised", "mary"))
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    world.person_uncordons("n1")
+    await until(lambda: is_cordoned_again(world))
+    assert "sickbay release n1" in world.quarantines["n1"].status.uncordoned
+    world.person_deletes("n1")
+    await until(lambda: is_in_service(world))
+
+
+@in_virtual_time
+async def test_an_uncordon_never_lifts_a_forced_quarantine() -> None:
+    world = world_with_a_job(annotations={FORCE: "cordon fan 3"})
+    Replica(world, clock=Running())
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    world.person_uncordons("n1")
+    await until(lambda: is_cordoned_again(world))
+    assert FORCE in world.nodes["n1"].annotations
 
 
 def test_a_tool_that_uncordons_again_and_again_is_reported_and_not_fought() -> None:
@@ -200,129 +187,110 @@ def test_a_tool_that_uncordons_again_and_again_is_reported_and_not_fought() -> N
         assert "Find the tool or person that does it" in world.quarantines["n1"].status.uncordoned
         loop.pass_time(QUIET)  # without its rounds, each of which a sleep would have
         await until(lambda: not is_schedulable(world))  # a day later it is tried again
-        await replica.stop()
 
     play(test)
 
 
-def test_a_node_that_is_well_again_is_released_though_it_was_uncordoned() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        settings = under(OnUncordon.RECORDON)
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await quarantined(world, replica)
-        for _ in range(MOST_RECORDONS + 1):  # until it is left as it is
-            await until(lambda: world.nodes["n1"].unschedulable, within=3600)
-            world.person_uncordons("n1")
-            await asyncio.sleep(700)
-        assert not world.nodes["n1"].unschedulable
-        world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))
-        replica.agent("n1", snapshot(), boot_id="boot-2")
-        await until(lambda: is_in_service(world), within=2000)
-        await replica.stop()
-
-    play(test)
-
-
-def test_an_uncordon_while_no_aggregator_runs_is_found_by_the_next() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        settings = under(OnUncordon.CONFIRM)
-        first = Replica(world, clock=LoopClock(loop), settings=settings)
-        await quarantined(world, first)
-        await first.stop()
+@in_virtual_time
+async def test_a_node_that_is_well_again_is_released_though_it_was_uncordoned() -> None:
+    world = world_with_a_job()
+    settings = under(OnUncordon.RECORDON)
+    replica = Replica(world, clock=Running(), settings=settings)
+    await quarantined(world, replica)
+    for _ in range(MOST_RECORDONS + 1):  # until it is left as it is
+        await until(lambda: world.nodes["n1"].unschedulable, within=3600)
         world.person_uncordons("n1")
-        second = Replica(world, clock=LoopClock(loop), settings=settings)
-        await until(lambda: not second.fleet.view_lost)
-        await until(lambda: is_cordoned_again(world))
-        await second.stop()
+        await asyncio.sleep(700)
+    assert not world.nodes["n1"].unschedulable
+    world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))
+    replica.agent("n1", snapshot(), boot_id="boot-2")
+    await until(lambda: is_in_service(world), within=2000)
 
-    play(test)
+
+@in_virtual_time
+async def test_an_uncordon_while_no_aggregator_runs_is_found_by_the_next() -> None:
+    world = world_with_a_job()
+    settings = under(OnUncordon.CONFIRM)
+    first = Replica(world, clock=Running(), settings=settings)
+    await quarantined(world, first)
+    await first.stop()
+    world.person_uncordons("n1")
+    await Replica(world, clock=Running(), settings=settings).ready()
+    await until(lambda: is_cordoned_again(world))
 
 
-def test_a_tool_that_has_left_its_marks_is_named() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job(annotations={"weave.works/kured-reboot-in-progress": "2026"})
-        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.CONFIRM))
-        await quarantined(world, replica)
-        world.person_uncordons("n1")
-        await until(lambda: is_cordoned_again(world))
-        assert "kured has left its marks" in world.quarantines["n1"].status.uncordoned
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_tool_that_has_left_its_marks_is_named() -> None:
+    world = world_with_a_job(annotations={"weave.works/kured-reboot-in-progress": "2026"})
+    replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))
+    await quarantined(world, replica)
+    world.person_uncordons("n1")
+    await until(lambda: is_cordoned_again(world))
+    assert "kured has left its marks" in world.quarantines["n1"].status.uncordoned
 
 
 @pytest.mark.parametrize("held_by", ["stop", "mode", "exempt", "maintained"])
-def test_a_node_that_may_not_be_cordoned_again_is_told_to_be_schedulable(held_by: str) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        settings = under(OnUncordon.CONFIRM)
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await quarantined(world, replica)
-        world.person_uncordons("n1")
-        await until(lambda: is_cordoned_again(world))  # its text says so: "and cordoned again"
-        if held_by == "stop":
-            world.person_stops("a test")
-        elif held_by == "exempt":
-            world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z firmware")
-        elif held_by == "maintained":
-            busy = Taint("karpenter.sh/disrupted", "", "NoSchedule")
-            world.set_node(replace(world.nodes["n1"], taints=(*world.nodes["n1"].taints, busy)))
-        else:
-            await replica.stop()
-            observing = replace(settings, mode=Action.OBSERVE)
-            replica = Replica(world, clock=LoopClock(loop), settings=observing)
-            await until(lambda: not replica.fleet.view_lost)
-            replica.agent("n1", ILL)
-        await asyncio.sleep(60)
-        world.person_uncordons("n1")
-        await until(lambda: is_told_schedulable(world), within=30)
-        told = world.quarantines["n1"].status.uncordoned
-        assert "cordoned again (" not in told
-        assert "sickbay release n1" in told
-        assert is_schedulable(world)
-        world.person_cordons("n1")
-        await until(lambda: not is_told_schedulable(world), within=240)
-        await replica.stop()
-
-    play(test)
-
-
-def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.CONFIRM))
-        await quarantined(world, replica)
+@in_virtual_time
+async def test_a_node_that_may_not_be_cordoned_again_is_told_to_be_schedulable(
+    held_by: str,
+) -> None:
+    world = world_with_a_job()
+    settings = under(OnUncordon.CONFIRM)
+    replica = Replica(world, clock=Running(), settings=settings)
+    await quarantined(world, replica)
+    world.person_uncordons("n1")
+    await until(lambda: is_cordoned_again(world))  # its text says so: "and cordoned again"
+    if held_by == "stop":
         world.person_stops("a test")
-        await asyncio.sleep(5)
-        world.person_uncordons("n1")
-        await until(lambda: is_told_schedulable(world), within=30)
-        assert "the stop switch is set" in world.quarantines["n1"].status.uncordoned
-        await asyncio.sleep(600)
-        assert replica.notes.kinds("n1").count(UNCORDONED) == 1
-        world.person_stops("")
-        await until(lambda: is_cordoned_again(world) and not is_told_schedulable(world))
-        assert "cordoned again (1 of" in world.quarantines["n1"].status.uncordoned
+    elif held_by == "exempt":
+        world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z firmware")
+    elif held_by == "maintained":
+        busy = Taint("karpenter.sh/disrupted", "", "NoSchedule")
+        world.set_node(replace(world.nodes["n1"], taints=(*world.nodes["n1"].taints, busy)))
+    else:
         await replica.stop()
+        observing = replace(settings, mode=Action.OBSERVE)
+        replica = await Replica(world, clock=Running(), settings=observing).ready()
+        replica.agent("n1", ILL)
+    await asyncio.sleep(60)
+    world.person_uncordons("n1")
+    await until(lambda: is_told_schedulable(world), within=30)
+    told = world.quarantines["n1"].status.uncordoned
+    assert "cordoned again (" not in told
+    assert "sickbay release n1" in told
+    assert is_schedulable(world)
+    world.person_cordons("n1")
+    await until(lambda: not is_told_schedulable(world), within=240)
 
-    play(test)
+
+@in_virtual_time
+async def test_an_uncordon_during_a_stop_is_told_once_and_undone_after_it() -> None:
+    world = world_with_a_job()
+    replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))
+    await quarantined(world, replica)
+    world.person_stops("a test")
+    await asyncio.sleep(5)
+    world.person_uncordons("n1")
+    await until(lambda: is_told_schedulable(world), within=30)
+    assert "the stop switch is set" in world.quarantines["n1"].status.uncordoned
+    await asyncio.sleep(600)
+    assert replica.notes.kinds("n1").count(UNCORDONED) == 1
+    world.person_stops("")
+    await until(lambda: is_cordoned_again(world) and not is_told_schedulable(world))
+    assert "cordoned again (1 of" in world.quarantines["n1"].status.uncordoned
 
 
-def test_a_taint_removed_from_a_node_that_is_left_schedulable_is_told() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        replica = Replica(world, clock=LoopClock(loop), settings=under(OnUncordon.CONFIRM))
-        await quarantined(world, replica)
-        world.person_stops("a test")
-        await asyncio.sleep(5)
-        world.person_uncordons("n1")
-        await until(lambda: is_told_schedulable(world), within=30)
-        world.set_node(replace(world.nodes["n1"], taints=()))
-        await until(lambda: lacks_the_taint(world), within=60)
-        await replica.stop()
-
-    play(test)
+@in_virtual_time
+async def test_a_taint_removed_from_a_node_that_is_left_schedulable_is_told() -> None:
+    world = world_with_a_job()
+    replica = Replica(world, clock=Running(), settings=under(OnUncordon.CONFIRM))
+    await quarantined(world, replica)
+    world.person_stops("a test")
+    await asyncio.sleep(5)
+    world.person_uncordons("n1")
+    await until(lambda: is_told_schedulable(world), within=30)
+    world.set_node(replace(world.nodes["n1"], taints=()))
+    await until(lambda: lacks_the_taint(world), within=60)
 
 
 def is_told_schedulable(world: World) -> bool:

@@ -50,7 +50,6 @@ async def test_it_is_logged_once_and_explained_with_the_next_step(
     view = node_view.node(fleet, fleet.node_summaries["n1"], moment)
     assert view.unreadable == []
     assert len(logged(caplog)) == 1
-    await site.replica.stop()
 
 
 def test_it_is_explained_while_no_aggregator_answers() -> None:

@@ -50,8 +50,7 @@ async def test_an_unreadable_record_holds_up_no_release(
     entered = world.record.text
     if restarted:
         world.person_garbles_the_record()
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     replica.agent("n1", ILL)
     if not restarted:
         await until(lambda: replica.fleet.node_summaries["n1"].work.in_record)
@@ -73,14 +72,12 @@ async def test_an_unreadable_record_holds_up_no_release(
     check_released(world)
     overruled = bool(read_overruled(world.nodes["n1"].annotations))
     assert overruled == (act is not recovers)
-    await replica.stop()
 
 
 async def test_an_unreadable_record_admits_nobody_until_it_is_mended() -> None:
     world, clock = world_with_jobs(), Turned()
     entered = world.record.text
-    replica = Replica(world, clock=clock)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock).ready()
     world.person_garbles_the_record()
     await until(lambda: replica.controller.record_problem)
     garbled = world.record.text
@@ -104,26 +101,22 @@ async def test_an_unreadable_record_admits_nobody_until_it_is_mended() -> None:
     world.person_garbles_the_record(entered)  # repaired: the same proposal goes through
     await until(lambda: is_marked(world.nodes["n1"]))
     assert world.quarantines["n1"].spec.evidence[0].code == "xid:79"
-    await replica.stop()
 
 
 async def test_a_release_that_dies_while_the_record_is_unreadable_is_finished_by_the_next() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     world.person_garbles_the_record()
-    first = Replica(world, clock=clock)
-    await until(lambda: not first.fleet.view_lost)
+    first = await Replica(world, clock=clock).ready()
     world.person_deletes("n1")
     await until(lambda: not is_marked(world.nodes["n1"]))
     await first.stop()
-    second = Replica(world, clock=clock)
-    await until(lambda: not second.fleet.view_lost)
+    second = await Replica(world, clock=clock).ready()
     second.agent("n1", ILL)
     world.person_garbles_the_record("")  # emptied, as the error says
     await reaches_released(world)
     check_released(world)
     assert read_overruled(world.nodes["n1"].annotations)
-    await second.stop()
 
 
 def forbidden(call: str) -> ClusterError | None:
@@ -141,15 +134,13 @@ async def test_a_record_that_may_not_or_can_not_be_used_holds_up_no_release(
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     broken = True
-    replica = Replica(world, clock=clock, fails=lambda call: fails(call) if broken else None)
-    await until(lambda: not replica.fleet.view_lost)
+    await Replica(world, clock=clock, fails=lambda call: fails(call) if broken else None).ready()
     world.person_deletes("n1")
     await until(lambda: not is_marked(world.nodes["n1"]))
     assert phase_of(world, "n1") is Phase.RELEASING
     broken = False
     await reaches_released(world)
     check_released(world)
-    await replica.stop()
 
 
 class Silent(MemoryCluster):
@@ -173,8 +164,7 @@ async def test_a_record_that_gives_no_answer_holds_up_a_release_for_seconds_at_m
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     cluster = Silent(world)
-    replica = Replica(world, clock=clock, cluster=cluster)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=clock, cluster=cluster).ready()
     world.person_garbles_the_record()
     await until(lambda: replica.controller.record_problem)
     cluster.answers.clear()
@@ -184,4 +174,3 @@ async def test_a_record_that_gives_no_answer_holds_up_a_release_for_seconds_at_m
     world.person_garbles_the_record("")
     await reaches_released(world)
     check_released(world)
-    await replica.stop()

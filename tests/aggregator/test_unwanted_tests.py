@@ -18,6 +18,7 @@ from aggregator.quarantine.repair.protocol import (
 from tests.support.idle_node_tests import HOUR, IdleNodes, dying_before_the_order
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.new_node_tests import GOING, KEY, PASSED, POOL, TIMEOUT, UNTESTED, NewNodes
+from tests.support.present import present
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
@@ -104,14 +105,12 @@ async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: s
     assert site.taints() == taints
     assert site.kinds()[-1] == "repair.ended"
     assert site.replica.notes.transitions[-1].summary.endswith(f"was ended: {OFF}")
-    shown = site.replica.fleet.test_of("n1")
-    assert shown is not None
+    shown = present(site.replica.fleet.test_of("n1"))
     assert shown.test is not None
     writes = len(site.world.writes)
     await later(10 * HOUR)
     assert len(site.world.writes) == writes
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -127,7 +126,6 @@ async def test_its_job_and_its_pod_are_gone_before_the_node_says_that_it_has_end
     await site.settles(lambda: site.replica.fleet.node_tests["n1"].held == held, within=4.0)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     assert job.state == "gone"
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -139,7 +137,6 @@ async def test_the_condition_of_a_new_node_does_not_say_that_a_test_is_under_way
     await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
     assert OFF in site.world.test_conditions["n1"].message
     assert site.taints() == (POOL, UNTESTED)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -156,7 +153,6 @@ async def test_a_process_that_dies_before_the_condition_leaves_that_to_the_next_
     await site.replica.stop()
     site.start()
     await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -169,7 +165,6 @@ async def test_a_verdict_that_comes_with_repairs_off_removes_no_taint() -> None:
     await later(HOUR)
     assert site.last_test()["state"] == "Cancelled"
     assert site.taints() == (POOL, UNTESTED)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -182,7 +177,6 @@ async def test_an_order_that_was_not_sent_is_not_sent_with_repairs_off() -> None
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     assert site.program.orders == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -198,7 +192,6 @@ async def test_the_agent_is_awaited_that_has_to_end_the_test() -> None:
     site.report(*names)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     assert site.program.cancelled == site.program.operations
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -210,7 +203,6 @@ async def test_an_agent_that_never_comes_back_is_awaited_until_the_deadline_of_t
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=2 * TIMEOUT)
     assert parse_record(site.world.record.text).node_tests == {}
-    await site.replica.stop()
 
 
 @pytest.mark.parametrize("kind", ["idle", "new"])
@@ -231,7 +223,6 @@ async def test_a_test_whose_agent_does_not_confirm_its_end_stays_ordered_and_is_
     site.program.confirms = True
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=TIMEOUT / 2)
     assert parse_record(site.world.record.text).node_tests == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -244,7 +235,6 @@ async def test_an_end_that_is_never_confirmed_is_awaited_until_the_deadline_of_t
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=2 * TIMEOUT)
     assert site.last_test()["ended_at"] >= deadline
     assert parse_record(site.world.record.text).node_tests == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -255,7 +245,6 @@ async def test_a_test_that_has_ended_before_it_is_cancelled_is_not_awaited() -> 
     site.program.verdicts, site.program.confirms = [PASSED], False
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -271,7 +260,6 @@ async def test_a_test_of_an_earlier_boot_has_ended_without_the_word_of_its_agent
     site.world.set_node(replace(node, boot_id="another"))
     site.start()
     await site.settles(lambda: site.last_test()["state"] == "Inconclusive", within=60.0)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -283,7 +271,6 @@ async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_fo
     site.names = ()
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -299,7 +286,6 @@ async def test_agents_that_answer_late_are_asked_at_the_same_time_and_few_at_onc
     )
     assert site.program.most_cancelling == 8
     site.check()
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -330,7 +316,6 @@ async def test_a_refusal_of_the_cluster_is_shown_until_it_is_over() -> None:
     cluster._fails = lambda _: None
     await later(60.0)
     assert "has not confirmed the end" in site.replica.fleet.node_tests["n1"].held
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -350,7 +335,6 @@ async def test_a_condition_that_can_not_be_written_is_tried_with_growing_pauses_
     assert len(told) == 1
     cluster._fails = lambda _: None
     await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=400.0)
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -364,7 +348,6 @@ async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written
     await later(10 * HOUR)
     assert (cluster.asked["list_node_tests"], cluster.asked["read_node"]) == (0, 0)
     assert len(site.world.writes) == writes
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -376,7 +359,6 @@ async def test_a_test_that_can_not_be_read_is_left_to_a_person() -> None:
     await later(HOUR)
     assert site.world.operations.by_name == {unread.name: unread}
     assert site.program.cancelled == []
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -398,7 +380,6 @@ async def test_a_test_that_can_not_be_read_keeps_its_reservation(
     site.world.operations.remove(unread)
     await later(400.0)
     assert parse_record(site.world.record.text).node_tests == {}
-    await site.replica.stop()
 
 
 @in_virtual_time
@@ -413,7 +394,6 @@ async def test_a_test_is_ended_too_where_the_configuration_has_no_tests_any_more
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     assert site.last_test()["message"] == "the configuration has no tests of nodes any more"
     assert KEY not in [one.key for one in site.taints()]
-    await site.replica.stop()
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from tests.controlplane.pki import Authority
+from tests.support.present import of_type
 from tests.support.receiver import (
     Answer,
     Hook,
@@ -495,7 +496,6 @@ def test_the_documented_example_is_a_body_we_send(tmp_path: Path) -> None:
     assert set(example["delivery"]) == {"id", "attempt"}
     from aggregator.alerts.alert import Alert, alert_of
 
-    alert = alert_of(happened())
-    assert isinstance(alert, Alert)
+    alert = of_type(alert_of(happened()), Alert)
     for shown in example["alerts"]:
         assert set(shown) == {*alert.to_json(), "documentation"}

@@ -25,6 +25,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.worker_thread import WorkerThread
+from tests.support.present import of_type
 from tests.support.receiver import Hook, webhook_settings
 from tests.support.virtual_time import VirtualTimeLoop, play
 from tests.support.waiting import until
@@ -134,8 +135,7 @@ class Bench:
 
     def attempted(self, attempts: int, next_at: float) -> PendingDelivery:
         """A delivery that another process has tried before."""
-        delivery = self.outbox.next(HOOK, START, BatchWait(0.0, 0.0))
-        assert isinstance(delivery, PendingDelivery)
+        delivery = of_type(self.outbox.next(HOOK, START, BatchWait(0.0, 0.0)), PendingDelivery)
         for _ in range(attempts):
             delivery = self.outbox.again(delivery, next_at)
         return delivery

@@ -196,8 +196,7 @@ def test_a_failure_that_no_message_showed_begins_the_recovery_anew() -> None:
 @in_virtual_time
 async def test_a_person_who_uncordons_a_flapping_node_is_not_contradicted() -> None:
     """The node is well when they look; its past must not quarantine it again at once."""
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     clock = Turned(1300.0)
     replica = Replica(world, clock=clock, policy=SITE)
     try:

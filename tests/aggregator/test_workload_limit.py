@@ -49,163 +49,137 @@ async def fall_ill(replica: Replica, *nodes: str) -> None:
         replica.agent(node, ILL)
 
 
-def test_a_third_node_at_once_is_held_and_alerted_also_by_the_next_controller() -> None:
-    async def scenario() -> None:
-        world = world_of_a_gang()
-        replica = started(world)
-        await fall_ill(replica, *NODES)
-        await until(lambda: len(world.evicted) >= 6, within=60)
-        await asyncio.sleep(60)
-        assert len(ranks(world)) == 2
-        assert sum("alone" in uid for uid in world.evicted) == 4  # pods of no gang go on
-        held = [node for node in NODES if f"uid-rank-{node}" not in world.evicted]
-        for node in held:
-            [blocker] = world.quarantines[node].status.blockers
-            assert "its gang lost 2 nodes within 10m" in blocker.reason
-            assert "limits.per_workload is 2" in blocker.reason
-            assert replica.notes.kinds(node).count("work.blocked") == 1
-        world.kubelets_finish()
-        await replica.stop()
-        replica = started(world)
-        await fall_ill(replica, *NODES)
-        await asyncio.sleep(120)
-        assert len(ranks(world)) == 2
-        assert all("work.blocked" not in replica.notes.kinds(node) for node in held)
-        await asyncio.sleep(WINDOW)  # the window is over: the next two
-        await until(lambda: len(ranks(world)) == 4, within=120)
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_third_node_at_once_is_held_and_alerted_also_by_the_next_controller() -> None:
+    world = world_of_a_gang()
+    replica = started(world)
+    await fall_ill(replica, *NODES)
+    await until(lambda: len(world.evicted) >= 6, within=60)
+    await asyncio.sleep(60)
+    assert len(ranks(world)) == 2
+    assert sum("alone" in uid for uid in world.evicted) == 4  # pods of no gang go on
+    held = [node for node in NODES if f"uid-rank-{node}" not in world.evicted]
+    for node in held:
+        [blocker] = world.quarantines[node].status.blockers
+        assert "its gang lost 2 nodes within 10m" in blocker.reason
+        assert "limits.per_workload is 2" in blocker.reason
+        assert replica.notes.kinds(node).count("work.blocked") == 1
+    world.kubelets_finish()
+    await replica.stop()
+    replica = started(world)
+    await fall_ill(replica, *NODES)
+    await asyncio.sleep(120)
+    assert len(ranks(world)) == 2
+    assert all("work.blocked" not in replica.notes.kinds(node) for node in held)
+    await asyncio.sleep(WINDOW)  # the window is over: the next two
+    await until(lambda: len(ranks(world)) == 4, within=120)
 
 
-def test_a_drain_that_is_still_under_way_counts_however_long_it_takes() -> None:
-    async def scenario() -> None:
-        world = world_of_a_gang()
-        world.budget_blocks |= {"uid-rank-n1", "uid-rank-n2"}
-        replica = started(world)
-        await fall_ill(replica, "n1", "n2")
-        await asyncio.sleep(3 * WINDOW)
-        replica.agent("n3", ILL)
-        await asyncio.sleep(60)
-        assert ranks(world) == []
-        [blocker] = world.quarantines["n3"].status.blockers
-        assert "its gang lost 2 nodes" in blocker.reason
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_drain_that_is_still_under_way_counts_however_long_it_takes() -> None:
+    world = world_of_a_gang()
+    world.budget_blocks |= {"uid-rank-n1", "uid-rank-n2"}
+    replica = started(world)
+    await fall_ill(replica, "n1", "n2")
+    await asyncio.sleep(3 * WINDOW)
+    replica.agent("n3", ILL)
+    await asyncio.sleep(60)
+    assert ranks(world) == []
+    [blocker] = world.quarantines["n3"].status.blockers
+    assert "its gang lost 2 nodes" in blocker.reason
 
 
-def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limit() -> None:
-    async def scenario() -> None:
-        world = world_of_a_gang()
-        replica = started(world, nodes=1)
-        await fall_ill(replica, "n1")
-        await until(lambda: ranks(world) == ["uid-rank-n1"], within=60)
-        by_hand = QuarantineSpec(Action.DRAIN, "manual", "smoke", requester="alice")
-        await replica.cluster.create_quarantine("n2", by_hand)
-        await until(lambda: len(ranks(world)) == 2, within=60)
-        replica.agent("n3", ILL)
-        await asyncio.sleep(60)
-        assert len(ranks(world)) == 2
-        await replica.stop()
-        world = world_of_a_gang()
-        replica = started(world, nodes=0)
-        await fall_ill(replica, *NODES)
-        await until(lambda: len(ranks(world)) == 4, within=60)
-        assert all(not one.status.evicted_workloads for one in world.quarantines.values())
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_persons_quarantine_counts_and_is_not_held_and_zero_sets_no_limit() -> None:
+    world = world_of_a_gang()
+    replica = started(world, nodes=1)
+    await fall_ill(replica, "n1")
+    await until(lambda: ranks(world) == ["uid-rank-n1"], within=60)
+    by_hand = QuarantineSpec(Action.DRAIN, "manual", "smoke", requester="alice")
+    await replica.cluster.create_quarantine("n2", by_hand)
+    await until(lambda: len(ranks(world)) == 2, within=60)
+    replica.agent("n3", ILL)
+    await asyncio.sleep(60)
+    assert len(ranks(world)) == 2
+    await replica.stop()
+    world = world_of_a_gang()
+    replica = started(world, nodes=0)
+    await fall_ill(replica, *NODES)
+    await until(lambda: len(ranks(world)) == 4, within=60)
+    assert all(not one.status.evicted_workloads for one in world.quarantines.values())
 
 
-def test_a_gang_s_long_name_is_shortened_and_stays_another_gang_s() -> None:
+@virtual_time.in_virtual_time
+async def test_a_gang_s_long_name_is_shortened_and_stays_another_gang_s() -> None:
     """An annotation may have 256 KiB, and a few of those are more than any object may have."""
-
-    async def scenario() -> None:
-        world = World()
-        world.add_node("n1")
-        for last in "ab":
-            long = {GANG_ANNOTATION: "x" * 200_000 + last}
-            world.add_pod("n1", f"rank-{last}", annotations=long)
-        replica = started(world)
-        await fall_ill(replica, "n1")
-        await until(lambda: len(ranks(world)) == 2, within=60)
-        one, other = (item.workload for item in world.quarantines["n1"].status.evicted_workloads)
-        assert one != other
-        assert max(len(one), len(other)) < 600
-        await replica.stop()
-
-    virtual_time.run(scenario())
+    world = World.of("n1")
+    for last in "ab":
+        long = {GANG_ANNOTATION: "x" * 200_000 + last}
+        world.add_pod("n1", f"rank-{last}", annotations=long)
+    replica = started(world)
+    await fall_ill(replica, "n1")
+    await until(lambda: len(ranks(world)) == 2, within=60)
+    one, other = (item.workload for item in world.quarantines["n1"].status.evicted_workloads)
+    assert one != other
+    assert max(len(one), len(other)) < 600
 
 
-def test_a_job_without_a_gang_counts_in_its_own_namespace() -> None:
-    async def scenario() -> None:
-        world = World()
-        for node in NODES:
-            world.add_node(node)
-            world.add_pod(node, f"rank-{node}", labels=JOB, owner_name=f"j-{node}")
-            # The job of another team by the same name, whose marker is a tenant's text.
-            world.add_pod(node, f"claims-{node}", namespace=f"of-{node}", labels=JOB)
-        replica = started(world)
-        await fall_ill(replica, *NODES)
-        await until(lambda: len(world.evicted) >= 6, within=60)
-        await asyncio.sleep(60)
-        assert len(ranks(world)) == 2
-        assert sum("claims" in uid for uid in world.evicted) == 4
-        held = [node for node in NODES if f"uid-rank-{node}" not in world.evicted]
-        for node in held:
-            [blocker] = world.quarantines[node].status.blockers
-            assert "its job lost 2 nodes within 10m" in blocker.reason
-            assert replica.notes.kinds(node).count("work.blocked") == 1
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_job_without_a_gang_counts_in_its_own_namespace() -> None:
+    world = World()
+    for node in NODES:
+        world.add_node(node)
+        world.add_pod(node, f"rank-{node}", labels=JOB, owner_name=f"j-{node}")
+        # The job of another team by the same name, whose marker is a tenant's text.
+        world.add_pod(node, f"claims-{node}", namespace=f"of-{node}", labels=JOB)
+    replica = started(world)
+    await fall_ill(replica, *NODES)
+    await until(lambda: len(world.evicted) >= 6, within=60)
+    await asyncio.sleep(60)
+    assert len(ranks(world)) == 2
+    assert sum("claims" in uid for uid in world.evicted) == 4
+    held = [node for node in NODES if f"uid-rank-{node}" not in world.evicted]
+    for node in held:
+        [blocker] = world.quarantines[node].status.blockers
+        assert "its job lost 2 nodes within 10m" in blocker.reason
+        assert replica.notes.kinds(node).count("work.blocked") == 1
 
 
-def test_the_drain_of_a_node_with_more_jobs_than_are_counted_ends() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.add_node("n1")
-        for number in range(MOST_WORKLOADS + 20):
-            world.add_pod("n1", f"rank-{number}", owner_name=f"job-{number}")
-        replica = started(world, nodes=1)
-        await fall_ill(replica, "n1")
+@virtual_time.in_virtual_time
+async def test_the_drain_of_a_node_with_more_jobs_than_are_counted_ends() -> None:
+    world = World.of("n1")
+    for number in range(MOST_WORKLOADS + 20):
+        world.add_pod("n1", f"rank-{number}", owner_name=f"job-{number}")
+    replica = started(world, nodes=1)
+    await fall_ill(replica, "n1")
 
-        def gone() -> bool:
-            world.kubelets_finish()
-            return len(ranks(world)) == MOST_WORKLOADS + 20
+    def gone() -> bool:
+        world.kubelets_finish()
+        return len(ranks(world)) == MOST_WORKLOADS + 20
 
-        await until(gone, within=600)
-        assert len(world.quarantines["n1"].status.evicted_workloads) == MOST_WORKLOADS
-        await replica.stop()
-
-    virtual_time.run(scenario())
+    await until(gone, within=600)
+    assert len(world.quarantines["n1"].status.evicted_workloads) == MOST_WORKLOADS
 
 
-def test_a_pod_that_joins_200_gangs_takes_the_room_of_no_other() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.add_node("n1")
-        world.add_pod("n1", "mallory", labels={"pod-group-name": "g0"})
-        world.budget_blocks.add("uid-mallory")
-        replica = started(world)
-        await fall_ill(replica, "n1")
-        for number in range(1, 200):
-            pod = world.pods["n1/mallory"]
-            labels = {"pod-group-name": f"g{number}"}
-            world.pods["n1/mallory"] = replace(pod, labels=labels, version=world.tick())
-            await asyncio.sleep(30)
-        world.add_pod("n1", "rank", labels=GANG)
-        await until(lambda: "uid-rank" in world.evicted, within=120)
-        assert len(world.quarantines["n1"].status.evicted_workloads) < 10
-        await replica.stop()
-
-    virtual_time.run(scenario())
+@virtual_time.in_virtual_time
+async def test_a_pod_that_joins_200_gangs_takes_the_room_of_no_other() -> None:
+    world = World.of("n1")
+    world.add_pod("n1", "mallory", labels={"pod-group-name": "g0"})
+    world.budget_blocks.add("uid-mallory")
+    replica = started(world)
+    await fall_ill(replica, "n1")
+    for number in range(1, 200):
+        pod = world.pods["n1/mallory"]
+        labels = {"pod-group-name": f"g{number}"}
+        world.pods["n1/mallory"] = replace(pod, labels=labels, version=world.tick())
+        await asyncio.sleep(30)
+    world.add_pod("n1", "rank", labels=GANG)
+    await until(lambda: "uid-rank" in world.evicted, within=120)
+    assert len(world.quarantines["n1"].status.evicted_workloads) < 10
 
 
 def test_what_counts_is_a_gang_or_a_job_that_loses_work() -> None:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     gang = world.add_pod("n1", "gang", labels=GANG)
     job = world.add_pod("n1", "job", labels=JOB)
     peer = world.add_pod("n1", "peer", labels=JOB)

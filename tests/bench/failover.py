@@ -21,6 +21,7 @@ from tests.bench.small import small_or
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.present import present
 from tests.support.replica_processes import SNAPSHOTS, TRUSTING_TLS, Replicas
 
 #: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
@@ -183,8 +184,7 @@ def _kill(found: Findings, fleet: _Fleet, crowd: Crowd, nodes: Sequence[str]) ->
         while (complete := diary.since(killed, 3, len(nodes))) is None:
             _until(diary, 3, len(nodes), since=killed)
         rss = cost(_pid(replicas, replicas.controller())).rss_mib
-    reowned = diary.since(killed, 2, 1)
-    assert reowned is not None
+    reowned = present(diary.since(killed, 2, 1))
     acted = [fleet.taints.seen[one] for one in faulty if one not in lost]
     assert acted, "no fault at the kill became a taint"
     percent = dict(zip(replicas.names, spent, strict=True))
@@ -205,8 +205,7 @@ def _kill(found: Findings, fleet: _Fleet, crowd: Crowd, nodes: Sequence[str]) ->
 
 
 def _pid(replicas: Replicas, name: str) -> int:
-    process = replicas.replicas[name].process
-    assert process is not None
+    process = present(replicas.replicas[name].process)
     return process.pid
 
 

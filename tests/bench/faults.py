@@ -33,6 +33,7 @@ from tests.bench.return_drill import unmarked_after_return_s
 from tests.bench.small import small_or, start_quickly
 from tests.controlplane.plane import ControlPlane
 from tests.support.evictions import accepted_evictions
+from tests.support.present import present
 
 #: One fault each, and each a drain of its own accord.
 FATAL = small_or((46,), (46, 48, 62, 64, 79, 95, 110, 119, 120, 136))
@@ -85,8 +86,7 @@ def api_server_away_for_60_s(drill: Drill) -> None:
 
 def aggregator_paused_for_40_s(drill: Drill) -> None:
     stack, simulator = drill.fleet(small_or(2, 20))
-    process = stack.aggregator.process
-    assert process is not None
+    process = present(stack.aggregator.process)
     process.send_signal(signal.SIGSTOP)
     try:
         one_by_one(simulator, drill.nodes, seconds=small_or(0.5, 40))

@@ -55,9 +55,9 @@ from tests.bench.repairplay import DOMAINS, Tally, Workshop
 from tests.bench.repairplay import Fault as Broken
 from tests.support import virtual_time
 from tests.support.memory_cluster import World
+from tests.support.present import of_type
 from tests.support.replica import FakeLine, Replica
 from tests.support.virtual_replica import LoopClock
-from tests.support.waiting import until
 
 LEAF = 32
 RACK = 8
@@ -299,8 +299,9 @@ class Play:
 
     async def _start_aggregator(self) -> None:
         self.world.listeners.clear()
-        replica = Replica(self.world, clock=LoopClock(self._loop), settings=self._settings)
-        await until(lambda: not replica.fleet.view_lost)
+        replica = await Replica(
+            self.world, clock=LoopClock(self._loop), settings=self._settings
+        ).ready()
         self._replica = replica
         for node in self._nodes:
             if not self._is_away(node):
@@ -770,8 +771,7 @@ def play(
     """Live through it, in virtual time. ``repairs``: see `Play`."""
 
     async def main() -> Outcome:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
         acted = Play(
             loop,
             stories,

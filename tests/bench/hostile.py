@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,7 @@ from tests.bench.small import number, small_or, start_quickly
 from tests.bench.watcher import NODES, Watcher, marked
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.present import present
 from tests.support.simulator import Simulator
 from tests.support.stack import NAMESPACE, Stack
 
@@ -111,13 +113,12 @@ class Bench:
 
     def phase(self, name: str, simulator: Simulator, trials: int) -> list[float]:
         """Milliseconds from each fault to its taint."""
-        process = self.stack.aggregator.process
-        assert process is not None
+        process = present(self.stack.aggregator.process)
         authority = self.stack.aggregator.authority
         prober = Prober(self.stack.aggregator.web_port, authority.certificate)
         prober.start()
         times = []
-        try:
+        with closing(prober):
             for _ in range(trials):
                 node = next(self._fresh)
                 begun = time.monotonic()
@@ -125,8 +126,6 @@ class Bench:
                 times.append((self._tainted_at(node) - begun) * 1000)
                 self.rss.append(cost(process.pid).rss_mib)
                 time.sleep(_BETWEEN)
-        finally:
-            prober.close()
         self.healthz[name] = prober.times
         return times
 

@@ -15,6 +15,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,9 @@ async def _idle(address: str) -> None:
     """A silent connection, until the other side closes it."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    try:
+    with closing(writer):
         while await reader.read(4096):
             pass
-    finally:
-        writer.close()
 
 
 async def _silent(channel: grpc.aio.Channel, token: str) -> None:

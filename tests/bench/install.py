@@ -28,6 +28,7 @@ from tests.controlplane import binaries
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.deploy.manifests import ROOT
+from tests.support.present import present
 
 #: Options whose value is a file that must be there.
 _FILE_OPTIONS = ("-f", "--values", "--set-file", "--from-file", "-k", "--filename")
@@ -36,8 +37,7 @@ _FILE_OPTIONS = ("-f", "--values", "--set-file", "--from-file", "-k", "--filenam
 def documented_commands() -> list[list[str]]:
     """The commands of the first block of docs/install.md, each as its words."""
     page = (ROOT / "docs" / "install.md").read_text("utf-8")
-    block = re.search(r"```\w*\n(.*?)```", page, re.DOTALL)
-    assert block is not None
+    block = present(re.search(r"```\w*\n(.*?)```", page, re.DOTALL))
     text = block[1].replace("\\\n", " ").replace("YOUR-REGISTRY", "images.example.test")
     return [shlex.split(line, comments=True) for line in text.splitlines() if line.strip()]
 

@@ -57,8 +57,7 @@ def play(rounds: int, seed: int) -> NoticeTally:
 
 
 async def _round(rng: random.Random, tally: NoticeTally) -> None:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     workloads = []
     for number in range(_WORKLOADS):
         world.add_pod("n1", f"w{number}")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -43,7 +44,7 @@ async def ready_times(folder: Path, calls: int) -> dict[str, float]:
     agent = AgentProcess(folder / "node")
     path = agent.folder / "nvhcd.sock"
     agent.more += f'\n[ready]\nlauncher_socket = "{path}"\n'
-    try:
+    with closing(agent):
         await agent.start().up()
         await until(path.is_socket, what=agent.log)
         agent.xid(79)
@@ -55,8 +56,6 @@ async def ready_times(folder: Path, calls: int) -> dict[str, float]:
             max(3, calls // 50),
             lambda: subprocess.run(command, env=os.environ, capture_output=True, check=False),
         )
-    finally:
-        agent.close()
     return {
         "ready_p99_ms": round(max(percentile(launched, 99), percentile(posted, 99)), 2),
         "ready_launcher_p50_ms": round(percentile(launched, 50), 2),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -101,10 +102,8 @@ class Site:
         running = AggregatorProcess(
             self.plane, self.folder / name, more=more, place=self.place
         ).start()
-        try:
+        with closing(running):
             yield running.ready()
-        finally:
-            running.close()
 
     def crowd(self, name: str) -> Crowd:
         folder = self.folder / name

@@ -19,6 +19,7 @@ from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import GPUS, gpu
 from tests.support import virtual_time
 from tests.support.memory_cluster import World
+from tests.support.present import of_type
 from tests.support.replica import SETTINGS, FakeLine, Replica, fault, hello
 from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
@@ -101,8 +102,9 @@ class _Rack:
         for number in range(2 * self.nodes):  # the other rack is well
             self.world.add_node(f"n{number}")
         rounds_module.ROUNDS = _ROUNDS
-        self.replica = Replica(self.world, clock=LoopClock(self.loop), settings=_SHIPPED)
-        await until(lambda: not self.replica.fleet.view_lost)
+        self.replica = await Replica(
+            self.world, clock=LoopClock(self.loop), settings=_SHIPPED
+        ).ready()
         for number in range(2 * self.nodes):
             self.attach(number)
         try:
@@ -216,8 +218,7 @@ def play_racks(events: int, nodes: int, seed: int) -> RackOutcome:
         event = draw(rng, nodes)
 
         async def main(event: RackEvent = event) -> RackOutcome:
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, virtual_time.VirtualTimeLoop)
+            loop = of_type(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
             return await _Rack(loop, event, nodes).play()
 
         try:

@@ -32,6 +32,7 @@ from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.attempts import attempts_of
+from tests.support.present import present
 from tests.support.stack import NAMESPACE, AggregatorProcess, Stack
 
 RULES = """
@@ -177,8 +178,7 @@ def _run_and_kill(stack: Stack, moment: Callable[[], float] | None, after: float
     stack.aggregator.start()
 
     def begun() -> bool:
-        process = stack.aggregator.process
-        assert process is not None
+        process = present(stack.aggregator.process)
         assert process.poll() is None, stack.aggregator.log()[-4000:]
         with log.open("rb") as file:
             file.seek(before)

@@ -30,6 +30,7 @@ from tests.bench.repair_receiver import RepairReceiver, at_once
 from tests.bench.small import small_or
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
+from tests.support.present import present
 from tests.support.simulator import Simulator
 from tests.support.stack import NAMESPACE, Stack
 
@@ -84,8 +85,7 @@ async def _requests(cluster: KubeCluster, shop: RepairReceiver, nodes: list[str]
             await cluster.write_quarantine_status(made, drained)
             begun = time.monotonic()
             await cluster.read_node(node)
-            fresh = await cluster.read_quarantine(node)
-            assert fresh is not None
+            fresh = present(await cluster.read_quarantine(node))
             await cluster.read_stop()
             record = await cluster.write_record(f'{{"version":1,"at":{begun}}}', record.version)
             attempt = RepairAttempt(f"{made.uid}-1-gpu-reset", "gpu-reset", RepairState.ORDERING)

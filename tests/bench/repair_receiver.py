@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+from tests.support.present import present
+
 #: The answers to one operation, one after another; the last one stays. 0: the connection is closed
 #: without an answer, after the order was taken.
 Answers = Callable[[str], tuple[int, ...]]
@@ -107,8 +109,7 @@ class RepairReceiver:
         with self._come:
             if not self._come.wait_for(lambda: self._first(node) is not None, within):
                 raise TimeoutError(f"no order for {node} within {within:g} s")
-            found = self._first(node)
-            assert found is not None
+            found = present(self._first(node))
             return found.at
 
     def _first(self, node: str) -> Carried | None:

@@ -7,6 +7,7 @@ from threading import Thread
 
 from tests.bench.drill import FAULT, Drill, one_by_one, p99
 from tests.controlplane.waiting import wait_until
+from tests.support.present import present
 from tests.support.replica_processes import Replicas
 
 #: Seconds. Longer than the Lease, and than a gateway keeps agents that it can't forward.
@@ -40,8 +41,7 @@ def controller_of_three_killed_in_a_burst_of_200(drill: Drill) -> None:
 def controller_of_three_paused_for_40_s(drill: Drill) -> None:
     """Faults while it is stopped; another takes over."""
     replicas, simulator = drill.replicas(60)
-    process = replicas.replicas[replicas.controller()].process
-    assert process is not None
+    process = present(replicas.replicas[replicas.controller()].process)
     process.send_signal(signal.SIGSTOP)
     try:
         one_by_one(simulator, drill.nodes, seconds=OUTAGE)

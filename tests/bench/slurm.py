@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -48,7 +49,7 @@ def latency(
     """Seconds from the kernel line of ``node`` to its DRAIN, and of the programs alone."""
     agent = AgentProcess(folder, aggregator=aggregator.address, more=QUIET)
     agent.node = node
-    try:
+    with closing(agent):
         agent.start()
         wait_until(
             lambda: (aggregator.ask(f"nodes/{node}") or {}).get("agent") == "attached",
@@ -58,8 +59,6 @@ def latency(
         agent.xid(79)
         wait_until(lambda: drained(slurm, [node]), what=aggregator.log, every_s=0.001)
         took = time.monotonic() - began
-    finally:
-        agent.close()
     began = time.monotonic()
     asyncio.run(alone(slurm, other))
     wait_until(lambda: drained(slurm, [other]), what=slurm.log, every_s=0.001)
@@ -128,21 +127,18 @@ def drill(slurm: Slurm, folder: Path, nodes: list[str], *, kill: bool) -> tuple[
     names = folder / "names"
     names.write_text("\n".join(nodes))
     arguments: list[str | Path] = ["--names", names, "--aggregator", aggregator.address]
-    with Simulator(arguments, log=folder / "simulator.log") as fleet:
-        try:
-            fleet.until_streaming(len(nodes))
-            if not kill:
-                slurm.stop_controller()
-            fleet.inject(nodes="all", fault=FAULT)
-            if kill:
-                wait_until(lambda: drained(slurm, nodes), what=aggregator.log, every_s=0.001)
-                aggregator.kill_and_restart()
-            else:
-                wait_until(lambda: "did not end within" in aggregator.log(), what=aggregator.log)
-                slurm.start_controller()
-            wait_until(lambda: len(drained(slurm, nodes)) == len(nodes), what=aggregator.log)
-        finally:
-            aggregator.close()
+    with Simulator(arguments, log=folder / "simulator.log") as fleet, closing(aggregator):
+        fleet.until_streaming(len(nodes))
+        if not kill:
+            slurm.stop_controller()
+        fleet.inject(nodes="all", fault=FAULT)
+        if kill:
+            wait_until(lambda: drained(slurm, nodes), what=aggregator.log, every_s=0.001)
+            aggregator.kill_and_restart()
+        else:
+            wait_until(lambda: "did not end within" in aggregator.log(), what=aggregator.log)
+            slurm.start_controller()
+        wait_until(lambda: len(drained(slurm, nodes)) == len(nodes), what=aggregator.log)
     twice = sum(count - 1 for count in writes(aggregator.log()).values())
     return len(nodes) - len(drained(slurm, nodes)), twice
 
@@ -170,19 +166,15 @@ def main() -> int:
             nodes = slurm.nodes[1:]
             aggregator = LocalAggregator(folder / "latency", cluster(slurm, folder / "latency"))
             pairs = []
-            try:
+            with closing(aggregator):
                 for trial in range(TRIALS):
                     (folder / f"node-{trial}").mkdir()
                     node, other = nodes[2 * trial : 2 * trial + 2]
                     pairs.append(latency(slurm, aggregator, folder / f"node-{trial}", node, other))
-            finally:
-                aggregator.close()
             rest = nodes[2 * TRIALS :]
             server = PostgresServer().start()
-            try:
+            with closing(server):
                 last = takeover(slurm, server, folder / "replicas", rest[2 * BURST :])
-            finally:
-                server.close()
             lost, twice = zip(
                 drill(slurm, folder / "killed", rest[:BURST], kill=True),
                 drill(slurm, folder / "away", rest[BURST : 2 * BURST], kill=False),

@@ -71,9 +71,7 @@ def count() -> Trace:
     found = Trace()
 
     async def play() -> None:
-        world = World()
-        for name in ("warm", "n1"):
-            world.add_node(name)
+        world = World.of("warm", "n1")
         cluster = _Ending(world)
         replica = Replica(world, clock=Running(), cluster=cluster)
         for name in ("warm", "n1"):

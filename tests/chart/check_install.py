@@ -31,6 +31,7 @@ from tests.controlplane import manifests as server_side
 from tests.controlplane.api import APPLY_PATCH, MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.present import present
 from tests.support.yaml_documents import read_yaml
 
 #: An upgrade restarts the aggregator: an agent is without a stream for no longer than this.
@@ -274,8 +275,7 @@ def test_an_upgrade_and_a_rollback_leave_a_persons_stop_in_force(
 ) -> None:
     stop = plane.call("GET", "/api/v1/namespaces/sickbay/configmaps/sickbay-stop")
     assert stop["data"] == {"reason": "a test of the stop switch"}
-    fleet = sickbay.fleet()
-    assert fleet is not None
+    fleet = present(sickbay.fleet())
     assert "a test of the stop switch" in fleet["stop"]
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import yaml
 
+from tests.support.present import of_type
+
 Step = str | int | tuple[str, str]
 Path = tuple[Step, ...]
 
@@ -36,8 +38,7 @@ class ManifestText:
 
     def __post_init__(self) -> None:
         self._lines = self.text.splitlines()
-        root = yaml.compose(self.text)
-        assert isinstance(root, yaml.MappingNode)
+        root = of_type(yaml.compose(self.text), yaml.MappingNode)
         self._root = root
 
     def set_value(self, path: Path, expression: str) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from tests.chart import values_schema
 from tests.chart.templates import CHART
+from tests.support.present import of_type
 from tests.support.yaml_documents import read_yaml
 
 README = CHART / "README.md"
@@ -47,8 +48,7 @@ class Value:
 def values() -> list[Value]:
     """Every value of values.yaml, in its order."""
     text = (CHART / "values.yaml").read_text("utf-8")
-    root = yaml.compose(text)
-    assert isinstance(root, yaml.MappingNode)
+    root = of_type(yaml.compose(text), yaml.MappingNode)
     return list(_values(root, read_yaml(text), text.splitlines()))
 
 

@@ -13,6 +13,7 @@ from tests.controlplane.api import JSON, STRATEGIC_PATCH, Answer, ApiClient, Api
 from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.versions import kubernetes_version
 from tests.controlplane.waiting import wait_until
+from tests.support.present import of_type
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -267,9 +268,7 @@ class ClusterObjects:
             uid = self.call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}")["metadata"]["uid"]
             spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
-        token = self.call("POST", path, {"spec": spec})["status"]["token"]
-        assert isinstance(token, str)
-        return token
+        return of_type(self.call("POST", path, {"spec": spec})["status"]["token"], str)
 
     # -- waiting -------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -217,12 +218,10 @@ class ControlPlane(ClusterObjects):
 
     def _etcd(self, what: str, body: Mapping[str, Any]) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self._etcd_port.number, timeout=60)
-        try:
+        with closing(connection):
             connection.request("POST", f"/v3/kv/{what}", json.dumps(body))
             answer = connection.getresponse()
             text = answer.read().decode()
-        finally:
-            connection.close()
         if answer.status != 200:
             raise PlaneError(f"etcd answered {answer.status} to {what}: {text}")
         return json.loads(text)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.present import of_type
+
 HERE = Path(__file__).parent
 GO_MODULE = HERE / "go"
 GO_OLDEST = HERE / "go-oldest"
@@ -93,8 +95,7 @@ def _program(name: str, table: dict[str, object], kubernetes: Path) -> Program:
     module = table.get("module")
     lock = None if module is None else kubernetes if module == _KUBERNETES else GO_MODULE
     version = str(table["version"]) if lock is None else _required(lock, str(module))
-    asks = table["asks"]
-    assert isinstance(asks, list)
+    asks = of_type(table["asks"], list)
     return Program(
         name=name,
         package=str(table["package"]),

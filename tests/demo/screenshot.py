@@ -6,6 +6,7 @@ cause holds a third of the nodes: the begin of the page, and its table of nodes 
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from playwright.sync_api import expect, sync_playwright
@@ -44,7 +45,7 @@ def photograph(url: str, target: Path, headline: str, *, table: Path | None = No
     target.parent.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        try:
+        with closing(browser):
             page = browser.new_page(
                 viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light"
             )
@@ -60,8 +61,6 @@ def photograph(url: str, target: Path, headline: str, *, table: Path | None = No
                 page.goto(f"{url}?q=sim-")
                 expect(page.locator("#live")).to_have_text("live")
                 page.locator("#states").screenshot(path=table)
-        finally:
-            browser.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`make demo-slurm`: a fault on a real Slurm. Its job runs to its end, and the node returns."""
 
+from contextlib import closing
 from pathlib import Path
 
 from aggregator.demo.event_poller import EventPoller
@@ -40,7 +41,7 @@ def run(*, once: bool) -> None:
         folder.mkdir()
         with Slurm(folder, working=NODES, silent=0, guard=children.guard) as slurm:
             aggregator = _aggregator(children, slurm)
-            try:
+            with closing(aggregator):
                 print_line(_INTRODUCTION.format(count=NODES, web=aggregator.web, conf=slurm.conf))
                 simulator = _agents(children, aggregator, slurm)
                 events = EventPoller(aggregator.web, children.check)
@@ -50,8 +51,6 @@ def run(*, once: bool) -> None:
                     print_line()
                     note("The story has ended. The programs run on until Ctrl-C.")
                     story.go_on()
-            finally:
-                aggregator.close()
 
 
 def _run_story(story: Story, slurm: Slurm) -> None:

@@ -19,6 +19,7 @@ from tests.controlplane.waiting import wait_until
 from tests.deploy import pod
 from tests.deploy.manifests import PROFILES, container, documents, find, pod_spec
 from tests.deploy.pod import Container
+from tests.support.present import present
 
 pytestmark = [
     pytest.mark.root,
@@ -117,9 +118,7 @@ def wait_for(agent: Container, check: str) -> dict[str, tuple[str, str]]:
     def seen() -> dict[str, tuple[str, str]] | None:
         return statuses(check_output(agent), check) or None
 
-    found = wait_until(seen, what=f"results of {check}", timeout_s=40)
-    assert found is not None
-    return found
+    return present(wait_until(seen, what=f"results of {check}", timeout_s=40))
 
 
 def test_it_reads_the_kernel_log_and_the_hosts_disks(start: Callable[..., Container]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.deploy.manifests import (
     documents,
     installed,
 )
+from tests.support.present import present
 
 ADMISSION = Path(__file__).with_name("admission.yaml")
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/sickbay-agent"
@@ -70,9 +72,7 @@ def wait_for_agents(plane: ControlPlane) -> list[dict[str, Any]]:
         pods = [pod for pod in agent_pods(plane) if pod["status"].get("phase") == "Running"]
         return pods if len(pods) == 4 else None
 
-    found = wait_until(all_running, what="an agent on each of 4 nodes", timeout_s=60)
-    assert found is not None
-    return found
+    return present(wait_until(all_running, what="an agent on each of 4 nodes", timeout_s=60))
 
 
 def client_with(plane: ControlPlane, token: str) -> ApiClient:
@@ -270,10 +270,8 @@ def test_the_aggregators_requests_travel_in_their_own_lane(
 def response_headers(client: ApiClient, path: str) -> dict[str, str]:
     """The headers of an answer, which ApiClient keeps to itself."""
     connection = client._take()
-    try:
+    with closing(connection):
         connection.request("GET", path, headers=client._headers)
         response = connection.getresponse()
         response.read()
         return {name.lower(): value for name, value in response.getheaders()}
-    finally:
-        connection.close()

@@ -8,6 +8,7 @@ import http.server
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -461,7 +462,7 @@ def test_an_order_whose_quarantine_is_deleted_while_its_agent_is_cut_off_is_not_
         host, _, port = node.agent.aggregator.rpartition(":")
         node.agent.aggregator = f"{host}:{cuts.before(host, int(port))}"
 
-    try:
+    with closing(cuts):
         node = RepairedNode(
             cluster_space, stack, monkeypatch, '"gpu-reset", "reboot"', goes_by_the_proxy
         )
@@ -486,8 +487,6 @@ def test_an_order_whose_quarantine_is_deleted_while_its_agent_is_cut_off_is_not_
         assert not operation["began"]
         assert node.resets() == []
         node.stack.aggregator.wait_for_log("an agent may not begin")
-    finally:
-        cuts.close()
 
 
 def _repair(node: RepairedNode) -> dict[str, Any]:

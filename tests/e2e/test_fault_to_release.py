@@ -18,6 +18,7 @@ from tests.agent.agent_process import QUIET
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
+from tests.support.present import present
 from tests.support.stack import (
     NAMESPACE,
     Stack,
@@ -108,8 +109,7 @@ def test_by_default_an_uncordon_is_answered_with_a_question_and_releases_nothing
     stack.until_phase(node, "Drained")
     patch_node(plane, node, {"spec": {"unschedulable": None}})
     stack.until(lambda: stack.node(node)["spec"].get("unschedulable"), "another cordon")
-    found = stack.quarantine(node)
-    assert found is not None
+    found = present(stack.quarantine(node))
     assert f"sickbay release {node}" in found["status"]["uncordoned"]
     assert stack.taint(node) == "gpu"
     assert "sickbay.dev/overruled" not in stack.node(node)["metadata"]["annotations"]

@@ -3,7 +3,7 @@
 import http.client
 import json
 import ssl
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,10 @@ class ClosedPages:
         headers = {"Content-Type": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        try:
+        with closing(page):
             page.request(method, path, json.dumps(body) if body else None, headers)
             answer = page.getresponse()
             return answer.status, answer.read().decode(errors="replace")
-        finally:
-            page.close()
 
 
 def test_each_replica_shows_the_controllers_page_to_readers_alone_and_a_person_acts(

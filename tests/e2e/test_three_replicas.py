@@ -15,6 +15,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy, Hold
+from tests.support.present import present
 from tests.support.replica_processes import LEASE, SNAPSHOTS, TRUSTING_TLS, Replicas
 from tests.support.simulator import Simulator
 from tests.support.stack import NAMESPACE, TAINT, AggregatorProcess, remove_quarantines
@@ -71,8 +72,7 @@ class Trio:
         return self.replicas.replicas[name]
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        process = self.process(name).process
-        assert process is not None
+        process = present(self.process(name).process)
         process.send_signal(number)
 
     def hold(self, name: str, method: str, ends: str) -> Hold:

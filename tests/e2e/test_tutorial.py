@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_every_command_on_the_own_control_plane_does_what_the_page_says(
     ports = {"18443": str(free_port()), "18080": str(free_port())}
     terminal = Terminal(tmp_path)
     said: list[str] = []
-    try:
+    with closing(terminal):
         for block in blocks("On the project's own control plane"):
             said.append(terminal.run(with_ports(block, ports)))
             if "=Drained" in block and Path(CHROMIUM).exists():
@@ -98,8 +99,6 @@ def test_every_command_on_the_own_control_plane_does_what_the_page_says(
                 page = f"http://127.0.0.1:{ports['18080']}/"
                 photograph(page, target, "in quarantine")
                 assert target.stat().st_size > 10_000
-    finally:
-        terminal.close()
     node = "node-00000"
     _cluster, _job, _aggregator, agents, fault, why, drain, mistake, repair, _end = said
     assert "4 agents attached" in agents

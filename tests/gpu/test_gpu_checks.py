@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.checks.registry import SPECS
 from tests.gpu.real_agent import RealAgent
+from tests.support.present import of_type
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(90)]
 
@@ -24,8 +25,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 
 def _results(looked: dict[str, object], check: str) -> list[dict[str, str]]:
-    results = looked["results"]
-    assert isinstance(results, list)
+    results = of_type(looked["results"], list)
     return [each for each in results if each["check"] == check]
 
 
@@ -33,8 +33,7 @@ def _results(looked: dict[str, object], check: str) -> list[dict[str, str]]:
 def test_a_check_of_a_well_gpu_is_ok_or_off_with_a_reason(
     check: str, looked: dict[str, object]
 ) -> None:
-    checks = looked["checks"]
-    assert isinstance(checks, list)
+    checks = of_type(looked["checks"], list)
     [info] = [each for each in checks if each["name"] == check]
     results = _results(looked, check)
     assert results or info["off_because"]
@@ -47,6 +46,5 @@ def test_a_check_of_a_well_gpu_is_ok_or_off_with_a_reason(
 
 
 def test_no_check_fails_itself_or_hangs(looked: dict[str, object]) -> None:
-    results = looked["results"]
-    assert isinstance(results, list)
+    results = of_type(looked["results"], list)
     assert not [each for each in results if each["reason"] in ("check-error", "hung")]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.gpu.conftest import CudaProgram
 from tests.gpu.real_agent import RealAgent, device_files, wait_for
+from tests.support.present import present
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(90)]
 
@@ -21,8 +22,7 @@ def test_a_quiesced_agent_has_no_device_file_of_a_gpu_open(agent: RealAgent) -> 
     done = agent.command("quiesce", "--for", "10m")
     assert done.returncode == 0, done.stderr
     assert agent.device_files() == {}
-    found = agent.result("gpu-inventory")
-    assert found is not None
+    found = present(agent.result("gpu-inventory"))
     assert (found["status"], found["reason"]) == ("unknown", "quiesced")
 
 

@@ -16,6 +16,7 @@ from nodeagent.sources.gpus import normalise
 from tests.gpu import kernel_log
 from tests.gpu.conftest import CudaProgram
 from tests.gpu.real_agent import RealAgent, sees_host_processes, wait_for
+from tests.support.present import present
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(90)]
 
@@ -117,8 +118,7 @@ def test_no_shipped_rule_acts_on_a_programs_fault(
     policy = read_policy()
     for fault in _reported(agent, Faulty(cuda, kind)):
         asked = Question(code=fault["code"], component=fault["component"], details=fault["details"])
-        rule = explain(policy, asked).rule
-        assert rule is not None
+        rule = present(explain(policy, asked).rule)
         assert rule.action == "observe"
 
 
@@ -156,6 +156,5 @@ def test_the_gpu_is_well_after_the_programs_faults(
 ) -> None:
     assert cuda("hold").end()["result"] == 0
     agent.run_checks("gpu-inventory", "gpu-recovery")
-    found = agent.result("gpu-inventory")
-    assert found is not None
+    found = present(agent.result("gpu-inventory"))
     assert found["status"] == "ok"

@@ -41,6 +41,7 @@ from tests.support.admission_policies import (
     remove,
 )
 from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.present import present
 from tests.support.replica import SETTINGS, fault, snapshot
 from tests.support.stack import start_job
 from tests.support.waiting import PATIENCE, until
@@ -237,8 +238,7 @@ async def test_the_aggregator_may_stop_and_start_the_operands_that_hold_gpus_and
     async with kube_cluster(
         control_plane.kubeconfig_for_service_account(*ACCOUNT), namespace="sickbay"
     ) as kube:
-        found = await kube.read_node(node)
-        assert found is not None
+        found = present(await kube.read_node(node))
         stopped = await kube.patch_node(found, NodeChange(labels=pause_change(found)))
         assert (stopped.labels[plugin], stopped.labels[driver]) == (PAUSED, "true")
         assert stopped.labels[dcgm] == "paused-for-driver-upgrade"
@@ -415,8 +415,7 @@ async def test_a_person_may_not_edit_what_the_aggregator_would_write_again(
     bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
     await bench.phase(node, "Drained")
     path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}"
-    found = bench.quarantine(node)
-    assert found is not None
+    found = present(bench.quarantine(node))
     [item] = found["spec"]["evidence"]
     client = bench.plane.client
     edits: list[tuple[Any, str]] = [

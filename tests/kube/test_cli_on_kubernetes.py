@@ -23,6 +23,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.controlplane.pytest_plugin import Space
+from tests.support.present import present
 from tests.support.put_attempts import drop_operations, put_attempts
 from tests.web.cli import Done, in_process, sickbay
 
@@ -103,8 +104,7 @@ async def test_a_quarantine_by_hand_is_made_and_released(
         "sickbay is stopped: fabric work\nNo quarantine begins until the stop is lifted" in done.out
     )
     assert f"sickbay resume {shlex.join(person)}\n" in done.out
-    made = await kube.read_quarantine(node)
-    assert made is not None
+    made = present(await kube.read_quarantine(node))
     assert (made.spec.action, made.spec.kind) == (Action.DRAIN, "manual")
     assert (made.spec.reason, made.spec.requester) == ("fan 3 is dead", "hall-2")
     assert not made.has_finalizer, "the aggregator adds its own"
@@ -123,8 +123,7 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     (node,) = cluster_space.create_nodes(1)
     ask = ["--action", "cordon", "--reason", "to be looked at", *person]
     assert (await in_process("quarantine", node, *ask)).code == 0
-    made = await kube.read_quarantine(node)
-    assert made is not None
+    made = present(await kube.read_quarantine(node))
     made = await kube.add_finalizer(made)
     order = RepairAttempt(f"{made.uid}-1-reboot", "reboot", RepairState.ORDERED, began_at=1.8e9)
     await put_attempts(kube, made, order)
@@ -134,8 +133,7 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     done = await in_process("release", node, "--yes", *person)
     assert done.code == 0
     assert f"{node}: reboot was ordered at 2027-01-15T08:00:00Z and has no end yet" in done.err
-    held = await kube.read_quarantine(node)
-    assert held is not None
+    held = present(await kube.read_quarantine(node))
     assert held.deleting
     await drop_operations(kube, node)
     await kube.drop_quarantine(held)
@@ -149,14 +147,12 @@ async def test_a_node_is_exempted_and_pinned_and_let_go(
     done = await in_process(*ask)
     assert done.code == 0, done.err
     assert (await in_process("pin", node, "--reason", "RMA 12345", *person)).code == 0
-    read = await kube.read_node(node)
-    assert read is not None
+    read = present(await kube.read_node(node))
     found = read_operator_requests(read.annotations)
     assert (found.exempt_reason, found.pin_reason) == ("firmware test", "RMA 12345")
     undone = [await in_process(word, node, *person) for word in ("unexempt", "unpin")]
     assert [one.code for one in undone] == [0, 0]
-    read = await kube.read_node(node)
-    assert read is not None
+    read = present(await kube.read_node(node))
     assert read_operator_requests(read.annotations) == OperatorRequests()
     typo = await refused("pin", "no-such-node", "--reason", "x", *person)
     assert 'there is no node "no-such-node"' in typo.err

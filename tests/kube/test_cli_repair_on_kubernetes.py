@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from tests.controlplane.pytest_plugin import Space
+from tests.support.present import present
 from tests.support.put_attempts import drop_operations, put_attempts
 from tests.web.cli import in_process, sickbay
 
@@ -83,8 +84,7 @@ async def test_a_request_is_made_with_the_persons_own_rights_while_no_aggregator
     assert "reboot is cancelled if its repairer still can" in cancel.err
     assert cancel.code == 0, cancel.err
     assert await requests_on(kube, node) == []
-    under_way = await kube.operations.read(f"{made.uid}-1-reboot")
-    assert under_way is not None
+    under_way = present(await kube.operations.read(f"{made.uid}-1-reboot"))
     assert under_way.deleting, "the finalizer keeps it, and the aggregator cancels it"
     refused = await in_process("repair", well, "reboot", "--yes", *person)
     assert (refused.code, f"{well} is not in quarantine" in refused.err) == (2, True)
@@ -114,8 +114,7 @@ async def test_the_condition_and_its_column_follow_the_attempts(
     made = await kube.write_quarantine_status(made, replace(made.status, repair=repair))
     seen.append(await column(kube, name))
     assert seen == [None, "Held", "Ordered", "Succeeded", "Exhausted"]
-    read = await kube.read_quarantine(name)
-    assert read is not None
+    read = present(await kube.read_quarantine(name))
     [found] = [one for one in read.status.conditions if one.type == "Repaired"]
     assert (found.status, found.message) == ("False", "no further repair is on its ladder")
     await drop_operations(kube, name)

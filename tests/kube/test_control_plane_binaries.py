@@ -23,6 +23,7 @@ from tests.controlplane.versions import (
     minor,
     programs,
 )
+from tests.support.present import present
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +41,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "path"
     path.mkdir()
     for tool in ("bash", "cp", "mkdir", "sleep"):
-        found = shutil.which(tool)
-        assert found is not None
+        found = present(shutil.which(tool))
         (path / tool).symlink_to(found)
     monkeypatch.setenv("PATH", str(path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -22,6 +22,7 @@ from tests.kube.test_kube_fences import SPEC
 from tests.support.active_test_jobs import DISRUPTED, Jobs, job_section, order_of_a_test
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.kube_cluster import kube_cluster, unreviewed_cluster
+from tests.support.present import present
 from tests.support.waiting import until
 
 
@@ -86,8 +87,7 @@ async def a_case(
 
 async def test_the_scheduler_places_the_test_on_its_node_in_spite_of_our_marks(case: Case) -> None:
     pod = await case.running()
-    job = case.jobs.one(case.order)
-    assert job is not None
+    job = present(case.jobs.one(case.order))
     [owner] = job["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Quarantine", case.order.quarantine)
     assert job["metadata"]["annotations"][OPERATION] == case.order.operation
@@ -367,8 +367,7 @@ async def test_a_cancelled_test_is_over_when_its_pod_has_ended(case: Case) -> No
 
 async def test_the_job_goes_with_its_quarantine(case: Case, kube: KubeCluster) -> None:
     await case.running()
-    made = await kube.read_quarantine(case.order.node)
-    assert made is not None
+    made = present(await kube.read_quarantine(case.order.node))
     await kube.drop_quarantine(made)
     await until(lambda: case.jobs.one(case.order) is None, "the garbage collector")
 

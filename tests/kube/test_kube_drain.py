@@ -35,6 +35,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.present import present
 from tests.support.replica import SETTINGS as MEMORY_SETTINGS
 from tests.support.replica import FakeLine, Notes, fault, hello, shipped_policy, snapshot
 from tests.support.stack import remove_quarantines
@@ -513,8 +514,7 @@ async def test_a_node_of_somebody_elses_is_left_alone_and_a_drain_is_told_off_th
         )
         assert status["podsRemaining"] == 0
         # The autoscaler's is untouched until it lets go.
-        hold = running.fleet.node_summaries[theirs].decision.hold
-        assert hold is not None
+        hold = present(running.fleet.node_summaries[theirs].decision.hold)
         assert hold.limit == "maintenance"
         assert await running.status(theirs) == {}
         now = plane.node(theirs)

@@ -10,6 +10,7 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure, parse_failure
 from aggregator.cluster.kubernetes.evictions import read_refusal
 from aggregator.cluster.port import ClusterError, Conflict, Evicted, NotFound, Refused, Unreachable
+from tests.support.present import of_type
 
 
 def status(code: int, reason: str, message: str, causes: Sequence[dict[str, str]]) -> bytes:
@@ -78,8 +79,7 @@ def test_retry_after_is_read(header: str | None, seconds: float | None) -> None:
 
 def test_a_proxys_page_is_quoted() -> None:
     page = b"<html>\n<h1>502 Bad Gateway</h1>" + b"x" * 5000
-    raised = parse_failure("GET /x", 502, {}, page).error()
-    assert isinstance(raised, Unreachable)
+    raised = of_type(parse_failure("GET /x", 502, {}, page).error(), Unreachable)
     assert "Bad Gateway" in str(raised)
     assert len(str(raised)) < 500
 

@@ -30,6 +30,7 @@ from aggregator.cluster.port import (
 )
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
+from tests.support.present import present
 from tests.support.put_attempts import drop_operations, put_attempts
 from tests.support.waiting import PATIENCE
 
@@ -50,8 +51,7 @@ async def change_node(kube: KubeCluster, name: str, change: Callable[[Node], Nod
     """Read and patch until no other client writes in between: controllers look at new nodes too."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            node = await kube.read_node(name)
-            assert node is not None
+            node = present(await kube.read_node(name))
             with contextlib.suppress(Conflict):
                 return await kube.patch_node(node, change(node))
 
@@ -67,8 +67,7 @@ async def test_one_patch_taints_cordons_labels_and_annotates(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations={"keep": "me"})
-    node = await kube.read_node(name)
-    assert node is not None
+    node = present(await kube.read_node(name))
     assert (node.labels["pool"], node.annotations["keep"]) == ("a", "me")
     assert node.boot_id
     patched = await change_node(
@@ -152,8 +151,7 @@ async def test_a_taint_that_another_sets_between_our_read_and_our_write_survives
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     [name] = cluster_space.create_nodes(1)
-    node = await kube.read_node(name)
-    assert node is not None
+    node = present(await kube.read_node(name))
     theirs = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
     cluster_space.plane.call(
         "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [theirs]}}, MERGE_PATCH
@@ -183,12 +181,10 @@ async def test_another_node_of_that_name_is_a_conflict_and_stays_untouched(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     [name] = cluster_space.create_nodes(1)
-    node = await kube.read_node(name)
-    assert node is not None
+    node = present(await kube.read_node(name))
     cluster_space.plane.delete_nodes([name])
     cluster_space.create_nodes(1)
-    namesake = await kube.read_node(name)
-    assert namesake is not None
+    namesake = present(await kube.read_node(name))
     assert namesake.uid != node.uid
     with pytest.raises(Conflict):
         await kube.patch_node(node, NodeChange(taints=(OURS,)))
@@ -196,8 +192,7 @@ async def test_another_node_of_that_name_is_a_conflict_and_stays_untouched(
     statuses = set()
     async with asyncio.timeout(PATIENCE):
         while 422 not in statuses:
-            fresh = await kube.read_node(name)
-            assert fresh is not None
+            fresh = present(await kube.read_node(name))
             with pytest.raises(Conflict) as raised:
                 await kube.patch_node(replace(fresh, uid=node.uid), NodeChange(taints=(OURS,)))
             statuses.add(raised.value.status)
@@ -208,8 +203,7 @@ async def test_a_node_that_is_gone_is_none_to_read_and_not_found_to_patch(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     [name] = cluster_space.create_nodes(1)
-    node = await kube.read_node(name)
-    assert node is not None
+    node = present(await kube.read_node(name))
     cluster_space.plane.delete_nodes([name])
     assert await kube.read_node(name) is None
     with pytest.raises(NotFound):
@@ -270,8 +264,7 @@ async def test_a_quarantine_is_stored_whole_and_read_again(
     assert decided(rewritten.status) == fewer
     lesser = replace(SPEC, action=Action.CORDON, reason="better now", evidence=())
     assert (await kube.write_quarantine_spec(rewritten, lesser)).spec == lesser
-    read = await kube.read_quarantine(name)
-    assert read is not None
+    read = present(await kube.read_quarantine(name))
     assert (read.spec, decided(read.status)) == (lesser, fewer)
     await kube.drop_quarantine(read)
     assert await kube.read_quarantine(name) is None
@@ -293,8 +286,7 @@ async def test_an_attempt_at_a_repair_is_stored_whole_and_written_by_one_process
     written = await put_attempts(kube, made, ended)
     repair = RepairStatus((ended,), exhausted="a person decides", exhausted_at=10.0)
     await kube.write_quarantine_status(written, QuarantineStatus(Phase.DRAINED, repair=repair))
-    read = await kube.read_quarantine(name)
-    assert read is not None
+    read = present(await kube.read_quarantine(name))
     assert read.status.repair == repair
     await drop_operations(kube, name)
     await kube.drop_quarantine(read)
@@ -327,8 +319,7 @@ async def test_what_is_dropped_is_that_quarantine_and_no_namesake(
     await kube.drop_quarantine(first)  # gone already is success
     second = await kube.create_quarantine(name, SPEC)
     await kube.drop_quarantine(first)
-    kept = await kube.read_quarantine(name)
-    assert kept is not None
+    kept = present(await kube.read_quarantine(name))
     assert (kept.uid, kept.deleting) == (second.uid, False)
     with pytest.raises(Conflict):
         await kube.write_quarantine_status(first, QuarantineStatus(Phase.CORDONED))
@@ -358,8 +349,7 @@ async def test_a_person_makes_one_by_hand_and_ends_it(
         "{apiVersion: sickbay.dev/v1alpha1, kind: Quarantine,"
         f" metadata: {{name: {name}}}, spec: {{reason: fan 3 is dead}}}}"
     )
-    seen = await kube.read_quarantine(name)
-    assert seen is not None
+    seen = present(await kube.read_quarantine(name))
     assert seen.spec == QuarantineSpec(Action.CORDON, "manual", "fan 3 is dead")
     assert not seen.has_finalizer
     held = await kube.add_finalizer(seen)
@@ -367,8 +357,7 @@ async def test_a_person_makes_one_by_hand_and_ends_it(
     with pytest.raises(Conflict):
         await kube.add_finalizer(seen)
     plane.call("DELETE", quarantine_path(name))
-    ending = await kube.read_quarantine(name)
-    assert ending is not None
+    ending = present(await kube.read_quarantine(name))
     assert ending.deleting
     with pytest.raises(Conflict):
         await kube.add_finalizer(ending)

@@ -37,6 +37,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import GOGC, Space
 from tests.support.frozen_relay import frozen_relay
 from tests.support.kube_cluster import DEPLOY, kube_cluster, listening
+from tests.support.present import present
 from tests.support.stack import remove_quarantines
 from tests.support.waiting import PATIENCE, until
 
@@ -76,8 +77,7 @@ def plane(plane_to_break: ControlPlane) -> Iterator[ControlPlane]:
 async def cordon(kube: KubeCluster, name: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while True:
-            node = await kube.read_node(name)
-            assert node is not None
+            node = present(await kube.read_node(name))
             if node.unschedulable:
                 return
             await asyncio.gather(

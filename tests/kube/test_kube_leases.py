@@ -23,6 +23,7 @@ from aggregator.leader.lease import (
     LeaseStoreError,
 )
 from tests.controlplane.pytest_plugin import Space
+from tests.support.present import present
 from tests.support.waiting import until
 
 ME = Candidate(
@@ -132,8 +133,7 @@ async def test_one_holds_at_a_time_and_another_takes_over_when_it_is_dead_or_lea
         await until(lambda: b.other() == a.me)
         seen = set[str]()
         while len(seen) < 1.2 * QUICK.lease_duration / QUICK.retry_period:
-            lease = await of_b.read()
-            assert lease is not None
+            lease = present(await of_b.read())
             assert lease.holder == a.me
             seen.add(lease.version)
             await asyncio.sleep(QUICK.retry_period / 2)  # each read costs the server some

@@ -21,6 +21,7 @@ from aggregator.cluster.port import (
 from tests.controlplane.plane import ADMIN
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import listening
+from tests.support.present import present
 from tests.support.waiting import until
 
 CONDITION, REPORTER = "SickbayQuarantined", "sickbay.dev/aggregator"
@@ -56,8 +57,7 @@ async def marked(kube: KubeCluster, name: str, *, there: bool) -> str:
     notes = {APPLIED: "{}" if there else None}
     change = NodeChange(taints=ours, unschedulable=there, annotations=notes)
     while True:
-        node = await kube.read_node(name)
-        assert node is not None
+        node = present(await kube.read_node(name))
         if node.taints == ours:
             return node.uid
         with contextlib.suppress(Conflict):  # others write to a new node, too

@@ -37,6 +37,7 @@ from aggregator.quarantine.repair.node_test_store import NodeTestStore
 from aggregator.quarantine.repair.protocol import RepairSettings
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
+from tests.support.present import present
 from tests.support.put_attempts import drop_operations, put_attempts
 
 SPEC = OperationSpec("node-a", "reboot", quarantine="q", requester="sickbay", reason="why")
@@ -90,8 +91,7 @@ async def test_an_object_of_another_tool_is_adopted_before_it_is_ours(
     operations, plane = KubeOperations(kube._transport, time.time), cluster_space.plane
     body = operation_body(NAME, SPEC) | {"metadata": {"name": NAME, **mine}}
     await asyncio.to_thread(plane.call, "POST", paths.OPERATIONS, body)
-    there = await operations.read(NAME)
-    assert there is not None
+    there = present(await operations.read(NAME))
     try:
         assert (there.held, is_request(there)) == (False, True)
         adopted = await operations.adopt(there)
@@ -131,8 +131,7 @@ async def test_a_change_of_an_operation_is_one_of_its_quarantine(
         written = await put_attempts(kube, made, attempt)
         assert written.status.repair is not None
         await until_seen(events, name, [(attempt.operation, RepairState.ORDERED, False)])
-        there = await other.read(attempt.operation)
-        assert there is not None
+        there = present(await other.read(attempt.operation))
         done = replace(there.status, phase=RepairState.SUCCEEDED)
         await other.write_status(there, done)
         await until_seen(events, name, [(attempt.operation, RepairState.SUCCEEDED, False)])
@@ -197,6 +196,5 @@ async def test_a_test_of_a_node_that_memory_has_an_old_version_of_goes_on_at_the
         assert known == ordered
         await engine.write(ordered, passed)
     finally:
-        left = await operations.read(test.name)
-        assert left is not None
+        left = present(await operations.read(test.name))
         await operations.drop(left)

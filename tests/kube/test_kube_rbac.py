@@ -30,6 +30,7 @@ from tests.controlplane.api import MERGE_PATCH, ApiClient
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import DEPLOY, following_pods, kube_cluster, listening
+from tests.support.present import present
 from tests.support.waiting import until
 from tests.support.yaml_documents import read_documents
 
@@ -85,8 +86,7 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
         # The tests of other files go on with this record, so it must be one that can be read.
         await restricted.write_record(dump_record(Record()), record.version)
         made = await restricted.create_quarantine(name, QuarantineSpec(Action.DRAIN, "gpu", "x"))
-        node = await restricted.read_node(name)
-        assert node is not None
+        node = present(await restricted.read_node(name))
         taints = (*node.taints, Taint("sickbay.dev/quarantine", "gpu", "NoSchedule"))
         node = await restricted.patch_node(node, NodeChange(taints=taints, unschedulable=True))
         made = await restricted.write_quarantine_status(made, QuarantineStatus(Phase.DRAINING))

@@ -37,6 +37,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ADMIN
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.support.kube_cluster import kube_cluster
+from tests.support.present import present
 from tests.support.replica import (
     POLICY,
     SETTINGS,
@@ -220,8 +221,7 @@ async def test_a_canary_is_drained_within_its_limit_and_the_rest_observed(
             (sick, "canary")
         ]
         assert bench.fleet.node_summaries[rest].decision.would.startswith("drain: ")
-        node = await reader.read_node(rest)
-        assert node is not None
+        node = present(await reader.read_node(rest))
         assert not node.unschedulable
         assert not node.taints
         assert await reader.read_quarantine(rest) is None
@@ -231,8 +231,7 @@ async def test_a_canary_is_drained_within_its_limit_and_the_rest_observed(
         path, label = f"/api/v1/nodes/{sick}", {"metadata": {"labels": {POOL: "other"}}}
         cluster_space.plane.call("PATCH", path, label, MERGE_PATCH)
         await until(lambda: bench.fleet.pool_of(summary) == "default")
-        node = await reader.read_node(sick)
-        assert node is not None
+        node = present(await reader.read_node(sick))
         assert node.unschedulable
         assert set((await stored(cluster_space)).entries) == {sick}
         assert bench.holds() == held
@@ -256,8 +255,7 @@ async def test_a_cluster_of_four_loses_one_node_and_another_after_a_look(
         bench.clock.time += SHIPPED.limits.cooldown + 1
         await until(lambda: set(bench.holds().values()) == {"limits.concurrent_percent"})
         [last] = bench.holds()
-        hold = bench.fleet.node_summaries[last].decision.hold
-        assert hold is not None
+        hold = present(bench.fleet.node_summaries[last].decision.hold)
         assert hold.reason.endswith("5 % allow 2 (limits.small_fleet_floor)")
         assert len(bench.marked()) == 2
 

@@ -33,6 +33,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.support.active_test_jobs import Jobs, job_section
 from tests.support.admission_policies import POLICIES
 from tests.support.kube_cluster import kube_cluster
+from tests.support.present import present
 from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
 from tests.support.waiting import until
 
@@ -211,8 +212,7 @@ async def test_the_server_refuses_the_removal_of_a_list_of_taints_that_has_chang
 ) -> None:
     """The taints are one list: without the version of the read a foreign one would be lost."""
     node = new_node(cluster_space)
-    read = await kube.read_node(node)
-    assert read is not None
+    read = present(await kube.read_node(node))
     set_taints(cluster_space, node, UNTESTED, FOREIGN)
     with pytest.raises(Conflict):
         await kube.patch_node(read, NodeChange(taints=without_taint(read, KEY)))

@@ -24,6 +24,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import LONG, Bench, running_bench
 from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.present import present
 from tests.support.replica import SETTINGS, component, fault, snapshot
 from tests.support.waiting import until
 from tests.support.yaml_documents import read_documents, read_yaml
@@ -73,8 +74,7 @@ async def test_a_quarantine_and_its_release_are_two_transitions_and_no_write_bet
         bench.attach(well, snapshot())
         await bench.phase(sick, "Cordoned")
         await until(lambda: status(cluster_space, sick) == "False")
-        first = condition(cluster_space, sick)
-        assert first is not None
+        first = present(condition(cluster_space, sick))
         assert first["reason"] == "Xid79"
         assert record(cluster_space, sick) == {TYPE: ["False", "Xid79", kube.installation]}
 
@@ -90,8 +90,7 @@ async def test_a_quarantine_and_its_release_are_two_transitions_and_no_write_bet
         bench.delete(sick)  # a person's release
         await bench.free(sick)
         await until(lambda: status(cluster_space, sick) == "True")
-        again = condition(cluster_space, sick)
-        assert again is not None
+        again = present(condition(cluster_space, sick))
         assert again["reason"] == "Recovered"
         assert condition(cluster_space, well) is None, "a healthy node gets no condition"
 

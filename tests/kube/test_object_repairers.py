@@ -29,6 +29,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_fences import SPEC
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.kube_cluster import DEPLOY, kube_cluster, unreviewed_cluster
+from tests.support.present import present
 from tests.support.repair_objects import CLAIMS, DEFINITIONS, Objects
 from tests.support.waiting import until
 from tests.support.yaml_documents import read_documents
@@ -428,8 +429,7 @@ async def test_the_documents_example_creates_one_remediation_named_like_the_node
     repairer = ExternalRepairer(account.objects(), example)
     answer = await repairer.order(order, UNGUARDED)
     assert answer.state is AnswerState.TAKEN, answer
-    found = given.remediation(order.node)
-    assert found is not None
+    found = present(given.remediation(order.node))
     assert found["metadata"]["annotations"][OPERATION] == order.operation
     [owner] = found["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Quarantine", made.uid)
@@ -624,8 +624,7 @@ async def test_an_object_that_became_a_strangers_is_not_deleted(
         await ExternalRepairer(account.objects(), example).order(order, UNGUARDED)
         result = await act(order)
         assert result in (False, RepairAnswer(AnswerState.DONE))
-        left = given.remediation(order.node)
-        assert left is not None
+        left = present(given.remediation(order.node))
         assert OPERATION not in left["metadata"].get("annotations", {})
         plane.call("DELETE", path)
 

@@ -16,6 +16,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import Bench, running_bench
+from tests.support.present import present
 from tests.support.replica import fault, snapshot
 from tests.support.stack import pods_of, protect, start_job
 from tests.support.waiting import until
@@ -72,8 +73,7 @@ async def test_an_edit_that_could_not_hold_is_rejected_with_the_way_that_is_supp
         assert f"{field} can't be changed; " in message
     assert edit(bench, node, reason="other words, RMA 7")[0] == 200
     await bench.settles()
-    found = bench.quarantine(node)
-    assert found is not None
+    found = present(bench.quarantine(node))
     assert found["spec"]["reason"] == "other words, RMA 7"
 
 

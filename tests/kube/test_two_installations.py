@@ -15,6 +15,7 @@ from aggregator.quarantine.state.node import NodeState
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import running_bench
 from tests.support.kube_cluster import kube_cluster
+from tests.support.present import present
 from tests.support.replica import OPEN, SETTINGS, fault, snapshot
 from tests.support.stack import pods_of, start_job
 from tests.support.waiting import until
@@ -65,8 +66,7 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
         second.attach(theirs, ill[theirs])
         second.attach(ours, ill[ours])
         await second.phase(ours, "Drained")
-        hold = second.fleet.node_summaries[theirs].decision.hold
-        assert hold is not None
+        hold = present(second.fleet.node_summaries[theirs].decision.hold)
         assert (hold.limit, hold.value) == ("installation", staging)
         tried = steps_of(second.controller, theirs)
         await until(lambda: len(tried) >= 2, "two rounds, in which the second would go on with it")
@@ -75,8 +75,7 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
         assert first.status(theirs, "phase") == "Cordoned"
         assert len(pods_of(plane, cluster_space.namespace, theirs)) == 2
         # In the other direction as well: the first one leaves the second's quarantine alone.
-        seen = first.fleet.node_summaries[ours].quarantine
-        assert seen is not None
+        seen = present(first.fleet.node_summaries[ours].quarantine)
         assert seen.foreign == cluster_space.namespace
         first.delete(theirs)
         await first.free(theirs)

@@ -11,6 +11,7 @@ from aggregator.quarantine.decide.uncordon import UncordonRules
 from tests.controlplane.api import JSON, MERGE_PATCH, STRATEGIC_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import Bench, running_bench
+from tests.support.present import present
 from tests.support.replica import SETTINGS, fault, snapshot
 from tests.support.waiting import until
 
@@ -33,8 +34,7 @@ def kubectl(space: Space, *arguments: str) -> None:
 
 async def is_cordoned_again(bench: Bench, node: str) -> None:
     await until(lambda: bench.unschedulable(node) and bench.status(node, "uncordoned"))
-    found = bench.quarantine(node)
-    assert found is not None
+    found = present(bench.quarantine(node))
     assert found["status"]["phase"] == "Drained"
     node_now = bench.plane.node(node)
     assert "sickbay.dev/overruled" not in node_now["metadata"]["annotations"]

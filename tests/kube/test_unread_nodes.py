@@ -17,6 +17,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import DISK, Bench, running_bench
+from tests.support.present import present
 from tests.support.replica import snapshot
 from tests.support.waiting import PATIENCE, until
 
@@ -73,8 +74,7 @@ async def test_a_node_as_expected_is_marked_and_keeps_all_else(
                 node = await listed(kube, name)
                 patched = await kube.patch_node(node, MARKS)
                 break
-    stored = await kube.read_node(name)
-    assert stored is not None
+    stored = present(await kube.read_node(name))
     assert patched.unread is None
     assert OURS in stored.taints
     assert stored.unschedulable
@@ -90,8 +90,7 @@ async def test_known_taints_are_kept_beside_ours(kube: KubeCluster, cluster_spac
     merge(cluster_space, name, {"spec": {"taints": [taint]}})
     node = replace(await listed(kube, name), taints=(THEIRS,))
     await kube.patch_node(node, replace(MARKS, taints=(THEIRS, OURS)))
-    stored = await kube.read_node(name)
-    assert stored is not None
+    stored = present(await kube.read_node(name))
     assert {one.key for one in stored.taints} >= {THEIRS.key, OURS.key}
 
 

@@ -15,6 +15,7 @@ from nodeagent.sources.mountinfo import MountTable
 from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 from tests.nvml import FakeGpu, FakeGpus
+from tests.support.present import present
 from tests.support.waiting import until
 
 #: An hour after the boot: no grace applies any more.
@@ -85,8 +86,7 @@ class Bench:
 
     async def answered(self) -> None:
         """Wait for the answer that came too late for its sample."""
-        worker = self.nvml._worker
-        assert worker is not None
+        worker = present(self.nvml._worker)
         assert worker.pending is not None
         await until(worker.pending.done, "the late answer")
 

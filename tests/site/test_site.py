@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.site.site_builder import build
 from tests.support.chromium import ARGUMENTS, CHROMIUM
+from tests.support.present import present
 from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -59,10 +61,8 @@ def browser() -> Iterator[Browser]:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        try:
+        with closing(browser):
             yield browser
-        finally:
-            browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,7 @@ def test_a_diagram_is_drawn_with_its_text(reader: Reader) -> None:
     diagram = reader.page.locator("figure.diagram svg")
     expect(diagram).to_be_visible()
     expect(diagram.get_by_text("gateway and controller")).to_be_visible()
-    box = diagram.bounding_box()
-    assert box is not None
+    box = present(diagram.bounding_box())
     assert box["width"] > 300
     assert box["height"] > 200
 

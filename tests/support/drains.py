@@ -18,8 +18,7 @@ GANG = {"jobset.sigs.k8s.io/jobset-name": "train"}
 
 
 def world_with(*names: str, **changes: object) -> World:
-    world = World()
-    world.add_node("n1")
+    world = World.of("n1")
     for name in names:
         world.add_pod("n1", name, **changes)
     return world
@@ -42,8 +41,7 @@ class Busy(MemoryCluster):
 
 async def begun(world: World, settings: Settings, **arguments: Any) -> Replica:
     """An aggregator that knows its cluster, and the node's fault."""
-    replica = Replica(world, clock=Running(), settings=settings, **arguments)
-    await until(lambda: not replica.fleet.view_lost)
+    replica = await Replica(world, clock=Running(), settings=settings, **arguments).ready()
     replica.agent("n1", ILL)
     return replica
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
@@ -120,6 +120,14 @@ class World:
 
     def __post_init__(self) -> None:
         self.operations = OperationShelf(self)
+
+    @classmethod
+    def of(cls, *names: str) -> Self:
+        """A world with these nodes."""
+        world = cls()
+        for name in names:
+            world.add_node(name)
+        return world
 
     def tick(self) -> str:
         self.clock += 1

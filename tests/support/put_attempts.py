@@ -2,6 +2,7 @@
 
 from aggregator.cluster.operations import begun_status, spec_of, status_of
 from aggregator.cluster.port import Cluster, Quarantine, RepairAttempt
+from tests.support.present import present
 
 
 async def put_attempts(
@@ -15,9 +16,7 @@ async def put_attempts(
         begun = begun_status(quarantine, one, number)
         known = there.status if there.status.quarantine else begun
         await cluster.operations.write_status(there, status_of(one, known))
-    found = await cluster.read_quarantine(quarantine.node)
-    assert found is not None
-    return found
+    return present(await cluster.read_quarantine(quarantine.node))
 
 
 async def drop_operations(cluster: Cluster, node: str) -> None:

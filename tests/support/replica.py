@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import Any
+from typing import Any, Self
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, ClusterError
@@ -33,6 +33,7 @@ from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.waiting import until
 
 
 def shipped_policy(site: str | None = None) -> Policy:
@@ -163,6 +164,10 @@ def evaluator_of(replica: "Replica") -> Any:
     return receivers[0]
 
 
+#: The loop itself holds tasks weakly, and a test may hold no replica.
+_RUNNING: set["asyncio.Task[None]"] = set()
+
+
 class Replica:
     """A running controller. `stop` ends it in order, `die` as kill -9 does."""
 
@@ -199,6 +204,13 @@ class Replica:
             may_act=may_act,
         )
         self.task = asyncio.create_task(self.controller.run())
+        _RUNNING.add(self.task)
+        self.task.add_done_callback(_RUNNING.discard)
+
+    async def ready(self) -> Self:
+        """It knows the cluster."""
+        await until(lambda: not self.fleet.view_lost)
+        return self
 
     async def answer_requests(self) -> None:
         """One round of the reports on people's Operations, which run next to the controller."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.support.present import of_type
 from tests.support.replica import Turned
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -34,8 +35,7 @@ class Running(Turned):
         """A controller reads it a dozen times in each round: the loop is looked up once."""
         loop = self._loop
         if loop is None:
-            running = asyncio.get_running_loop()
-            assert isinstance(running, VirtualTimeLoop)
+            running = of_type(asyncio.get_running_loop(), VirtualTimeLoop)
             loop = self._loop = running
         return loop._now + self.time
 

@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from tests.support.lean_loop import MANY_TIMERS, OWN_FILES, LeanLoop
+from tests.support.present import of_type
 
 T = TypeVar("T")
 P = ParamSpec("P")
+#: Of the loop, in which the tasks that a test leaves have to end.
+_TURNS = 50
 
 
 class VirtualTimeLoop(LeanLoop):
@@ -56,15 +59,25 @@ class VirtualTimeLoop(LeanLoop):
         self._now += seconds
 
 
+def loop_time() -> float:
+    """The time of the loop that runs."""
+    return asyncio.get_running_loop().time()
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` to its end in virtual time."""
+    """Run ``main`` to its end in virtual time, and then end what it has started."""
     loop = VirtualTimeLoop()
     try:
         return loop.run_until_complete(main)
     finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
+        for turn in range(_TURNS):
+            left = asyncio.all_tasks(loop)
+            if not left:
+                break
+            if turn % 10 == 0:  # what a task does at its end may wait, too
+                for task in left:
+                    task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
         loop.close()
 
 
@@ -88,8 +101,7 @@ def play(test: Callable[[VirtualTimeLoop], Awaitable[None]]) -> None:
     """Run ``test`` to its end in virtual time; it is given the loop, whose clock it may read."""
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
+        loop = of_type(asyncio.get_running_loop(), VirtualTimeLoop)
         await test(loop)
 
     run(main())

@@ -16,6 +16,7 @@ from aggregator.alerts.alert import (
     resolves,
 )
 from aggregator.events import EventKind, Transition
+from tests.support.present import present
 
 K = EventKind
 
@@ -61,16 +62,14 @@ def test_a_transition_is_an_alert_of_its_severity_or_none(
 
 @pytest.mark.parametrize("kind", [kind for kind in K if not kind.value.startswith("incident.")])
 def test_every_kind_has_the_severity_of_the_table_or_is_information(kind: EventKind) -> None:
-    alert = alert_of(transition(kind))
-    assert alert is not None
+    alert = present(alert_of(transition(kind)))
     assert (alert.kind, alert.severity) == (kind.value, SEVERITY.get(kind, "info"))
 
 
 def test_an_alert_says_what_its_transition_did() -> None:
     details = {f"k{n:02}": "v" for n in range(40)}
     told = transition(K.CORDONED, "a\ud800" + "x" * 5000, **{"\udfff": "\0\ud800", **details})
-    alert = alert_of(told)
-    assert alert is not None
+    alert = present(alert_of(told))
     assert (alert.at, alert.node, alert.nodes, alert.incident) == (1000.5, "n1", ("n1",), "i1")
     assert alert.summary.startswith("a?xxx")
     assert len(alert.summary) <= 4000
@@ -90,11 +89,9 @@ def test_an_alert_says_what_its_transition_did() -> None:
         "incident": "i1",
         "details": alert.details,
     }
-    fleet = alert_of(replace(told, node=""))
-    assert fleet is not None
+    fleet = present(alert_of(replace(told, node="")))
     assert fleet.nodes == ()
-    later = alert_of(replace(told, at=1001.5))
-    assert later is not None
+    later = present(alert_of(replace(told, at=1001.5)))
     assert later.id != alert.id
 
 
@@ -150,16 +147,14 @@ PAIRS = [
 def test_what_comes_and_goes_ends_its_opposite() -> None:
     for one, other in PAIRS:
         for begins, ends in ((one, other), (other, one)):
-            over = resolves(transition(begins))
-            assert over is not None
+            over = present(resolves(transition(begins)))
             assert (over.node, over.kinds, over.incident) == ("n1", frozenset({ends}), "")
     for one, other in (
         (K.COMMON_CAUSE, K.COMMON_CAUSE_OVER),
         (K.NETWORK_BLAMED, K.NETWORK_CLEARED),
     ):
         for begins, ends in ((one, other), (other, one)):
-            over = resolves(transition(begins))
-            assert over is not None
+            over = present(resolves(transition(begins)))
             assert (over.node, over.kinds, over.incident) == ("n1", frozenset({ends}), "i1")
 
 
@@ -176,16 +171,14 @@ def test_what_comes_and_goes_ends_its_opposite() -> None:
 def test_a_transition_ends_the_alerts_that_it_makes_untrue(
     kind: EventKind, ended: set[EventKind], stays: set[EventKind]
 ) -> None:
-    over = resolves(transition(kind))
-    assert over is not None
+    over = present(resolves(transition(kind)))
     assert (over.node, over.incident) == ("n1", "")
     assert ended <= over.kinds
     assert not stays & over.kinds
 
 
 def test_the_end_of_an_incident_ends_all_of_its_own_alerts_and_most_kinds_end_none() -> None:
-    over = resolves(transition(K.INCIDENT_CLOSED))
-    assert over is not None
+    over = present(resolves(transition(K.INCIDENT_CLOSED)))
     assert (over.node, over.incident, over.kinds) == ("n1", "i1", frozenset(K))
     for kind in (K.INCIDENT_OPENED, K.CORDONED, K.HELD, K.LEMON, K.BLOCKED, K.MOVED):
         assert resolves(transition(kind)) is None
@@ -194,8 +187,7 @@ def test_the_end_of_an_incident_ends_all_of_its_own_alerts_and_most_kinds_end_no
 def alert(number: int, kind: EventKind, *nodes: str) -> Alert:
     names = nodes or (f"n{number}",)
     told = transition(kind)
-    made = alert_of(replace(told, node=names[0], at=1000.0 + number))
-    assert made is not None
+    made = present(alert_of(replace(told, node=names[0], at=1000.0 + number)))
     return replace(made, nodes=names)
 
 

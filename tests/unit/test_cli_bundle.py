@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aggregator.cli import bundle
 from aggregator.cli.secret_patterns import scrubbed, without_secrets
+from tests.support.present import present
 
 AT = dt.datetime(2026, 3, 14, 3, 14, 7, tzinfo=dt.UTC)
 
@@ -160,8 +161,7 @@ def test_the_archive_has_each_file_once_in_one_folder_and_says_what_is_missing()
     packed = bundle.archive("sickbay-node-1", [("README.txt", text), *content.files.items()], AT)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert tar.getnames() == ["sickbay-node-1/README.txt", "sickbay-node-1/node.json"]
-        entry = tar.extractfile("sickbay-node-1/node.json")
-        assert entry is not None
+        entry = present(tar.extractfile("sickbay-node-1/node.json"))
         body = entry.read()
         assert tar.getmember("sickbay-node-1/node.json").mtime == int(AT.timestamp())
     assert b"hunter2" not in body

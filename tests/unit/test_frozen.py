@@ -35,6 +35,7 @@ from tests.aggregator.test_alert_outbox_groups import CHAT
 from tests.aggregator.test_alert_outbox_groups import NOW as ALERTED
 from tests.frozen import makers
 from tests.frozen.__main__ import main
+from tests.support.present import of_type
 from tests.support.yaml_documents import read_yaml
 
 T = TypeVar("T")
@@ -46,9 +47,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=RELEASES, ids=lambda one: one.name)
 def release(request: pytest.FixtureRequest) -> Path:
-    found = request.param
-    assert isinstance(found, Path)
-    return found
+    return of_type(request.param, Path)
 
 
 def content(file: Path) -> Any:

@@ -29,6 +29,7 @@ from aggregator.quarantine.decide.intent import (
     wanted_of,
 )
 from aggregator.quarantine.decide.operator_requests import FORCED
+from tests.support.present import present
 from tests.support.replica import POLICY
 
 ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
@@ -54,8 +55,7 @@ def ask(*incidents: Incident, overruled: frozenset[tuple[str, str]] = NONE) -> D
 
 
 def lead(*incidents: Incident) -> str:
-    found = ask(*incidents)
-    assert found is not None
+    found = present(ask(*incidents))
     return found.spec.incident
 
 
@@ -71,8 +71,7 @@ def test_the_strongest_incident_leads_and_of_equals_the_oldest() -> None:
 
 
 def test_the_spec_is_of_the_incident_that_leads() -> None:
-    found = ask(incident("i", evidence(), kind="disk", boot_id="boot-9"))
-    assert found is not None
+    found = present(ask(incident("i", evidence(), kind="disk", boot_id="boot-9")))
     spec = found.spec
     assert (spec.kind, spec.reason, spec.requester) == ("disk", "of i", OURS)
     assert (spec.incident, spec.boot_id, spec.policy_hash) == ("i", "boot-9", "h")
@@ -82,13 +81,11 @@ def test_the_spec_is_of_the_incident_that_leads() -> None:
 def test_a_checks_result_counts_at_its_strength_until_its_incident_closes() -> None:
     over = evidence("nic:down", cleared_by=None, over="ok")
     weaker = evidence("xid:48", "cordon")
-    found = ask(incident("i", over, weaker, action="cordon"))
-    assert found is not None
+    found = present(ask(incident("i", over, weaker, action="cordon")))
     assert (found.uncapped, found.in_force) == (Action.DRAIN, Action.CORDON)
     # A fault that has ended asks for no more.
     ended = replace(over, cleared_by=ClearedBy.REBOOT)
-    found = ask(incident("i", ended, weaker, action="cordon"))
-    assert found is not None
+    found = present(ask(incident("i", ended, weaker, action="cordon")))
     assert found.uncapped is Action.CORDON
 
 
@@ -96,15 +93,13 @@ def test_overruled_evidence_asks_for_nothing_while_it_alone_is_in_force() -> Non
     first, second = evidence(), evidence("xid:48", "cordon")
     spoken = frozenset({first.key})
     assert ask(incident("i", first), overruled=spoken) is None
-    found = ask(incident("i", first, second), overruled=spoken)
-    assert found is not None
+    found = present(ask(incident("i", first, second), overruled=spoken))
     assert found.in_force is Action.CORDON
     ended = replace(second, over="reboot")
     assert ask(incident("i", first, ended), overruled=spoken) is None
     # Where nothing is in force, what is over and was not overruled still asks.
     both = incident("i", replace(first, over="reboot"), ended)
-    found = ask(both, overruled=spoken)
-    assert found is not None
+    found = present(ask(both, overruled=spoken))
     assert found.in_force is Action.OBSERVE
     watched = incident("i", first, evidence("xid:31", "observe"))
     assert ask(watched, overruled=spoken) is None
@@ -123,16 +118,14 @@ def test_overruled_evidence_asks_for_nothing_while_it_alone_is_in_force() -> Non
 def test_the_sign_of_a_fault_is_written_and_of_a_check_only_its_components_end(
     changes: dict[str, Any], written: tuple[str, str]
 ) -> None:
-    found = ask(incident("i", evidence(**changes), evidence("xid:48")))
-    assert found is not None
+    found = present(ask(incident("i", evidence(**changes), evidence("xid:48"))))
     item = found.spec.evidence[0]
     assert (item.cleared_by, item.cleared) == written
     assert (item.rule, item.incident, item.boot_id) == ("rule", "i", "boot-1")
 
 
 def test_a_message_is_bounded_and_what_is_watched_is_not_written() -> None:
-    found = ask(incident("i", evidence(message="x" * 600), evidence("xid:31", "observe")))
-    assert found is not None
+    found = present(ask(incident("i", evidence(message="x" * 600), evidence("xid:31", "observe"))))
     (item,) = found.spec.evidence
     assert item.message == "x" * 500
 
@@ -141,8 +134,7 @@ def test_evidence_fits_to_the_last_character() -> None:
     texts = len("xid:79" + "boot-1" + "rule" + "i" + "m")
     for surplus, kept in ((0, 1), (1, 0)):
         component = "x" * (MOST_EVIDENCE - 128 - texts + surplus)
-        found = ask(incident("i", evidence(component=component)))
-        assert found is not None
+        found = present(ask(incident("i", evidence(component=component))))
         assert len(found.spec.evidence) == kept
 
 
@@ -162,15 +154,13 @@ def test_only_ours_is_written_and_only_where_something_is_wanted() -> None:
 def test_a_decision_that_was_not_written_is_written_with_the_same_action() -> None:
     wanted = DesiredState(SPEC, Action.DRAIN, Action.DRAIN)
     unwritten = replace(SPEC, intent_action=None)
-    changed = changed_intent(unwritten, wanted)
-    assert changed is not None
+    changed = present(changed_intent(unwritten, wanted))
     assert changed == SPEC
 
 
 def test_a_sign_that_was_taken_back_is_written_too() -> None:
     cleared = replace(SPEC, evidence=(replace(ITEM, cleared="reboot"),))
-    changed = changed_intent(cleared, DesiredState(SPEC, Action.DRAIN, Action.DRAIN))
-    assert changed is not None
+    changed = present(changed_intent(cleared, DesiredState(SPEC, Action.DRAIN, Action.DRAIN)))
     assert changed.evidence == (ITEM,)
 
 

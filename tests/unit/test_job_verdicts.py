@@ -11,6 +11,7 @@ from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from aggregator.repairers.job_manifest import deadline, job_manifest, job_name
 from aggregator.repairers.job_verdict import is_over, verdict, why_waiting
 from tests.support.active_test_jobs import DISRUPTED, job_section, order_of_a_test
+from tests.support.present import present
 
 NODE = {"metadata": {"name": "n1", "uid": "u"}}
 COMPLETE = {"type": "Complete", "status": "True"}
@@ -71,8 +72,7 @@ def test_the_exit_code_of_the_one_program_is_the_verdict() -> None:
 def test_all_else_is_no_verdict(
     record: dict[str, Any], pods: list[dict[str, Any]], why: str
 ) -> None:
-    answer = verdict(record, pods, "n1")
-    assert answer is not None
+    answer = present(verdict(record, pods, "n1"))
     assert answer.state is AnswerState.INCONCLUSIVE
     assert why in answer.text
 
@@ -80,8 +80,7 @@ def test_all_else_is_no_verdict(
 def test_a_pod_that_the_kubelet_ended_is_no_verdict() -> None:
     evicted = pod(1)
     evicted["status"]["reason"] = "Evicted"
-    answer = verdict(FAILED, [evicted], "n1")
-    assert answer is not None
+    answer = present(verdict(FAILED, [evicted], "n1"))
     assert answer.state is AnswerState.INCONCLUSIVE
     assert "Evicted" in answer.text
 
@@ -107,8 +106,7 @@ JSON = st.recursive(
 def test_no_garbage_in_a_pods_status_is_a_verdict_or_an_error(
     status: Any, record: dict[str, Any]
 ) -> None:
-    answer = verdict(record, [{"status": status}], "n1")
-    assert answer is not None
+    answer = present(verdict(record, [{"status": status}], "n1"))
     assert answer.state is AnswerState.INCONCLUSIVE
     why_waiting([{"status": status}])
     is_over({"status": status})

@@ -5,6 +5,7 @@ import selectors
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -95,11 +96,9 @@ def _played(loop: asyncio.AbstractEventLoop, tasks: list[Steps]) -> list[Any]:
             running.append(asyncio.create_task(one(str(number), steps)))
         await asyncio.sleep(20)
 
-    try:
+    with closing(loop):
         loop.run_until_complete(main())
         return told
-    finally:
-        loop.close()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from aggregator.cluster.kubernetes.objects import (
     TaintObject,
 )
 from aggregator.cluster.node_names import APPLIED, CONDITION, TAINT
+from tests.support.present import present
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -28,8 +29,7 @@ def node(*, marked: bool = True, version: str = "5", uid: str = "u") -> NodeObje
 def test_a_marked_node_is_kept_with_its_own_condition_and_no_annotation() -> None:
     nodes = MarkedNodes()
     nodes.take(node())
-    found = nodes.find("n1", "u")
-    assert found is not None
+    found = present(nodes.find("n1", "u"))
     assert found.metadata == Meta(name="n1", uid="u", resource_version="5")
     assert found.condition(CONDITION) == Condition(CONDITION, "False", "R")
     assert found.condition("Ready") is None

@@ -46,6 +46,7 @@ from aggregator.quarantine.decide.node_tests import (
 )
 from aggregator.quarantine.decide.operation_step import Do
 from aggregator.quarantine.decide.reservation import OperationProposal, reserve, running_of
+from tests.support.present import present
 
 KEY = "sickbay.dev/untested"
 RULES = NewNodeRules(KEY, "quick", attempts=3, concurrent=2)
@@ -266,16 +267,14 @@ def test_what_a_node_says_against_a_test(change: dict[str, Any], expected: str) 
     ],
 )
 def test_the_condition_names_profile_operation_and_boot(state: RepairState, expected: str) -> None:
-    found = condition_of(a_test(state=state), tainted=True, rules=RULES)
-    assert found is not None
+    found = present(condition_of(a_test(state=state), tainted=True, rules=RULES))
     assert found.status == expected
     assert all(word in found.message for word in ("quick", "uid-b1-1-test", "boot b1"))
 
 
 def test_a_node_that_was_never_tested_and_is_not_new_has_no_condition() -> None:
     assert condition_of(None, tainted=False, rules=RULES) is None
-    found = condition_of(None, tainted=True, rules=RULES)
-    assert found is not None
+    found = present(condition_of(None, tainted=True, rules=RULES))
     assert (found.status, found.reason) == ("Unknown", "NotTested")
 
 

@@ -22,6 +22,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule, condition_of
+from tests.support.present import present
 
 READY = NodeConditionRule("AcceleratedHardwareReady", ("gpu-*", "watched"), "False")
 BY_EVIDENCE = replace(READY, basis="evidence")
@@ -60,8 +61,7 @@ def test_a_quarantine_for_evidence_of_its_rules_is_told_with_the_code_and_the_pl
     assert found == NodeCondition(
         "False", "Xid79", "xid:79 on GPU-1: lost (and 1 more)", unhealthy=True
     )
-    fixed = said(replace(READY, reason="BadHardware"), quarantine("gpu-fatal"))
-    assert fixed is not None
+    fixed = present(said(replace(READY, reason="BadHardware"), quarantine("gpu-fatal")))
     assert fixed.reason == "BadHardware"
 
 
@@ -92,8 +92,7 @@ def test_another_installations_quarantine_is_not_ours_to_tell() -> None:
 
 
 def test_by_evidence_an_open_incident_counts_without_any_quarantine() -> None:
-    found = said(BY_EVIDENCE, None, incidents("gpu-fatal"))
-    assert found is not None
+    found = present(said(BY_EVIDENCE, None, incidents("gpu-fatal")))
     assert (found.status, found.reason) == ("False", "DiskSpaceFull")
     assert status_of(said(READY, None, incidents("gpu-fatal"))) == "True"
     # It does not flap: until the incident is closed a sign that the fault is over changes nothing.
@@ -120,8 +119,7 @@ def test_the_record_of_written_conditions_survives_and_an_edited_one_counts_as_n
         "A": WrittenCondition("False", "Xid79", "sickbay"),
         "example.com/B": WrittenCondition("True", "Recovered", "staging"),
     }
-    text = record_written(written)
-    assert text is not None
+    text = present(record_written(written))
     assert read_written({CONDITIONS: text}) == written
     assert record_written({}) is None
     for bad in ("", "{", "[]", '{"A": "x"}', '{"A": ["x"]}', '{"A": [1, 2, 3]}', "[" * 100_000):

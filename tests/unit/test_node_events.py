@@ -23,6 +23,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.node_events import EventRules, event_of
 from aggregator.quarantine.reconcile import node_events
 from aggregator.quarantine.reconcile.node_events import DRAINING_AFTER, NodeEventPublisher
+from tests.support.present import present
 from tests.support.replica import all_in_mode
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
@@ -48,8 +49,7 @@ def make_transition(kind: EventKind, **changes: Any) -> Transition:
 def test_a_drain_is_told_about_the_node_and_the_quarantine(
     kind: EventKind, reason: str, *, warning: bool
 ) -> None:
-    event = event_of(make_transition(kind), "uid", QUARANTINE)
-    assert event is not None
+    event = present(event_of(make_transition(kind), "uid", QUARANTINE))
     assert (event.reason, event.warning, event.action) == (reason, warning, "Drain")
     assert (event.node_uid, event.quarantine_uid) == ("uid", "q")
     assert event_of(make_transition(kind), "uid", None) is None
@@ -58,8 +58,7 @@ def test_a_drain_is_told_about_the_node_and_the_quarantine(
 
 def test_a_node_that_no_list_has_yet_is_named_by_the_uid_in_its_quarantine() -> None:
     known = replace(QUARANTINE, status=replace(STATUS, node_uid="joined"))
-    event = event_of(make_transition(EventKind.DRAINING), "", known)
-    assert event is not None
+    event = present(event_of(make_transition(EventKind.DRAINING), "", known))
     assert event.node_uid == "joined"
     assert event_of(HELD, "", replace(known, foreign="another installation")) is None
 
@@ -78,8 +77,7 @@ def test_one_drain_has_one_event_of_a_reason_and_the_next_drain_another() -> Non
 
 
 def test_a_hold_is_told_once_for_each_incident_and_limit() -> None:
-    event = event_of(HELD, "uid", None)
-    assert event is not None
+    event = present(event_of(HELD, "uid", None))
     assert (event.reason, event.quarantine_uid, event.action) == ("Held", "", "Quarantine")
     names = {
         found.name
@@ -93,8 +91,7 @@ def test_a_hold_is_told_once_for_each_incident_and_limit() -> None:
         if found is not None
     }
     assert len(names) == 4
-    held_drain = event_of(HELD, "uid", QUARANTINE)
-    assert held_drain is not None
+    held_drain = present(event_of(HELD, "uid", QUARANTINE))
     assert held_drain.quarantine_uid == "q"
 
 
@@ -102,8 +99,7 @@ def test_pods_that_come_after_the_drain_and_other_transitions_have_no_event() ->
     drained = replace(QUARANTINE, status=replace(STATUS, phase=Phase.DRAINED))
     assert event_of(make_transition(EventKind.BLOCKED), "uid", drained) is None
     assert event_of(make_transition(EventKind.CORDONED), "uid", QUARANTINE) is None
-    found = event_of(make_transition(EventKind.DRAINED), "uid", drained)
-    assert found is not None
+    found = present(event_of(make_transition(EventKind.DRAINED), "uid", drained))
     assert found.reason == "Drained"
 
 
@@ -246,24 +242,21 @@ async def test_the_begin_of_a_drain_that_waits_for_other_events_is_left_out_with
         (EventKind.HOOK, []),
     ],
 )
-def test_a_drain_with_pods_to_evict_has_the_event_of_its_begin_at_once(
+@in_virtual_time
+async def test_a_drain_with_pods_to_evict_has_the_event_of_its_begin_at_once(
     kind: EventKind, reasons: list[str]
 ) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        bench = Bench()
-        running = asyncio.create_task(bench.publisher.run())
-        bench.record(EventKind.DRAINING, kind)
-        await asyncio.sleep(0.1)
-        assert bench.reasons == reasons
-        bench.record(EventKind.DRAINED)
-        await asyncio.sleep(2 * DRAINING_AFTER)
-        assert bench.reasons == [*reasons, "Drained"]
-        assert all(one.quarantine_uid for one in bench.written[: len(reasons)])
-        assert bool(bench.written[-1].quarantine_uid) == bool(reasons)
-        running.cancel()
-
-    test()
+    bench = Bench()
+    running = asyncio.create_task(bench.publisher.run())
+    bench.record(EventKind.DRAINING, kind)
+    await asyncio.sleep(0.1)
+    assert bench.reasons == reasons
+    bench.record(EventKind.DRAINED)
+    await asyncio.sleep(2 * DRAINING_AFTER)
+    assert bench.reasons == [*reasons, "Drained"]
+    assert all(one.quarantine_uid for one in bench.written[: len(reasons)])
+    assert bool(bench.written[-1].quarantine_uid) == bool(reasons)
+    running.cancel()
 
 
 async def test_a_held_node_has_the_section_of_its_hold_however_long_the_reason_is() -> None:

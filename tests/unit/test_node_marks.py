@@ -48,6 +48,7 @@ from aggregator.quarantine.decide.node_marks import (
     write_overruled,
 )
 from aggregator.quarantine.decide.overrides import Override
+from tests.support.present import of_type, present
 
 ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
 LEVEL = EvidenceItem("disk-space:bytes", "", "boot-1", "", "disk", "inc-2")
@@ -72,11 +73,8 @@ def quarantine(**changes: Any) -> Quarantine:
 
 
 def annotation_of(change: NodeChange) -> dict[str, Any]:
-    text = change.annotations[APPLIED]
-    assert text is not None
-    found = json.loads(text)
-    assert isinstance(found, dict)
-    return found
+    text = present(change.annotations[APPLIED])
+    return of_type(json.loads(text), dict)
 
 
 def after(change: NodeChange, before: Node = FREE) -> Node:
@@ -340,8 +338,7 @@ def test_an_undo_keeps_the_overrides_unless_it_is_given_others() -> None:
 
 
 def test_a_marked_node_is_taken_off_the_balancers_once_and_that_is_remembered() -> None:
-    change = exclude_change(MARKED)
-    assert change is not None
+    change = present(exclude_change(MARKED))
     assert change.labels == {OFF_BALANCERS: ""}
     found = after(change, MARKED)
     assert read_applied(found) == AppliedChanges(True, "gpu", off_balancers=True)
@@ -416,8 +413,7 @@ def test_ours_comes_back_as_a_cordon_for_the_same_evidence() -> None:
         intent_action=Action.CORDON,
     )
     long = after(cordon_change(FREE, quarantine(evidence=(replace(ITEM, code="c" * 400),))))
-    spec = spec_of_marks(long)
-    assert spec is not None
+    spec = present(spec_of_marks(long))
     assert spec.reason == f"marked for {'c' * 289}"
 
 
@@ -443,8 +439,7 @@ def test_the_origin_of_evidence_is_taken_from_the_marks_where_it_is_readable(
     more: dict[str, Any], rule: str, incident: str
 ) -> None:
     text = json.dumps({"evidence": [ROW], "value": "disk", **more})
-    spec = spec_of_marks(node(annotations={APPLIED: text}))
-    assert spec is not None
+    spec = present(spec_of_marks(node(annotations={APPLIED: text})))
     assert spec.kind == "disk"
     assert [(item.rule, item.incident) for item in spec.evidence] == [(rule, incident)]
 
@@ -465,8 +460,7 @@ def test_the_kind_is_that_of_the_annotation_or_else_of_the_taint(
     value: str | None, taints: tuple[Taint, ...], kind: str
 ) -> None:
     text = json.dumps({"evidence": [ROW], "value": value})
-    spec = spec_of_marks(node(annotations={APPLIED: text}, taints=taints))
-    assert spec is not None
+    spec = present(spec_of_marks(node(annotations={APPLIED: text}, taints=taints)))
     assert spec.kind == kind
 
 

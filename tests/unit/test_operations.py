@@ -43,6 +43,7 @@ from aggregator.cluster.port import (
 from aggregator.quarantine.decide.node_tests import last_test
 from aggregator.quarantine.decide.repair import operation_id
 from tests.support.field_values import values
+from tests.support.present import present
 
 WEEK = 7 * 86400.0
 QUARANTINE = Quarantine(
@@ -228,8 +229,7 @@ def test_no_known_operation_goes_back_to_an_earlier_version() -> None:
     assert known.take(newer)
     assert not known.take(replace(one, version="9"))
     assert not known.take(newer)
-    joined = known.join(QUARANTINE).status.repair
-    assert joined is not None
+    joined = present(known.join(QUARANTINE).status.repair)
     assert joined.attempts[0].state is RepairState.SUCCEEDED
     known.drop(replace(newer, uid="another"))
     assert known.has("n1")

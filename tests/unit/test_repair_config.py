@@ -15,6 +15,7 @@ from aggregator.repairers.factory import repair_settings
 from aggregator.repairers.gpu_use import UnlessGpuInUse
 from aggregator.repairers.karpenter import KarpenterRepairer
 from aggregator.repairers.webhook import WebhookRepairer
+from tests.support.present import of_type, present
 from tests.unit.repair_config import IMAGE, KUBERNETES, checked, loaded, problems
 
 
@@ -39,8 +40,7 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
     assert set(made.repairers) == {"gpu-reset", "reboot", "ticket"}
     assert made.repairers["gpu-reset"].timeout == 600.0
     assert made.repairers["gpu-reset"].repairer.sends_twice
-    reboot = made.repairers["reboot"].repairer
-    assert isinstance(reboot, UnlessGpuInUse)
+    reboot = of_type(made.repairers["reboot"].repairer, UnlessGpuInUse)
     assert isinstance(reboot.inner, CommandRepairer)
     assert isinstance(made.repairers["ticket"].repairer, WebhookRepairer)
     assert not made.repairers["reboot"].repairer.sends_twice
@@ -406,8 +406,7 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
     made = repair_settings(
         found, domain_labels=(), wall=lambda: 0.0, objects=lambda _: cluster.objects()
     )
-    found_repairer = made.repairers[kind].repairer
-    assert isinstance(found_repairer, UnlessGpuInUse)
+    found_repairer = of_type(made.repairers[kind].repairer, UnlessGpuInUse)
     assert isinstance(found_repairer.inner, ExternalRepairer)
     assert made.repairers[kind].clean_up is not None
 
@@ -534,8 +533,7 @@ def test_a_status_without_quotes_is_read_as_it_is_meant(tmp_path: Path) -> None:
     text = external(
         succeeded="{condition: A, status: False}", failed="{field: status.ok, equals: false}"
     )
-    one = loaded(tmp_path, text, KUBERNETES).repairers[0].external
-    assert one is not None
+    one = present(loaded(tmp_path, text, KUBERNETES).repairers[0].external)
     assert one.succeeded is not None
     assert one.failed is not None
     assert (one.succeeded.status, one.failed.equals) == ("False", "false")

@@ -14,6 +14,7 @@ from nodeagent.checks.siblings import (
     outliers,
     usual_level,
 )
+from tests.support.present import present
 
 pytestmark = pytest.mark.slow
 
@@ -130,8 +131,7 @@ def test_a_boot_takes_its_time() -> None:
 
 
 def test_the_setting_names_a_status() -> None:
-    parse = option("a port").parse
-    assert parse is not None
+    parse = present(option("a port").parse)
     assert [parse(word) for word in ("degraded", "failed", "ok")] == ["degraded", "failed", "ok"]
     with pytest.raises(ValueError, match="'bad' is none of degraded, failed, ok"):
         parse("bad")

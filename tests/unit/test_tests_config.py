@@ -10,6 +10,7 @@ from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.repairers.factory import repair_settings
 from aggregator.repairers.gpu_use import UnlessGpuInUse
 from aggregator.repairers.job import JobRepairer
+from tests.support.present import present
 from tests.unit.repair_config import IMAGE, KUBERNETES, TESTS, checked, loaded, problems
 
 
@@ -215,8 +216,7 @@ JOB_TESTS = """    - kind: test
 
 def test_idle_nodes_are_tested_by_the_job_of_tests(tmp_path: Path) -> None:
     text = f"repair:\n  mode: repair\n{IDLE_NODES}  repairers:\n{JOB_TESTS}"
-    found = loaded(tmp_path, text, KUBERNETES).idle_nodes
-    assert found is not None
+    found = present(loaded(tmp_path, text, KUBERNETES).idle_nodes)
     assert (found.every, found.concurrent) == (7 * 86400, 2)
     assert found.priority_class == "sickbay-idle-test"
 

@@ -21,6 +21,7 @@ from aggregator.policy.network.verdict import (
     SHARED,
 )
 from tests.support.networks import RACK, TARGET, Network, address, name
+from tests.support.present import present
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +43,7 @@ def reasons(found: Triangulation, size: int) -> dict[str, str]:
     """The reason of each node that is not known to be well, and of each that is blamed."""
     told = {}
     for node in range(size):
-        finding = found.finding(name(node))
-        assert finding is not None
+        finding = present(found.finding(name(node)))
         if finding.status is not Status.OK:
             told[name(node)] = finding.reason
     return told
@@ -65,8 +65,7 @@ def test_a_node_that_nobody_reaches_is_blamed_with_the_edges_that_say_so() -> No
     told = network()
     told.down = {7}
     found = evaluated(told)
-    finding = found.finding("node-7")
-    assert finding is not None
+    finding = present(found.finding("node-7"))
     assert finding.reason == CUT_OFF  # it says so itself, too
     assert {edge.target for edge in finding.edges} == {"node-7"}
     assert {edge.observer for edge in finding.edges} == {
@@ -177,8 +176,7 @@ def test_a_blamed_node_whose_observers_fall_silent_is_neither_well_nor_blamed() 
         if 7 in told.peers[node] or node == 7:
             found.set_report(name(node), reporting=False)
     found.settle(NOW + 60)
-    finding = found.finding("node-7")
-    assert finding is not None
+    finding = present(found.finding("node-7"))
     assert finding.status is Status.UNKNOWN
 
 

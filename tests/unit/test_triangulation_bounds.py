@@ -15,6 +15,7 @@ from aggregator.policy.network.triangulate import (
     Triangulation,
 )
 from aggregator.policy.network.verdict import DOMAIN, SHARED, NetworkVerdict
+from tests.support.present import present
 
 NOW = 1_000.0
 OK, FAILED = Status.OK, Status.FAILED
@@ -72,13 +73,11 @@ class Fleet:
         return {number for number in range(self.size) if self.status(number) is FAILED}
 
     def status(self, number: int) -> Status:
-        finding = self.found.finding(name(number))
-        assert finding is not None
+        finding = present(self.found.finding(name(number)))
         return finding.status
 
     def reason(self, number: int) -> str:
-        finding = self.found.finding(name(number))
-        assert finding is not None
+        finding = present(self.found.finding(name(number)))
         return finding.reason
 
     def verdict(self) -> NetworkVerdict:
@@ -142,8 +141,7 @@ def test_a_later_loss_in_a_blamed_domain_is_the_domains() -> None:
     fleet.cut(0, 5)
     fleet.cut(10, at=NOW + 10 * WINDOW)
     assert fleet.blamed() == set()
-    finding = fleet.found.finding(name(10))
-    assert finding is not None
+    finding = present(fleet.found.finding(name(10)))
     assert finding.message.endswith("; so it is for others of rack=r")
     assert (finding.reason, finding.since) == (DOMAIN, NOW + 10 * WINDOW)
 
@@ -203,8 +201,7 @@ def test_more_than_three_of_the_window_share_a_cause(between: float, *, shared: 
         "blamed"
     )
     assert {fleet.reason(number) for number in FOUR} == {SHARED}
-    finding = fleet.found.finding(name(0))
-    assert finding is not None
+    finding = present(fleet.found.finding(name(0)))
     assert finding.message.endswith("; so it is for too many others at once")
 
 

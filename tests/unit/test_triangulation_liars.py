@@ -19,6 +19,7 @@ from aggregator.policy.network.graph import FEWEST_OBSERVERS
 from aggregator.policy.network.triangulate import PEERS, REACH, Triangulation
 from aggregator.policy.network.verdict import DISPUTED, UNREACHABLE, UNREACHABLE_SILENT
 from tests.support.networks import Network, address, name
+from tests.support.present import present
 
 pytestmark = pytest.mark.slow
 
@@ -174,8 +175,7 @@ def test_one_liar_hides_only_lost_nodes_that_it_was_assigned_and_is_named_for_it
         found.set_edge(name(lost), REACH, "gateway", Status.OK)  # only its observers can tell of it
         found.settle(NOW)
         assert blamed(found, 120) == (set() if hides else {lost})
-        finding = found.finding(name(lost))
-        assert finding is not None
+        finding = present(found.finding(name(lost)))
         assert (finding.reason == DISPUTED) == hides
         assert (name(liar) in finding.message) == hides
 
@@ -197,8 +197,7 @@ def test_one_agent_alone_does_not_end_the_evidence_against_a_lost_node(reaching:
     for observer in observers[:reaching]:
         found.set_edge(name(observer), PEERS, address(7), Status.OK)
     found.settle(NOW + 60)
-    finding = found.finding(name(7))
-    assert finding is not None
+    finding = present(found.finding(name(7)))
     assert (finding.status is Status.OK) == (reaching == 2)
 
 
@@ -228,8 +227,7 @@ def test_an_observer_that_misses_its_own_peers_is_not_believed_for_claims_of_oth
             found.set_edge(name(observer), PEERS, address(peer), Status.OK)
     found.settle(NOW)
     assert blamed(found, 120) == set()
-    finding = found.finding(name(victim))
-    assert finding is not None
+    finding = present(found.finding(name(victim)))
     assert finding.reason == ""
     for observer in net.observers(victim):
         for peer in net.peers[observer]:

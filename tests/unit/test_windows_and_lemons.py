@@ -25,6 +25,7 @@ from aggregator.policy.windows import (
     timeline,
     well_since,
 )
+from tests.support.present import present
 from tests.support.replica import fault
 
 OK, DEGRADED, FAILED, UNKNOWN = Status.OK, Status.DEGRADED, Status.FAILED, Status.UNKNOWN
@@ -207,22 +208,19 @@ def test_openings_of_one_incident_are_one_with_all_its_codes() -> None:
         event(90.0, "opened", "i", "b"),
         event(80.0, "closed", "other"),
     )
-    found = evaluated(only(codes=2), *past)
-    assert found is not None
+    found = present(evaluated(only(codes=2), *past))
     assert (found.quarantines, found.codes, found.days) == (1, ("a", "b"), 1)
     assert found.last == NOW - 80.0
     assert found.strikes == ("2 different codes",)
     assert found.why == "again and again within four weeks: 2 different codes"
     again = (*past, event(70.0, "closed", "i"), event(0.0, "opened", "i", "c"))
-    found = evaluated(only(quarantines=2), *again)
-    assert found is not None
+    found = present(evaluated(only(quarantines=2), *again))
     assert (found.quarantines, found.codes, found.days) == (2, ("a", "b", "c"), 2)
 
 
 def test_days_are_those_on_which_an_incident_opened() -> None:
     past = [event(ago * DAY - 1, "opened", f"i{ago}") for ago in (3, 2)]
-    found = evaluated(only(days=2), *past)
-    assert found is not None
+    found = present(evaluated(only(days=2), *past))
     assert found.strikes == ("2 days with an incident",)
     same_day = [event(DAY - 1 - ago, "opened", f"i{ago}") for ago in (1, 2)]
     assert evaluated(only(days=2), *same_day) is None
@@ -231,8 +229,7 @@ def test_days_are_those_on_which_an_incident_opened() -> None:
 def test_the_greater_of_quarantines_and_openings_counts() -> None:
     opened = [event(float(ago), "opened", f"i{ago}") for ago in range(3)]
     quarantined = [event(float(ago), "quarantined") for ago in range(2)]
-    found = evaluated(only(quarantines=3), *opened, *quarantined)
-    assert found is not None
+    found = present(evaluated(only(quarantines=3), *opened, *quarantined))
     assert found.quarantines == 3
     assert evaluated(only(quarantines=4), *opened, *quarantined) is None
 

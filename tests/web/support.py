@@ -60,6 +60,7 @@ from aggregator.web.server import Web
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
 from tests.support.node_states import set_fields, summary_in
+from tests.support.present import present
 from tests.support.replica import shipped_policy
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
@@ -287,8 +288,7 @@ REPAIRS = RepairPlan(
 
 def repaired(node_summary: NodeSummary, *attempts: RepairAttempt, **changes: Any) -> None:
     """Drain the node in quarantine, with evidence of a rule that has a ladder, and repair it."""
-    found = node_summary.quarantine
-    assert found is not None
+    found = present(node_summary.quarantine)
     evidence = tuple(replace(item, rule="gpu-gone") for item in found.spec.evidence)
     status = replace(
         found.status, phase=Phase.DRAINED, repair=RepairStatus(attempts, **changes), blockers=()

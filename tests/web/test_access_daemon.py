@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,8 @@ def aggregator(tmp_path: Path) -> Iterator[GuardedAggregator]:
     file.write_text(f"{TOKEN},dashboards,viewer\n")
     more = {"access": {"anonymous": False, "tokens_file": str(file)}}
     running = GuardedAggregator(tmp_path / "aggregator", more)
-    try:
+    with closing(running):
         yield running
-    finally:
-        running.close()
 
 
 def test_the_configuration_closes_the_page_and_the_metrics(aggregator: GuardedAggregator) -> None:
@@ -75,14 +74,12 @@ def test_a_node_whose_agent_reports_is_no_unknown_name_to_a_person_who_acts(tmp_
     file.write_text(f"{TOKEN},otto,operator\n")
     more = {"access": {"anonymous": False, "actions": True, "tokens_file": str(file)}}
     running = GuardedAggregator(tmp_path / "aggregator", more)
-    try:
+    with closing(running):
         names = ["--nodes", "1", "--aggregator", running.address]
         with Simulator(names, log=tmp_path / "simulator.log"):
             wait_until(lambda: running.ask("nodes/sim-0001"), what="the agent's node")
             known = running.act("nodes/sim-0001/quarantine", reason="a fan")
             unknown = running.act("nodes/sim-0002/quarantine", reason="a fan", dry_run=True)
-    finally:
-        running.close()
     assert known["message"].startswith("sim-0001: cordon requested: a fan")
     assert "BUT" not in known["message"]
     assert "BUT: this file has no node sim-0002" in unknown["message"]

@@ -24,6 +24,7 @@ from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from aggregator.web.person_actions import ACTIONS
+from tests.support.present import present
 from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
 
 VIEWER, OPERATOR = "v" * 22, "o" * 22
@@ -60,8 +61,7 @@ class Site:
 
 def orders_a_reboot(store: LocalStore, node: str) -> None:
     """The node's quarantine has an open order."""
-    found = store.quarantine(node)
-    assert found is not None
+    found = present(store.quarantine(node))
     name = f"{found.uid}-1-reboot"
     order = RepairAttempt(name, "reboot", RepairState.ORDERED, began_at=1.8e9)
     made = store.operations.create(order.operation, spec_of(found, order))
@@ -96,8 +96,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 async def test_a_quarantine_carries_the_persons_name(site: Site) -> None:
     status, told = await site.ask("nodes/node-1/quarantine", {"reason": "fan 3 is dead"})
     assert (status, told["done"], told["user"]) == (200, True, "hall-2")
-    found = site.store.quarantine("node-1")
-    assert found is not None
+    found = present(site.store.quarantine("node-1"))
     assert (found.spec.requester, found.spec.kind) == ("hall-2", "manual")
     assert (found.spec.action, found.spec.reason) == (Action.CORDON, "fan 3 is dead")
     [event] = site.happened

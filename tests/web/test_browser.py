@@ -20,6 +20,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.runtime.interning import EMPTY
 from aggregator.web.trend_recorder import TrendRecorder
 from tests.support.chromium import ARGUMENTS, CHROMIUM
+from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
 from tests.unit.test_job_report import record, transition_of
 from tests.web.gateways import gateway_of
@@ -616,8 +617,7 @@ async def test_a_page_by_a_gateway_is_live_and_says_when_there_is_no_controller(
         await expect(one.page.locator("h1")).to_contain_text("node-2")
         assert one.complaints == []
         gateway.controller = None
-        response = await one.page.goto(gateway.url)
-        assert response is not None
+        response = present(await one.page.goto(gateway.url))
         assert response.status == 503
         await expect(one.page.locator("h1")).to_have_text("No controller")
         assert await contrast(one.page) == []

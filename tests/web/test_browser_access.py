@@ -20,6 +20,7 @@ from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.events import Transition
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
+from tests.support.present import present
 from tests.support.waiting import PATIENCE
 from tests.web.support import Served, running_clocks, serving, small_fleet
 from tests.web.test_actions import orders_a_reboot
@@ -103,8 +104,7 @@ async def test_an_operator_acts_from_a_nodes_page(
     await section.get_by_label("Reason").fill("fan 3 is dead")
     await section.get_by_role("button", name="Do it").click()
     await expect(page.locator("#action-result")).to_contain_text("cordon requested")
-    found = store.quarantine("node-1")
-    assert found is not None
+    found = present(store.quarantine("node-1"))
     assert found.spec.requester == "hall-2"
     await section.get_by_label("Action").select_option("exempt")
     await expect(section.get_by_label("For", exact=True)).to_be_visible()

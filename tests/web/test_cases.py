@@ -20,6 +20,7 @@ from aggregator.web.cases import deciding_rule, open_cases, selected
 from aggregator.web.map_view import ONE_BLOCK, MapLayouts, map_layout, suited_key
 from aggregator.web.node_view import ViewMoment
 from tests.support.fleet_views import view_fleet
+from tests.support.present import present
 from tests.support.replica import shipped_policy
 from tests.web.support import (
     NIGHT,
@@ -41,8 +42,7 @@ RACK = "topology.kubernetes.io/rack"
 
 
 def degraded(fleet: FleetState, name: str, message: str) -> None:
-    health = well(fleet, name, HANDS.now).agent.health
-    assert health is not None
+    health = present(well(fleet, name, HANDS.now).agent.health)
     part = component(HANDS.now, "disk-space", "/var", Status.DEGRADED, message)
     health.snapshot(Snapshot((part,), ()))
 
@@ -153,8 +153,7 @@ async def test_filters_are_in_the_address_and_each_link_keeps_them(served: Serve
 
 
 async def test_a_row_names_the_rule_that_decided_and_its_reason(served: Served) -> None:
-    policy = served.fleet.repairs.policy
-    assert policy is not None
+    policy = present(served.fleet.repairs.policy)
     rule = next(iter(policy.by_name.values()))
     node_summary = served.fleet.node_summaries["node-8"]
     found = incident_of(node_summary, HANDS.now)

@@ -16,6 +16,7 @@ from aggregator.cli.options import flags_of
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Action, QuarantineSpec, Taint
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
+from tests.support.present import present
 from tests.web.cli import in_process, sickbay, start_on
 from tests.web.support import NIGHT, Served
 from tests.web.test_actions import orders_a_reboot
@@ -140,8 +141,7 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
     done = await in_process("quarantine", "node-1", *ask, "--requester", "sickbay")
     assert done.code == 0, done.err
     store = LocalStore(database, wall=lambda: NIGHT)
-    found = store.quarantine("node-1")
-    assert found is not None
+    found = present(store.quarantine("node-1"))
     assert f"sickbay release node-1 --local {database}" in done.out
     assert found.spec == QuarantineSpec(Action.DRAIN, "manual", "fan 3 is dead", "a person")
     again = await in_process("quarantine", "node-1", *ask)

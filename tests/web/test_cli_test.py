@@ -24,6 +24,7 @@ from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.fleet import NodeTestView
+from tests.support.present import present
 from tests.web.cli import in_process, start_on
 from tests.web.support import NIGHT, REPAIRS, Hands, Served, repaired, serving, small_fleet
 
@@ -87,8 +88,7 @@ async def test_the_verdict_is_waited_for_printed_and_the_exit_code(
         line = (await process.stderr.readline()).decode()
         assert line, told
         told += line
-    asked = request_in(database)
-    assert asked is not None
+    asked = present(request_in(database))
     assert (asked.spec.kind, asked.spec.profile) == ("test", "")
     attempt = RepairAttempt(
         "q-1-test",
@@ -135,8 +135,7 @@ async def test_without_a_wait_the_request_alone_is_written(served: Served, datab
     where = ["--url", served.url, "--local", str(database)]
     done = await in_process("test", "node-2", "--profile", "long", "--no-wait", "--yes", *where)
     assert done.code == 0, done.err
-    asked = request_in(database)
-    assert asked is not None
+    asked = present(request_in(database))
     spec = asked.spec
     assert (spec.kind, spec.profile, spec.quarantine) == ("test", "long", "q-node-2")
 
@@ -328,8 +327,7 @@ async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
         assert line, told
         told += line
     assert "Its pass removes the taint k" in told
-    asked = request_in(database, "node-3")
-    assert asked is not None
+    asked = present(request_in(database, "node-3"))
     spec = asked.spec
     assert (spec.kind, spec.profile, spec.quarantine) == ("test", "quick", "")
     assert "To follow it: sickbay node node-3\n" in told

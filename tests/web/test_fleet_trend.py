@@ -18,6 +18,7 @@ from aggregator.web.node_view import ViewMoment
 from aggregator.web.trend_chart import trend_chart
 from aggregator.web.trend_recorder import TrendRecorder
 from tests.support.fleet_views import view_fleet
+from tests.support.present import present
 from tests.support.waiting import until
 from tests.web.support import (
     NIGHT,
@@ -182,14 +183,12 @@ def test_no_history_makes_counts_that_cannot_be(events: list[tuple[float, EventK
 def test_the_chart_has_a_step_for_each_change_and_a_gap_where_points_are_missing() -> None:
     assert trend_chart([point(NIGHT)]) is None
     points = [point(NIGHT + number * STEP, quarantined=number // 4) for number in range(12)]
-    chart = trend_chart(points)
-    assert chart is not None
+    chart = present(trend_chart(points))
     lines = {line.field: line for line in chart.lines}
     assert lines["quarantined"].path.count("V") == 2
     assert lines["held"].path.count("V") == 0
     assert (lines["quarantined"].last, lines["well"].last) == (2, 8)
-    with_gap = trend_chart([*points, point(NIGHT + 7200)])
-    assert with_gap is not None
+    with_gap = present(trend_chart([*points, point(NIGHT + 7200)]))
     assert all(line.path.count("M") == 2 for line in with_gap.lines)
 
 
@@ -206,8 +205,7 @@ def test_every_line_stays_within_the_frame(values: list[tuple[int, int, int, int
         point(NIGHT + slot * STEP, held=a, quarantined=b, other=c)
         for slot, a, b, c in sorted(values)
     ]
-    chart = trend_chart(points[-289:])
-    assert chart is not None
+    chart = present(trend_chart(points[-289:]))
     for line in chart.lines:
         heights = [float(one) for one in re.findall(r"[,V](-?[\d.]+)", line.path)]
         places = [float(one) for one in re.findall(r"[MH](-?[\d.]+)", line.path)]
@@ -259,8 +257,7 @@ async def test_nothing_is_drawn_of_the_time_before_the_history_began() -> None:
         assert points[0].at >= NIGHT - 3600
         text = await served.text("/")
         assert "A short history: nothing is known of the time before 02:1" in text
-        chart = trend_chart(points)
-        assert chart is not None
+        chart = present(trend_chart(points))
         # An hour takes the whole width, not a stroke at the end of an axis of a day.
         assert chart.lines[0].path.startswith(f"M{chart.left:.0f},")
 

@@ -11,6 +11,7 @@ from aggregator.jobs.recorder import JobCounts
 from aggregator.web.cost_chart import day_chart, days_of, group_chart, groups_of
 from aggregator.web.job_metrics import job_values
 from aggregator.web.metric_families import families_of
+from tests.support.present import present
 from tests.unit.test_job_report import record, transition_of
 from tests.web.cli import in_process
 from tests.web.support import NIGHT, Hands, ListHistory, Served, serving, small_fleet
@@ -85,8 +86,7 @@ def test_many_groups_end_with_the_sum_of_the_others_and_no_hours_are_no_chart() 
     found = groups_of((f"t{number}", float(number)) for number in range(12))
     assert [one.name for one in found[:2]] == ["t11", "t10"]
     assert (found[-1].others, found[-1].lost_hours) == (4, 0 + 1 + 2 + 3)
-    drawn = group_chart(found)
-    assert drawn is not None
+    drawn = present(group_chart(found))
     assert drawn.bars[-1].label == "4 others"
     assert group_chart([]) is None
     assert day_chart(days_of([], 0.0, 3 * 86400.0)) is None

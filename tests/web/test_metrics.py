@@ -22,6 +22,7 @@ from aggregator.web.probes import registry_of
 from aggregator.web.stats_interface import ApiStats
 from aggregator.web.zero_first import SCRAPES
 from tests.support.node_states import summary_in
+from tests.support.present import present
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -194,8 +195,7 @@ async def test_gpus_are_counted_by_state_and_by_their_nodes_quarantine() -> None
     hands = Hands()
     fleet = small_fleet(hands)
     for node, failed in (("node-1", 0), ("node-2", 1)):
-        health = summary_in(fleet, node).agent.health
-        assert health is not None
+        health = present(summary_in(fleet, node).agent.health)
         gpus = [f"GPU-{number}" for number in range(8)]
         health.snapshot(
             Snapshot(

@@ -16,6 +16,7 @@ from aggregator.web.fleet_view import natural
 from aggregator.web.node_table import selector
 from aggregator.web.pages import STATE_LABELS
 from aggregator.web.query_params import BadQuery
+from tests.support.present import present
 from tests.web.support import Hands, Served, serving, small_fleet, well
 
 RACK, POOL = "topology.kubernetes.io/rack", "sickbay.dev/pool"
@@ -246,8 +247,7 @@ def test_a_selector_means_what_it_means_to_kubernetes(
     labels: dict[str, str], key: str, value: str
 ) -> None:
     def holds(text: str) -> Any:
-        found = selector(text)
-        assert found is not None
+        found = present(selector(text))
         return found(labels)
 
     assert holds(key) == (key in labels)

@@ -24,6 +24,7 @@ from aggregator.cluster.users import Access
 from aggregator.composition.access import AccessSetupError, build_access, build_oidc
 from aggregator.config.access import AccessConfig, OidcConfig
 from aggregator.web.access_guard import PageAccess
+from tests.support.present import present
 from tests.web.gateways import gateway_of
 from tests.web.oidc_issuer import CLIENT, SECRET, Issuer, Key, issuing
 from tests.web.support import Hands, Served, serving, small_fleet
@@ -95,8 +96,7 @@ async def site_of(folder: Path, algorithm: str = "ES256", **settings: Any) -> As
             "operators": ["sre"],
         }
         config = OidcConfig.model_validate(made | settings)
-        oidc = build_oidc(config, now=lambda: hands.now, wall=lambda: hands.wall)
-        assert oidc is not None
+        oidc = present(build_oidc(config, now=lambda: hands.now, wall=lambda: hands.wall))
         roles = OidcRoles(config.viewers, config.operators, static)
         gate = AccessGate([oidc.sessions, static], roles, anonymous=False)
         access = PageAccess(gate, oidc=oidc)
@@ -201,10 +201,8 @@ async def test_groups_have_the_roles_that_the_configuration_gives_them(
         assert "access.oidc.viewers" in text
         assert "sickbay-session" not in site.cookies
         return
-    gate = site.served.web._guard_access._access.gate
-    assert gate is not None
-    identity = await gate.identify(RequestFacts(session=site.cookies["sickbay-session"]))
-    assert identity is not None
+    gate = present(site.served.web._guard_access._access.gate)
+    identity = present(await gate.identify(RequestFacts(session=site.cookies["sickbay-session"])))
     assert identity.ambient  # so that an action needs the header of the page's own script
     assert await gate.allows(identity, READ, METRICS)
     assert await gate.allows(identity, Access("delete", "sickbay.dev", "quarantines")) is acts
@@ -315,8 +313,7 @@ async def test_a_group_that_lost_its_role_in_the_configuration_counts_no_more(
 ) -> None:
     async with site_of(tmp_path) as site:
         await site.log_in()
-        gate = site.served.web._guard_access._access.gate
-        assert gate is not None
+        gate = present(site.served.web._guard_access._access.gate)
         assert (await site.get("/"))[0] == 200
         gate._authorizer = OidcRoles([], [], None)
         status, text, _ = await site.get("/")

@@ -11,6 +11,7 @@ from aggregator.health.model import MeasuredSeries
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web import models
 from aggregator.web.outlier_view import HEIGHT, WIDTH, chart
+from tests.support.present import present
 from tests.web.support import Hands, serving, small_fleet
 
 EVIL = 'GPU-<script>alert("5")</script>'
@@ -113,8 +114,7 @@ numbers = st.floats(0, 2**32)
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), numbers, numbers, numbers), min_size=2, max_size=30))
 def test_every_line_is_within_the_picture(points: list[tuple[float, float, float, float]]) -> None:
-    drawn = chart(outlier(sorted(points)))
-    assert drawn is not None
+    drawn = present(chart(outlier(sorted(points))))
     for line in (*drawn.lines, *drawn.medians, *drawn.bands):
         for pair in line.split():
             x, y = map(float, pair.split(","))

@@ -12,6 +12,7 @@ from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.repair_view import NEW_NODE_STATES
 from tests.support.fleet_views import view_fleet
+from tests.support.present import present
 from tests.web.support import (
     REPAIRS,
     Hands,
@@ -157,8 +158,7 @@ def test_an_agent_that_has_not_reported_is_waited_for_only_for_a_time() -> None:
     assert node_view.agent(summary) == "never"
     for until, said in ((HANDS.now + 1, "its agent has not reported"), (HANDS.now, "")):
         fleet.repairs = replace(REPAIRS, agents_awaited_until=until)
-        made = node_view.quarantine(fleet, summary, summary.quarantine, NOW).repair
-        assert made is not None
+        made = present(node_view.quarantine(fleet, summary, summary.quarantine, NOW).repair)
         assert made.waits.startswith(said) if said else made.waits == ""
 
 

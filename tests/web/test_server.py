@@ -18,6 +18,7 @@ from aggregator.web.api import nearest
 from aggregator.web.connections import WebListenError
 from aggregator.web.event_broker import EventBroker
 from tests.support.node_states import set_fields
+from tests.support.present import present
 from tests.support.waiting import PATIENCE
 from tests.unit.test_page_delta import applied
 from tests.web.schema import problems
@@ -205,8 +206,7 @@ async def test_components_that_are_ok_are_folded_below_the_others() -> None:
     fleet = FleetState(mode="drain")
     broken = component(hands.now, "disk-space", "/var", Status.FAILED, "full")
     for name, parts in (("node-1", ()), ("node-2", (broken,))):
-        health = well(fleet, name, hands.now).agent.health
-        assert health is not None
+        health = present(well(fleet, name, hands.now).agent.health)
         fine = [component(hands.now, "gpu-ecc", f"GPU-{n}", Status.OK) for n in range(8)]
         health.snapshot(Snapshot((*fine, *parts), ()))
     async with serving(fleet, hands.clocks()) as served:

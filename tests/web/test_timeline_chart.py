@@ -11,6 +11,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web import models, node_view
 from aggregator.web.timeline_chart import MOST, TimelineChart, lane_of, timeline_chart
+from tests.support.present import present
 from tests.web.support import NIGHT, Hands, ListHistory, serving, some_past, well
 
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m\u202e" + "long " * 900
@@ -26,9 +27,7 @@ def make_events(*events: tuple[float, EventKind, str]) -> list[models.Event]:
 
 
 def drawn(*events: tuple[float, EventKind, str]) -> TimelineChart:
-    chart = timeline_chart(make_events(*events))
-    assert chart is not None
-    return chart
+    return present(timeline_chart(make_events(*events)))
 
 
 COURSE = (
