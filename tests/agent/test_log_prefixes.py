@@ -375,3 +375,127 @@ def test_a_virtual_cd_is_no_disk(tmp_path: Path, device: str) -> None:
     text = f"[  1.5] I/O error, dev {device}, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1\n"
     assert codes(tmp_path, text) == []
     assert codes(tmp_path, text.replace(device, "sda")) == [("", "disk-io:error")]
+
+
+# -- tables, pairs, and nested JSON ---------------------------------------------------------------
+
+STAMP = "[  123.456789] "
+BOTH = ["xid:79", "oom:node"]
+
+
+def each_line(form: str) -> str:
+    return "".join(form.replace("TEXT", line) + "\n" for line in (XID, OOM))
+
+
+def as_json(value: Any) -> str:
+    return f"{json.dumps(value, indent=2)}\n"
+
+
+def a_member(text: str, kind: str) -> dict[str, Any]:
+    return {"EntryType": kind, "Id": "1", "Message": text, "Severity": "OK"}
+
+
+def redfish(kind: str, stamp: str = STAMP) -> str:
+    members = [a_member(stamp + line, kind) for line in (XID, OOM)]
+    place = "/redfish/v1/Systems/1/LogServices/HostLogger/Entries"
+    return as_json({"@odata.id": place, "Members": members, "Members@odata.count": 2})
+
+
+def an_event(line: str, kind: str, component: str) -> dict[str, Any]:
+    involved = {"kind": kind, "name": "gpu-7"}
+    return {"involvedObject": involved, "message": line, "source": {"component": component}}
+
+
+def events(kind: str = "Node", component: str = "kernel-monitor") -> str:
+    items = [an_event(line, kind, component) for line in (XID, OOM)]
+    return as_json({"kind": "List", "items": items})
+
+
+def hits(program: str) -> str:
+    """Elasticsearch's answer, with fields by its common schema."""
+    source = {"host": {"name": "gpu-7"}, "process": {"name": program}}
+    found = [{"_id": "1", "_source": {**source, "message": line}} for line in (XID, OOM)]
+    return as_json({"took": 1, "hits": {"total": {"value": 2, "relation": "eq"}, "hits": found}})
+
+
+def otlp(program: str) -> str:
+    """OpenTelemetry's protocol in JSON."""
+    writer = [{"key": "program", "value": {"stringValue": program}}]
+    records = [{"body": {"stringValue": each}, "attributes": writer} for each in (XID, OOM)]
+    return as_json({"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]})
+
+
+def cee(before: str, **fields: str) -> str:
+    return "".join(f"{before}{json.dumps({'msg': line, **fields})}\n" for line in (XID, OOM))
+
+
+def of_pod(stamp: str) -> str:
+    where = {"pod_name": "dmesg-7d9dd", "container_name": "main"}
+    return "".join(
+        f"{json.dumps({'log': stamp + line, 'kubernetes': where})}\n" for line in (XID, OOM)
+    )
+
+
+COLUMNS = "LAST SEEN   TYPE      REASON   OBJECT       MESSAGE\n"
+DESCRIBED = "Events:\n  Type     Reason  Age  From            Message\n  ----     ------  ---  ----"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (each_line('ts=2026-04-22T21:23:52Z host=gpu-7 facility=kern msg="TEXT"'), BOTH),
+        (each_line(f'level=info unit=dmesg msg="{STAMP}TEXT"'), BOTH),
+        (each_line('level=error caller=plugin.go:33 msg="TEXT"'), []),
+        (each_line('level=error facility=user msg="TEXT"'), []),
+        (each_line(r'level=error app=x msg="\" facility=kern msg=\"TEXT"'), []),
+        (COLUMNS + each_line("2m          Warning   Kernel   node/gpu-7   TEXT"), BOTH),
+        (COLUMNS + each_line("2m          Warning   Forged   pod/gpu-7    TEXT"), []),
+        (f"{DESCRIBED}\n" + each_line("  Warning  Kernel  2m   kernel-monitor  TEXT"), BOTH),
+        (f"{DESCRIBED}\n" + each_line("  Warning  Kernel  2m   kubelet         TEXT"), []),
+        ("Time\tFacility\tSyslogMessage\n" + each_line("21:23\tkern\tTEXT"), BOTH),
+        ("Time\tFacility\tSyslogMessage\n" + each_line("21:23\tuser\tTEXT"), []),
+        ("Date,Host,Message\n" + each_line(f'21:23,gpu-7,"{STAMP}TEXT"'), BOTH),
+        (" time | message\n------+--------\n" + each_line(f" 21:23 | {STAMP}TEXT"), BOTH),
+        ("| time | message |\n|---|---|\n" + each_line(f"| 21:23 | {STAMP}TEXT |"), BOTH),
+        (redfish("Oem"), BOTH),
+        (redfish("SEL", ""), []),
+        (redfish("Event"), []),
+        (events(), BOTH),
+        (events("Pod"), []),
+        (events(component="trainer"), []),
+        (hits("kernel"), BOTH),
+        (hits("trainer"), []),
+        ('{"index": {}}\n' + each_line(f'{{"message": "{STAMP}TEXT"}}'), BOTH),
+        (each_line('{"message": "TEXT", "syslog": {"facility": 3}}'), []),
+        (otlp("kernel"), BOTH),
+        (otlp("trainer"), []),
+        (cee("@cee: ", pname="kernel", subsys="kern"), BOTH),
+        (cee("@cee: ", pname="trainer"), []),
+        (cee("@cee: "), []),
+        (cee("Apr 22 21:23:52 gpu-7 kernel: @cee:"), BOTH),
+        (cee("<3>1 2026-04-22T21:23:52Z gpu-7 kernel - - - @cee: "), BOTH),
+        (cee("Apr 22 21:23:52 gpu-7 app[9]: @cee:", pname="kernel"), []),
+        (each_line("1 2026-04-22T21:23:52.123Z gpu-7 kernel - - - TEXT"), BOTH),
+        (each_line("1 2026-04-22T21:23:52.123Z gpu-7 app 9 - - TEXT"), []),
+        (each_line("gpu-7 Apr 22 21:23:52.123456 gpu-7 kernel: TEXT"), BOTH),
+        (each_line(f"[Wed Apr 22 21:23:52 2026]{STAMP}TEXT"), BOTH),
+        (each_line(f'- "{STAMP}TEXT"'), BOTH),
+        (as_json([STAMP + XID, STAMP + OOM]), BOTH),
+        (each_line('[0] k: [[1.0, {}], {"MESSAGE"=>"TEXT", "_TRANSPORT"=>"kernel"}]'), BOTH),
+        (each_line('[0] k: [[1.0, {}], {"MESSAGE"=>"TEXT", "_TRANSPORT"=>"stdout"}]'), []),
+        (of_pod(STAMP), BOTH),
+        (of_pod(""), []),
+        (each_line('{"log": "TEXT\\n", "stream": "stdout", "time": "2026-04-22T21:23:52Z"}'), []),
+    ],
+)
+def test_entries_are_the_kernel_s_by_the_fields_of_their_form(
+    tmp_path: Path, text: str, found: list[str]
+) -> None:
+    assert [code for _, code in codes(tmp_path, text)] == found
+
+
+def test_what_grafana_writes_before_an_export_is_no_entry(tmp_path: Path) -> None:
+    head = 'Common labels: {"host":"gpu-7"}\nLine limit: "1000"\nTotal bytes processed: "1 kB"\n\n'
+    text = head + each_line(f"2026-04-22T21:23:52.123Z\t{STAMP}TEXT")
+    assert [code for _, code in codes(tmp_path, text)] == BOTH
+    assert decoded(tmp_path, text).lines == 2

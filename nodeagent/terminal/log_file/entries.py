@@ -3,18 +3,22 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import IO, Any
 
-from nodeagent.terminal.log_file import csv_form, gcloud, journal_fields
+from nodeagent.terminal.log_file import csv_form, gcloud, journal_fields, logfmt
 from nodeagent.terminal.log_file.entry import Entry
 from nodeagent.terminal.log_file.hosts import Hosts
 from nodeagent.terminal.log_file.lines import numbered_lines, plain
 from nodeagent.terminal.log_file.text_form import text_entries
 from nodeagent.terminal.log_file.wrapped import is_wrapped, unwrapped
 
-#: journalctl's own lines: "-- Journal begins at ...", "-- Boot 3f2a... --", "-- No entries --".
-_REMARK = b"-- "
+#: journalctl's own lines: "-- Journal begins at ...", "-- Boot 3f2a... --", "-- No entries --"; the
+#: heading of ``kubectl describe``; and what Grafana writes before an export.
+_REMARKS = (b"-- ", b"Common labels: {", b"Line limit: ", b"Total bytes processed: ")
+_HEADING = b"Events:"
+#: Values from which their form is recognised.
+_SAMPLE = 50
 
 
 def read_entries(file: IO[bytes]) -> Iterator[Entry]:
@@ -44,6 +48,8 @@ def _entries(lines: Iterator[tuple[int, bytes]]) -> Iterator[Entry]:
     every = chain([head] if head else [], lines)
     if head is not None and csv_form.is_csv(head[1]):
         return _json_entries(csv_form.csv_values(every))
+    if head is not None and logfmt.is_logfmt(head[1]):
+        return _json_entries(logfmt.logfmt_values(every))
     if head is not None and journal_fields.is_json(head[1]):
         return _json_entries(journal_fields.json_values(every))
     return text_entries((number, _unquoted(line)) for number, line in every)
@@ -60,12 +66,13 @@ def _unquoted(line: bytes) -> bytes:
 
 
 def _json_entries(values: Iterator[tuple[int, Any]]) -> Iterator[Entry]:
-    first = next(values, None)
-    every = chain([] if first is None else [first], values)
-    if first is not None and is_wrapped(first[1]):
+    sample = list(islice(values, _SAMPLE))
+    every = chain(sample, values)
+    texts = (value for _, value in sample if is_wrapped(value) or journal_fields.has_message(value))
+    if is_wrapped(next(texts, None)):
         return text_entries(unwrapped(every))
     return journal_fields.json_entries(every)
 
 
 def _is_remark(item: tuple[int, bytes]) -> bool:
-    return item[1].startswith(_REMARK) and not item[1].startswith(b"---")
+    return item[1] == _HEADING or (item[1].startswith(_REMARKS) and not item[1].startswith(b"---"))

@@ -61,7 +61,8 @@ _PREFIXES = (
     ),
     re.compile(rb"[\w.-]{1,253}/([\w.-]{1,253})\[[\w.-]{1,253}\]: "),
     re.compile(
-        rb"(?!kernel)([A-Za-z0-9][\w.-]{0,252})(?: +|[,;] ?)(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} )"
+        rb"(?!kernel)([A-Za-z0-9][\w.-]{0,252})(?: +|[,;] ?)"
+        rb"(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)"
     ),
     re.compile(rb"()(?:(?:> ?){1,5}|[-*] )(?=\S)"),
 )
@@ -177,4 +178,4 @@ def _prefixes_of(sample: list[bytes], depth: int = _NESTED) -> list[re.Pattern[b
 def _is_kernels(line: bytes) -> bool:
     """Of lines without a stamp the driver's are known, as of ``dmesg -t | grep NVRM``."""
     is_drivers = line.startswith(b"NVRM: ")
-    return is_drivers or is_json(line) or parse_line(line).writer is Writer.KERNEL
+    return is_drivers or is_json(line) or parse_line(line.strip(b'"')).writer is Writer.KERNEL

@@ -35,11 +35,11 @@ _VERBOSE_FIELD = re.compile(rb"    ([A-Z_][A-Z0-9_]{0,63})=(.*)")
 #: Fields that make a value an entry: of journald, dmesg, a container's log, a shipper, a store.
 _TEXTS = frozenset(
     {_MESSAGE, "msg", "log", "message", "line", "textPayload", "@message", "SyslogMessage"}
-    | {"_msg", "_raw", "short_message"}
+    | {"_msg", "_raw", "short_message", "Message"}
 )
-#: The text, its program and its facility in the JSON of syslog-ng and of rsyslog.
+#: The text, its program and its facility in the JSON of syslog-ng, of CEE and of rsyslog.
 _SYSLOG = (
-    ("MESSAGE", "PROGRAM", "FACILITY"),
+    *(("MESSAGE", "PROGRAM", "FACILITY"), ("msg", "pname", "subsys")),
     *(("msg", name, "syslogfacility-text") for name in ("programname", "syslogtag")),
 )
 #: Azure's output of a command that ran on a machine.
@@ -49,8 +49,16 @@ _DEEPEST = 10
 _STRING = re.compile(rb'"(?:\\.|[^"\\])*"')
 #: The text before the first entry of an object that has a list of them.
 _OPENING = re.compile(
-    rb'\{(?: "\w{1,40}": ?(?:(?:"[^"]{0,200}"|\d{1,20}|true|false|null),|[\[{])| [\[{]){0,30}'
+    rb'\{(?: "[\w.@$ -]{1,60}": ?(?:(?:"[^"]{0,200}"|[\d.]{1,20}|true|false|null'
+    rb"|\{[^{}\[\]]{0,500}\}|\[[^{}\[\]]{0,500}\]),|[\[{])| [\[{]){0,30}"
 )
+_HAS_TEXT = re.compile(rb'"(?:' + "|".join((*sorted(_TEXTS), "body")).encode() + rb')": ?["{]')
+#: What follows the list of entries within an object.
+_CLOSING = re.compile(rb'"[\w.@$ -]{1,60}": ?(?:"[^"]{0,200}"|[\d.]{1,20}|true|false|null),?')
+#: Fluent Bit's output ``stdout``: a record's number and tag before it, and "=>" within it.
+_FLUENT_BIT = re.compile(rb"\[\d{1,9}\] [\w./-]{1,200}: (?=\[)")
+_CEE = b"@cee:"
+
 _OUTSIDE_ASCII = re.compile(rb"[^ -\[\]-~]")
 
 
@@ -66,7 +74,12 @@ def is_verbose(line: bytes) -> bool:
 def is_json(line: bytes) -> bool:
     """Whether the file's first line begins JSON; a kernel line may begin with "{1}[Hardware"."""
     text = _json_text(line)
-    return text in (b"{", b"[", b"[{") or text.startswith((b'{"', b'[{"'))
+    return text in (b"{", b"[", b"[{") or text.startswith((b'{"', b'[{"', b"[[", b'["'))
+
+
+def has_message(value: Any) -> bool:
+    """Whether a value is an entry of the journal or of dmesg."""
+    return isinstance(value, dict) and (_MESSAGE in value or "msg" in value)
 
 
 def export_entries(file: IO[bytes], first: bytes) -> Iterator[Entry]:
@@ -121,7 +134,7 @@ def json_values(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]
     """
     for number, text in _json_texts(lines):
         try:
-            value = json.loads(text)
+            value = json.loads(text.rstrip(b","))
         except (ValueError, RecursionError):
             yield number, text
             continue
@@ -144,8 +157,11 @@ def records_in(
         yield value
     elif rows is not None:
         yield from records_in(rows, around, depth + 1)
+    elif isinstance(value, str) and not depth:
+        yield {"log": value}
     elif isinstance(value, list):
-        for each in value:
+        is_text = not around and all(isinstance(each, str) for each in value)
+        for each in ({"log": each} for each in value) if is_text else value:
             yield from records_in(each, around, depth + 1)
     elif isinstance(value, dict) and not _TEXTS.intersection(value):
         inner = [each for each in value.values() if isinstance(each, dict | list)]
@@ -182,10 +198,9 @@ def _rows(value: Any) -> Any:
         return [{"log": value["stringValue"]}]
     fields = value["kvlistValue"].get("values") if _is_object(value, "kvlistValue") else None
     if isinstance(fields, list):
-        pairs = [(each.get("key"), each.get("value")) for each in fields if isinstance(each, dict)]
-        return {
-            str(key): next(iter(of.values())) for key, of in pairs if isinstance(of, dict) and of
-        }
+        return _pairs(fields)
+    if isinstance(value.get("attributes"), list):
+        return {"body": value.get("body"), **_pairs(value["attributes"])}
     columns, rows = value.get("columns"), value.get("rows")
     if isinstance(columns, list) and isinstance(rows, list):
         names = [str(each.get("name")) for each in columns if isinstance(each, dict)]
@@ -204,6 +219,11 @@ def _rows(value: Any) -> Any:
         if name.rpartition(".")[2] == "stdout_lines" and isinstance(lines, list):
             return [{"log": each} for each in lines]
     return None
+
+
+def _pairs(fields: Iterable[Any]) -> dict[str, Any]:
+    pairs = [(each.get("key"), each.get("value")) for each in fields if isinstance(each, dict)]
+    return {str(key): next(iter(of.values())) for key, of in pairs if isinstance(of, dict) and of}
 
 
 def _is_object(value: Mapping[str, Any], name: str) -> bool:
@@ -289,7 +309,8 @@ def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
         if text.startswith(b"}") and depth == 1 and held:
             yield begun, b" ".join([*held, b"}"])
             held = []
-        if text.endswith(b"{") and len(text) <= 3:  # "{", "[{", "},{"
+        # "{", "[{" or "},{" begins an entry, except within one.
+        if text.endswith(b"{") and len(text) <= 3 and not any(map(_HAS_TEXT.match, held)):
             if held and not _OPENING.fullmatch(b" ".join(held)):
                 yield begun, b" ".join(held)
             held, size, begun, depth = [b"{"], 1, number, 1
@@ -301,15 +322,19 @@ def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
             if size > _LONGEST_OBJECT:
                 yield begun, b" ".join(held)
                 held = []
-        elif text.strip(_BRACKETS):
+        elif text.strip(_BRACKETS) and not _CLOSING.fullmatch(text):
             yield number, text
     if held and not _OPENING.fullmatch(b" ".join(held)):
         yield begun, b" ".join(held)
 
 
 def _json_text(line: bytes) -> bytes:
-    """Without the frame of a server-sent event or of a JSON text sequence (RFC 7464)."""
-    return line.strip(b"\x1e \t\r\n").removeprefix(b"data: ")
+    """Without the frame of a server-sent event, a JSON text sequence (RFC 7464), or CEE."""
+    text = line.strip(b"\x1e \t\r\n").removeprefix(b"data: ")
+    tag = _FLUENT_BIT.match(text)
+    if tag is not None:
+        return text[tag.end() :].replace(b'"=>', b'":')
+    return text.removeprefix(_CEE).lstrip() if text.startswith(_CEE) else text
 
 
 def _journal_entry(number: int, fields: Mapping[str, Any]) -> Entry:

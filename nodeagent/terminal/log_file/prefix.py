@@ -13,6 +13,8 @@ Another program's line can contain any of these later in its text, so each is on
 the form has it: "host app[1]: kernel: NVRM: ..." is the line of an "app".
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Sequence
 from enum import Enum
@@ -55,7 +57,8 @@ _RAW = re.compile(rb"\d{1,9},\d{1,20},\d{1,20},[^;]*;")
 _RELEASE = re.compile(rb"\d{1,2}\.\d[\w.+~-]{0,100},(?=\d{1,9},\d{1,20},\d{1,20},)")
 _PRIORITY = re.compile(rb"<(\d{1,3})>")
 _RFC5424 = re.compile(
-    rb"(?:\d{1,6} )?<(\d{1,3})>1 \S{1,64} \S{1,255} (\S{1,48}) (\S{1,128}) \S{1,32} "
+    rb"(?:\d{1,6} )?(?:<(\d{1,3})>1|1(?= \d{4}-\d\d-\d\dT)) \S{1,64} \S{1,255} (\S{1,48}) "
+    rb"(\S{1,128}) \S{1,32} "
     rb"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+) ?(?:\xef\xbb\xbf)? ?"
 )
 _FACILITY = re.compile(
@@ -161,7 +164,7 @@ def parse_line(line: bytes, form: Form = _PLAIN) -> Line:
         return Line(writer, record.text, record.at, record)
     framed = _RFC5424.match(line)
     if framed is not None:
-        ours = _facility(framed[1]) == 0 and framed[2] == b"kernel" and framed[3] == b"-"
+        ours = _facility(framed[1] or b"0") == 0 and framed[2] == b"kernel" and framed[3] == b"-"
         return _syslog_text(line[framed.end() :]) if ours else Line(Writer.OTHER, line)
     return _parse_unframed(line, form)
 
@@ -228,8 +231,12 @@ def _parse_unframed(line: bytes, form: Form) -> Line:
 def _syslog_text(text: bytes) -> Line:
     """As ``_kernel_text``; rsyslog writes the newline of a record as "#012" (its octal code).
 
-    The newline becomes the kernel's own escape, so the record stays one.
+    The newline becomes the kernel's own escape, so the record stays one. "@cee:" begins JSON (CEE).
     """
+    if text.lstrip().startswith(b"@cee:"):
+        with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+            message = str(json.loads(text.lstrip().removeprefix(b"@cee:"))["msg"])
+            text = message.replace("\n", r"\x0a").encode("utf-8", "replace")
     return _unless_named_so(_kernel_text(text.replace(b"#012", rb"\x0a")))
 
 
@@ -251,6 +258,8 @@ def _kernel_text(text: bytes) -> Line:
     stamp = stamp or _DMESG_ISO.match(text)
     if stamp is not None:
         text = text[stamp.end() :]
+        if at < 0 and (inner := _STAMP.match(text)):  # a console server's time before the kernel's
+            at, text = float(inner[1] or -1), text[inner.end() :]
         caller = _CALLER.match(text)
         text = text[caller.end() :] if caller else text
         # journalctl -o short-monotonic --no-hostname has the program's name alone.

@@ -11,18 +11,41 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nodeagent.terminal.log_file.entry import Entry
+from nodeagent.terminal.log_file.prefix import Writer, parse_line
 
 _TEXTS = (
     *("log", "message", "line", "textPayload", "@message", "SyslogMessage", "_msg", "_raw"),
-    "short_message",
+    *("short_message", "Message"),
 )
-#: Fields that name the writer; a value that is not the kernel's name is another program.
-_WRITERS = (
-    *("_transport", "syslog_identifier", "appname", "app_name", "program", "ident"),
-    "processname",
+_KERNEL = ("kernel", "kern")
+#: The kernel's values of fields that name the writer, in small letters and with the names of the
+#: fields around; another value is another program's. Events of a node's log are node problem
+#: detector's, and a BMC's log of the host's console is "Oem".
+_KERNELS = {
+    **dict.fromkeys(
+        (
+            *("_transport", "syslog_identifier", "appname", "app_name", "program", "ident"),
+            *("processname", "process.name", "log.syslog.appname", "syslog.identifier"),
+        ),
+        _KERNEL,
+    ),
+    **dict.fromkeys(
+        (
+            *("syslog_facility", "facility", "syslog.facility", "syslog.facility_label"),
+            *("log.syslog.facility.code", "log.syslog.facility.name"),
+        ),
+        ("0", *_KERNEL),
+    ),
+    "involvedobject.kind": ("node",),
+    "source.component": ("kernel-monitor",),
+    "entrytype": ("oem",),
+}
+#: Fields that name the pod whose container wrote the text.
+_PODS = frozenset(
+    {"kubernetes.pod_name", "kubernetes.pod.name", "resource.labels.pod_name", "k8s.pod.name"}
+    | {"podname", "pod_name", "labels.pod_name"}
 )
-_FACILITIES = ("syslog_facility", "facility")
-_OF_KERNEL = ("kernel", "kern")
+_DEEPEST = 4
 
 
 def is_wrapped(value: Any) -> bool:
@@ -41,7 +64,7 @@ def unwrapped(values: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, bytes] |
         if text is None:
             shown = value if isinstance(value, bytes) else json.dumps(value).encode()
             yield Entry(number, shown, known=False)
-        elif is_of_program(value):
+        elif is_of_program(value) or (_is_of_container(value) and _is_unstated(text)):
             yield Entry(number, text)
         elif text:
             yield number, text
@@ -58,7 +81,28 @@ def _text(value: Mapping[str, Any]) -> bytes | None:
 
 def is_of_program(value: Mapping[str, Any]) -> bool:
     """Whether the fields next to the text name a writer that is not the kernel."""
-    fields = {name.lower(): found for name, found in value.items()}
-    if any(str(fields.get(name, 0)) not in ("0", *_OF_KERNEL) for name in _FACILITIES):
-        return True
-    return any(str(fields.get(name, _OF_KERNEL[0])) not in _OF_KERNEL for name in _WRITERS)
+    return any(
+        str(found).lower().partition("/")[0].partition(",")[0] not in _KERNELS[name]
+        for name, found in _flat(value, "", 0)
+        if name in _KERNELS
+    )
+
+
+def _is_of_container(value: Mapping[str, Any]) -> bool:
+    is_stream = value.get("stream") in ("stdout", "stderr")
+    return is_stream or any(name in _PODS for name, _ in _flat(value, "", 0))
+
+
+def _is_unstated(text: bytes) -> bool:
+    """Whether the text has no sign of the kernel's: a pod may print its own, or the kernel's."""
+    return parse_line(text).writer is Writer.UNSTATED
+
+
+def _flat(value: Mapping[str, Any], around: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Each field with its name in small letters, after the names of the fields around it."""
+    for name, each in value.items():
+        whole = f"{around}{str(name).lower()}"
+        if isinstance(each, Mapping) and depth < _DEEPEST:
+            yield from _flat(each, f"{whole}.", depth + 1)
+        else:
+            yield whole, each
