@@ -45,12 +45,14 @@ LIKE_STARTING = frozenset(
     }
 )
 
-BOOT_GRACE = Option(
-    name="boot_grace",
-    kind=Kind.DURATION,
-    default=1200.0,
-    help="How long after a boot, or after quiesce, an absent driver counts as starting.",
-)
+
+def boot_grace(what: str) -> Option:
+    """The setting for how long ``what`` after a boot."""
+    text = f"How long {what} after a boot, a quiesce or a driver's load."
+    return Option("boot_grace", Kind.DURATION, 1200.0, text)
+
+
+BOOT_GRACE = boot_grace("an absent driver counts as starting")
 
 #: One GPU's verdict: status, reason, message.
 Verdict = tuple[Status, str, str]
@@ -107,12 +109,14 @@ def reason_of(code: int) -> str:
 
 
 def lacks(sample: GpuSample, gpu: Gpu, call: str) -> int:
-    """How many GPUs of this one's model support ``call``, where this one alone does not; else 0.
+    """How many GPUs of this one's model give a value by ``call``, where this one alone does not.
 
-    With MIG on a GPU gives fewer values by design.
+    With MIG on a GPU gives fewer values by design, and gpu-inventory reports one that is lost.
     """
+    code = gpu.errors.get(call)
     is_partitioned = gpu.mig is not None and gpu.mig.enabled
-    if is_partitioned or gpu.errors.get(call) not in ABSENT:
+    is_its_own = code in ABSENT or (code is not None and accuses(code))
+    if is_partitioned or not is_its_own or code in (Code.GPU_IS_LOST, Code.RESET_REQUIRED):
         return 0
     siblings = [each for each in sample.gpus if each.name == gpu.name]
     having = sum(call not in each.errors for each in siblings)
@@ -132,11 +136,11 @@ def is_young(sources: Sources, grace: float, *, since: float = 0.0) -> bool:
 
 def nobody_has(sample: GpuSample, call: str) -> bool:
     """Whether no GPU of the node supports ``call``, so that the check has no work."""
-    codes = [gpu.errors.get(call) for gpu in sample.gpus if not _is_silent(gpu)]
+    codes = [gpu.errors.get(call) for gpu in sample.gpus if not is_silent(gpu)]
     return sample.trouble is None and bool(codes) and all(code in ABSENT for code in codes)
 
 
-def _is_silent(gpu: Gpu) -> bool:
+def is_silent(gpu: Gpu) -> bool:
     """Whether a GPU was lost or gave not even its name, so that it lacks no value."""
     return bool({"handle", "uuid"} & gpu.errors.keys()) or Code.GPU_IS_LOST in gpu.errors.values()
 
@@ -156,20 +160,28 @@ class PerGpu:
         self._brief = brief
         self._shown: set[str] = set()
         self._was_ill: set[str] = set()
+        #: Those that gave no value in the latest look, unlike their siblings.
+        self._lacking: set[str] = set()
 
     def observe(
         self, sample: GpuSample, verdict: Callable[[Gpu], Verdict], call: str = ""
     ) -> list[Observation]:
         """``verdict`` of each GPU that answered; unknown for every other.
 
-        A GPU that does not support ``call`` while its siblings do is degraded.
+        A GPU that does not support ``call`` while its siblings do is degraded, and one that refuses
+        it in two looks in a row.
         """
-        known = {
-            component: _unlike(gpu, call, having) if having else verdict(gpu)
-            for gpu in sample.gpus
-            if (component := component_of(gpu, self._sources))
-            for having in (lacks(sample, gpu, call) if call else 0,)
-        }
+        known: dict[str, Verdict] = {}
+        before, self._lacking = self._lacking, set()
+        for gpu in sample.gpus:
+            component = component_of(gpu, self._sources)
+            having = lacks(sample, gpu, call) if call and component else 0
+            if having:
+                self._lacking.add(component)
+            if having and (gpu.errors[call] in ABSENT or component in before):
+                known[component] = _unlike(gpu, call, having)
+            elif component:
+                known[component] = verdict(gpu)
         if self._brief and sample.trouble is not None:
             silent = ["", *sorted(self._was_ill)]
         else:
@@ -250,6 +262,10 @@ class EachGpu(GpuCheck):
 def _unlike(gpu: Gpu, call: str, having: int) -> Verdict:
     """The verdict on a GPU that lacks what ``having`` others of its model have."""
     who = f"{having} other GPU{'s' * (having > 1)} of its model"
+    code = gpu.errors[call]
+    if code not in ABSENT:
+        text = f"{CALLS[call]} gave error {code}, and none of {who}"
+        return Status.DEGRADED, "unlike-siblings", text
     if call == "ecc":
         pending = gpu.ecc_mode is not None and gpu.ecc_mode.pending
         more = "; a reset of the GPU turns it on" * pending

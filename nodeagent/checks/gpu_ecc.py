@@ -1,7 +1,8 @@
 """Memory errors that a GPU has counted since its driver loaded or it was reset.
 
 Reasons: ``sram-threshold`` (failed); ``uncorrectable``, ``ecc-pending`` (ECC changes with the next
-reset) and ``ecc-off`` (off on this GPU, on for others of its model), all degraded.
+reset), ``ecc-off`` (off on this GPU, on for others of its model) and ``unlike-siblings`` (it
+refuses the counters, and no other does), all degraded.
 """
 
 from nodeagent.checks import gpu_common

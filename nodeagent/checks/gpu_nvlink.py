@@ -1,11 +1,14 @@
 """The NVLinks of each GPU: which are up, and the errors that they count.
 
 Reasons: ``link-down`` (failed: a link that was up is not), ``fewer-links`` (degraded: other GPUs of
-the node have more), ``recovery`` (degraded: a link had to be brought up again within the hour),
-``errors`` (degraded: more than ``errors_per_hour`` on one link), ``bit-errors`` (degraded: a higher
-effective bit error rate than 1e-``bit_error_exponent``, which NVLink 5 reports), ``c2c-down``
-(degraded: some links to the CPU are active, and others are not). A fault of a link may be the other
-end's. A GPU with MIG has no NVLinks: the driver turns them off with it.
+the node have more, or in a fabric this one has none), ``recovery`` (degraded: a link had to be
+brought up again within the hour), ``errors`` (degraded: more than ``errors_per_hour`` on one link),
+``bit-errors`` (degraded: a higher effective bit error rate than 1e-``bit_error_exponent``, which
+NVLink 5 reports), ``c2c-down``
+(degraded: links to the CPU are not active, and others of it or of its siblings are),
+``unlike-siblings`` (degraded: in a fabric the driver gives no links of this GPU, and those of most
+of its model). A fault of a link may be the other end's. A GPU with MIG has no NVLinks: the driver
+turns them off with it. A GPU without a bridge has none either; a fabric has no such GPU.
 """
 
 from collections.abc import Mapping
@@ -16,7 +19,7 @@ from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpu_sample import Gpu, GpuSample, NvLinks
+from nodeagent.sources.gpu_sample import Code, Gpu, GpuSample, NvLinks
 from nodeagent.sources.measurements import rounded
 
 _WINDOW = 3600.0
@@ -41,10 +44,16 @@ class GpuNvlink(gpu_common.GpuCheck):
     def evaluate(self, sample: GpuSample) -> Report:
         if self._sources.nvml.quiesced_for:
             self._been_up.clear()  # a quiesce may precede a change of the links
-        usual = _usual(sample)
-        return self._per_gpu.observe(sample, lambda gpu: self._verdict(gpu, usual, sample.at))
+        in_fabric = bool(self._sources.gpus.switches()) or any(
+            gpu.fabric is not None and gpu.fabric.state for gpu in sample.gpus
+        )
+        return self._per_gpu.observe(
+            sample,
+            lambda gpu: self._verdict(gpu, sample, in_fabric=in_fabric),
+            "links" if in_fabric else "",
+        )
 
-    def _verdict(self, gpu: Gpu, usual: int, at: float) -> Verdict:
+    def _verdict(self, gpu: Gpu, sample: GpuSample, *, in_fabric: bool) -> Verdict:
         if _has_mig(gpu):
             self._been_up.pop(gpu.uuid, None)
             return Status.OK, "", "MIG is enabled, which turns the NVLinks off"
@@ -54,10 +63,20 @@ class GpuNvlink(gpu_common.GpuCheck):
         been_up = self._been_up.setdefault(gpu.uuid, set())
         been_up |= up
         rises = self._rises.setdefault(gpu.uuid, CounterIncreases(_WINDOW))
-        counted = {} if gpu.links.errors is None else rises.add(at, _flat(gpu.links))
+        counted = {} if gpu.links.errors is None else rises.add(sample.at, _flat(gpu.links))
         errors = None if gpu.links.errors is None else rounded(sum(counted.values()))
-        self._sources.measurements.put("nvlink-errors", gpu.uuid, errors, at=at, model=gpu.name)
-        return evaluate(gpu, up, been_up, usual, counted, self._errors_per_hour, self._bit_errors)
+        put = self._sources.measurements.put
+        put("nvlink-errors", gpu.uuid, errors, at=sample.at, model=gpu.name)
+        return evaluate(
+            gpu,
+            up,
+            been_up,
+            _usual(sample) if up else _most(sample) * in_fabric,
+            counted,
+            self._errors_per_hour,
+            self._bit_errors,
+            usual_c2c=_usual_c2c(sample, gpu),
+        )
 
 
 def evaluate(
@@ -68,11 +87,13 @@ def evaluate(
     rises: Mapping[str, int],
     errors_per_hour: int,
     bit_errors: float = 1e-12,
+    usual_c2c: int = 0,
 ) -> Verdict:
     """The verdict on one GPU with links. Pure.
 
-    ``usual`` is how many most GPUs of the node have up; ``rises`` the errors counted within the
-    hour, by "KIND LINK"; ``bit_errors`` the highest effective bit error rate that is well.
+    ``usual`` is how many most GPUs of the node have up, ``usual_c2c`` how many links to the CPU its
+    siblings have active; ``rises`` the errors counted within the hour, by "KIND LINK";
+    ``bit_errors`` the highest effective bit error rate that is well.
     """
     text = f"{len(up)} NVLinks are up"
     if been_up - up:
@@ -89,10 +110,13 @@ def evaluate(
         worst = max(noisy, key=lambda link: noisy[link])
         text += f"; the bit error rate of {len(noisy)} is too high, {noisy[worst]:.0e} on {worst}"
         return Status.DEGRADED, "bit-errors", text
-    if any(gpu.c2c) and not all(gpu.c2c):
+    active = sum(gpu.c2c)
+    if active < max(usual_c2c, len(gpu.c2c) if active else 0):
         down = {link for link, is_active in enumerate(gpu.c2c) if not is_active}
-        return Status.DEGRADED, "c2c-down", f"{text}; C2C link {_names(down)} is not active"
-    if up and len(up) < usual:
+        what = f"C2C link {_names(down)} is not active" if down else f"it has {active} C2C links"
+        more = f", and most GPUs of its model have {usual_c2c}" if usual_c2c > active else ""
+        return Status.DEGRADED, "c2c-down", f"{text}; {what}{more}"
+    if len(up) < usual:
         return Status.DEGRADED, "fewer-links", f"{text}, and {usual} of most GPUs of this node"
     if gpu.links is not None and gpu.links.errors is None:
         code = gpu.errors.get("linkerr", 0)
@@ -102,9 +126,27 @@ def evaluate(
 
 def _usual(sample: GpuSample) -> int:
     """How many links more than half of the GPUs have up at least; 0 if there is no such number."""
-    with_links = (gpu.links for gpu in sample.gpus if gpu.links is not None and not _has_mig(gpu))
-    counts = sorted(sum(links.states) for links in with_links)
+    counts = _counts_up(sample)
     return counts[(len(counts) - 1) // 2] if len(counts) > 2 else 0
+
+
+def _most(sample: GpuSample) -> int:
+    return max(_counts_up(sample), default=0)
+
+
+def _counts_up(sample: GpuSample) -> list[int]:
+    with_links = (gpu.links for gpu in sample.gpus if gpu.links is not None and not _has_mig(gpu))
+    return sorted(sum(links.states) for links in with_links)
+
+
+def _usual_c2c(sample: GpuSample, gpu: Gpu) -> int:
+    """How many links to the CPU half of the GPUs of its model have active; 0 where the GPU's own
+    could not be read.
+    """
+    if gpu.errors.get("c2c", Code.NOT_SUPPORTED) not in gpu_common.ABSENT:
+        return 0
+    counts = sorted(sum(each.c2c) for each in sample.gpus if each.name == gpu.name)
+    return counts[len(counts) // 2]
 
 
 def _has_mig(gpu: Gpu) -> bool:
@@ -132,7 +174,7 @@ def _names(links: set[int]) -> str:
 SPEC = CheckSpec(
     name="gpu-nvlink",
     sees="an NVLink that went down, had to be recovered or counts many errors; a GPU with fewer "
-    "links than the others",
+    "links than the others, or without links to the CPU that they have",
     source="NVML, nvmlDeviceGetNvLinkState; error counters by field values, or by "
     "nvmlDeviceGetNvLinkErrorCounter",
     cost="no cost next to gpu-inventory; some 20 calls for each GPU every 5 minutes",
@@ -143,17 +185,7 @@ SPEC = CheckSpec(
         sources, options["errors_per_hour"], options["bit_error_exponent"]
     ),
     options=(
-        Option(
-            name="errors_per_hour",
-            kind=Kind.INTEGER,
-            default=100,
-            help="Replays, CRC and other errors of one link within an hour that are still well.",
-        ),
-        Option(
-            name="bit_error_exponent",
-            kind=Kind.INTEGER,
-            default=12,
-            help="An effective bit error rate of one link above 1e-12 (for 12) is degraded.",
-        ),
+        Option("errors_per_hour", Kind.INTEGER, 100, "errors of a link in an hour that are well"),
+        Option("bit_error_exponent", Kind.INTEGER, 12, "more bit errors than 1e-12 (12): degraded"),
     ),
 )

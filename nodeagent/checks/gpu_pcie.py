@@ -3,7 +3,8 @@
 Reasons: ``narrow`` (below ``width``, if that is set: failed; below the other GPUs: ``siblings``;
 below what it was: degraded), ``slow`` (under load, below two thirds of the GPUs: ``siblings``),
 ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
-``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``no-sysfs`` (unknown).
+``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``unlike-siblings`` (the
+width of this GPU alone can't be read: ``siblings``), ``no-sysfs`` (unknown).
 Off where no source reports any link, as in some virtual machines. The speed falls when a GPU is
 idle, so only samples of GPUs at work are compared.
 """
@@ -167,6 +168,8 @@ def evaluate(
         )
     if usual_speed:
         return siblings, "slow", f"{text}, and most GPUs of this node work at {usual_speed:g} GT/s"
+    if link.width is None and usual:
+        return siblings, "unlike-siblings", f"{text}, and that of the other GPUs can"
     if link.width is None:
         return Status.UNKNOWN, "no-sysfs", text
     return Status.OK, "", text
@@ -197,18 +200,8 @@ SPEC = CheckSpec(
         sources, options["width"], options["replays_per_minute"], status_of(options["siblings"])
     ),
     options=(
-        Option(
-            name="width",
-            kind=Kind.INTEGER,
-            default=0,
-            help="Lanes that every GPU is to have; 0: as many as it had before.",
-        ),
-        Option(
-            name="replays_per_minute",
-            kind=Kind.INTEGER,
-            default=8,
-            help="Replays on one link that are still well, on average over ten minutes.",
-        ),
+        Option("width", Kind.INTEGER, 0, "lanes that every GPU is to have; 0: as many as it had"),
+        Option("replays_per_minute", Kind.INTEGER, 8, "replays of one link that are still well"),
         option("a GPU of a width, or of a speed at work,"),
     ),
 )

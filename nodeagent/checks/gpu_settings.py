@@ -4,11 +4,13 @@ Reasons: ``mig-pending`` (degraded: MIG is to be turned on or off and waits for 
 ``compute-prohibited`` (degraded: its compute mode allows no program), ``unlicensed`` (degraded: a
 vGPU without its licence, which slows down or refuses work), ``compute-mode`` (another one than more
 than half of its model: ``siblings``), ``power-limit`` (a lower power limit than two thirds of its
-model: ``siblings``) and ``persistence-off`` (two thirds of its model have persistence mode on:
-``siblings``).
+model: ``siblings``), ``persistence-off`` (two thirds of its model have persistence mode on:
+``siblings``) and ``unlike-siblings`` (the driver gives fewer values of it than of two thirds of its
+model: ``siblings``).
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Report
@@ -21,6 +23,12 @@ from nodeagent.sources.gpu_sample import Gpu, GpuSample
 #: nvmlComputeMode_t.
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 _PROHIBITED = 2
+#: Values that no check is off without, and that a GPU has or lacks by its model.
+_VALUES = (
+    *("memory_temperature", "margin", "power", "limits.slowdown", "limits.memory", "limits.power"),
+    *("limits.persistence", "ecc_mode", "mig", "compute_mode", "reserve", "vbios"),
+    "sram_threshold_exceeded",
+)
 
 
 def evaluate(
@@ -30,11 +38,12 @@ def evaluate(
     usual_persistence: float,
     siblings: Status,
     usual_mode: int | None = None,
+    usual_values: float = 0,
 ) -> Verdict:
     """The verdict on one GPU. Pure. ``usual_mode``: its siblings' compute mode, if they have one.
 
-    ``usual_power`` (watts) and ``usual_persistence`` (1: on) are its siblings', 0 where it has the
-    same.
+    ``usual_power`` (watts), ``usual_persistence`` (1: on) and ``usual_values`` (their number) are
+    its siblings', 0 where it has the same.
     """
     limits, mig = gpu.limits, gpu.mig
     power = "power limit unknown" if limits.power is None else f"power limit {limits.power} W"
@@ -52,6 +61,9 @@ def evaluate(
             _COMPUTE_MODES.get(each or 0, str(each)) for each in (gpu.compute_mode, usual_mode)
         ]
         worse = "compute-mode", f"{text}; compute mode {modes[0]}, and most of its model {modes[1]}"
+    elif usual_values:
+        lacks = ", ".join(name for name, value in _values(gpu).items() if value in (None, ""))
+        worse = "unlike-siblings", f"{text}; the driver does not report its {lacks}"
     if worse is not None and siblings is Status.FAILED:
         return siblings, *worse
     if mig is not None and mig.enabled != mig.pending:
@@ -70,38 +82,53 @@ class GpuSettings(gpu_common.GpuCheck):
     def __init__(self, sources: Sources, siblings: Status) -> None:
         super().__init__(SPEC.name, sources, brief=True)
         self._siblings = siblings
-        self._powers, self._persistences = SiblingWatch(), SiblingWatch()
+        self._watches = tuple(SiblingWatch() for _ in range(3))
 
     def evaluate(self, sample: GpuSample) -> Report:
-        power, persistence = self._differing(sample)
+        powers, persistences, values = self._differing(sample)
         return self._per_gpu.observe(
             sample,
             lambda gpu: evaluate(
                 gpu,
-                usual_power=power.get(gpu.uuid, 0.0),
-                usual_persistence=persistence.get(gpu.uuid, 0.0),
+                usual_power=powers.get(gpu.uuid, 0.0),
+                usual_persistence=persistences.get(gpu.uuid, 0.0),
                 siblings=self._siblings,
                 usual_mode=None if self._siblings is Status.OK else _usual_mode(sample, gpu.name),
+                usual_values=values.get(gpu.uuid, 0.0),
             ),
         )
 
-    def _differing(self, sample: GpuSample) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """The GPUs whose power limit, and whose persistence mode, is below their siblings'."""
+    def _differing(self, sample: GpuSample) -> list[Mapping[str, float]]:
+        """The GPUs below their siblings: by power limit, persistence mode and number of values.
+
+        A GPU that is lost, or has MIG on, has fewer values by design.
+        """
         if self._siblings is Status.OK:
-            return {}, {}
-        limits = {gpu.uuid: (gpu.name, gpu.limits) for gpu in sample.gpus if gpu.uuid}
-        powers = {
-            uuid: (name, float(each.power))
-            for uuid, (name, each) in limits.items()
-            if each.power is not None
-        }
-        persistences = {
-            uuid: (name, float(each.persistence))
-            for uuid, (name, each) in limits.items()
-            if each.persistence is not None
-        }
+            return [{}, {}, {}]
         now = self._sources.machine.clock.boottime()
-        return self._powers.lasting(powers, now), self._persistences.lasting(persistences, now)
+        levels = {gpu.uuid: (gpu.name, _levels(gpu)) for gpu in sample.gpus if gpu.uuid}
+        return [
+            watch.lasting(
+                {
+                    uuid: (name, float(level))
+                    for uuid, (name, each) in levels.items()
+                    if (level := each[at]) is not None
+                },
+                now,
+            )
+            for at, watch in enumerate(self._watches)
+        ]
+
+
+def _levels(gpu: Gpu) -> tuple[int | None, bool | None, int | None]:
+    lacks = sum(value in (None, "") for value in _values(gpu).values())
+    is_whole = gpu.mig is None or not gpu.mig.enabled
+    is_here = is_whole and not gpu_common.is_silent(gpu)
+    return gpu.limits.power, gpu.limits.persistence, len(_VALUES) - lacks if is_here else None
+
+
+def _values(gpu: Gpu) -> dict[str, object]:
+    return dict(zip(_VALUES, attrgetter(*_VALUES)(gpu), strict=True))
 
 
 def _usual_mode(sample: GpuSample, model: str) -> int | None:
@@ -114,8 +141,8 @@ def _usual_mode(sample: GpuSample, model: str) -> int | None:
 SPEC = CheckSpec(
     name="gpu-settings",
     sees="a GPU with a lower power limit than the others, without persistence mode, in another "
-    "compute mode or in one that allows no program, or whose MIG mode waits for a reset; a vGPU "
-    "without its licence",
+    "compute mode or in one that allows no program, whose MIG mode waits for a reset, or that has "
+    "fewer values than they; a vGPU without its licence",
     source="NVML, nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPersistenceMode, "
     "nvmlDeviceGetMigMode, nvmlDeviceGetComputeMode, nvmlDeviceGetGridLicensableFeatures",
     cost=gpu_common.COST_SELDOM,

@@ -266,7 +266,7 @@ def test_links_that_are_down_come_first_and_few_links_last() -> None:
         "2 NVLinks are up, and 3 of most GPUs of this node",
     )
     assert gpu_nvlink.evaluate(gpu, {0, 1}, {0, 1}, 2, {}, 100)[1] == ""
-    assert gpu_nvlink.evaluate(gpu, set(), set(), 6, {}, 100)[1] == "", "no link is a choice"
+    assert gpu_nvlink.evaluate(gpu, set(), set(), 6, {}, 100)[1] == "fewer-links", "in a fabric"
 
 
 def test_errors_that_cannot_be_read_are_said() -> None:

@@ -24,7 +24,8 @@ def volta(link: int = 0, **counts: int) -> Mapping[str, Any]:
 
 
 async def test_links_that_are_up_are_well(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(0), gpu(1, links=(1,) * 4), gpu(2, links=())]) as bench:
+    gpus = [gpu(0, fabric=None), gpu(1, fabric=None, links=(1,) * 4)]
+    async with Bench(tmp_path, [*gpus, gpu(2, fabric=None, links=())]) as bench:
         seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(0)) == ("OK", "")
     assert seen.by_component[uuid_of(0)].message == "18 NVLinks are up"
@@ -69,12 +70,30 @@ async def test_fewer_links_than_the_other_gpus_are_noticed_from_the_first_look(
     assert seen.status(uuid_of(0)) == ("OK", "")
 
 
-async def test_pairs_with_a_bridge_do_not_accuse_those_without(tmp_path: Path) -> None:
-    bridged, bare = {"links": (1,) * 4}, {"links": (0,) * 4}
-    gpus = [gpu(0, **bridged), gpu(1, **bridged), gpu(2, **bare), gpu(3, **bare)]
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("fabric", [None, (0, 0, 0, 0, 0, 0)])
+async def test_pairs_with_a_bridge_do_not_accuse_those_without(
+    tmp_path: Path, count: int, fabric: tuple[int, ...] | None
+) -> None:
+    gpus = [gpu(each, fabric=fabric, links=((1, 1, 0, 0)[each],) * 12) for each in range(count)]
     async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_nvlink.SPEC))
-    assert {seen.status(uuid_of(index)) for index in range(4)} == {("OK", "")}
+    assert {seen.status(uuid_of(index)) for index in range(count)} == {("OK", "")}
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize(("links", "reason"), [((0,) * 18, "fewer-links"), ((), "unlike-siblings")])
+async def test_a_gpu_of_a_fabric_without_any_link_is_noticed(
+    tmp_path: Path, count: int, links: tuple[int, ...], reason: str
+) -> None:
+    gpus = [gpu(each, links=links if each == 1 else (1,) * 18) for each in range(count)]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
+    if count == 2 and not links:
+        assert seen.status(uuid_of(1)) == ("UNKNOWN", "unsupported"), "either may be the odd one"
+    else:
+        assert seen.status(uuid_of(1)) == ("DEGRADED", reason)
+    assert all(seen.is_well(uuid_of(each)) for each in range(count) if each != 1)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +183,8 @@ async def test_mig_turns_the_links_off_and_that_is_no_fault(tmp_path: Path) -> N
         assert seen.is_well(uuid_of(2))
         bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
         bench.later(301)
-        assert (await run_check(check)).is_well(uuid_of(1)), "the links come back after a reset"
+        waits = ("DEGRADED", "fewer-links")
+        assert (await run_check(check)).status(uuid_of(1)) == waits, "they come back after a reset"
         bench.gpus.write([gpu(index) for index in range(4)])
         bench.later(301)
         assert (await run_check(check)).is_well(uuid_of(1))
@@ -220,8 +240,23 @@ async def test_a_link_with_many_bit_errors_is_degraded(
 async def test_a_link_to_the_cpu_that_is_not_active_beside_others_is_degraded(
     tmp_path: Path,
 ) -> None:
-    gpus = [gpu(0, c2c=(1,) * 10), gpu(1, c2c=(1,) * 9 + (0,)), gpu(2, c2c=(0,) * 10), gpu(3)]
+    gpus = [gpu(0, c2c=(1,) * 10), gpu(1, c2c=(1,) * 9 + (0,)), gpu(2, name="L40S")]
     async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(1)) == ("DEGRADED", "c2c-down")
-    assert all(seen.is_well(uuid_of(index)) for index in (0, 2, 3))
+    assert all(seen.is_well(uuid_of(index)) for index in (0, 2))
+
+
+@pytest.mark.parametrize("c2c", [(), (0,) * 10])
+async def test_links_to_the_cpu_that_only_its_siblings_have_are_missed(
+    tmp_path: Path, c2c: tuple[int, ...]
+) -> None:
+    gpus = [gpu(0, c2c=(1,) * 10), gpu(1, c2c=c2c), gpu(2, name="L40S")]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
+    assert seen.status(uuid_of(1)) == ("DEGRADED", "c2c-down")
+    assert "most GPUs of its model have 10" in seen.by_component[uuid_of(1)].message
+    assert all(seen.is_well(uuid_of(index)) for index in (0, 2))
+    async with Bench(tmp_path / "none", [gpu(0, c2c=c2c), gpu(1, c2c=c2c)]) as bench:
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
+    assert seen.is_well(uuid_of(0)), "GPUs next to another maker's CPU have none"

@@ -14,6 +14,7 @@ from nodeagent.checks import (
     gpu_inventory,
     gpu_recovery,
     gpu_settings,
+    gpu_thermal,
 )
 from nodeagent.sources.kubelet_devices import CHECKPOINT
 from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
@@ -172,6 +173,20 @@ async def test_a_recovery_action_that_one_of_three_lacks_is_its_finding(tmp_path
     async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_recovery.SPEC))
     assert seen.status(uuid_of(1)) == ("DEGRADED", "unlike-siblings")
+
+
+async def test_a_value_that_one_of_three_refuses_again_is_its_finding(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1), gpu(2)]) as bench:
+        bench.gpus.fail("nvmlDeviceGetTemperature", gpu=1, code=999)
+        check = bench.build(gpu_thermal.SPEC)
+        assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999")
+        bench.later()
+        seen = await run_check(check)
+        assert seen.status(uuid_of(1)) == ("DEGRADED", "unlike-siblings")
+        assert "gave error 999" in seen.by_component[uuid_of(1)].message
+        bench.gpus.fail("nvmlDeviceGetTemperature", gpu=1, code=4)
+        bench.later()
+        assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "no-permission")
 
 
 # ---- a fabric that is to be there ---------------------------------------------------------------
