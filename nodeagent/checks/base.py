@@ -8,7 +8,7 @@ the aggregator's policy. The scheduler runs it under its deadline and reports fo
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation
@@ -36,22 +36,18 @@ class Check(Protocol):
 
 
 class LogCheck(Protocol):
-    """A check that reads kernel log records as they come; it is pure."""
+    """A check that reads kernel log records as they come; it is pure.
 
-    def read(self, record: Record) -> Sequence[FaultSighting | Observation]: ...
-
-
-@runtime_checkable
-class SelectiveLogCheck(LogCheck, Protocol):
-    """A log check that only wants some records.
-
-    Those whose first bytes are in ``first``; with ``of_pci`` those of a PCI device's driver; and
-    those in which the four bytes after a name and a colon are in ``after_name``.
+    It is given those whose first bytes are in ``first`` (all records, if b"" is); with ``of_pci``
+    those of a PCI device's driver; and those in which the four bytes after a name and a colon are
+    in ``after_name``.
     """
 
     first: frozenset[bytes]
     after_name: frozenset[bytes]
     of_pci: bool
+
+    def read(self, record: Record) -> Sequence[FaultSighting | Observation]: ...
 
 
 class Kind(enum.Enum):

@@ -6,7 +6,7 @@ does not grow with their number.
 
 from collections.abc import Mapping
 
-from nodeagent.checks.base import LogCheck, SelectiveLogCheck
+from nodeagent.checks.base import LogCheck
 from nodeagent.checks.line_pattern import START
 from nodeagent.checks.loglines import names_pci_device, words_at
 
@@ -15,18 +15,14 @@ Named = tuple[tuple[str, LogCheck], ...]
 
 
 class ChecksByStart:
-    """The checks, by the beginnings of the records that they want.
-
-    A check that is no SelectiveLogCheck is given every record.
-    """
+    """The checks, by the beginnings of the records that they want."""
 
     def __init__(self, checks: Mapping[str, LogCheck]) -> None:
         self._checks = checks
-        selective = [each for each in checks.values() if isinstance(each, SelectiveLogCheck)]
-        self._first = frozenset(start for check in selective for start in check.first)
+        self._first = frozenset(start for check in checks.values() for start in check.first)
         self._shorter = sorted({len(start) for start in self._first} - {START})
-        self._after_name = frozenset(start for check in selective for start in check.after_name)
-        self._of_pci = any(check.of_pci for check in selective)
+        self._after_name = frozenset(each for check in checks.values() for each in check.after_name)
+        self._of_pci = any(check.of_pci for check in checks.values())
         self._found: dict[tuple[tuple[bytes, ...], bytes, bool], Named] = {}
 
     def of(self, text: bytes) -> Named:
@@ -51,8 +47,7 @@ class ChecksByStart:
         return tuple(
             (name, check)
             for name, check in self._checks.items()
-            if not isinstance(check, SelectiveLogCheck)
-            or not check.first.isdisjoint(starts)
+            if not check.first.isdisjoint(starts)
             or words in check.after_name
             or (of_pci and check.of_pci)
         )

@@ -16,7 +16,7 @@ from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
-from nodeagent.sources.small_file import small_text
+from nodeagent.sources.small_file import small_number, small_text
 
 NAME = "disk-ext4"
 #: Clocks are set at a boot: an error this shortly before it may be of it.
@@ -56,18 +56,11 @@ def read_errors(machine: HostRoots, mount: Mount) -> Errors | None:
     try:
         link = os.readlink(f"{machine.sys}/dev/block/{mount.device}")  # noqa: PTH115
         folder = f"{machine.sys}/fs/ext4/{link.rpartition('/')[2]}"
-        count = int(small_text(f"{folder}/errors_count"))
-    except (OSError, ValueError):
+    except OSError:
         return None
-    last = _number(f"{folder}/last_error_time")
-    return Errors(count, last, small_text(f"{folder}/last_error_func"))
-
-
-def _number(path: str) -> int:
-    try:
-        return int(small_text(path))
-    except ValueError:
-        return 0
+    count, last = (small_number(f"{folder}/{name}") for name in ("errors_count", "last_error_time"))
+    where = small_text(f"{folder}/last_error_func")
+    return None if count is None else Errors(count, last or 0, where)
 
 
 class DiskExt4:

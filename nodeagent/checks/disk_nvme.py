@@ -20,6 +20,7 @@ from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import hung
 from nodeagent.checks.error_counters import count
 from nodeagent.model import Observation, Status
+from nodeagent.sources import nvme
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, Page, ProbeRefused, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements
@@ -55,19 +56,19 @@ def evaluate_health(drive: Controller, health: Health, new_media_errors: int) ->
 
 
 def _worst(health: Health, new: int) -> tuple[Status, str, str]:
-    if health.read_only:
+    if health.warning & nvme.READ_ONLY:
         return Status.FAILED, "read-only", "the drive takes no writes any more"
-    if health.unreliable:
+    if health.warning & nvme.RELIABILITY:
         return Status.FAILED, "unreliable", "the drive calls itself unreliable (internal errors)"
     if new:
         words = f"{new} media errors within a day, {health.media_errors} in all"
         return Status.DEGRADED, "media-errors", words
-    if health.spare_low:
+    if health.warning & nvme.SPARE:
         words = f"{health.spare} % of spare blocks left, below {health.spare_threshold} %"
         return Status.DEGRADED, "spare-low", words
-    if health.hot:
+    if health.warning & nvme.TEMPERATURE:
         return Status.DEGRADED, "hot", f"{health.temperature} degrees Celsius"
-    if health.backup_failed:
+    if health.warning & nvme.BACKUP:
         return Status.DEGRADED, "backup-failed", "the backup of its volatile memory has failed"
     if health.used >= 100:
         return Status.DEGRADED, "worn", f"{health.used} % of its rated life is used"
@@ -177,8 +178,7 @@ def _health(result: Result) -> Health | Hung | str:
             return str(result)
         case NotProbed():
             return result.message
-        case _:
-            raise TypeError(f"no answer to a question about a log page: {result!r}")
+    raise TypeError(f"no answer to a question about a log page: {result!r}")
 
 
 SPEC = CheckSpec(

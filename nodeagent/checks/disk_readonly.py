@@ -30,6 +30,7 @@ from nodeagent.checks.disk_common import (
     no_mount_table,
     of_mount,
 )
+from nodeagent.checks.disk_ext4 import read_errors
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
@@ -108,14 +109,15 @@ class DiskReadonly:
         key = (mount.device, mount.point)
         if not mount.stopped_writing:
             self._seen_writable.add(key)
-        errors = self._ext4_errors(mount) if mount.stopped_writing else None
+        errors = read_errors(self._machine, mount) if mount.stopped_writing else None
+        is_clean = errors is not None and errors.count == 0
         return evaluate(
             mount,
             seen_writable=key in self._seen_writable,
             must_write=mount.point in self._writable,
             fstab_writable=mount.point in self._fstab_writable(),
-            errors=errors or 0,
-            opened=mount.opened or errors == 0 or mount.fstype == "xfs",
+            errors=errors.count if errors else 0,
+            opened=mount.opened or is_clean or mount.fstype == "xfs",
         )
 
     def _fstab_writable(self) -> frozenset[str]:
@@ -127,13 +129,6 @@ class DiskReadonly:
                 text = ""
             self._fstab = writable_in_fstab(text)
         return self._fstab
-
-    def _ext4_errors(self, mount: Mount) -> int | None:
-        try:
-            device = (self._machine.sys / "dev/block" / mount.device).resolve().name
-            return int((self._machine.sys / "fs/ext4" / device / "errors_count").read_text())
-        except (OSError, ValueError):
-            return None  # not ext4, or no such count in this kernel: the other signs remain
 
 
 SPEC = CheckSpec(

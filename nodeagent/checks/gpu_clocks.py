@@ -12,10 +12,9 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 """
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
-from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu, GpuSample
 from nodeagent.sources.measurements import Measurements
 
@@ -74,18 +73,12 @@ def measure(gpu: Gpu) -> tuple[str, int] | None:
     return _CLOCKS[bool(gpu.clocks & _POWER_CAP)], gpu.sm_clock
 
 
-class GpuClocks:
+class GpuClocks(EachGpu):
     """Evaluates each GPU by itself, and measures those at work."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._each = EachGpu(SPEC.name, sources, "clocks", evaluate)
-
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if not isinstance(sample, Off):
-            _measure_all(sample, self._sources.measurements)
-        return await self._each.run_check()
+    def evaluate(self, sample: GpuSample) -> Report:
+        _measure_all(sample, self._sources.measurements)
+        return super().evaluate(sample)
 
 
 def _measure_all(sample: GpuSample, measurements: Measurements) -> None:
@@ -106,5 +99,5 @@ SPEC = CheckSpec(
     cost=gpu_common.COST,
     blind_to="slowdowns shorter than the interval; whether the room or the fan is to blame",
     deadline=gpu_common.DEADLINE,
-    build=lambda sources, _: GpuClocks(sources),
+    build=lambda sources, _: GpuClocks("gpu-clocks", sources, "clocks", evaluate),
 )

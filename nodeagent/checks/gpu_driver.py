@@ -172,18 +172,8 @@ SPEC = CheckSpec(
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuDriver(sources, **options),
     options=(
-        Option(
-            name="hung_for",
-            kind=Kind.DURATION,
-            default=180.0,
-            help="How long NVML must have hung before the check is degraded or failed.",
-        ),
-        Option(
-            name="refused_for",
-            kind=Kind.DURATION,
-            default=600.0,
-            help="How long NVML must have refused before the check is degraded or failed.",
-        ),
+        Option("hung_for", Kind.DURATION, 180.0, "NVML hangs: degraded or failed after this"),
+        Option("refused_for", Kind.DURATION, 600.0, "NVML refuses: degraded or failed after this"),
         gpu_common.BOOT_GRACE,
     ),
 )

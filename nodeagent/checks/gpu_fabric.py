@@ -13,7 +13,7 @@ import math
 import re
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Kind, Option, Report
+from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
@@ -158,12 +158,5 @@ SPEC = CheckSpec(
     "themselves; the last minutes",
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuFabric(sources, options["boot_grace"]),
-    options=(
-        Option(
-            name="boot_grace",
-            kind=Kind.DURATION,
-            default=1200.0,
-            help="How long after a boot, or after quiesce, a GPU may take to be registered.",
-        ),
-    ),
+    options=(gpu_common.boot_grace("a GPU may take to be registered"),),
 )

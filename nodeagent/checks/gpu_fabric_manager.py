@@ -107,17 +107,7 @@ SPEC = CheckSpec(
         sources, options["boot_grace"], expected=options["expected"]
     ),
     options=(
-        Option(
-            name="boot_grace",
-            kind=Kind.DURATION,
-            default=1200.0,
-            help="How long after a boot, a quiesce or a driver's load it may not run yet.",
-        ),
-        Option(
-            name="expected",
-            kind=Kind.FLAG,
-            default=False,
-            help="Whether it is to run here although no NVSwitch is on the PCI bus.",
-        ),
+        gpu_common.boot_grace("it may not run yet"),
+        Option("expected", Kind.FLAG, False, "it is to run here, without an NVSwitch on the bus"),
     ),
 )

@@ -236,11 +236,6 @@ SPEC = CheckSpec(
     ),
     options=(
         gpu_common.BOOT_GRACE,
-        Option(
-            name="quiesce_grace",
-            kind=Kind.DURATION,
-            default=300.0,
-            help="How long after quiesce a fault of the inventory is unknown, `after-quiesce`.",
-        ),
+        Option("quiesce_grace", Kind.DURATION, 300.0, "how long after quiesce faults are unknown"),
     ),
 )

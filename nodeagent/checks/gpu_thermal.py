@@ -8,13 +8,14 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 (degraded).
 """
 
+from functools import partial
+
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.checks.gpu_clocks import measure
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
-from nodeagent.sources import Sources
-from nodeagent.sources.gpu_sample import Gpu
+from nodeagent.sources.gpu_sample import Gpu, GpuSample
 
 
 def evaluate(gpu: Gpu, *, margin: int) -> Verdict:
@@ -41,24 +42,15 @@ def evaluate(gpu: Gpu, *, margin: int) -> Verdict:
     return Status.OK, "", text
 
 
-class GpuThermal:
+class GpuThermal(EachGpu):
     """Evaluates each GPU by itself, and measures those at work."""
 
-    def __init__(self, sources: Sources, margin: int) -> None:
-        self._sources = sources
-        self._each = EachGpu(
-            SPEC.name, sources, "temperature", lambda gpu: evaluate(gpu, margin=margin)
-        )
-
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if not isinstance(sample, Off):
-            for gpu in sample.gpus:
-                value = gpu.temperature if measure(gpu) is not None else None
-                self._sources.measurements.put(
-                    "gpu-temperature", gpu.uuid, value, at=sample.at, model=gpu.name
-                )
-        return await self._each.run_check()
+    def evaluate(self, sample: GpuSample) -> Report:
+        for gpu in sample.gpus:
+            value = gpu.temperature if measure(gpu) is not None else None
+            put = self._sources.measurements.put
+            put("gpu-temperature", gpu.uuid, value, at=sample.at, model=gpu.name)
+        return super().evaluate(sample)
 
 
 SPEC = CheckSpec(
@@ -69,13 +61,8 @@ SPEC = CheckSpec(
     cost="no cost next to gpu-inventory; two calls for each GPU, four every 5 minutes",
     blind_to="heat between two runs; a slowdown that NVML names no temperature for",
     deadline=gpu_common.DEADLINE,
-    build=lambda sources, options: GpuThermal(sources, options["margin"]),
-    options=(
-        Option(
-            name="margin",
-            kind=Kind.INTEGER,
-            default=2,
-            help="Degrees below the slowdown, or the memory's limit, from which a GPU is degraded.",
-        ),
+    build=lambda sources, options: GpuThermal(
+        "gpu-thermal", sources, "temperature", partial(evaluate, margin=options["margin"])
     ),
+    options=(Option("margin", Kind.INTEGER, 2, "degrees below a slowdown or limit: degraded"),),
 )

@@ -11,7 +11,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources.grpc_socket import greet
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.http import HttpError, Response, Url, parse_url, request
+from nodeagent.sources.http import HttpError, Response, Url, checked_url, parse_url, request
 
 NAME = "kubelet"
 _DEADLINE = 5.0
@@ -67,11 +67,6 @@ class KubeletCheck:
         return [evaluate(answer, seconds, used=self._used, socket=socket)]
 
 
-def _url(text: str) -> str:
-    parse_url(text)
-    return text
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a kubelet that is down, hangs or calls itself unhealthy",
@@ -90,7 +85,7 @@ SPEC = CheckSpec(
             Kind.TEXT,
             "http://127.0.0.1:10248/healthz",
             "where it answers; an address and not a name",
-            _url,
+            checked_url,
         ),
         Option(
             "expected", Kind.FLAG, False, "whether one that never answered is failed, not unknown"

@@ -151,10 +151,10 @@ class _Beginnings:
 
 _CATEGORIES = {
     "CATEGORY_DIGIT": rb"\d",
-    "CATEGORY_NOT_DIGIT": rb"\D",
     "CATEGORY_SPACE": rb"\s",
-    "CATEGORY_NOT_SPACE": rb"\S",
     "CATEGORY_WORD": rb"\w",
+    "CATEGORY_NOT_DIGIT": rb"\D",
+    "CATEGORY_NOT_SPACE": rb"\S",
     "CATEGORY_NOT_WORD": rb"\W",
 }
 

@@ -43,16 +43,6 @@ class LinePlaces(Protocol):
         ...
 
 
-class Bus(Protocol):
-    """The questions to the PCI bus."""
-
-    def has(self, address: str) -> bool: ...
-
-    def behind(self, address: str) -> tuple[str, ...]: ...
-
-    def interfaces(self, address: str) -> tuple[str, ...]: ...
-
-
 class NodePlaces:
     """The node's own, through sysfs and the mount table."""
 
@@ -60,7 +50,7 @@ class NodePlaces:
         self,
         sources: Sources,
         watch: Watch | None = None,
-        bus: Bus | None = None,
+        bus: PciBus | None = None,
         stacks: Stacks | None = None,
     ) -> None:
         self._sources = sources

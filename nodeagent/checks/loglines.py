@@ -1,13 +1,40 @@
 """Code that the kernel log checks share: a sighting from a record, its bytes as text for people."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from nodeagent.model import ClearedBy, FaultSighting
-from nodeagent.sources.kmsg import SOURCE, Record
+from nodeagent.sources.gpus import normalise
+from nodeagent.sources.kmsg import SOURCE, Record, is_users_line
 
 LONGEST_MESSAGE = 512
 #: A detail is a name, a number, an address, or a GPU's registers.
 LONGEST_DETAIL = 256
+
+
+class DriverLines:
+    """A check of the NVIDIA driver's lines about a GPU or a switch; ``has``: the node has it.
+
+    ``foreign`` counts lines about parts that the node does not have, ``packets`` lines that were a
+    logged packet's prefix, which is an attempted forgery.
+    """
+
+    after_name: frozenset[bytes] = frozenset()
+    of_pci = False
+
+    def __init__(self, has: Callable[[str], bool]) -> None:
+        self.foreign = self.packets = 0
+        self._has = has
+
+    def _own(self, line: bytes, raw_address: bytes) -> str | None:
+        """The address of the part ("0000:3b:00"), or None where the line is not to be believed."""
+        if is_users_line(line):
+            self.packets += 1
+            return None
+        address = normalise(raw_address.decode("ascii"))
+        if address is None or not self._has(address):
+            self.foreign += 1
+            return None
+        return address
 
 
 def text(raw: bytes) -> str:

@@ -20,7 +20,7 @@ from nodeagent.sources.cloud_events import (
     Service,
     ServiceError,
 )
-from nodeagent.sources.http import parse_url
+from nodeagent.sources.http import checked_url, parse_url
 
 NAME = "maintenance"
 _MOST = 16  # kinds; the cloud's own words are not bounded
@@ -68,11 +68,6 @@ def _provider(text: str) -> str:
     return text
 
 
-def _endpoint(text: str) -> str:
-    parse_url(text)
-    return text
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a reboot, migration, preemption or end that the cloud has planned for this machine",
@@ -86,8 +81,6 @@ SPEC = CheckSpec(
     build=build,
     options=(
         Option("provider", Kind.TEXT, "", 'the cloud: "azure", "aws" or "gcp"', _provider),
-        Option(
-            "endpoint", Kind.TEXT, ENDPOINT, "its metadata service; an address, no name", _endpoint
-        ),
+        Option("endpoint", Kind.TEXT, ENDPOINT, "its metadata service; an address", checked_url),
     ),
 )

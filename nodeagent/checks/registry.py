@@ -4,6 +4,7 @@ A new check is one file, one line here, one test; `make docs-reference` writes t
 """
 
 import json
+from types import ModuleType
 from typing import Any
 
 from nodeagent.checks import (
@@ -54,63 +55,19 @@ from nodeagent.checks import (
 from nodeagent.checks.base import CheckSpec, Kind
 from nodeagent.checks.kernel_lines import SPECS as LINES
 
-SPECS: tuple[CheckSpec, ...] = (
-    gpu_inventory.SPEC,
-    gpu_driver.SPEC,
-    gpu_ecc.SPEC,
-    gpu_rows.SPEC,
-    gpu_pages.SPEC,
-    gpu_recovery.SPEC,
-    gpu_nvlink.SPEC,
-    gpu_fabric.SPEC,
-    gpu_fabric_manager.SPEC,
-    gpu_pcie.SPEC,
-    gpu_clocks.SPEC,
-    gpu_thermal.SPEC,
-    gpu_settings.SPEC,
-    gpu_inforom.SPEC,
-    gpu_events.SPEC,
-    xid.SPEC,
-    sxid.SPEC,
-    LINES["nvidia-driver"],
-    LINES["machine-check"],
-    LINES["pcie-aer"],
-    LINES["pci-device"],
-    LINES["iommu"],
-    LINES["cpu-thermal"],
-    pcie_link.SPEC,
-    disk_space.SPEC,
-    disk_mounts.SPEC,
-    disk_readonly.SPEC,
-    disk_write.SPEC,
-    LINES["disk-io"],
-    disk_ext4.SPEC,
-    disk_nvme.SPEC,
-    disk_md.SPEC,
-    LINES["file-server"],
-    nic_link.SPEC,
-    nic_health.SPEC,
-    optics.SPEC,
-    LINES["nic-driver"],
-    infiniband.SPEC,
-    reach.SPEC,
-    peers.SPEC,
-    dns.SPEC,
-    net_tables.SPEC,
-    pod_network.SPEC,
-    clock.SPEC,
-    memory.SPEC,
-    pressure.SPEC,
-    LINES["oom"],
-    LINES["hung-task"],
-    LINES["kernel-oops"],
-    LINES["kernel-limits"],
-    processes.SPEC,
-    kubelet.SPEC,
-    container_runtime.SPEC,
-    reboot.SPEC,
-    maintenance.SPEC,
-    drift.SPEC,
+#: Modules that have a check, and the checks of `kernel_lines` by name.
+_ORDER: tuple[ModuleType | str, ...] = (
+    *(gpu_inventory, gpu_driver, gpu_ecc, gpu_rows, gpu_pages, gpu_recovery, gpu_nvlink),
+    *(gpu_fabric, gpu_fabric_manager, gpu_pcie, gpu_clocks, gpu_thermal, gpu_settings),
+    *(gpu_inforom, gpu_events, xid, sxid, "nvidia-driver", "machine-check", "pcie-aer"),
+    *("pci-device", "iommu", "cpu-thermal", pcie_link, disk_space, disk_mounts, disk_readonly),
+    *(disk_write, "disk-io", disk_ext4, disk_nvme, disk_md, "file-server", nic_link),
+    *(nic_health, optics, "nic-driver", infiniband, reach, peers, dns, net_tables),
+    *(pod_network, clock, memory, pressure, "oom", "hung-task", "kernel-oops"),
+    *("kernel-limits", processes, kubelet, container_runtime, reboot, maintenance, drift),
+)
+SPECS: tuple[CheckSpec, ...] = tuple(
+    LINES[each] if isinstance(each, str) else each.SPEC for each in _ORDER
 )
 
 

@@ -15,10 +15,10 @@ import re
 from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import DriverLines, sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
-from nodeagent.sources.gpus import GpuMap, normalise
-from nodeagent.sources.kmsg import Record, is_users_line
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.kmsg import Record
 
 NAME = "sxid"
 
@@ -52,17 +52,13 @@ _REPEATED_WITHIN = 5.0
 _MOST_REMEMBERED = 64
 
 
-class SxidCheck:
-    """Reads records as they come. ``foreign`` and ``packets`` count the refused, as for Xid."""
+class SxidCheck(DriverLines):
+    """Reads records as they come."""
 
     first = frozenset({_PREFIX[:4]})
-    after_name: frozenset[bytes] = frozenset()
-    of_pci = False
 
     def __init__(self, gpus: GpuMap) -> None:
-        self.foreign = 0
-        self.packets = 0
-        self._gpus = gpus
+        super().__init__(gpus.has_switch)
         #: When an SXid of this switch and number came last that had a word.
         self._worded: dict[tuple[str, int], float] = {}
 
@@ -98,16 +94,6 @@ class SxidCheck:
                 details=_details(number, severity, address, rest),
             ),
         )
-
-    def _own(self, line: bytes, raw_address: bytes) -> str | None:
-        if is_users_line(line):
-            self.packets += 1
-            return None
-        address = normalise(raw_address.decode("ascii"))
-        if address is None or not self._gpus.has_switch(address):
-            self.foreign += 1
-            return None
-        return address
 
     def _was_worded(self, address: str, number: int, at: float) -> bool:
         """Whether this severity repeats the word of an SXid that was read."""

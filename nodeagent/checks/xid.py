@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import DriverLines, sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap, normalise
@@ -91,20 +91,13 @@ _MOST_KNOWN = 256
 _CAUSE = re.compile(rb"caused by previous Xid (\d{1,5})\b")
 
 
-class XidCheck:
-    """Reads records as they come. The driver's log gets its loads and its messages of each GPU.
-
-    ``foreign`` counts lines about GPUs that the node does not have, ``packets`` lines that were a
-    logged packet's prefix, which is an attempted forgery.
-    """
+class XidCheck(DriverLines):
+    """Reads records as they come. The driver's log gets its loads and its messages of each GPU."""
 
     first = frozenset({_PREFIX[:4]})
-    after_name: frozenset[bytes] = frozenset()
-    of_pci = False
 
     def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
-        self.foreign = 0
-        self.packets = 0
+        super().__init__(gpus.has_gpu)
         self._gpus = gpus
         self._log = log or DriverLog()
         self._known: dict[bytes, FaultSighting] = {}  # by the line's beginning, up to the code
@@ -127,25 +120,11 @@ class XidCheck:
             self._log.loaded(record.at)
         return ()
 
-    def _is_packet(self, line: bytes) -> bool:
-        """Whether the line is a logged packet; it is counted then."""
-        found = is_users_line(line)
-        self.packets += found
-        return found
-
-    def _own(self, raw_address: bytes) -> str | None:
-        """The address of an error's GPU ("0000:3b:00"), or None if it is not of this node."""
-        address = normalise(raw_address.decode("ascii"))
-        if address is None or not self._gpus.has_gpu(address):
-            self.foreign += 1
-            return None
-        self._log.erred(address)
-        return address
-
     def _xid(self, record: Record, line: re.Match[bytes]) -> Sequence[FaultSighting]:
-        address = None if self._is_packet(record.text) else self._own(line[1])
+        address = self._own(record.text, line[1])
         if address is None:
             return ()
+        self._log.erred(address)
         code = int(line[3])
         self._log.xid(address, code, record.at)
         known = self._known.get(line[0])
@@ -169,9 +148,10 @@ class XidCheck:
         return found
 
     def _off_bus(self, record: Record, raw_address: bytes) -> Sequence[FaultSighting]:
-        address = None if self._is_packet(record.text) else self._own(raw_address)
+        address = self._own(record.text, raw_address)
         if address is None:
             return ()
+        self._log.erred(address)
         message = f"GPU {address} has fallen off the bus, by a driver's line without an Xid"
         details = {"text": text(record.text)}
         return self._sighting(record, OFF_BUS, address, message, ClearedBy.REBOOT, details)

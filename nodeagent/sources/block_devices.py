@@ -10,7 +10,7 @@ from pathlib import Path
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
-from nodeagent.sources.small_file import entry_names
+from nodeagent.sources.small_file import entry_names, small_number
 
 #: Devices above one another, deeper than which it is a loop and no stack.
 _DEEPEST = 8
@@ -110,11 +110,8 @@ def _down(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 def _extent(folder: Path) -> Extent | None:
     """Where a partition lies on its disk, or None for a device that is no partition."""
-    try:
-        if not (folder / "partition").exists():
-            return None
-        start, size = (int((folder / name).read_text()) for name in ("start", "size"))
-    except (OSError, ValueError):
+    start, size = (small_number(folder / name) for name in ("start", "size"))
+    if start is None or size is None or not (folder / "partition").exists():
         return None
     return Extent(folder.parent.name, start, size)
 

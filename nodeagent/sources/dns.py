@@ -17,7 +17,8 @@ _TYPE_A, _TYPE_NS, _CLASS_IN = 1, 2, 1
 _RECURSE = 0x0100
 _LONGEST = 65535
 _RCODES = {1: "format-error", 2: "servfail", 3: "no-such-name", 4: "not-implemented", 5: "refused"}
-_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+#: Errors of a connection to a host to which no way leads.
+UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ async def query(
             "closed", "", clock() - begun, "the host answers, and no DNS server runs on it"
         )
     except OSError as error:
-        trouble = "unreachable" if error.errno in _UNREACHABLE else "error"
+        trouble = "unreachable" if error.errno in UNREACHABLE else "error"
         return Reply(trouble, "", clock() - begun, error.strerror or str(error))
     taken = clock() - begun
     return Reply("", code, taken, f"answers in {taken * 1000:.1f} ms")

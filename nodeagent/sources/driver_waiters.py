@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
+from nodeagent.sources.small_file import small_text
 
 __all__ = ["DriverWaiter", "DriverWaiters"]
 
@@ -22,7 +23,6 @@ __all__ = ["DriverWaiter", "DriverWaiters"]
 MOST = 20_000
 #: Threads read before the event loop has its turn: 6 ms.
 _AT_ONCE = 500
-_BYTES = 8192
 #: Open files of one process: those of the driver are among the first.
 _MOST_FILES = 1024
 #: Functions of the driver's modules: proprietary builds export "_nv012345rm". "nvme_" is another's.
@@ -82,10 +82,10 @@ class DriverWaiters:
             stat = read_stat(f"{folder}/stat")
             if stat is None or stat.state != "D" or stat.name.startswith("nvml "):
                 continue
-            where = _read(f"{folder}/wchan").strip("\0\n ")[:80]
+            where = small_text(f"{folder}/wchan").strip("\0\n ")[:80]
             if not self._is_driver(pid, where):
                 continue
-            wait = (pid, thread, stat.started, _switches(_read(f"{folder}/status")))
+            wait = (pid, thread, stat.started, _switches(small_text(f"{folder}/status")))
             since = found[wait] = self._since.get(wait, now)
             known = waiters.get(pid)
             if since < now and (known is None or known.seconds < now - since):
@@ -128,12 +128,3 @@ def _numbers(folder: str) -> list[int]:
         return sorted(int(name) for name in os.listdir(folder) if name.isdigit())  # noqa: PTH208
     except OSError:
         return []  # it has ended
-
-
-def _read(path: str) -> str:
-    """Empty when the thread is gone, or for root alone."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123  # a Path for each costs more than the read
-            return file.read(_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -86,16 +86,14 @@ class GpuMap:
 
     def has_gpu(self, address: str) -> bool:
         """Whether the normalised ``address`` is a GPU of this node; scans again when it is new."""
-        if address in self._seen or address in self._uuids:
-            return True
-        self._scan(_RESCAN_AFTER)
-        return address in self._seen
+        if address not in self._seen and address not in self._uuids:
+            self._scan(_RESCAN_AFTER)
+        return address in self._seen or address in self._uuids
 
     def has_switch(self, address: str) -> bool:
         """Whether the normalised ``address`` is an NVSwitch of this node; scans again when new."""
-        if address in self._switches:
-            return True
-        self._scan(_RESCAN_AFTER)
+        if address not in self._switches:
+            self._scan(_RESCAN_AFTER)
         return address in self._switches
 
     def uuid(self, address: str) -> str | None:

@@ -5,17 +5,15 @@ service) have a fixed address. The answer is bounded, whatever the server sends.
 """
 
 import asyncio
-import errno
-import ipaddress
 from collections.abc import Mapping
 
 from nodeagent.configfile.units import host_port
 from nodeagent.dataclass import dataclass
+from nodeagent.sources.dns import UNREACHABLE, is_address
 
 __all__ = ["HttpError", "Response", "Url", "parse_url", "request"]
 
 _MOST_HEAD = 32768
-_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +69,15 @@ def parse_url(text: str) -> Url:
     has_port = ":" in authority.rpartition("]")[2]
     host, port = host_port(authority if has_port else f"{authority}:80")
     host = "127.0.0.1" if host == "localhost" else host
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        raise ValueError(f'"{host}" is no address (names are not resolved here)') from None
+    if not is_address(host):
+        raise ValueError(f'"{host}" is no address (names are not resolved here)')
     return Url(host, port, slash + path or "/")
+
+
+def checked_url(text: str) -> str:
+    """The text, where it is a URL. Raises ValueError."""
+    parse_url(text)
+    return text
 
 
 async def request(
@@ -102,7 +104,7 @@ async def request(
     except ConnectionRefusedError:
         raise HttpError("refused", f"{url.authority} refuses connections") from None
     except OSError as error:
-        reason = "unreachable" if error.errno in _UNREACHABLE else "error"
+        reason = "unreachable" if error.errno in UNREACHABLE else "error"
         what = error.strerror or str(error)
         raise HttpError(reason, f"{url.authority}: {what}") from error
 

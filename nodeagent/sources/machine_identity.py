@@ -5,6 +5,7 @@ import re
 from nodeagent.evidence.disk_backup import BackupUnreadable, read_copy
 from nodeagent.evidence.machine_identity import MachineIdentity
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import small_text
 
 #: UUIDs of boards whose maker set none: the same on all of them.
 _UNSET = frozenset(
@@ -28,11 +29,7 @@ def identify(machine: HostRoots, node: str) -> MachineIdentity:
 
 def _product_uuid(machine: HostRoots) -> str:
     """Empty where there is no DMI (most ARM machines), or only root may read it and we are not."""
-    try:
-        text = (machine.sys / "class/dmi/id/product_uuid").read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return ""
-    uuid = text.strip().lower()
+    uuid = small_text(machine.sys / "class/dmi/id/product_uuid").lower()
     unset = uuid in _UNSET or len(set(uuid) - {"-"}) == 1
     return "" if unset or not _UUID.fullmatch(uuid) else uuid
 

@@ -6,7 +6,7 @@ net/core/neighbour.c and net/netfilter/nf_conntrack_standalone.c; hexadecimal, a
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_whole, small_text
+from nodeagent.sources.small_file import read_whole, small_number
 
 __all__ = ["NetTable", "conntrack", "neighbours", "parse_stat"]
 
@@ -29,7 +29,7 @@ def neighbours(machine: HostRoots, family: str) -> NetTable | None:
     """
     file = {"ipv4": "arp_cache", "ipv6": "ndisc_cache"}[family]
     stat = parse_stat(_text(f"{machine.proc}/net/stat/{file}"))
-    limit = _number(f"{machine.proc}/sys/net/{family}/neigh/default/gc_thresh3")
+    limit = small_number(f"{machine.proc}/sys/net/{family}/neigh/default/gc_thresh3")
     if limit is None or "entries" not in stat:
         return None
     # Each line has the whole table's entries, and its own CPU's events.
@@ -39,7 +39,7 @@ def neighbours(machine: HostRoots, family: str) -> NetTable | None:
 def conntrack(machine: HostRoots) -> NetTable | None:
     """The table, or None where the kernel tracks no connections."""
     folder = f"{machine.proc}/sys/net/netfilter"
-    entries, limit = _number(f"{folder}/nf_conntrack_count"), _number(f"{folder}/nf_conntrack_max")
+    entries, limit = (small_number(f"{folder}/nf_conntrack_{name}") for name in ("count", "max"))
     if entries is None or not limit:
         return None
     stat = parse_stat(_text(f"{machine.proc}/net/stat/nf_conntrack"))
@@ -66,8 +66,3 @@ def _text(path: str) -> str:
         return read_whole(path).decode("ascii", "replace")
     except OSError:
         return ""
-
-
-def _number(path: str) -> int | None:
-    text = small_text(path)
-    return int(text) if text.isascii() and text.isdigit() else None

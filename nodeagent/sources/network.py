@@ -17,7 +17,7 @@ from pathlib import Path
 from nodeagent.dataclass import dataclass
 from nodeagent.sources import route_lookup
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import entry_names, read_small, read_whole
+from nodeagent.sources.small_file import entry_names, read_small, read_whole, small_number
 
 __all__ = [
     "DefaultRoute",
@@ -124,7 +124,7 @@ def _is_port(folder: str) -> bool | None:
         return False
     if is_function(device) or _is_representor(folder):
         return False
-    kind = _number(f"{folder}/type")
+    kind = small_number(f"{folder}/type")
     return None if kind is None else kind in (_ETHERNET, _INFINIBAND)
 
 
@@ -139,11 +139,11 @@ def _is_representor(folder: str) -> bool:
     An adapter's own switch (devlink's "switchdev") has an interface for each function, on the
     port's device. The port is the first of them; a device with several ports numbers those.
     """
-    net, port = f"{folder}/device/net", _number(f"{folder}/dev_port")
-    own = _number(f"{folder}/ifindex") or 0
+    net, port = f"{folder}/device/net", small_number(f"{folder}/dev_port")
+    own = small_number(f"{folder}/ifindex") or 0
     return any(
-        (_number(f"{net}/{name}/ifindex") or own) < own
-        and _number(f"{net}/{name}/dev_port") == port
+        (small_number(f"{net}/{name}/ifindex") or own) < own
+        and small_number(f"{net}/{name}/dev_port") == port
         for name in entry_names(Path(net))
     )
 
@@ -151,15 +151,15 @@ def _is_representor(folder: str) -> bool:
 def read_link(machine: HostRoots, name: str) -> Link | None:
     """One interface, or None when there is none of that name."""
     folder = f"{machine.sys}/class/net/{name}"
-    flags = _number(f"{folder}/flags", base=16)
+    flags = small_number(f"{folder}/flags", base=16)
     if flags is None:
         return None
     return Link(
         name=name,
         enabled=bool(flags & _IFF_UP),
         state=read_small(f"{folder}/operstate") or "unknown",
-        times_up=_number(f"{folder}/carrier_up_count"),
-        times_down=_number(f"{folder}/carrier_down_count"),
+        times_up=small_number(f"{folder}/carrier_up_count"),
+        times_down=small_number(f"{folder}/carrier_down_count"),
     )
 
 
@@ -197,19 +197,11 @@ def read_traffic(machine: HostRoots, name: str) -> Traffic | None:
     folder = f"{machine.sys}/class/net/{name}/statistics"
     sums = []
     for files in (_PACKETS, _ERRORS, _DROPS):
-        numbers = [_number(f"{folder}/{file}") for file in files]
+        numbers = [small_number(f"{folder}/{file}") for file in files]
         sums.append([number for number in numbers if number is not None])
     if len(sums[0]) < len(_PACKETS):
         return None
     return Traffic(*map(sum, sums))
-
-
-def _number(path: str, base: int = 10) -> int | None:
-    word = read_small(path)
-    try:
-        return None if word is None else int(word, base)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import entries, read_small
+from nodeagent.sources.small_file import entries, read_small, small_text
 
 #: Drivers that hold a device for a virtual machine and have no "vfio" in their name.
 _STUBS = frozenset({"pci-stub", "pciback", "xen-pciback"})
@@ -26,10 +26,7 @@ class DriverVersion:
 
     def read(self) -> str:
         """As it is now; empty while no driver is loaded."""
-        try:
-            return self._file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            return ""
+        return small_text(self._file)
 
     def learn(self, sample: GpuSample) -> None:
         """Compare once for each sample. A driver that is unloaded for a while changes nothing."""

@@ -12,7 +12,8 @@ from nodeagent.sources.small_file import small_text
 
 __all__ = ["Controller", "Health", "controllers", "parse_health"]
 
-_SPARE, _TEMPERATURE, _RELIABILITY, _READ_ONLY, _BACKUP = 1, 2, 4, 8, 16
+#: Bits of `Health.warning`.
+SPARE, TEMPERATURE, RELIABILITY, READ_ONLY, BACKUP = 1, 2, 4, 8, 16
 _SIZE = 192  # bytes read of the page's 512
 _KELVIN = 273
 
@@ -36,7 +37,7 @@ class Controller:
 class Health:
     """``spare``, its ``spare_threshold`` and ``used`` are per cent, ``temperature`` Celsius.
 
-    ``warning`` is the byte of critical warnings, and the properties are its bits.
+    ``warning`` is the byte of critical warnings.
     """
 
     warning: int
@@ -45,26 +46,6 @@ class Health:
     spare_threshold: int
     used: int
     media_errors: int
-
-    @property
-    def spare_low(self) -> bool:
-        return bool(self.warning & _SPARE)
-
-    @property
-    def hot(self) -> bool:
-        return bool(self.warning & _TEMPERATURE)
-
-    @property
-    def unreliable(self) -> bool:
-        return bool(self.warning & _RELIABILITY)
-
-    @property
-    def read_only(self) -> bool:
-        return bool(self.warning & _READ_ONLY)
-
-    @property
-    def backup_failed(self) -> bool:
-        return bool(self.warning & _BACKUP)
 
 
 def controllers(machine: HostRoots) -> list[Controller]:

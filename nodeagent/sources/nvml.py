@@ -104,8 +104,8 @@ class Nvml:
         self.xids: deque[XidEvent] = deque(maxlen=_MOST_XIDS)
         self.xids_received = 0
         self._answered_at = 0.0
-        #: When quiesce ends or ended, by time or by order; before any boot if there was none.
-        self._quiesced_until = -math.inf
+        #: When `quiesce` ends or ended (boottime seconds); minus infinity if there was none.
+        self.quiesced_until = -math.inf
 
     def has_library(self) -> bool:
         """Whether an NVML library is configured or found. Reads file names only."""
@@ -131,7 +131,7 @@ class Nvml:
         Comes within the deadline, whatever the driver does. Raises nothing for a sick driver.
         """
         now = self._now()
-        if now < self._quiesced_until:
+        if now < self.quiesced_until:
             return GpuSample(now, trouble=self._quiesced())
         if self._last is not None and now - self._last.at < _SHARED_FOR:
             return self._last
@@ -144,7 +144,7 @@ class Nvml:
         """A new sample, with the processes of each GPU; bounded as `sample` is."""
         if self._refreshing is not None and not self._refreshing.done():
             await asyncio.shield(self._refreshing)
-        if self._now() < self._quiesced_until:
+        if self._now() < self.quiesced_until:
             return GpuSample(self._now(), trouble=self._quiesced())
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh(processes=True))
@@ -164,28 +164,23 @@ class Nvml:
 
     def pause_until(self, at: float) -> None:
         """Start no worker before ``at`` (boottime seconds), as an earlier agent was ordered."""
-        self._quiesced_until = at
+        self.quiesced_until = at
         self._last = None
         self._failures, self._not_before = 0, 0.0
 
     def resume(self) -> None:
         """End ``quiesce`` early. The next sample starts a worker."""
-        self.pause_until(min(self._quiesced_until, self._now()))
+        self.pause_until(min(self.quiesced_until, self._now()))
 
     @property
     def quiesced_for(self) -> float:
         """Seconds for which the driver is still let alone; 0 when it is not."""
-        return max(0.0, self._quiesced_until - self._now())
-
-    @property
-    def quiesced_until(self) -> float:
-        """When ``quiesce`` ends or ended, in boottime seconds; minus infinity if there was none."""
-        return self._quiesced_until
+        return max(0.0, self.quiesced_until - self._now())
 
     @property
     def back_for(self) -> float:
         """Seconds since ``quiesce`` ended; 0 while it lasts, infinite when there was none."""
-        return max(0.0, self._now() - self._quiesced_until)
+        return max(0.0, self._now() - self.quiesced_until)
 
     async def close(self) -> None:
         """End the worker for good."""
@@ -197,7 +192,7 @@ class Nvml:
 
     async def _refresh(self, *, processes: bool = False) -> GpuSample:
         sample = await self._read(processes=processes)
-        if self._now() >= self._quiesced_until:
+        if self._now() >= self.quiesced_until:
             self._last = sample
         return sample
 
@@ -283,7 +278,7 @@ class Nvml:
     async def _current_worker(self) -> NvmlProcess | NvmlTrouble:
         """The worker to use, a new one if it is time for it, or why there is none."""
         async with self._lifecycle:
-            if self._now() < self._quiesced_until:
+            if self._now() < self.quiesced_until:
                 return self._quiesced()
             self._forget_the_dead()
             if self._worker is not None:
@@ -330,7 +325,7 @@ class Nvml:
         return candidates(self._machine.root, {**os.environ, **self._worker_env})
 
     def _quiesced(self) -> NvmlTrouble:
-        left = self._quiesced_until - self._now()
+        left = self.quiesced_until - self._now()
         text = "the agent has released the driver" + (f" for {left:.0f} s" if left < 1e9 else "")
         return NvmlTrouble(TroubleKind.QUIESCED, text)
 

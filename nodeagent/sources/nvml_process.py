@@ -74,7 +74,7 @@ class NvmlProcess:
     def __init__(self, process: Process, clock: Clock) -> None:
         self._process = process
         self._clock = clock
-        self._ready = False
+        self.is_ready = False  # NVML has been initialised
         self._driver = ""
         self.requested_at = 0.0
         self.answered: list[Gpu] = []
@@ -98,11 +98,6 @@ class NvmlProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether NVML has been initialised."""
-        return self._ready
 
     @property
     def has_ended(self) -> bool:
@@ -149,7 +144,7 @@ class NvmlProcess:
         return True
 
     async def _converse(self, what: str) -> WorkerReply:
-        if not self._ready:
+        if not self.is_ready:
             await self._begin()
         assert self._process.stdin is not None
         try:
@@ -170,7 +165,7 @@ class NvmlProcess:
         if "failed" in first:
             await self._process.wait()
             raise NvmlStartError(first["failed"], first["message"])
-        self._ready, self._driver = True, first["driver"]
+        self.is_ready, self._driver = True, first["driver"]
 
     async def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None

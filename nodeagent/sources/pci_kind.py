@@ -29,10 +29,10 @@ class PciKinds:
         """
         if address not in self._known:
             folder = self._folder / address
-            texts = (*(_text(folder / name) for name in _FILES), address.rpartition(".")[2])
-            if not any(texts[:-1]):
+            texts = [small_text(folder / name)[:16] for name in _FILES]
+            if not any(texts):
                 return ()
-            self._known[address] = texts
+            self._known[address] = (*texts, address.rpartition(".")[2])
         return self._known[address]
 
     def kind_of(self, entry: Path) -> tuple[str, ...]:
@@ -47,7 +47,3 @@ def pci_address(entry: Path) -> str:
     except OSError:
         return ""
     return name if _ADDRESS.fullmatch(name) else ""
-
-
-def _text(path: Path) -> str:
-    return small_text(path)[:16]

@@ -8,6 +8,7 @@ import psutil
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.proc_stat import read_stat
+from nodeagent.sources.small_file import small_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,5 @@ def _command(process: psutil.Process) -> str:
 
 
 def _wchan(entry: Path) -> str:
-    try:
-        wchan = (entry / "wchan").read_text(encoding="ascii", errors="replace").strip("\0\n ")
-    except OSError:
-        return ""
+    wchan = small_text(entry / "wchan").strip("\0\n ")
     return "" if wchan == "0" else wchan

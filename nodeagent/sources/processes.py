@@ -19,6 +19,7 @@ import psutil
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import Stat, read_stat
+from nodeagent.sources.small_file import small_text
 
 __all__ = ["Found", "Processes", "StuckProcess"]
 
@@ -116,7 +117,7 @@ class Processes:
             return -1
 
     def _where(self, pid: int) -> str:
-        where = self._read(pid, "wchan").strip()
+        where = small_text(self.machine.proc / str(pid) / "wchan")
         return "" if where == "0" else where[:80]
 
     def _by_parent(self, zombies: Iterable[Stat]) -> dict[tuple[int, str], int]:
@@ -126,14 +127,9 @@ class Processes:
         return {(pid, self._name(pid)): count for pid, count in counts.items()}
 
     def _name(self, pid: int) -> str:
-        return self._read(pid, "comm").strip()
-
-    def _read(self, pid: int, file: str) -> str:
         """Empty when it is gone."""
-        try:
-            return (self.machine.proc / str(pid) / file).read_text(errors="replace")
-        except OSError:
-            return ""
+        stat = read_stat(f"{self.machine.proc}/{pid}/stat")
+        return stat.name if stat is not None else ""
 
 
 def _from(pids: list[int], after: int, most: int) -> list[int]:

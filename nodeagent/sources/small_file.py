@@ -41,6 +41,15 @@ def small_text(path: str | os.PathLike[str]) -> str:
     return read_small(path) or ""
 
 
+def small_number(path: str | os.PathLike[str], base: int = 10) -> int | None:
+    """The number that is all of a file; None where it can't be read, or has another text."""
+    try:
+        number = int(small_text(path), base)
+    except ValueError:
+        return None
+    return number if number >= 0 else None
+
+
 def entries(folder: Path) -> list[Path]:
     """The entries in order of their names; a folder that can't be read has none."""
     try:

@@ -1,18 +1,16 @@
 """TCP targets: names resolved in a child process, then one connection."""
 
 import asyncio
-import errno
 import socket
 
 from nodeagent.child_process import ChildProcess, python
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
-from nodeagent.sources.dns import is_address
+from nodeagent.sources.dns import UNREACHABLE, is_address
 
 __all__ = ["Connection", "ResolveError", "Resolver", "connect", "resolve"]
 
 _MOST_ADDRESSES = 4
-_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
 class ResolveError(Exception):
@@ -118,7 +116,7 @@ async def _connect(address: str, port: int, clock: Clock, deadline: float) -> Co
     except TimeoutError:
         return Connection("timeout", f"{where} gave no answer in {deadline:.0f} s")
     except OSError as error:
-        reason = "unreachable" if error.errno in _UNREACHABLE else "error"
+        reason = "unreachable" if error.errno in UNREACHABLE else "error"
         return Connection(reason, f"{where}: {error.strerror}")
     taken = clock.boottime() - begun
     return Connection("", f"{where} answers in {taken * 1000:.1f} ms")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import SOURCE, Record
+from nodeagent.sources.pci_bus import PciBus
 from tests.agent.kernel_log import GPU, OTHER_GPU, UUID, HandClock, gpu_machine, record
 from tests.agent.line_checks import faults, line_check
 from tests.agent.machines import sources
@@ -405,7 +407,7 @@ class Bus:
 )
 def test_a_pcie_error(gpus: GpuMap, rest: str, severity: str, details: str) -> None:
     parts = replace(sources(HostRoots(HandClock())), gpus=gpus)
-    check = KernelLines("pcie-aer", ROWS["pcie-aer"], NodePlaces(parts, bus=Bus()))
+    check = KernelLines("pcie-aer", ROWS["pcie-aer"], NodePlaces(parts, bus=cast("PciBus", Bus())))
     line = f"pcieport 0000:3a:00.0: {rest}"
     found = one(check, line)
     assert (found.code, found.component) == (f"pcie-aer:{severity}", "pci:0000:3a:00.0")
