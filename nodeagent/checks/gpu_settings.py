@@ -132,7 +132,7 @@ def _values(gpu: Gpu) -> dict[str, object]:
 
 
 def _usual_mode(sample: GpuSample, model: str) -> int | None:
-    """The compute mode of more than half of the GPUs of a model; None where there is none."""
+    """The compute mode of more than half of the GPUs of a model, if there is one."""
     modes = [gpu.compute_mode for gpu in sample.gpus if gpu.name == model]
     usual = max(set(modes), key=modes.count)
     return usual if 2 * modes.count(usual) > len(modes) else None

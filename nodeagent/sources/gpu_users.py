@@ -120,7 +120,7 @@ def _device_of_threads(folder: str) -> str | None:
 
 
 def _device_of(folder: str) -> str | None:
-    """The first device file of a GPU among the open files; None when they cannot be read."""
+    """The first device file of a GPU among the open files; it is None when they cannot be read."""
     try:
         numbers = os.listdir(folder)  # noqa: PTH208
     except PermissionError:

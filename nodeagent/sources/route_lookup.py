@@ -50,7 +50,7 @@ def is_own_network(machine: HostRoots) -> bool:
 
 
 def find_default(family: socket.AddressFamily) -> FoundRoute | None:
-    """The default route that a packet of ``family`` takes; None without one."""
+    """The default route that a packet of ``family`` takes, if there is one."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
             kernel.settimeout(_SECONDS)

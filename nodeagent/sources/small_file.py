@@ -42,7 +42,7 @@ def small_text(path: str | os.PathLike[str]) -> str:
 
 
 def small_number(path: str | os.PathLike[str], base: int = 10) -> int | None:
-    """The number that is all of a file; None where it can't be read, or has another text."""
+    """The number that is all of a file; a file without one, or unreadable, gives None."""
     try:
         number = int(small_text(path), base)
     except ValueError:

@@ -52,7 +52,7 @@ class _Table:
 
 
 def _table(line: bytes) -> _Table | None:
-    """The form of a log's table that has this line of names; None where it is no such line."""
+    """The form of a log's table that has this line of names; another line gives None."""
     text = line.decode("utf-8", "replace")
     found = [_Table(delimiter) for delimiter in ",\t|" if delimiter in text]
     if not found and "  " in text:

@@ -14,7 +14,7 @@ from nodeagent.terminal.log_file.text_form import text_entries
 from nodeagent.terminal.log_file.wrapped import is_wrapped, unwrapped
 
 #: journalctl's own lines: "-- Journal begins at ...", "-- Boot 3f2a... --", "-- No entries --"; the
-#: heading of ``kubectl describe``; and what Grafana writes before an export.
+#: heading of ``kubectl describe``; and Grafana's lines before an export.
 _REMARKS = (b"-- ", b"Common labels: {", b"Line limit: ", b"Total bytes processed: ")
 _HEADING = b"Events:"
 #: Values from which their form is recognised.

@@ -53,7 +53,7 @@ _OPENING = re.compile(
     rb"|\{[^{}\[\]]{0,500}\}|\[[^{}\[\]]{0,500}\]),|[\[{])| [\[{]){0,30}"
 )
 _HAS_TEXT = re.compile(rb'"(?:' + "|".join((*sorted(_TEXTS), "body")).encode() + rb')": ?["{]')
-#: What follows the list of entries within an object.
+#: A field after the list of entries within an object.
 _CLOSING = re.compile(rb'"[\w.@$ -]{1,60}": ?(?:"[^"]{0,200}"|[\d.]{1,20}|true|false|null),?')
 #: Fluent Bit's output ``stdout``: a record's number and tag before it, and "=>" within it.
 _FLUENT_BIT = re.compile(rb"\[\d{1,9}\] [\w./-]{1,200}: (?=\[)")
