@@ -1,7 +1,6 @@
 """A node in quarantine, and the actions on it that a test runs one at a time."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +30,7 @@ from aggregator.quarantine.decide.uncordon import (
 from tests.aggregator.test_node_actions import Bench, made
 from tests.support.node_states import set_fields
 from tests.support.replica import all_in_mode
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, on
 
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
 EVIDENCE = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "a-rule", "i")
@@ -108,11 +107,7 @@ class Back(Bench):
         return known
 
 
-def on_back(test: Callable[[Back], Any]) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        await test(Back(loop))
-
-    play(main)
+with_back = on(Back)
 
 
 def of_evidence(requester: str = OURS) -> QuarantineSpec:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.port import ClusterError, Unreachable
-from tests.aggregator.test_node_actions import Bench, on_bench
+from tests.aggregator.test_node_actions import Bench, with_bench
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_an_announcement_is_tried_a_few_times_while_nobody_answers(
         assert said == [("Released", "Released")] * tries
         assert loop.time() - before == seconds
 
-    on_bench(test)
+    with_bench(test)()
 
 
 def test_a_newer_announcement_waits_for_the_older() -> None:
@@ -59,4 +59,4 @@ def test_a_newer_announcement_waits_for_the_older() -> None:
         assert bench.node_state.quarantine_view.trail.done()
         await bench.announcer.settle(bench.node_state)
 
-    on_bench(test)
+    with_bench(test)()

@@ -36,7 +36,7 @@ from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.interning import EMPTY
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, on
 
 ENTRY = Entry("n1", "i", "", "drain", 1.0)
 
@@ -123,139 +123,127 @@ class Bench:
         return found
 
 
-def on_bench(test: Callable[[Bench], Any]) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        await test(Bench(loop))
-
-    play(main)
+with_bench = on(Bench)
 
 
 # -- quarantines ----------------------------------------------------------------------------------
 
 
-def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> None:
-    async def test(bench: Bench) -> None:
-        seen = made()
-        assert await bench.send_event(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
-        node_state = bench.registry.node_state("n1")
-        assert node_state.quarantine is seen
-        assert list(bench.registry.quarantine_index.quarantines()) == [seen]
-        assert await bench.send_event(QuarantineSeen(seen)) == [], "it is no news"
-        newer = replace(seen, version="2")
-        assert len(await bench.send_event(QuarantineSeen(newer))) == 2
-        assert await bench.send_event(QuarantineSeen(seen)) == [], "it is older"
-        assert node_state.quarantine is newer
-        bench.made._listing = True
-        assert len(await bench.send_event(QuarantineSeen(seen))) == 2, "a list counts"
-        assert node_state.quarantine is seen
-
-    on_bench(test)
-
-
-def test_an_absence_gives_room_to_others_once() -> None:
-    async def test(bench: Bench) -> None:
-        gone = made(node_absent_since=1.0)
-        assert "held" in await bench.send_event(QuarantineSeen(gone))
-        assert bench.registry.absent == {"n1"}
-        assert "held" not in await bench.send_event(QuarantineSeen(replace(gone, version="2")))
-        assert "held" not in await bench.send_event(QuarantineSeen(made(version="3")))
-        assert bench.registry.absent == set()
-
-    on_bench(test)
+@with_bench
+async def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once(
+    bench: Bench,
+) -> None:
+    seen = made()
+    assert await bench.send_event(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
+    node_state = bench.registry.node_state("n1")
+    assert node_state.quarantine is seen
+    assert list(bench.registry.quarantine_index.quarantines()) == [seen]
+    assert await bench.send_event(QuarantineSeen(seen)) == [], "it is no news"
+    newer = replace(seen, version="2")
+    assert len(await bench.send_event(QuarantineSeen(newer))) == 2
+    assert await bench.send_event(QuarantineSeen(seen)) == [], "it is older"
+    assert node_state.quarantine is newer
+    bench.made._listing = True
+    assert len(await bench.send_event(QuarantineSeen(seen))) == 2, "a list counts"
+    assert node_state.quarantine is seen
 
 
-def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing() -> None:
-    async def test(bench: Bench) -> None:
-        assert await bench.send_event(QuarantineGone("n1", "q")) == []
-        assert bench.registry.known("n1") is None
-        node_state = bench.node_state(made())
-        assert await bench.send_event(QuarantineGone("n1", "r")) == []
-        assert node_state.quarantine is not None
-        bench.node_state(None)
-        assert await bench.send_event(QuarantineGone("n1", "q")) == []
-        assert node_state.quarantine_view.ended == ""
-
-    on_bench(test)
+@with_bench
+async def test_an_absence_gives_room_to_others_once(bench: Bench) -> None:
+    gone = made(node_absent_since=1.0)
+    assert "held" in await bench.send_event(QuarantineSeen(gone))
+    assert bench.registry.absent == {"n1"}
+    assert "held" not in await bench.send_event(QuarantineSeen(replace(gone, version="2")))
+    assert "held" not in await bench.send_event(QuarantineSeen(made(version="3")))
+    assert bench.registry.absent == set()
 
 
-def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state()
-        await bench.send_event(QuarantineSeen(made(node_absent_since=1.0)))
-        node_state.decision.incidents, node_state.decision.wanted = {"i": 1}, object()
-        set_fields(node_state, release_held="x", release_poll=9.0)
-        node_state.own_quarantine_view().definition_going = True
-        assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
-        assert list(bench.registry.quarantine_index.quarantines()) == []
-        assert bench.registry.absent == set()
-        assert [node_state.quarantine] == [None]
-        assert (
-            node_state.quarantine_view.orphan,
-            node_state.quarantine_view.ended,
-            node_state.quarantine_view.vanished,
-        ) == ("q", "q", "")
-        assert (
-            node_state.quarantine_view.to_adopt,
-            node_state.work.needs_read,
-            node_state.quarantine_view.definition_going,
-        ) == (False, False, False)
-        assert (node_state.decision.incidents, node_state.decision.wanted) == (EMPTY, None)
-        assert (
-            node_state.quarantine_view.release_held,
-            node_state.quarantine_view.release_poll,
-        ) == ("", 0.0)
-
-    on_bench(test)
+@with_bench
+async def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing(
+    bench: Bench,
+) -> None:
+    assert await bench.send_event(QuarantineGone("n1", "q")) == []
+    assert bench.registry.known("n1") is None
+    node_state = bench.node_state(made())
+    assert await bench.send_event(QuarantineGone("n1", "r")) == []
+    assert node_state.quarantine is not None
+    bench.node_state(None)
+    assert await bench.send_event(QuarantineGone("n1", "q")) == []
+    assert node_state.quarantine_view.ended == ""
 
 
-def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays() -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state(made())
-        health: Any = SimpleNamespace(has_snapshot=True)
-        set_fields(node_state, health=health, ended="q")
-        node_state.decision.incidents = incidents = {"i": 1}
-        await bench.send_event(QuarantineGone("n1", "q"))
-        assert node_state.quarantine_view.orphan == ""
-        assert node_state.decision.incidents is incidents
-
-    on_bench(test)
-
-
-def test_one_that_a_read_missed_first_is_told_of_by_the_watch() -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state(None)
-        node_state.own_quarantine_view().vanished = "q"
-        assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
-        assert (
-            node_state.quarantine_view.orphan,
-            node_state.quarantine_view.vanished,
-            node_state.quarantine_view.ended,
-        ) == ("q", "", "q")
-        set_fields(node_state, vanished="r", orphan="")
-        await bench.send_event(QuarantineGone("n1", "r", with_definition=True))
-        assert (
-            node_state.quarantine_view.orphan,
-            node_state.quarantine_view.to_adopt,
-            node_state.quarantine_view.definition_going,
-        ) == ("", True, True)
-        assert [node_state.quarantine_view.remains] == [None]
-
-    on_bench(test)
+@with_bench
+async def test_a_quarantine_that_somebody_took_away_leaves_an_orphan(bench: Bench) -> None:
+    node_state = bench.node_state()
+    await bench.send_event(QuarantineSeen(made(node_absent_since=1.0)))
+    node_state.decision.incidents, node_state.decision.wanted = {"i": 1}, object()
+    set_fields(node_state, release_held="x", release_poll=9.0)
+    node_state.own_quarantine_view().definition_going = True
+    assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
+    assert list(bench.registry.quarantine_index.quarantines()) == []
+    assert bench.registry.absent == set()
+    assert [node_state.quarantine] == [None]
+    assert (
+        node_state.quarantine_view.orphan,
+        node_state.quarantine_view.ended,
+        node_state.quarantine_view.vanished,
+    ) == ("q", "q", "")
+    assert (
+        node_state.quarantine_view.to_adopt,
+        node_state.work.needs_read,
+        node_state.quarantine_view.definition_going,
+    ) == (False, False, False)
+    assert (node_state.decision.incidents, node_state.decision.wanted) == (EMPTY, None)
+    assert (
+        node_state.quarantine_view.release_held,
+        node_state.quarantine_view.release_poll,
+    ) == ("", 0.0)
 
 
-def test_one_that_goes_with_its_definition_is_made_again() -> None:
-    async def test(bench: Bench) -> None:
-        known = made()
-        node_state = bench.node_state(known)
-        await bench.send_event(QuarantineGone("n1", "q", with_definition=True))
-        assert (
-            node_state.quarantine_view.orphan,
-            node_state.quarantine_view.to_adopt,
-            node_state.quarantine_view.remains,
-        ) == ("", True, known.spec)
-        assert node_state.quarantine_view.definition_going
+@with_bench
+async def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays(
+    bench: Bench,
+) -> None:
+    node_state = bench.node_state(made())
+    health: Any = SimpleNamespace(has_snapshot=True)
+    set_fields(node_state, health=health, ended="q")
+    node_state.decision.incidents = incidents = {"i": 1}
+    await bench.send_event(QuarantineGone("n1", "q"))
+    assert node_state.quarantine_view.orphan == ""
+    assert node_state.decision.incidents is incidents
 
-    on_bench(test)
+
+@with_bench
+async def test_one_that_a_read_missed_first_is_told_of_by_the_watch(bench: Bench) -> None:
+    node_state = bench.node_state(None)
+    node_state.own_quarantine_view().vanished = "q"
+    assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
+    assert (
+        node_state.quarantine_view.orphan,
+        node_state.quarantine_view.vanished,
+        node_state.quarantine_view.ended,
+    ) == ("q", "", "q")
+    set_fields(node_state, vanished="r", orphan="")
+    await bench.send_event(QuarantineGone("n1", "r", with_definition=True))
+    assert (
+        node_state.quarantine_view.orphan,
+        node_state.quarantine_view.to_adopt,
+        node_state.quarantine_view.definition_going,
+    ) == ("", True, True)
+    assert [node_state.quarantine_view.remains] == [None]
+
+
+@with_bench
+async def test_one_that_goes_with_its_definition_is_made_again(bench: Bench) -> None:
+    known = made()
+    node_state = bench.node_state(known)
+    await bench.send_event(QuarantineGone("n1", "q", with_definition=True))
+    assert (
+        node_state.quarantine_view.orphan,
+        node_state.quarantine_view.to_adopt,
+        node_state.quarantine_view.remains,
+    ) == ("", True, known.spec)
+    assert node_state.quarantine_view.definition_going
 
 
 @pytest.mark.parametrize("with_definition", [True, False])
@@ -273,7 +261,7 @@ def test_the_end_of_another_installations_makes_us_read_the_node(*, with_definit
             False,
         )
 
-    on_bench(test)
+    with_bench(test)()
 
 
 @pytest.mark.parametrize("heard", [None, 1.0])
@@ -295,7 +283,7 @@ def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
         bench.made._was_made_up(node_state)
         assert len(forgotten) == (heard is None)
 
-    on_bench(test)
+    with_bench(test)()
 
 
 # -- nodes ----------------------------------------------------------------------------------------
@@ -322,123 +310,119 @@ def test_an_uncordon_matters_to_a_node_that_was_cordoned(
         assert await bench.send_event(NodeUncordoned("n1")) == ["add n1"] * attended
         assert node_state.work.needs_read == attended
 
-    on_bench(test)
+    with_bench(test)()
 
 
-def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_then() -> None:
-    async def test(bench: Bench) -> None:
-        node = Node("n1", "u", "1", True, (), {}, {})
+@with_bench
+async def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_then(
+    bench: Bench,
+) -> None:
+    node = Node("n1", "u", "1", True, (), {}, {})
+    assert await bench.send_event(NodeSeen(node)) == []
+    node_state = bench.node_state(None)
+    assert await bench.send_event(NodeSeen(node)) == []
+    bench.node_state(made(Phase.ADMITTED, node_uid="u"))
+    assert await bench.send_event(NodeSeen(node)) == []
+    bench.node_state(made(node_uid="u"))
+    assert await bench.send_event(NodeSeen(node)) == ["look n1"]
+    assert node_state.work.polled_at == bench.loop.time()
+    began = bench.loop.time()
+    for _ in range(3):
         assert await bench.send_event(NodeSeen(node)) == []
-        node_state = bench.node_state(None)
-        assert await bench.send_event(NodeSeen(node)) == []
-        bench.node_state(made(Phase.ADMITTED, node_uid="u"))
-        assert await bench.send_event(NodeSeen(node)) == []
-        bench.node_state(made(node_uid="u"))
-        assert await bench.send_event(NodeSeen(node)) == ["look n1"]
-        assert node_state.work.polled_at == bench.loop.time()
-        began = bench.loop.time()
-        for _ in range(3):
-            assert await bench.send_event(NodeSeen(node)) == []
-        bench.did.clear()
-        await asyncio.sleep(1.9)
-        assert bench.did == []
-        await asyncio.sleep(0.2)
-        assert bench.did == ["look n1"]
-        assert node_state.work.polled_at == pytest.approx(began + 2.0)
-        assert bench.made._timer is None
-        assert bench.made._changed == set()
-        await asyncio.sleep(2.0)
-        assert await bench.send_event(NodeSeen(node)) == ["look n1"]
-        await bench.send_event(NodeSeen(node))
-        bench.made.close()
-        await asyncio.sleep(5)
-        assert bench.did == []
-
-    on_bench(test)
+    bench.did.clear()
+    await asyncio.sleep(1.9)
+    assert bench.did == []
+    await asyncio.sleep(0.2)
+    assert bench.did == ["look n1"]
+    assert node_state.work.polled_at == pytest.approx(began + 2.0)
+    assert bench.made._timer is None
+    assert bench.made._changed == set()
+    await asyncio.sleep(2.0)
+    assert await bench.send_event(NodeSeen(node)) == ["look n1"]
+    await bench.send_event(NodeSeen(node))
+    bench.made.close()
+    await asyncio.sleep(5)
+    assert bench.did == []
 
 
 # -- the record and the switch --------------------------------------------------------------------
 
 
-def test_nodes_whose_entry_came_or_went_are_attended_to_and_a_place_goes_to_others() -> None:
-    async def test(bench: Bench) -> None:
-        seen = RecordSeen(RecordText("", "1"))
-        bench.node_state()
-        bench.record.record.entries = {"n1": ENTRY}
-        assert await bench.send_event(seen) == ["pending n1"]
-        assert bench.fleet.record_entries == 1
-        assert await bench.send_event(seen) == []
-        bench.record.record.entries = {}
-        assert await bench.send_event(seen) == ["pending n1", "held"]
-        assert bench.fleet.record_entries == 0
-        bench.registry.node_state("n2")
-        bench.record.problem = "unreadable"
-        assert await bench.send_event(seen) == ["pending n1", "pending n2"]
-        assert await bench.send_event(seen) == []
-        bench.record.problem = ""
-        assert await bench.send_event(seen) == ["pending n1", "pending n2"]
-        bench.takes_record, bench.record.problem = False, "x"
-        assert await bench.send_event(seen) == [], "it is an older one"
-
-    on_bench(test)
-
-
-def test_a_stop_is_shown_told_once_and_attended_to_everywhere() -> None:
-    async def test(bench: Bench) -> None:
-        assert await bench.send_event(StopSeen(StopText("x", "1"))) == ["stop seen"]
-        bench.node_state()
-        bench.switch.reason = "a drill"
-        bench.records.stop_changed()
-        assert bench.fleet.stop == "a drill"
-        assert bench.did[1:] == ["pending n1"]
-        bench.records.report_stop()
-        bench.switch.reason = ""
-        bench.records.stop_changed()
-        assert [(one.summary, one.at) for one in bench.notes.transitions] == [
-            ("the stop switch is set: a drill", 5000.0),
-            ("the stop switch is off again", 5000.0),
-        ]
-        kinds = [one.kind.name for one in bench.notes.transitions]
-        assert kinds == ["STOPPED", "RESUMED"]
-
-    on_bench(test)
+@with_bench
+async def test_nodes_whose_entry_came_or_went_are_attended_to_and_a_place_goes_to_others(
+    bench: Bench,
+) -> None:
+    seen = RecordSeen(RecordText("", "1"))
+    bench.node_state()
+    bench.record.record.entries = {"n1": ENTRY}
+    assert await bench.send_event(seen) == ["pending n1"]
+    assert bench.fleet.record_entries == 1
+    assert await bench.send_event(seen) == []
+    bench.record.record.entries = {}
+    assert await bench.send_event(seen) == ["pending n1", "held"]
+    assert bench.fleet.record_entries == 0
+    bench.registry.node_state("n2")
+    bench.record.problem = "unreadable"
+    assert await bench.send_event(seen) == ["pending n1", "pending n2"]
+    assert await bench.send_event(seen) == []
+    bench.record.problem = ""
+    assert await bench.send_event(seen) == ["pending n1", "pending n2"]
+    bench.takes_record, bench.record.problem = False, "x"
+    assert await bench.send_event(seen) == [], "it is an older one"
 
 
-def test_a_lost_record_is_told_and_its_end() -> None:
-    async def test(bench: Bench) -> None:
-        for trouble in ("", "it is gone", "it is gone", ""):
-            bench.record.trouble = trouble
-            bench.records.report_record()
-        told = [(one.kind.name, one.summary) for one in bench.notes.transitions]
-        assert told == [
-            ("RECORD_LOST", "it is gone"),
-            ("RECORD_WHOLE", "the admission record is whole again: admission goes on"),
-        ]
+@with_bench
+async def test_a_stop_is_shown_told_once_and_attended_to_everywhere(bench: Bench) -> None:
+    assert await bench.send_event(StopSeen(StopText("x", "1"))) == ["stop seen"]
+    bench.node_state()
+    bench.switch.reason = "a drill"
+    bench.records.stop_changed()
+    assert bench.fleet.stop == "a drill"
+    assert bench.did[1:] == ["pending n1"]
+    bench.records.report_stop()
+    bench.switch.reason = ""
+    bench.records.stop_changed()
+    assert [(one.summary, one.at) for one in bench.notes.transitions] == [
+        ("the stop switch is set: a drill", 5000.0),
+        ("the stop switch is off again", 5000.0),
+    ]
+    kinds = [one.kind.name for one in bench.notes.transitions]
+    assert kinds == ["STOPPED", "RESUMED"]
 
-    on_bench(test)
+
+@with_bench
+async def test_a_lost_record_is_told_and_its_end(bench: Bench) -> None:
+    for trouble in ("", "it is gone", "it is gone", ""):
+        bench.record.trouble = trouble
+        bench.records.report_record()
+    told = [(one.kind.name, one.summary) for one in bench.notes.transitions]
+    assert told == [
+        ("RECORD_LOST", "it is gone"),
+        ("RECORD_WHOLE", "the admission record is whole again: admission goes on"),
+    ]
 
 
 # -- the view -------------------------------------------------------------------------------------
 
 
-def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() -> None:
-    async def test(bench: Bench) -> None:
-        bench.registry.quarantine_index.whole = True
-        found = await bench.send_event(WatchLost("the API server is away"))
-        assert found == ["stop view lost", "forget version"]
-        assert not bench.registry.quarantine_index.whole
-        assert not bench.queue.view
-        assert bench.made._listing
-        assert bench.fleet.view_lost == "the API server is away"
-        restored: list[frozenset[str]] = []
+@with_bench
+async def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions(
+    bench: Bench,
+) -> None:
+    bench.registry.quarantine_index.whole = True
+    found = await bench.send_event(WatchLost("the API server is away"))
+    assert found == ["stop view lost", "forget version"]
+    assert not bench.registry.quarantine_index.whole
+    assert not bench.queue.view
+    assert bench.made._listing
+    assert bench.fleet.view_lost == "the API server is away"
+    restored: list[frozenset[str]] = []
 
-        async def restore(unschedulable: frozenset[str]) -> None:
-            assert not bench.made._listing
-            restored.append(unschedulable)
+    async def restore(unschedulable: frozenset[str]) -> None:
+        assert not bench.made._listing
+        restored.append(unschedulable)
 
-        bench.made._view_restored = restore
-        await bench.send_event(WatchSynced(frozenset({"n1"})))
-        assert restored == [frozenset({"n1"})]
-        assert cluster_events._BETWEEN_READS == 2.0
-
-    on_bench(test)
+    bench.made._view_restored = restore
+    await bench.send_event(WatchSynced(frozenset({"n1"})))
+    assert restored == [frozenset({"n1"})]
+    assert cluster_events._BETWEEN_READS == 2.0

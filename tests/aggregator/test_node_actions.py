@@ -46,7 +46,7 @@ from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, on
 
 
 class HighestDraw(random.Random):
@@ -215,235 +215,214 @@ class Bench:
         return self.notes.kinds("n1")
 
 
-def on_bench(test: Callable[[Bench], Any]) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        await test(Bench(loop))
-
-    play(main)
+with_bench = on(Bench)
 
 
 # -- the guard ------------------------------------------------------------------------------------
 
 
-def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.acts.guard(bench.node_state)()
-        for name, value in (("stopped", True), ("grants", False), ("may", False)):
-            setattr(bench, name, value)
-            with pytest.raises(GuardRefused):
-                await bench.acts.guard(bench.node_state)()
-            setattr(bench, name, not value)
-        bench.grants = False
-        await bench.acts.guard(bench.node_state, granted=False)()
-
-    on_bench(test)
+@with_bench
+async def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more(
+    bench: Bench,
+) -> None:
+    await bench.acts.guard(bench.node_state)()
+    for name, value in (("stopped", True), ("grants", False), ("may", False)):
+        setattr(bench, name, value)
+        with pytest.raises(GuardRefused):
+            await bench.acts.guard(bench.node_state)()
+        setattr(bench, name, not value)
+    bench.grants = False
+    await bench.acts.guard(bench.node_state, granted=False)()
 
 
 # -- what is wanted -------------------------------------------------------------------------------
 
 
-def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_that() -> None:
-    async def test(bench: Bench) -> None:
-        node_state, acts = bench.node_state, bench.proposals
-        assert acts.wanted_now(node_state) is None
-        node_state.decision.wanted, node_state.decision.hold = (
-            wanted(),
+@with_bench
+async def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_that(
+    bench: Bench,
+) -> None:
+    node_state, acts = bench.node_state, bench.proposals
+    assert acts.wanted_now(node_state) is None
+    node_state.decision.wanted, node_state.decision.hold = (
+        wanted(),
+        NodeHold("x", "1", "y", 1.0),
+    )
+    assert acts.wanted_now(node_state) is node_state.decision.wanted
+    assert node_state.decision.hold is not None, "nothing stands: its proposal was held"
+    bench.stands(made(action=Action.CORDON))
+    assert acts.wanted_now(node_state) is node_state.decision.wanted
+    assert [node_state.decision.hold] == [None]
+    (proposal,) = bench.proposed
+    assert proposal.suspects == (frozenset({"drained"}),)
+    assert (proposal.pool, proposal.unsettled) == ("pool-a", "too soon")
+    assert (proposal.incident, proposal.action) == ("i", "drain")
+    bench.escalation_hold = LIMIT
+    found = acts.wanted_now(node_state)
+    assert found.spec.action is Action.CORDON
+    assert found.uncapped is Action.DRAIN
+    assert node_state.decision.hold is not None
+    assert len(bench.kinds()) == 1
+    for stands in (
+        made(action=Action.DRAIN),
+        made(action=Action.CORDON, intent_action=Action.DRAIN),
+    ):
+        bench.stands(stands)
+        node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
+        assert acts.wanted_now(node_state) is node_state.decision.wanted
+        assert node_state.decision.hold is None
+    bench.stands(made(action=Action.CORDON, requester="alice"))
+    assert acts.wanted_now(node_state) is node_state.decision.wanted
+
+
+@with_bench
+async def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action(
+    bench: Bench,
+) -> None:
+    for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
+        bench.node_state.decision.hold, bench.switch.reason = (
+            NodeHold(limit, "1", "y", 1.0),
+            reason,
+        )
+        bench.holds.unhold(bench.node_state)
+        assert (bench.node_state.decision.hold is None) == ends
+
+
+@with_bench
+async def test_a_stop_that_is_over_holds_a_quarantine_no_more(bench: Bench) -> None:
+    for stands, limit, reason, ends in (
+        (True, "stop", "", True),
+        (True, "stop", "x", False),
+        (True, "maintenance", "", False),
+        (False, "stop", "", False),
+    ):
+        bench.node_state.own_quarantine_view().quarantine = made() if stands else None
+        bench.node_state.decision.hold, bench.switch.reason = (
+            NodeHold(limit, "1", "y", 1.0),
+            reason,
+        )
+        bench.holds.unhold_resumed(bench.node_state)
+        assert (bench.node_state.decision.hold is None) == ends
+
+
+@with_bench
+async def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once(bench: Bench) -> None:
+    bench.switch.reason = "a drill"
+    bench.holds.hold_stopped(bench.node_state)
+    assert [bench.node_state.decision.hold] == [None], "nothing stands"
+    bench.stands(made(Phase.CORDONED))
+    bench.holds.hold_stopped(bench.node_state)
+    assert bench.node_state.decision.hold.limit == "stop"
+    assert len(bench.kinds()) == 0
+    first = bench.node_state.decision.hold
+    bench.holds.hold_stopped(bench.node_state)
+    assert bench.node_state.decision.hold is first
+    bench.node_state.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
+    bench.stands(made(Phase.ADMITTED))
+    bench.holds.hold_stopped(bench.node_state)
+    assert bench.node_state.decision.hold.limit == "stop"
+    assert len(bench.kinds()) == 1
+
+
+@with_bench
+async def test_another_installations_quarantine_holds_only_what_we_want_too(bench: Bench) -> None:
+    node_state = bench.node_state
+    for foreign, state, holds in (
+        (True, wanted(), True),
+        (True, wanted(in_force=Action.OBSERVE), False),
+        (True, None, False),
+        (False, wanted(), False),
+    ):
+        node_state.decision.hold, node_state.decision.wanted = (
             NodeHold("x", "1", "y", 1.0),
+            state,
         )
-        assert acts.wanted_now(node_state) is node_state.decision.wanted
-        assert node_state.decision.hold is not None, "nothing stands: its proposal was held"
-        bench.stands(made(action=Action.CORDON))
-        assert acts.wanted_now(node_state) is node_state.decision.wanted
-        assert [node_state.decision.hold] == [None]
-        (proposal,) = bench.proposed
-        assert proposal.suspects == (frozenset({"drained"}),)
-        assert (proposal.pool, proposal.unsettled) == ("pool-a", "too soon")
-        assert (proposal.incident, proposal.action) == ("i", "drain")
-        bench.escalation_hold = LIMIT
-        found = acts.wanted_now(node_state)
-        assert found.spec.action is Action.CORDON
-        assert found.uncapped is Action.DRAIN
-        assert node_state.decision.hold is not None
-        assert len(bench.kinds()) == 1
-        for stands in (
-            made(action=Action.DRAIN),
-            made(action=Action.CORDON, intent_action=Action.DRAIN),
-        ):
-            bench.stands(stands)
-            node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
-            assert acts.wanted_now(node_state) is node_state.decision.wanted
-            assert node_state.decision.hold is None
-        bench.stands(made(action=Action.CORDON, requester="alice"))
-        assert acts.wanted_now(node_state) is node_state.decision.wanted
-
-    on_bench(test)
+        node_state.own_quarantine_view().quarantine = made(foreign="elsewhere") if foreign else None
+        bench.holds.hold_foreign(node_state)
+        assert (node_state.decision.hold is not None) == holds
+    assert len(bench.kinds()) == 1
 
 
-def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action() -> None:
-    async def test(bench: Bench) -> None:
-        for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
-            bench.node_state.decision.hold, bench.switch.reason = (
-                NodeHold(limit, "1", "y", 1.0),
-                reason,
-            )
-            bench.holds.unhold(bench.node_state)
-            assert (bench.node_state.decision.hold is None) == ends
-
-    on_bench(test)
-
-
-def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
-    async def test(bench: Bench) -> None:
-        for stands, limit, reason, ends in (
-            (True, "stop", "", True),
-            (True, "stop", "x", False),
-            (True, "maintenance", "", False),
-            (False, "stop", "", False),
-        ):
-            bench.node_state.own_quarantine_view().quarantine = made() if stands else None
-            bench.node_state.decision.hold, bench.switch.reason = (
-                NodeHold(limit, "1", "y", 1.0),
-                reason,
-            )
-            bench.holds.unhold_resumed(bench.node_state)
-            assert (bench.node_state.decision.hold is None) == ends
-
-    on_bench(test)
-
-
-def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once() -> None:
-    async def test(bench: Bench) -> None:
-        bench.switch.reason = "a drill"
-        bench.holds.hold_stopped(bench.node_state)
-        assert [bench.node_state.decision.hold] == [None], "nothing stands"
-        bench.stands(made(Phase.CORDONED))
-        bench.holds.hold_stopped(bench.node_state)
-        assert bench.node_state.decision.hold.limit == "stop"
-        assert len(bench.kinds()) == 0
-        first = bench.node_state.decision.hold
-        bench.holds.hold_stopped(bench.node_state)
-        assert bench.node_state.decision.hold is first
-        bench.node_state.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
-        bench.stands(made(Phase.ADMITTED))
-        bench.holds.hold_stopped(bench.node_state)
-        assert bench.node_state.decision.hold.limit == "stop"
-        assert len(bench.kinds()) == 1
-
-    on_bench(test)
-
-
-def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state
-        for foreign, state, holds in (
-            (True, wanted(), True),
-            (True, wanted(in_force=Action.OBSERVE), False),
-            (True, None, False),
-            (False, wanted(), False),
-        ):
-            node_state.decision.hold, node_state.decision.wanted = (
-                NodeHold("x", "1", "y", 1.0),
-                state,
-            )
-            node_state.own_quarantine_view().quarantine = (
-                made(foreign="elsewhere") if foreign else None
-            )
-            bench.holds.hold_foreign(node_state)
-            assert (node_state.decision.hold is not None) == holds
-        assert len(bench.kinds()) == 1
-
-    on_bench(test)
-
-
-def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
-    async def test(bench: Bench) -> None:
-        bench.holds.hold(bench.node_state, LIMIT, wanted())
-        since = bench.node_state.decision.hold.since
-        await asyncio.sleep(10)
-        bench.holds.hold(bench.node_state, replace(LIMIT, value="2"), wanted())
-        assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.value) == (
-            since,
-            "2",
-        )
-        assert len(bench.kinds()) == 1
-        assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
-        bench.holds.hold(bench.node_state, Held("common", "x", "y", "c1"), wanted())
-        assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.cause) == (
-            since,
-            "c1",
-        )
-        assert bench.notes.transitions[1].details["cause"] == "c1"
-
-    on_bench(test)
+@with_bench
+async def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes(bench: Bench) -> None:
+    bench.holds.hold(bench.node_state, LIMIT, wanted())
+    since = bench.node_state.decision.hold.since
+    await asyncio.sleep(10)
+    bench.holds.hold(bench.node_state, replace(LIMIT, value="2"), wanted())
+    assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.value) == (
+        since,
+        "2",
+    )
+    assert len(bench.kinds()) == 1
+    assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
+    bench.holds.hold(bench.node_state, Held("common", "x", "y", "c1"), wanted())
+    assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.cause) == (
+        since,
+        "c1",
+    )
+    assert bench.notes.transitions[1].details["cause"] == "c1"
 
 
 # -- a proposal -----------------------------------------------------------------------------------
 
 
-def test_a_node_whose_labels_are_not_known_is_read_and_decided_on_again() -> None:
+@with_bench
+async def test_a_node_whose_labels_are_not_known_is_read_and_decided_on_again(bench: Bench) -> None:
     """Its labels tell the fabric that it shares with others, so whether its cause is theirs."""
-
-    async def test(bench: Bench) -> None:
-        bench.node_state.cluster.labels = None
-        assert await bench.admission.propose(bench.node_state, wanted()) is True
-        assert bench.proposed == []
-        assert bench.node_state.cluster.labels == {}
-        assert await bench.admission.propose(bench.node_state, wanted()) is True
-        assert len(bench.proposed) == 1
-
-    on_bench(test)
+    bench.node_state.cluster.labels = None
+    assert await bench.admission.propose(bench.node_state, wanted()) is True
+    assert bench.proposed == []
+    assert bench.node_state.cluster.labels == {}
+    assert await bench.admission.propose(bench.node_state, wanted()) is True
+    assert len(bench.proposed) == 1
 
 
-def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
-    async def test(bench: Bench) -> None:
-        node_state = bench.node_state
-        bench.held = LIMIT
-        assert await bench.admission.propose(node_state, wanted()) is False
-        assert node_state.decision.hold.limit == "limits.concurrent"
-        assert bench.proposed[0].suspects == (frozenset({"begun"}),)
-        assert "n1" not in bench.world.quarantines
-        bench.held = None
-        assert await bench.admission.propose(node_state, wanted()) is True
-        assert node_state.decision.hold is None
-        assert bench.new_marks().phase is Phase.CORDONED
-        assert bench.now().spec.record_generation == 4
-        assert bench.now().spec.intent_action is Action.DRAIN
-        assert node_state.quarantine_view.restored == bench.now().uid
-        assert bench.withdrawn == []
-        assert node_state.cluster.marked
-
-    on_bench(test)
+@with_bench
+async def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not(bench: Bench) -> None:
+    node_state = bench.node_state
+    bench.held = LIMIT
+    assert await bench.admission.propose(node_state, wanted()) is False
+    assert node_state.decision.hold.limit == "limits.concurrent"
+    assert bench.proposed[0].suspects == (frozenset({"begun"}),)
+    assert "n1" not in bench.world.quarantines
+    bench.held = None
+    assert await bench.admission.propose(node_state, wanted()) is True
+    assert node_state.decision.hold is None
+    assert bench.new_marks().phase is Phase.CORDONED
+    assert bench.now().spec.record_generation == 4
+    assert bench.now().spec.intent_action is Action.DRAIN
+    assert node_state.quarantine_view.restored == bench.now().uid
+    assert bench.withdrawn == []
+    assert node_state.cluster.marked
 
 
-def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed() -> None:
-    async def test(bench: Bench) -> None:
-        del bench.world.nodes["n1"]
-        bench.node_state.cluster.node_gone = True
-        assert await bench.admission.propose(bench.node_state, wanted()) is False
-        assert bench.node_state.decision.hold.limit == "no-node"
-        assert bench.proposed == []
-        bench.world.add_node("n1")
-        assert await bench.admission.propose(bench.node_state, wanted()) is True
-
-    on_bench(test)
+@with_bench
+async def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed(bench: Bench) -> None:
+    del bench.world.nodes["n1"]
+    bench.node_state.cluster.node_gone = True
+    assert await bench.admission.propose(bench.node_state, wanted()) is False
+    assert bench.node_state.decision.hold.limit == "no-node"
+    assert bench.proposed == []
+    bench.world.add_node("n1")
+    assert await bench.admission.propose(bench.node_state, wanted()) is True
 
 
-def test_a_node_is_read_before_it_counts_and_not_proposed_where_another_tool_holds_it() -> None:
-    async def test(bench: Bench) -> None:
-        bench.unread_hold = UNREAD_NODE
-        bench.labelled(UPGRADE)
-        assert await bench.admission.propose(bench.node_state, wanted()) is False
-        assert [one.read for one in bench.proposed] == [NodeRead.NONE]
-        assert bench.node_state.decision.hold.limit == "maintenance"
-        assert bench.kinds() == ["quarantine.held"]
-        bench.labelled({})
-        set_fields(bench.node_state, maintained="")
-        assert await bench.admission.propose(bench.node_state, wanted()) is True
-        assert [one.read for one in bench.proposed[1:]] == [NodeRead.NONE, NodeRead.FULL]
-        assert bench.kinds()[1:] == ["quarantine.admitted", "quarantine.cordoned"]
-        assert bench.withdrawn == []
-
-    on_bench(test)
+@with_bench
+async def test_a_node_is_read_before_it_counts_and_not_proposed_where_another_tool_holds_it(
+    bench: Bench,
+) -> None:
+    bench.unread_hold = UNREAD_NODE
+    bench.labelled(UPGRADE)
+    assert await bench.admission.propose(bench.node_state, wanted()) is False
+    assert [one.read for one in bench.proposed] == [NodeRead.NONE]
+    assert bench.node_state.decision.hold.limit == "maintenance"
+    assert bench.kinds() == ["quarantine.held"]
+    bench.labelled({})
+    set_fields(bench.node_state, maintained="")
+    assert await bench.admission.propose(bench.node_state, wanted()) is True
+    assert [one.read for one in bench.proposed[1:]] == [NodeRead.NONE, NodeRead.FULL]
+    assert bench.kinds()[1:] == ["quarantine.admitted", "quarantine.cordoned"]
+    assert bench.withdrawn == []
 
 
 @pytest.mark.parametrize("step", ["propose", "create"])
@@ -473,20 +452,18 @@ def test_what_a_read_finds_after_the_admission_decides(
         assert bench.withdrawn == ([entry] if gives_back else [])
         assert bench.node_state.quarantine_view.to_adopt == (withdraws is False)
 
-    on_bench(test)
+    with_bench(test)()
 
 
-def test_nothing_is_made_by_a_replica_whose_place_is_not_certain() -> None:
-    async def test(bench: Bench) -> None:
-        bench.may = False
-        with pytest.raises(Conflict):
-            await bench.admission.create(bench.node_state, wanted())
-        bench.annotated({FORCE: "drain x"})
-        with pytest.raises(Conflict):
-            await bench.objects.force(bench.node_state)
-        assert bench.world.quarantines == {}
-
-    on_bench(test)
+@with_bench
+async def test_nothing_is_made_by_a_replica_whose_place_is_not_certain(bench: Bench) -> None:
+    bench.may = False
+    with pytest.raises(Conflict):
+        await bench.admission.create(bench.node_state, wanted())
+    bench.annotated({FORCE: "drain x"})
+    with pytest.raises(Conflict):
+        await bench.objects.force(bench.node_state)
+    assert bench.world.quarantines == {}
 
 
 # -- a cordon -------------------------------------------------------------------------------------
@@ -528,18 +505,16 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
             assert status.applied is not None
             assert status.marks is None
 
-    on_bench(test)
+    with_bench(test)()
 
 
-def test_a_mark_keeps_the_time_of_an_admission_that_is_known() -> None:
-    async def test(bench: Bench) -> None:
-        bench.stands(made(admitted_at=4000.0))
-        await bench.cordons.cordon(bench.node_state)
-        status = bench.new_marks()
-        assert (status.phase, status.admitted_at) == (Phase.CORDONED, 4000.0)
-        assert status.cordoned_at > 4000.0
-
-    on_bench(test)
+@with_bench
+async def test_a_mark_keeps_the_time_of_an_admission_that_is_known(bench: Bench) -> None:
+    bench.stands(made(admitted_at=4000.0))
+    await bench.cordons.cordon(bench.node_state)
+    status = bench.new_marks()
+    assert (status.phase, status.admitted_at) == (Phase.CORDONED, 4000.0)
+    assert status.cordoned_at > 4000.0
 
 
 @pytest.mark.parametrize(
@@ -561,36 +536,34 @@ def test_without_a_node_a_quarantine_says_so_once(stands: Quarantine, phase: Pha
         await bench.cordons.cordon(bench.node_state)
         assert bench.now().version == before
 
-    on_bench(test)
+    with_bench(test)()
 
 
-def test_on_another_node_nothing_of_the_one_before_is_told() -> None:
-    async def test(bench: Bench) -> None:
-        kept: dict[str, Any] = {
-            "node_uid": "old",
-            "admitted_at": 1.0,
-            "release_held": "h",
-            "override": "o",
-            "uncordoned": "u",
-            "uncordoned_at": 2.0,
-            "recordons": 3,
-            "evictions_held_until": 4.0,
-        }
-        known = bench.stands(
-            made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)
-        )
-        bench.node_state.own_quarantine_view().node_replaced = True
-        await bench.cordons.restart(bench.node_state, known)
-        status = bench.now().status
-        assert status.phase is Phase.ADMITTED
-        assert {name: getattr(status, name) for name in kept} == kept
-        assert (status.cordoned_at, status.drained_at, status.pods_remaining) == (0.0, 0.0, None)
-        assert isinstance(status.marks, MarksStatus)
-        assert status.marks.since > 5000.0
-        assert not bench.node_state.quarantine_view.node_replaced
-        assert len(bench.kinds()) == 1
-
-    on_bench(test)
+@with_bench
+async def test_on_another_node_nothing_of_the_one_before_is_told(bench: Bench) -> None:
+    kept: dict[str, Any] = {
+        "node_uid": "old",
+        "admitted_at": 1.0,
+        "release_held": "h",
+        "override": "o",
+        "uncordoned": "u",
+        "uncordoned_at": 2.0,
+        "recordons": 3,
+        "evictions_held_until": 4.0,
+    }
+    known = bench.stands(
+        made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)
+    )
+    bench.node_state.own_quarantine_view().node_replaced = True
+    await bench.cordons.restart(bench.node_state, known)
+    status = bench.now().status
+    assert status.phase is Phase.ADMITTED
+    assert {name: getattr(status, name) for name in kept} == kept
+    assert (status.cordoned_at, status.drained_at, status.pods_remaining) == (0.0, 0.0, None)
+    assert isinstance(status.marks, MarksStatus)
+    assert status.marks.since > 5000.0
+    assert not bench.node_state.quarantine_view.node_replaced
+    assert len(bench.kinds()) == 1
 
 
 # -- an uncordon ----------------------------------------------------------------------------------
@@ -620,7 +593,7 @@ def test_a_node_is_cordoned_again_only_while_it_is_uncordoned_and_due(
             assert bench.now().status.applied == read_applied(bench.world.nodes["n1"])
             assert bench.now().status.applied is not None
 
-    on_bench(test)
+    with_bench(test)()
 
 
 # -- what is entered, written and shown -----------------------------------------------------------
@@ -645,63 +618,57 @@ def test_one_made_by_hand_is_entered_only_with_its_node(
             who = "by sickbay" if requester == OURS else "by hand"
             assert f"made {who}" in bench.notes.transitions[0].summary
 
-    on_bench(test)
+    with_bench(test)()
 
 
-def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has() -> None:
-    async def test(bench: Bench) -> None:
-        known = bench.stands(made(action=Action.CORDON, intent_action=Action.CORDON))
-        same = DesiredState(known.spec, Action.CORDON, Action.CORDON)
-        await bench.objects.update(bench.node_state, known, same)
-        assert bench.now() == known
-        await bench.objects.update(bench.node_state, known, wanted())
-        assert bench.now().spec.action is Action.DRAIN
-        assert len(bench.kinds()) == 1
-        assert bench.node_state.quarantine == bench.now()
-
-    on_bench(test)
-
-
-def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.objects.force(bench.node_state)
-        assert bench.world.quarantines == {}, "taken back in between"
-        bench.annotated({FORCE: "cordon for a test"})
-        bench.node_state.agent.claimed = "another"
-        await bench.objects.force(bench.node_state)
-        assert bench.world.quarantines == {}
-        bench.node_state.agent.claimed, bench.grants = "", False
-        await bench.objects.force(bench.node_state)
-        spec = bench.now().spec
-        assert (spec.action, spec.requester, spec.kind) == (Action.CORDON, FORCED, "manual")
-        assert spec.reason == "for a test"
-        bench.annotated({FORCE: "drain now"})
-        await bench.objects.force(bench.node_state)
-        spec = bench.now().spec
-        assert (spec.action, spec.intent_action, spec.reason) == (
-            Action.DRAIN,
-            Action.DRAIN,
-            "now",
-        )
-
-    on_bench(test)
+@with_bench
+async def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has(
+    bench: Bench,
+) -> None:
+    known = bench.stands(made(action=Action.CORDON, intent_action=Action.CORDON))
+    same = DesiredState(known.spec, Action.CORDON, Action.CORDON)
+    await bench.objects.update(bench.node_state, known, same)
+    assert bench.now() == known
+    await bench.objects.update(bench.node_state, known, wanted())
+    assert bench.now().spec.action is Action.DRAIN
+    assert len(bench.kinds()) == 1
+    assert bench.node_state.quarantine == bench.now()
 
 
-def test_a_persons_action_is_shown_and_ends_a_drain() -> None:
-    async def test(bench: Bench) -> None:
-        blockers = (Blocker("jobs/a", "x", 1.0),)
-        known = bench.stands(
-            made(
-                Phase.DRAINING, action=Action.CORDON, intent_action=Action.DRAIN, blockers=blockers
-            )
-        )
-        await bench.objects.show_override(bench.node_state, known)
-        status = bench.now().status
-        assert (status.phase, status.blockers) == (Phase.CORDONED, ())
-        assert "a person set cordon" in status.override
-        assert "a person set cordon" in bench.notes.transitions[-1].summary
+@with_bench
+async def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now(bench: Bench) -> None:
+    await bench.objects.force(bench.node_state)
+    assert bench.world.quarantines == {}, "taken back in between"
+    bench.annotated({FORCE: "cordon for a test"})
+    bench.node_state.agent.claimed = "another"
+    await bench.objects.force(bench.node_state)
+    assert bench.world.quarantines == {}
+    bench.node_state.agent.claimed, bench.grants = "", False
+    await bench.objects.force(bench.node_state)
+    spec = bench.now().spec
+    assert (spec.action, spec.requester, spec.kind) == (Action.CORDON, FORCED, "manual")
+    assert spec.reason == "for a test"
+    bench.annotated({FORCE: "drain now"})
+    await bench.objects.force(bench.node_state)
+    spec = bench.now().spec
+    assert (spec.action, spec.intent_action, spec.reason) == (
+        Action.DRAIN,
+        Action.DRAIN,
+        "now",
+    )
 
-    on_bench(test)
+
+@with_bench
+async def test_a_persons_action_is_shown_and_ends_a_drain(bench: Bench) -> None:
+    blockers = (Blocker("jobs/a", "x", 1.0),)
+    known = bench.stands(
+        made(Phase.DRAINING, action=Action.CORDON, intent_action=Action.DRAIN, blockers=blockers)
+    )
+    await bench.objects.show_override(bench.node_state, known)
+    status = bench.now().status
+    assert (status.phase, status.blockers) == (Phase.CORDONED, ())
+    assert "a person set cordon" in status.override
+    assert "a person set cordon" in bench.notes.transitions[-1].summary
 
 
 @pytest.mark.parametrize(
@@ -724,7 +691,7 @@ def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
         assert bench.now().status.uncordoned == text
         assert len(bench.kinds()) == int(told)
 
-    on_bench(test)
+    with_bench(test)()
 
 
 @pytest.mark.parametrize("requester", [OURS, "alice"])
@@ -745,54 +712,52 @@ def test_an_absence_is_shown_with_its_time_and_told(
             assert ("ends by itself" in told) == (requester == OURS)
         assert ("back" in bench.kinds()[0]) == (not gone)
 
-    on_bench(test)
+    with_bench(test)()
 
 
 # -- reads ----------------------------------------------------------------------------------------
 
 
-def test_a_hint_stays_where_the_node_cant_be_read() -> None:
-    async def test(bench: Bench) -> None:
-        bench.node_state.work.needs_read = True
+@with_bench
+async def test_a_hint_stays_where_the_node_cant_be_read(bench: Bench) -> None:
+    bench.node_state.work.needs_read = True
+    await bench.acts.read_node(bench.node_state)
+    assert not bench.node_state.work.needs_read
+    assert bench.node_state.cluster.node_found
+    fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
+    bench.acts.cluster = fails
+    bench.node_state.work.needs_read = True
+    with pytest.raises(ClusterError):
         await bench.acts.read_node(bench.node_state)
-        assert not bench.node_state.work.needs_read
-        assert bench.node_state.cluster.node_found
-        fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
-        bench.acts.cluster = fails
-        bench.node_state.work.needs_read = True
-        with pytest.raises(ClusterError):
-            await bench.acts.read_node(bench.node_state)
-        assert bench.node_state.work.needs_read
-
-    on_bench(test)
+    assert bench.node_state.work.needs_read
 
 
-def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_known() -> None:
-    async def test(bench: Bench) -> None:
+@with_bench
+async def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_known(
+    bench: Bench,
+) -> None:
+    assert await bench.acts.reread(bench.node_state) is None
+    assert bench.node_state.quarantine_view.vanished == ""
+    for ended, vanished in (("", "q"), ("q", "")):
+        set_fields(bench.node_state, quarantine=made(), ended=ended)
+        bench.node_state.own_quarantine_view().vanished = ""
         assert await bench.acts.reread(bench.node_state) is None
-        assert bench.node_state.quarantine_view.vanished == ""
-        for ended, vanished in (("", "q"), ("q", "")):
-            set_fields(bench.node_state, quarantine=made(), ended=ended)
-            bench.node_state.own_quarantine_view().vanished = ""
-            assert await bench.acts.reread(bench.node_state) is None
-            assert bench.node_state.quarantine is None
-            assert bench.node_state.quarantine_view.vanished == vanished
-
-    on_bench(test)
+        assert bench.node_state.quarantine is None
+        assert bench.node_state.quarantine_view.vanished == vanished
 
 
-def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted() -> None:
-    async def test(bench: Bench) -> None:
-        kind = EventKind.HELD
-        bench.acts.emit_event(bench.node_state, kind, "x")
-        bench.node_state.decision.wanted = wanted()
-        bench.acts.emit_event(bench.node_state, kind, "x", {"a": "b"})
-        theirs = made()
-        bench.node_state.own_quarantine_view().quarantine = replace(
-            theirs, spec=replace(theirs.spec, incident="j")
-        )
-        bench.acts.emit_event(bench.node_state, kind, "x")
-        assert [one.incident for one in bench.notes.transitions] == ["", "i", "j"]
-        assert [one.details for one in bench.notes.transitions] == [{}, {"a": "b"}, {}]
-
-    on_bench(test)
+@with_bench
+async def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted(
+    bench: Bench,
+) -> None:
+    kind = EventKind.HELD
+    bench.acts.emit_event(bench.node_state, kind, "x")
+    bench.node_state.decision.wanted = wanted()
+    bench.acts.emit_event(bench.node_state, kind, "x", {"a": "b"})
+    theirs = made()
+    bench.node_state.own_quarantine_view().quarantine = replace(
+        theirs, spec=replace(theirs.spec, incident="j")
+    )
+    bench.acts.emit_event(bench.node_state, kind, "x")
+    assert [one.incident for one in bench.notes.transitions] == ["", "i", "j"]
+    assert [one.details for one in bench.notes.transitions] == [{}, {"a": "b"}, {}]

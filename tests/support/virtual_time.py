@@ -10,6 +10,7 @@ from tests.support.lean_loop import MANY_TIMERS, OWN_FILES, LeanLoop
 from tests.support.present import of_type
 
 T = TypeVar("T")
+B = TypeVar("B")
 P = ParamSpec("P")
 #: Of the loop, in which the tasks that a test leaves have to end.
 _TURNS = 50
@@ -105,3 +106,17 @@ def play(test: Callable[[VirtualTimeLoop], Awaitable[None]]) -> None:
         await test(loop)
 
     run(main())
+
+
+def on(
+    made: Callable[[VirtualTimeLoop], B],
+) -> Callable[[Callable[[B], Awaitable[None]]], Callable[[], None]]:
+    """A decorator: the test, to its end in virtual time, is given what is made of its loop."""
+
+    def decorate(test: Callable[[B], Awaitable[None]]) -> Callable[[], None]:
+        def to_its_end() -> None:
+            play(lambda loop: test(made(loop)))
+
+        return to_its_end
+
+    return decorate
