@@ -15,9 +15,9 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from aggregator.bisection.model import (
     Findings,
@@ -269,29 +269,24 @@ def _domains(labels: Mapping[str, Mapping[str, str]], wanted: str) -> dict[str, 
 # -- the search ------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Progress:
-    """Lines about the rounds: on stderr where stdout has JSON."""
-
-    as_json: bool
-
-    def write(self, text: str, indent: str = "") -> None:
-        print(indent + clean(text), file=sys.stderr if self.as_json else sys.stdout, flush=True)
+def _note(out: TextIO, text: str, indent: str = "") -> None:
+    """A line about the rounds."""
+    print(indent + clean(text), file=out, flush=True)
 
 
 def _searched(options: argparse.Namespace, file: SearchFile) -> Findings:
-    progress = _Progress(options.output.name == "json")
+    out = sys.stderr if options.output.name == "json" else sys.stdout
     if file.known:
-        progress.write(f"{file.path} has {counted(file.known, 'test')}, not to be run again")
+        _note(out, f"{file.path} has {counted(file.known, 'test')}, not to be run again")
     try:
-        return asyncio.run(_search(file, progress))
+        return asyncio.run(_search(file, out))
     except asyncio.CancelledError:
         text = f"interrupted; to go on: sickbay bisect --resume {shlex.quote(str(file.path))}"
         print(f"sickbay: {printable(text)}", file=sys.stderr)
         raise KeyboardInterrupt from None
 
 
-async def _search(file: SearchFile, progress: _Progress) -> Findings:
+async def _search(file: SearchFile, out: TextIO) -> Findings:
     _cancel_on_signals()
     about = file.search
     limits = SearchLimits(parallel=about.parallel)
@@ -309,7 +304,7 @@ async def _search(file: SearchFile, progress: _Progress) -> Findings:
         if done.outcome is GroupOutcome.INCONCLUSIVE and last:
             note += f": {last[:200]}"
         line = f"{_test_line(test, done.outcome)} ({done.seconds:.0f} s{note})"
-        progress.write(line, indent="  ")
+        _note(out, line, indent="  ")
 
     while tests := bisection.next_round():
         number = bisection.number
@@ -322,7 +317,7 @@ async def _search(file: SearchFile, progress: _Progress) -> Findings:
                 bisection.record(test, outcome)
         if new:
             together = " at the same time" if len(new) > 1 else ""
-            progress.write(f"round {number}: {counted(len(new), 'test')}{together}")
+            _note(out, f"round {number}: {counted(len(new), 'test')}{together}")
             try:
                 async with asyncio.TaskGroup() as group:
                     for test in new:

@@ -8,7 +8,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,42 +112,36 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(error.message()) from None
 
 
+def _guarded(work: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """The command, with the exit code of trouble for a record that can't be read."""
+
+    @wraps(work)
+    def guarded(options: argparse.Namespace) -> int:
+        from aggregator.history.database import HistoryError
+        from aggregator.history.replay_codec import RecordError
+
+        try:
+            return work(options)
+        except (HistoryError, NodesFileError, RecordError) as error:
+            print(f"sickbay-aggregator: {error}", file=sys.stderr)
+            return TROUBLE
+
+    return guarded
+
+
+@_guarded
 def _export(options: argparse.Namespace) -> int:
     from aggregator.config.settings import load
     from aggregator.history.replay_codec import since, to_line
 
-    return _guarded(
-        lambda: _print_all(
-            to_line(row)
-            for row in since(
-                _rows(load(options.config).history, options.node), time.time() - options.since
-            )
-        )
-    )
-
-
-def _print_all(lines: Iterable[str]) -> int:
-    for line in lines:
-        print(line)
+    rows = _rows(load(options.config).history, options.node)
+    for row in since(rows, time.time() - options.since):
+        print(to_line(row))
     return SAME
 
 
+@_guarded
 def _replay(options: argparse.Namespace) -> int:
-    return _guarded(lambda: _replayed(options))
-
-
-def _guarded(work: Any) -> int:
-    from aggregator.history.database import HistoryError
-    from aggregator.history.replay_codec import RecordError
-
-    try:
-        return int(work())
-    except (HistoryError, NodesFileError, RecordError) as error:
-        print(f"sickbay-aggregator: {error}", file=sys.stderr)
-        return TROUBLE
-
-
-def _replayed(options: argparse.Namespace) -> int:
     from aggregator.config.settings import load
     from aggregator.history.export_file import ExportFile
     from aggregator.history.replay_codec import by_node

@@ -112,7 +112,8 @@ class EventBroker:
         self.epoch = epoch
         #: Event streams at once.
         self.most = most
-        self._number = 0
+        #: The number of the latest transition.
+        self.latest = 0
         self._ring: deque[_Noted] = deque(maxlen=REMEMBERED)
         self._past: tuple[Transition, ...] = ()
         self._subscriptions: set[Subscription] = set()
@@ -125,11 +126,6 @@ class EventBroker:
         return len(self._subscriptions)
 
     @property
-    def latest(self) -> int:
-        """The number of the latest transition."""
-        return self._number
-
-    @property
     def nodes(self) -> frozenset[str]:
         """The nodes that subscribers watch."""
         return frozenset(one.node for one in self._subscriptions if one.node)
@@ -137,8 +133,8 @@ class EventBroker:
     def record_event(self, transition: Transition) -> None:
         """Send it to each subscriber. Never blocks; never raises."""
         self.counts[transition.kind] += 1
-        self._number += 1
-        noted = _Noted(self._number, transition)
+        self.latest += 1
+        noted = _Noted(self.latest, transition)
         self._ring.append(noted)
         readers = [one for one in self._subscriptions if one.node in {"", transition.node}]
         if readers:  # else a storm would render hundreds for nobody
@@ -206,8 +202,8 @@ class EventBroker:
         epoch, _, number = last.partition(".")
         if epoch != str(self.epoch) or not number.isdecimal():
             return None
-        oldest = self._ring[0].number if self._ring else self._number + 1
-        return int(number) if oldest - 1 <= int(number) <= self._number else None
+        oldest = self._ring[0].number if self._ring else self.latest + 1
+        return int(number) if oldest - 1 <= int(number) <= self.latest else None
 
 
 def frame(name: str, data: models.Shape, ident: str = "") -> bytes:
