@@ -107,13 +107,9 @@ class ClusterReader:
                 missing.append(f"{kind}: {error}")
         return found, missing
 
-    def names_with(self, selector: str) -> frozenset[str]:
-        """The names of the nodes that a label selector of Kubernetes selects."""
-        return frozenset(self.labels_with(selector))
-
     @with_api
     async def labels_with(self, api: Transport, selector: str) -> dict[str, dict[str, str]]:
-        """The labels of these nodes, by their names."""
+        """The labels of the nodes that a selector of Kubernetes selects, by their names."""
         nodes = Resource(
             paths.NODES,
             {"labelSelector": selector},

@@ -213,4 +213,4 @@ def _selected(options: argparse.Namespace) -> frozenset[str]:
     from aggregator.cli.cluster_reader import ClusterReader
 
     with open_session(options) as session:
-        return ClusterReader(session, options.namespace).names_with(options.selector)
+        return frozenset(ClusterReader(session, options.namespace).labels_with(options.selector))
