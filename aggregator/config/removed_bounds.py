@@ -37,41 +37,31 @@ def removed_bounds(config: Config) -> Iterator[tuple[Key, str]]:
         return
     limits, shipped = config.limits, Limits()
     if limits.concurrent >= _FLEET and limits.concurrent_percent >= 100:
-        yield (
-            ("limits", "concurrent"),
-            (
-                f"{limits.concurrent} nodes and {limits.concurrent_percent:g} % bound no fleet: "
-                "every node may be in quarantine at once; shipped: "
-                f"{shipped.concurrent}, and {shipped.concurrent_percent:g}%"
-            ),
+        text = (
+            f"{limits.concurrent} nodes and {limits.concurrent_percent:g} % bound no fleet: "
+            "every node may be in quarantine at once; shipped: "
+            f"{shipped.concurrent}, and {shipped.concurrent_percent:g}%"
         )
+        yield ("limits", "concurrent"), text
     rate_off = limits.new_per_window_percent >= 100 and limits.new_per_window > shipped.concurrent
     if rate_off or limits.window < _SHORTEST_WINDOW:
-        yield (
-            ("limits", "new_per_window"),
-            (
-                f"{limits.new_per_window} nodes and {limits.new_per_window_percent:g} % within "
-                f"{limits.window:g} s bound no rate; shipped: {shipped.new_per_window}, and "
-                f"{shipped.new_per_window_percent:g}%, within {shipped.window / 60:g}m"
-            ),
+        text = (
+            f"{limits.new_per_window} nodes and {limits.new_per_window_percent:g} % within "
+            f"{limits.window:g} s bound no rate; shipped: {shipped.new_per_window}, and "
+            f"{shipped.new_per_window_percent:g}%, within {shipped.window / 60:g}m"
         )
+        yield ("limits", "new_per_window"), text
     if limits.common_cause_percent >= 100 and limits.common_cause_nodes >= _FLEET:
-        yield (
-            ("limits", "common_cause_percent"),
-            ("no fault of many nodes is one cause: a wrong check quarantines all of them"),
-        )
+        text = "no fault of many nodes is one cause: a wrong check quarantines all of them"
+        yield ("limits", "common_cause_percent"), text
     if not limits.cooldown:
         yield ("limits", "cooldown"), "0s: after the rate or a common cause the next batch follows"
     if not limits.quorum_percent:
-        yield (
-            ("limits", "quorum_percent"),
-            ("0%: right after a start nodes are quarantined by the reports of a few agents"),
-        )
+        text = "0%: right after a start nodes are quarantined by the reports of a few agents"
+        yield ("limits", "quorum_percent"), text
     if config.repair.mode == "repair" and config.repair.concurrent_percent >= 100:
-        yield (
-            ("repair", "concurrent_percent"),
-            (f"{config.repair.concurrent_percent:g} %: every node may be under repair at once"),
-        )
+        text = f"{config.repair.concurrent_percent:g} %: every node may be under repair at once"
+        yield ("repair", "concurrent_percent"), text
 
 
 def unaccepted_bounds(config: Config) -> Iterator[tuple[Key, str]]:

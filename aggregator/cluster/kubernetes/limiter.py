@@ -28,7 +28,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from attrs import define
+from attrs import Factory, define, field
 
 from aggregator.cluster.port import Unreachable
 
@@ -133,16 +133,14 @@ class _Waiter:
         return (self.rank, self.turn) < (other.rank, other.turn)
 
 
+@define(eq=False)
 class _Line:
     """The waiters of one priority: by rank, and by arrival. Those that went or gave up stay until
     they come to the head of both.
     """
 
-    __slots__ = ("arrived", "ranked")
-
-    def __init__(self) -> None:
-        self.ranked: list[_Waiter] = []
-        self.arrived: deque[_Waiter] = deque()
+    ranked: list[_Waiter] = Factory(list)
+    arrived: deque[_Waiter] = Factory(deque)
 
     @property
     def first(self) -> _Waiter:
@@ -169,16 +167,14 @@ class _Line:
         self.arrived.clear()
 
 
+@define(eq=False)
 class Slot:
     """One request's. A class, and no generator: there are three for each node that fails."""
 
-    __slots__ = ("_is_list", "_lane", "_limiter", "_node")
-
-    def __init__(self, limiter: "Limiter", lane: Priority, node: str, *, is_list: bool) -> None:
-        self._limiter = limiter
-        self._lane = lane
-        self._node = node
-        self._is_list = is_list
+    _limiter: "Limiter"
+    _lane: Priority
+    _node: str
+    _is_list: bool = field(kw_only=True)
 
     async def __aenter__(self) -> None:
         await self._limiter.acquire(self._lane, self._node, is_list=self._is_list)
