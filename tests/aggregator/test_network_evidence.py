@@ -144,7 +144,7 @@ def test_a_snapshot_replaces_all_results_of_network_checks() -> None:
         given = desk.graph.taken()
         assert ("set_report", "n1", True) in given
         assert ("set_edge", "n1", PEERS, "10.0.0.2", None) in given
-        assert made._words["n1"].sees == {("reach", "storage"): Status.OK}
+        assert made._seen["n1"] == {("reach", "storage"): Status.OK}
         made.silent("n1")
         assert desk.graph.taken() == [("set_report", "n1", False)]
 
@@ -213,20 +213,20 @@ def test_changes_are_evaluated_together_after_a_moment() -> None:
 def test_a_finding_is_evidence() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
-        made._put("n1", FINDING)
+        made._take("n1", FINDING)
         assert desk.evaluated == []
         node_state = desk.has_health("n1")
-        made._put("n1", replace(FINDING, edges=(Edge("n2", "10.0.0.1"),)))
+        made._take("n1", replace(FINDING, edges=(Edge("n2", "10.0.0.1"),)))
         found = node_state.agent.health.inferred
         assert (found.check, found.message, found.since) == (CHECK, "m (n2 to 10.0.0.1)", 990.0)
-        made._put("n1", replace(FINDING, since=995.0))
+        made._take("n1", replace(FINDING, since=995.0))
         assert node_state.agent.health.inferred.since == 995.0
         desk.evaluated.clear()
         well = Finding(Status.OK, "", "", 996.0)
-        made._put("n1", well)
+        made._take("n1", well)
         assert desk.evaluated == []
         node_state.decision.incidents = {"i": 1}
-        made._put("n1", well)
+        made._take("n1", well)
         assert desk.evaluated == ["n1"]
         desk.graph.found["n1"] = FINDING
         made.renew(node_state)

@@ -9,7 +9,7 @@ An agent's reports count only about the addresses that the aggregator assigned t
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 from attrs import define
@@ -37,17 +37,8 @@ ASSIGNED_ANEW_WITHIN = 120.0
 SILENT_FOR = 300.0
 
 
-@dataclass(slots=True)
-class _Word:
-    """One node's state: the address that others probe, whether it reports, and what it sees.
-
-    ``assigned`` are the addresses that its agent was assigned to probe.
-    """
-
-    address: str = ""
-    reporting: bool = False
-    assigned: tuple[str, ...] = ()
-    sees: dict[tuple[str, str], Status] = field(default_factory=dict)
+#: The results of one node's network checks, by check and component.
+_Sees = dict[tuple[str, str], Status]
 
 
 class Evaluations(Protocol):
@@ -80,7 +71,7 @@ class NetworkTracker:
         self._from = float("-inf")
         #: Whether the quorum was reached, and whether we waited for it.
         self._had_quorum = self._waited = False
-        self._words: dict[str, _Word] = {}
+        self._seen: dict[str, _Sees] = {}
         self._places: dict[str, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._lost: dict[str, float] = {}  # unreachable and silent, since when
@@ -88,63 +79,49 @@ class NetworkTracker:
 
     def placed(self, node: str, address: str) -> None:
         """Other nodes probe the node at ``address``; empty: at none."""
-        if not address and node not in self._words:
+        if not address and node not in self._seen:
             return  # it was forgotten meanwhile
-        self._place(node, address)
+        self._sees(node)
+        self._network.place(node, address)
         self._soon()
 
     def assigned(self, node: str, addresses: tuple[str, ...]) -> None:
         """The node's agent is assigned to probe these addresses, and no others (any more)."""
-        if not addresses and node not in self._words:
+        if not addresses and node not in self._seen:
             return
-        self._assign(node, addresses)
+        sees = self._sees(node)
+        # Results about an address from before its assignment count from now on.
+        for address in self._network.assign(node, addresses):
+            status = sees.get((PEERS, address))
+            if status is not None:
+                self._network.set_edge(node, PEERS, address, status)
         self._soon()
 
     def on_evidence(self, node: str, evidence: Snapshot | Delta) -> None:
         """Take an agent's evidence; the results of its network checks are edges."""
         statuses = {one.key: one.status for one in evidence.components if one.check in NETWORK}
-        word = self._word(node)
+        sees = self._sees(node)
         gone: Iterable[tuple[str, str]] = ()
         if isinstance(evidence, Snapshot):
-            gone = word.sees.keys() - statuses.keys()
-            self._set_reporting(node, reporting=True)
+            gone = sees.keys() - statuses.keys()
+            self._network.set_report(node, reporting=True)
             self._soon()
         elif evidence.gone:
-            gone = word.sees.keys() & set(evidence.gone)
+            gone = sees.keys() & set(evidence.gone)
         self._see(node, statuses, gone)
 
     def silent(self, node: str) -> None:
         """The agent's stream has ended: its results are no evidence until it reports again."""
-        self._set_reporting(node, reporting=False)
+        self._sees(node)
+        self._network.set_report(node, reporting=False)
         self._soon()
 
-    def _word(self, node: str) -> _Word:
-        found = self._words.get(node)
+    def _sees(self, node: str) -> _Sees:
+        found = self._seen.get(node)
         if found is None:
-            found = self._words[node] = _Word()
+            found = self._seen[node] = {}
             self._network.enlist(node, listed=self._node_registry.in_cluster(node))
         return found
-
-    def _assign(self, node: str, addresses: tuple[str, ...]) -> None:
-        word = self._word(node)
-        word.assigned = addresses
-        self._network_assign(node, word)
-
-    def _network_assign(self, node: str, word: _Word) -> None:
-        """Results about an address from before its assignment count from now on."""
-        for address in self._network.assign(node, word.assigned):
-            status = word.sees.get((PEERS, address))
-            if status is not None:
-                self._network.set_edge(node, PEERS, address, status)
-
-    def _place(self, node: str, address: str) -> None:
-        word = self._word(node)
-        word.address = address
-        self._network.place(node, address)
-
-    def _set_reporting(self, node: str, *, reporting: bool) -> None:
-        self._word(node).reporting = reporting
-        self._network.set_report(node, reporting=reporting)
 
     def _see(
         self,
@@ -153,14 +130,14 @@ class NetworkTracker:
         gone: Iterable[tuple[str, str]],
     ) -> None:
         """Set the node's edges; unchanged ones cost next to nothing."""
-        word, changed = self._word(node), False
+        sees, changed = self._sees(node), False
         for key in list(gone):
             changed = True
-            del word.sees[key]
+            del sees[key]
             self._network.set_edge(node, *key, None)
         for key, status in statuses.items():
-            changed |= word.sees.get(key) is not status
-            word.sees[key] = status
+            changed |= sees.get(key) is not status
+            sees[key] = status
             self._network.set_edge(node, *key, status)
         if changed:
             self._soon()
@@ -174,20 +151,17 @@ class NetworkTracker:
 
     def listed(self) -> None:
         """The registry has the nodes that the cluster lists now."""
-        for node in self._words:
+        for node in self._seen:
             self._network.enlist(node, listed=self._node_registry.in_cluster(node))
         self._soon()
 
     def forget_node(self, node: str) -> None:
-        self._drop(node)
-        self._soon()
-
-    def _drop(self, node: str) -> None:
         self._network.forget_node(node)
-        self._words.pop(node, None)
+        self._seen.pop(node, None)
         self._places.pop(node, None)
         self._lost.pop(node, None)
         self._reported.discard(node)
+        self._soon()
 
     def close(self) -> None:
         if self._timer is not None:
@@ -208,7 +182,7 @@ class NetworkTracker:
                 self._reported.add(node)
                 finding = self._network.finding(node)
                 text = finding.message if finding is not None else ""
-                self._note(EventKind.NODE_LOST, node, f"{node}: {text}", "")
+                self._note(EventKind.NODE_LOST, node, f"{node}: {text}")
 
     def settle(self) -> None:
         """Evaluate the changes."""
@@ -243,11 +217,8 @@ class NetworkTracker:
             self._lost.pop(node, None)
             if node in self._reported:
                 self._reported.discard(node)
-                self._note(EventKind.NODE_FOUND, node, f"{node} is reached again, or reports", "")
-        self._put(node, finding)
-
-    def _put(self, node: str, finding: Finding) -> None:
-        """Make it evidence of the node."""
+                self._note(EventKind.NODE_FOUND, node, f"{node} is reached again, or reports")
+        # It becomes evidence of the node.
         node_state = self._node_registry.known(node)
         health = node_state.agent.health if node_state is not None else None
         if node_state is None or health is None:
@@ -280,8 +251,8 @@ class NetworkTracker:
             Transition(self._clocks.wall(), kind, "", f"network: {text}", verdict.subject, details)
         )
 
-    def _note(self, kind: EventKind, node: str, text: str, incident: str) -> None:
-        self._event_sink.record_event(Transition(self._clocks.wall(), kind, node, text, incident))
+    def _note(self, kind: EventKind, node: str, text: str) -> None:
+        self._event_sink.record_event(Transition(self._clocks.wall(), kind, node, text))
 
 
 def _component(finding: Finding) -> Component:
