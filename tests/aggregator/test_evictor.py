@@ -101,7 +101,6 @@ class Bench:
             node_state=self.node_state,
             still=lambda: self.stands,
             memory=self.memory,
-            landing=set(),
         )
 
     async def _guard(self, against: Callable[[], str]) -> None:

@@ -226,13 +226,8 @@ class DrainPlan:
     @property
     def named(self) -> dict[str, str]:
         """Every pod that is not evicted now, and why not."""
-        return {
-            **(self.kept or {}),
-            **(self.waiting or {}),
-            **(self.back or {}),
-            **(self.lingering or {}),
-            **(self.stuck or {}),
-        }
+        parts = (self.kept, self.waiting, self.back, self.lingering, self.stuck)
+        return {key: reason for part in parts for key, reason in (part or {}).items()}
 
 
 def plan_drain(
@@ -248,50 +243,41 @@ def plan_drain(
     ``came_back``: why they are back, by uid (`decide.returns`). ``waits``: why pods wait that the
     rules would evict, by uid.
     """
-    evict: list[Pod] = []
-    force: list[Pod] = []
-    leaving: list[Pod] = []
-    returned: list[Pod] = []
-    kept: dict[str, str] = {}
-    waiting: dict[str, str] = {}
-    back: dict[str, str] = {}
-    lingering: dict[str, str] = {}
-    stuck: dict[str, str] = {}
     work = work_of(pods, rules.node_owner_kinds)
-    for pod in work:
-        if pod.deleting:
-            reason = _stuck_because(pod, rules, moment)
-            if reason:
-                stuck[pod.key] = reason
-                continue
-            leaving.append(pod)
-            if moment.not_ready is not None:
-                lingering[pod.key] = _lingers_because(pod, rules, moment.not_ready)
-            continue
-        reason = kept_because(pod, rules)
-        if reason:
-            kept[pod.key] = reason
-        elif reason := _waits_because(pod, rules, moment) or waits.get(pod.uid, ""):
-            waiting[pod.key] = reason
-        elif reason := came_back.get(pod.uid, ""):
-            returned.append(pod)
-            back[pod.key] = reason
-        elif _is_due_by_force(pod, rules, moment):
-            force.append(pod)
-        else:
-            evict.append(pod)
-    plan = DrainPlan(
-        evict=tuple(evict),
-        force=tuple(force),
-        leaving=tuple(leaving),
-        returned=tuple(returned),
-        kept=kept,
-        waiting=waiting,
-        back=back,
-        lingering=lingering,
-        stuck=stuck,
-    )
+    sorted_pods = [(pod, *_place(pod, rules, moment, came_back, waits)) for pod in work]
+
+    def at(place: str) -> tuple[Pod, ...]:
+        return tuple(pod for pod, one, _ in sorted_pods if one == place)
+
+    def named(place: str) -> dict[str, str]:
+        return {pod.key: reason for pod, one, reason in sorted_pods if one == place and reason}
+
+    going = at("evict"), at("force"), at("leaving"), at("returned")
+    kept, waiting, back = named("kept"), named("waiting"), named("returned")
+    plan = DrainPlan(*going, kept, waiting, back, named("leaving"), named("stuck"))
     return _together(work, plan, rules)
+
+
+def _place(
+    pod: Pod,
+    rules: DrainRules,
+    moment: DrainMoment,
+    came_back: Mapping[str, str],
+    waits: Mapping[str, str],
+) -> tuple[str, str]:
+    """The pod's field of the plan, and the reason; empty where it needs none."""
+    if pod.deleting:
+        reason, gone = _stuck_because(pod, rules, moment), moment.not_ready
+        if reason:
+            return "stuck", reason
+        return "leaving", _lingers_because(pod, rules, gone) if gone is not None else ""
+    if reason := kept_because(pod, rules):
+        return "kept", reason
+    if reason := _waits_because(pod, rules, moment) or waits.get(pod.uid, ""):
+        return "waiting", reason
+    if reason := came_back.get(pod.uid, ""):
+        return "returned", reason
+    return "force" if _is_due_by_force(pod, rules, moment) else "evict", ""
 
 
 def stays_by_nature(pod: Pod, kinds: Collection[str] = ()) -> bool:

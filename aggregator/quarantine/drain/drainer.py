@@ -127,7 +127,6 @@ class Drainer:
         self._off_balancers = self._rules.off_load_balancers
         self._begins = 0
         self._memories: dict[str, DrainMemory] = {}
-        self._landing: set[asyncio.Task[bool]] = set()
 
     async def run(self, node_state: NodeState, still: Still) -> None:
         """Drain until no pod remains or ``still`` returns false. Raises `ClusterError`; run it
@@ -157,7 +156,6 @@ class Drainer:
             node_state=node_state,
             still=still,
             memory=self._memory(node_state),
-            landing=self._landing,
         )
 
     def _memory(self, node_state: NodeState) -> DrainMemory:

@@ -68,12 +68,14 @@ class _Request(Protocol):
 class EvictionLanes:
     """Our share of the fleet's requests in flight. Retries have a part of it, and no more.
 
-    ``drains``: how many drains run now.
+    ``drains``: how many drains run now. ``landing`` keeps the requests that were sent when their
+    drain ended: no caller waits for them.
     """
 
     at_once: asyncio.Semaphore
     retries: asyncio.Semaphore
     drains: int = 0
+    landing: set[asyncio.Task[bool]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,7 @@ class _Group:
 
 @dataclass(slots=True)
 class Evictor:
-    """``still``: the drain is in force.
-
-    ``landing`` keeps the requests that were sent when their drain ended: no caller waits for them.
-    """
+    """``still``: the drain is in force."""
 
     cluster: Cluster
     acts: NodeActions
@@ -100,7 +99,6 @@ class Evictor:
     node_state: NodeState
     still: Still
     memory: DrainMemory
-    landing: set[asyncio.Task[bool]]
     _lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT_PER_NODE))
 
     async def evict(self, plan: DrainPlan) -> bool:
@@ -199,7 +197,7 @@ class Evictor:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if sent.is_set():
-                self.landing.add(task)
+                self.lanes.landing.add(task)
                 task.add_done_callback(self._landed)
             else:
                 task.cancel()
@@ -239,7 +237,7 @@ class Evictor:
             raise GuardRefused(why)
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
-        self.landing.discard(task)
+        self.lanes.landing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.info("eviction that was in flight failed", extra={"error": str(error)})
 

@@ -89,16 +89,13 @@ class HookRunner:
     async def before_evictions(self, node_state: NodeState, still: Still) -> bool:
         """Call the hook until it has ended. False where the drain is no longer in force."""
         hook, quarantine = self._rules.pre_evict, node_state.quarantine
-        if hook is None or quarantine is None:
+        if hook is None or quarantine is None or not self.is_due(quarantine.status):
             return quarantine is not None
         known = quarantine.status.pre_evict
-        if known is not None and known.state is not HookState.RUNNING:
-            return True
         if known is None:
             known = HookStatus(HookState.RUNNING, started_at=round(self._acts.clocks.latest(), 3))
-            await self._write(
-                node_state, known, "drain.pre_evict is called; the drain waits for it"
-            )
+            message = "drain.pre_evict is called; the drain waits for it"
+            await self._write(node_state, known, message)
         return await self._until_done(node_state, hook, known, still)
 
     async def _until_done(
@@ -112,21 +109,15 @@ class HookRunner:
             if answer is None:
                 return False
             if answer.result is HookResult.DONE:
-                await self._end(
-                    node_state, HookState.DONE, known, answer.text, self._acts.words.draining
-                )
+                await self._end(node_state, HookState.DONE, known, answer.text)
                 self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
             text = f"{answer.result.value}: {answer.text}".rstrip(": ")
             late = self._acts.clocks.earliest() >= known.started_at + limit
             if late and self._rules.go_on:
-                await self._end(
-                    node_state, HookState.GIVEN_UP, known, text, self._acts.words.draining
-                )
-                message_text = (
-                    f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
-                )
-                self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", message_text)
+                await self._end(node_state, HookState.GIVEN_UP, known, text)
+                over = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
+                self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", over)
                 return True
             newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
             if newly or self._acts.clocks.now() - written_at >= _STATUS_EVERY:
@@ -209,12 +200,11 @@ class HookRunner:
             return HookAnswer(HookResult.FAILED, "too many hooks are at work (drain.hooks_at_once)")
 
     async def _end(
-        self, node_state: NodeState, state: HookState, known: HookStatus, text: str, message: str
+        self, node_state: NodeState, state: HookState, known: HookStatus, text: str
     ) -> None:
-        ended = replace(
-            known, state=state, ended_at=self._acts.clocks.wall(), message=text[:_MOST_TEXT]
-        )
-        await self._write(node_state, ended, message)
+        at, text = self._acts.clocks.wall(), text[:_MOST_TEXT]
+        ended = replace(known, state=state, ended_at=at, message=text)
+        await self._write(node_state, ended, self._acts.words.draining)
 
     async def _write(self, node_state: NodeState, hook: HookStatus, message: str) -> None:
         quarantine = node_state.quarantine
