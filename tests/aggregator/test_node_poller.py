@@ -94,11 +94,16 @@ class Bench:
                 SimpleNamespace(
                     holds_lease=lambda: self.ours,
                     add=lambda node_state: self.seen_to.append(node_state.node),
+                    add_for_read=self.add_for_read,
                     evaluate=lambda node_state: self.evaluated.append(node_state.node),
                 ),
             ),
             rng=Most(),
         )
+
+    def add_for_read(self, node_state: NodeState) -> None:
+        node_state.work.request_read()
+        self.seen_to.append(node_state.node)
 
     def now(self) -> float:
         return self.loop.time() if self.loop else self.time

@@ -37,10 +37,8 @@ LOG_EVERY = 5.0
 _SLICE = 500
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    node: str
-    type: str
+#: A node, and the type of a condition.
+_Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class NodeConditionReader:
             self._take(one)
         there = {one.node for one in found}
         self._open = {
-            key: reading if key.node in there else _Reading() for key, reading in self._open.items()
+            key: reading if key[0] in there else _Reading() for key, reading in self._open.items()
         }
 
     def _take(self, found: ReportedConditions) -> None:
@@ -109,7 +107,7 @@ class NodeConditionReader:
         if meta is not None and meta.uid != found.uid:
             return  # another Node of this name: the list of nodes has to show it first
         for kind, unhealthy in self._unhealthy.items():
-            key, condition = _Key(found.node, kind), found.conditions.get(kind)
+            key, condition = (found.node, kind), found.conditions.get(kind)
             is_bad = condition is not None and condition.status == unhealthy
             if is_bad or key in self._open or self._is_open(key):
                 self._open[key] = _Reading(self._dated(condition, key), found.uid)
@@ -127,20 +125,20 @@ class NodeConditionReader:
         """Give what was read to the nodes whose agents report here."""
         now = self._clocks.now()
         earliest, latest = self._clocks.earliest(), self._clocks.latest()
-        for key, reading in list(self._open.items()):
+        for (node, kind), reading in list(self._open.items()):
             evidence = as_evidence(
-                key.type,
-                reading.condition if self._is_present(key.node, reading.uid) else None,
-                self._unhealthy[key.type],
+                kind,
+                reading.condition if self._is_present(node, reading.uid) else None,
+                self._unhealthy[kind],
                 now=now,
                 earliest=earliest,
                 latest=latest,
             )
-            recorded = self._own_evidence.record(key.node, evidence)
+            recorded = self._own_evidence.record(node, evidence)
             is_over = evidence.status is Status.OK and recorded
             is_unknown = evidence.status is not Status.FAILED
-            if is_over or (is_unknown and self._registry.known(key.node) is None):
-                del self._open[key]
+            if is_over or (is_unknown and self._registry.known(node) is None):
+                del self._open[node, kind]
 
     def _is_present(self, node: str, uid: str) -> bool:
         """Whether the Node of this name still is the one of this UID, as far as that is known: by
@@ -152,8 +150,8 @@ class NodeConditionReader:
 
     def _is_open(self, key: _Key) -> bool:
         """Whether evidence of the condition is open, perhaps from before this process."""
-        node_state = self._registry.known(key.node)
-        return node_state is not None and key.type in _types_in_force(node_state)
+        node_state = self._registry.known(key[0])
+        return node_state is not None and key[1] in _types_in_force(node_state)
 
 
 def _types_in_force(node_state: NodeState) -> Mapping[str, None]:

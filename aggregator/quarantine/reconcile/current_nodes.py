@@ -6,7 +6,6 @@ is kept for a moment, and concurrent callers for the same Node share one read.
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 from attrs import define, field
 
@@ -24,12 +23,6 @@ KEPT = {False: 60.0, True: 10.0, None: 2.0}
 MOST_KEPT = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    current: bool | None
-    until: float
-
-
 @define(eq=False, slots=False, kw_only=True)
 class CurrentNodes:
     _cluster: NodesAndPods
@@ -39,7 +32,8 @@ class CurrentNodes:
 
     def __attrs_post_init__(self) -> None:
         self._now = self._clocks.now
-        self._kept: dict[tuple[str, str], _Answer] = {}
+        #: Each answer, and until when it counts.
+        self._kept: dict[tuple[str, str], tuple[bool | None, float]] = {}
         self._reads: dict[tuple[str, str], asyncio.Task[bool | None]] = {}
 
     async def is_current(self, node: str, node_uid: str) -> bool | None:
@@ -56,8 +50,8 @@ class CurrentNodes:
             return True
         key = (node, node_uid)
         kept = self._kept.get(key)
-        if kept is not None and self._now() < kept.until:
-            return kept.current
+        if kept is not None and self._now() < kept[1]:
+            return kept[0]
         reading = self._reads.get(key)
         if reading is None:
             reading = self._reads[key] = asyncio.create_task(self._fetch(key), name=f"node {node}")
@@ -69,7 +63,7 @@ class CurrentNodes:
         finally:
             del self._reads[key]
         self._kept.pop(key, None)
-        self._kept[key] = _Answer(current, self._now() + KEPT[current])
+        self._kept[key] = current, self._now() + KEPT[current]
         while len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         return current

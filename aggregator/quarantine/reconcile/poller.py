@@ -175,27 +175,20 @@ class NodePoller:
         if node_state.cluster.node_gone or not node_state.cluster.has_others_marks_of(
             node, node_state.others
         ):
-            node_state.work.request_read()
-            self._queue.add(node_state)
+            self._queue.add_for_read(node_state)
 
     def _check_cordon(self, node_state: NodeState, node: Node) -> None:
         """Check whether a node left schedulable is cordoned, or lacks other marks, by now."""
-        quarantine = node_state.quarantine
+        quarantine, missing = node_state.quarantine, node_state.quarantine_view.missing
         if quarantine is None or not _is_left_schedulable(node_state):
             return
-        if (
-            node.unschedulable
-            or node_state.lacks(node, quarantine) != node_state.quarantine_view.missing
-        ):
-            node_state.work.request_read()
-            self._queue.add(node_state)
+        if node.unschedulable or node_state.lacks(node, quarantine) != missing:
+            self._queue.add_for_read(node_state)
 
     def _check_requests(self, node_state: NodeState, node: Node) -> None:
-        if not node_state.cluster.has_others_marks_of(node, node_state.others) or _is_uncordoned(
-            node_state, node
-        ):
-            node_state.work.request_read()
-            self._queue.add(node_state)
+        others = node_state.cluster.has_others_marks_of(node, node_state.others)
+        if not others or _is_uncordoned(node_state, node):
+            self._queue.add_for_read(node_state)
         requests = read_operator_requests(node.annotations)
         if requests != node_state.cluster.operator_requests:
             node_state.cluster.take_requests(requests)
@@ -228,20 +221,14 @@ def _may_be_due(node_state: NodeState) -> bool:
 
 
 def _is_draining(node_state: NodeState) -> bool:
-    quarantine = node_state.quarantine
-    return (
-        quarantine is not None
-        and not quarantine.foreign
-        and quarantine.status.phase is Phase.DRAINING
-    )
+    found = node_state.quarantine
+    return found is not None and not found.foreign and found.status.phase is Phase.DRAINING
 
 
 def _is_left_schedulable(node_state: NodeState) -> bool:
     """Whether the node of a quarantine was read, and is schedulable."""
-    return (
-        node_state.quarantine is not None
-        and node_state.quarantine_view.uncordoned is not Uncordoned.NO
-    )
+    view = node_state.quarantine_view
+    return view.quarantine is not None and view.uncordoned is not Uncordoned.NO
 
 
 def _is_drained(node_state: NodeState) -> bool:
@@ -260,9 +247,8 @@ def waits_for_its_node(node_state: NodeState) -> bool:
     """Whether only another party's work on its node, or the lack of a Node, holds it."""
     quarantine = node_state.quarantine
     if quarantine is None:
-        return node_state.decision.hold is not None and (
-            bool(node_state.cluster.maintained) or node_state.cluster.node_gone
-        )
+        waits = bool(node_state.cluster.maintained) or node_state.cluster.node_gone
+        return node_state.decision.hold is not None and waits
     if quarantine.deleting or quarantine.spec.requester != OURS or node_state.release_held:
         return False
     waits_to_evict = node_state.evictions_are_forbidden and quarantine.spec.action is Action.DRAIN
@@ -279,9 +265,6 @@ def failing_in_silence(node_state: NodeState) -> str:
         return ""
     if node_state.quarantine is not None or node_state.agent.conflict:
         return ""
-    acting = [
-        one
-        for one in node_state.decision.incidents.values()
-        if one.action != "observe" and one.in_force
-    ]
-    return acting[0].summary if acting else worst_failing(node_state.agent.health)
+    incidents = node_state.decision.incidents.values()
+    acting = (one.summary for one in incidents if one.action != "observe" and one.in_force)
+    return next(acting, "") or worst_failing(node_state.agent.health)
