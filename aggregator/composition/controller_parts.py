@@ -210,7 +210,7 @@ class ControllerParts:
                 known=fleet.node_summaries.__contains__,
                 wall=clocks.wall,
             ),
-            preview=controller.mode_preview.holds,
+            preview=controller.mode_preview,
         )
         self._lemons = LemonDetector(
             history=self._history,

@@ -15,7 +15,6 @@ from aggregator.quarantine.actions.announcer import Announcer
 from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes, NodeMarker
 from aggregator.quarantine.actions.holds import NodeHolds, Proposals
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
-from aggregator.quarantine.actions.mode_preview import ModePreview
 from aggregator.quarantine.actions.node_actions import NodeActions, NodeReports
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.actions.release import ReleaseActions
@@ -24,7 +23,6 @@ from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.controller import Controller, Parts
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.followers import EvictionMemory
-from aggregator.quarantine.correlation.measurements import MeasurementTrackers
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
@@ -159,11 +157,9 @@ class _Base:
             limits=settings.limits,
         )
         self.own_evidence = OwnEvidence(registry, queue)
-        measurements = MeasurementTrackers(
-            (
-                OutlierTracker(node_registry=registry, fleet=fleet, evidence=self.own_evidence),
-                PrecursorTracker(fleet, self.own_evidence),
-            )
+        measurements = (
+            OutlierTracker(node_registry=registry, fleet=fleet, evidence=self.own_evidence),
+            PrecursorTracker(fleet, self.own_evidence),
         )
         self.trackers = FleetTrackers(self.causes, self.network, measurements)
 
@@ -502,12 +498,7 @@ def _parts(
             node_tests=acts.node_tests.checks,
             registry=registry,
         ),
-        mode_preview=ModePreview(
-            record_writer=base.record_writer,
-            registry=registry,
-            pools=base.pools,
-            causes=base.causes,
-        ),
+        proposals=acts.proposals,
     )
 
 

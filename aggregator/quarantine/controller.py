@@ -6,7 +6,7 @@ objects and the record bring it back.
 
 from dataclasses import dataclass
 
-from aggregator.quarantine.actions.mode_preview import ModePreview
+from aggregator.quarantine.actions.holds import Proposals
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
@@ -54,7 +54,7 @@ class Parts:
     current_nodes: CurrentNodes
     own_evidence: OwnEvidence
     repair_permissions: RepairPermissions
-    mode_preview: ModePreview
+    proposals: Proposals
 
 
 class Controller:
@@ -63,7 +63,7 @@ class Controller:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.evictions = parts.evictions
-        self.mode_preview = parts.mode_preview
+        self.mode_preview = parts.proposals.preview
         self.repair_permissions = parts.repair_permissions
         self.own_evidence = parts.own_evidence
         #: Whether the cluster's Node of this name has this UID; it is None while unknown.

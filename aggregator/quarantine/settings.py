@@ -11,6 +11,7 @@ from aggregator.configfile.values import Duration, NodeLabels
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.common_cause import CommonLimits
 from aggregator.quarantine.decide.drain_plan import DrainRules
+from aggregator.quarantine.decide.held import limit_text
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.maintenance import MaintenanceRules
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
@@ -20,7 +21,6 @@ from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.drain.hooks import HookRules
 from aggregator.quarantine.drain.pod_waits import InTurn, PodWaits
 from aggregator.quarantine.repair.protocol import RepairSettings
-from aggregator.rfc3339 import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +91,22 @@ class Settings:
     reconcilers: ReconcilerRules = field(default_factory=ReconcilerRules)
 
 
+#: The limits that people see, of admission and of common causes.
+_SHOWN = (
+    *("concurrent", "concurrent_percent", "small_fleet_floor", "new_per_window"),
+    *("new_per_window_percent", "window", "cooldown", "after_upgrade", "fabric_hold"),
+    *("absent_node_after", "common_cause_percent", "common_cause_nodes", "domain_percent"),
+    *("evictions_at_once", "per_workload", "quorum_percent"),
+)
+
+
 def limits_for_people(settings: Settings) -> dict[str, str]:
     """The limits by their names in the configuration."""
     limits, common = settings.limits, settings.common
-    shown = {
-        "concurrent": str(limits.concurrent),
-        "concurrent_percent": f"{limits.concurrent_percent:g}%",
-        "small_fleet_floor": str(limits.small_fleet_floor),
-        "new_per_window": str(limits.new_per_window),
-        "new_per_window_percent": f"{limits.new_per_window_percent:g}%",
-        "window": span(limits.window),
-        "cooldown": span(limits.cooldown),
-        "after_upgrade": span(limits.after_upgrade),
-        "fabric_hold": span(common.fabric_hold),
-        "absent_node_after": span(limits.absent_node_after),
-        "common_cause_percent": f"{common.common_cause_percent:g}%",
-        "common_cause_nodes": str(common.common_cause_nodes),
-        "domain_percent": f"{common.domain_percent:g}%",
-        "evictions_at_once": str(limits.evictions_at_once),
-        "per_workload": str(limits.per_workload),
-        "quorum_percent": f"{limits.quorum_percent:g}%",
-    }
+    found = {key: limit_text(limits if hasattr(limits, key) else common, key) for key in _SHOWN}
     if limits.pool_label:
-        shown |= {"pool_label": limits.pool_label, "pool_percent": f"{limits.pool_percent:g}%"}
-    return shown
+        found |= {key: limit_text(limits, key) for key in ("pool_label", "pool_percent")}
+    return found
 
 
 def group_labels(settings: Settings) -> tuple[str, ...]:

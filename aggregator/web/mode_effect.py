@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from aggregator import documentation
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.held import Held
 from aggregator.web import models
 from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.snapshot_cache import FleetSnapshot

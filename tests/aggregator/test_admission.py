@@ -11,7 +11,6 @@ from aggregator.quarantine.decide.admission import (
     UNREAD_NODE,
     AdmissionBatch,
     FleetSize,
-    Held,
     Limits,
     NodeRead,
     OpenCause,
@@ -33,6 +32,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.pool_budget import allowance
 from tests.support.present import present
 

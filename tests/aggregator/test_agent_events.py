@@ -72,7 +72,7 @@ class Bench:
             on_connect=nothing, on_cleared=nothing, silent=nothing, forget_node=nothing
         )
         network = recorder("renew", "on_evidence", "silent")
-        trackers: Any = SimpleNamespace(network=network, measurements=measurements)
+        trackers: Any = SimpleNamespace(network=network, measurements=(measurements,))
         self.made: Any = AgentEventHandler(
             node_registry=self.node_registry,
             queue=queue,

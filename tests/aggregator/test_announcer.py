@@ -33,7 +33,7 @@ def test_an_announcement_is_tried_a_few_times_while_nobody_answers(
         bench.announcer._cluster = SimpleNamespace(announce=announce)
         loop = asyncio.get_running_loop()
         before = loop.time()
-        await bench.announcer.write(bench.node_state, "u", quarantined=False, message="")
+        await bench.announcer.write(bench.node_state, "u", "")
         assert said == [("Released", "Released")] * tries
         assert loop.time() - before == seconds
 
@@ -51,9 +51,9 @@ def test_a_newer_announcement_waits_for_the_older() -> None:
         bench.announcer._cluster = SimpleNamespace(announce=announce)
         await bench.announcer.settle(bench.node_state)
         bench.node_state.own_quarantine_view().condition_seen = True
-        bench.announcer.announce(bench.node_state, "u", quarantined=True, message="first")
+        bench.announcer.announce(bench.node_state, "u", "first")
         assert not bench.node_state.quarantine_view.condition_seen
-        bench.announcer.announce(bench.node_state, "u", quarantined=True, message="second")
+        bench.announcer.announce(bench.node_state, "u", "second")
         await bench.announcer.settle(bench.node_state)
         assert said == ["first", "second"]
         assert bench.node_state.quarantine_view.trail.done()

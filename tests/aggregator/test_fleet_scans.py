@@ -64,7 +64,7 @@ def annotated_again(registry: NodeRegistry) -> None:
 
 
 def an_agent_reports(registry: NodeRegistry) -> None:
-    registry.count(registry.node_state("n0"))
+    registry.count("n0")
 
 
 @pytest.mark.parametrize("work", [size, held, annotated_again, an_agent_reports])

@@ -33,8 +33,9 @@ from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
 from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER
-from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
+from aggregator.quarantine.decide.admission import UNREAD_NODE, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.node_marks import PLAIN, read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED

@@ -35,21 +35,21 @@ class Counted(RuleBasedStateMachine):
         node_state = self.node_registry.node_state(name)
         node_state.agent.health = NodeHealth(hello(name))
         node_state.agent.health.snapshot(snapshot())
-        self.node_registry.count(node_state)
+        self.node_registry.count(node_state.node)
         self.heard.add(name)
 
     @rule(name=names)
     def an_agent_comes_and_has_said_nothing_yet(self, name: str) -> None:
         node_state = self.node_registry.node_state(name)
         node_state.agent.health = NodeHealth(hello(name))
-        self.node_registry.count(node_state)
+        self.node_registry.count(node_state.node)
         self.heard.discard(name)
 
     @rule(name=names)
     def what_an_agent_said_is_unheard(self, name: str) -> None:
         node_state = self.node_registry.node_state(name)
         node_state.agent.health = None
-        self.node_registry.count(node_state)
+        self.node_registry.count(node_state.node)
         self.heard.discard(name)
 
     @rule(name=names)

@@ -7,7 +7,6 @@ import pytest
 
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
-from aggregator.quarantine.correlation.measurements import MeasurementTrackers
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.replica import shipped_policy
@@ -19,8 +18,7 @@ class Fleet:
     def __init__(self) -> None:
         self.reported: list[tuple[str, Component]] = []
         self.state = FleetState()
-        precursors = PrecursorTracker(self.state, SimpleNamespace(record=self._take))
-        self.tracker = MeasurementTrackers((precursors,))
+        self.tracker = PrecursorTracker(self.state, SimpleNamespace(record=self._take))
         for number in range(1000):
             series = (MeasuredSeries("nvlink-recoveries", f"GPU-{number}", "H200"),)
             self.tracker.on_connect(f"n{number}")

@@ -44,7 +44,7 @@ from aggregator.quarantine.decide.repair import (
     operation_id,
     other_party,
 )
-from aggregator.quarantine.decide.reservation import OperationProposal, reserve
+from aggregator.quarantine.decide.reservation import reserve
 from aggregator.quarantine.decide.verdicts import is_verified
 from tests.support.present import present
 
@@ -497,17 +497,17 @@ def test_a_test_by_hand_has_the_profile_that_was_asked_for_else_the_configured_o
 def test_a_test_keeps_the_fleets_limits_and_counts_for_no_bound_of_repairs() -> None:
     record = WHOLE
     for number in range(5):
-        proposal = OperationProposal("n1", f"t{number}", TEST, 600, domains=("rack=1",))
+        proposal = RunningOperation("n1", f"t{number}", TEST, 0, 900, domains=("rack=1",))
         record, hold = reserve(record, proposal, LIMITS, SIZE, now=NOW)
         assert hold is None
         assert record.past_repairs == {}
-        other = OperationProposal("n2", "x", TEST, 600, domains=("rack=1",))
+        other = RunningOperation("n2", "x", TEST, 0, 900, domains=("rack=1",))
         _, hold = reserve(record, other, LIMITS, SIZE, now=NOW)
         assert hold is not None
         assert hold.limit == "repair.domain"
         record = record.without_operations({f"t{number}"})
     full = {"n1": tuple(PastRepair(NOW, "reboot", str(one)) for one in range(RULES.attempts))}
-    proposal = OperationProposal("n1", "t", TEST, 600)
+    proposal = RunningOperation("n1", "t", TEST, 0, 900)
     assert reserve(replace(record, past_repairs=full), proposal, LIMITS, SIZE, now=NOW)[1] is None
 
 
@@ -539,11 +539,12 @@ SIZE = FleetSize(100, 100)
 LIMITS = RepairLimits(RULES)
 
 proposals = st.builds(
-    OperationProposal,
+    RunningOperation,
     node=st.sampled_from(NODES),
     operation=st.sampled_from(["a", "b", "c", "d", "e"]),
     kind=st.sampled_from([*REPAIRS[:-1], TEST]),
-    lasts=st.floats(60, 5000),
+    at=st.just(0.0),
+    until=st.floats(360, 5300),
     pool=st.sampled_from(["", "p1", "p2"]),
     domains=st.sampled_from([(), ("rack=1",), ("rack=2",), ("rack=1", "clique=x")]),
 ).map(lambda one: replace(one, operation=f"{one.node}-{one.operation}"))
@@ -564,7 +565,7 @@ events = st.lists(
     ),
 )
 def test_no_order_of_reservations_passes_a_limit(
-    things: list[tuple[float, OperationProposal | str]], rules: RepairRules
+    things: list[tuple[float, RunningOperation | str]], rules: RepairRules
 ) -> None:
     record, now = WHOLE, NOW
     begun: dict[str, list[tuple[float, str]]] = {}
@@ -600,13 +601,11 @@ def test_no_order_of_reservations_passes_a_limit(
         assert parse_record(dump_record(record)) == record
 
 
-def proposal(node: str = "n1", **more: object) -> OperationProposal:
-    return replace(OperationProposal(node, f"q-1-{node}", "reboot", 600.0), **more)  # type: ignore[arg-type]
+def proposal(node: str = "n1", **more: object) -> RunningOperation:
+    return replace(RunningOperation(node, f"q-1-{node}", "reboot", 0.0, 900.0), **more)  # type: ignore[arg-type]
 
 
-def held_by(
-    record: Record, one: OperationProposal, *, by_hand: bool = False, stop: str = ""
-) -> str:
+def held_by(record: Record, one: RunningOperation, *, by_hand: bool = False, stop: str = "") -> str:
     limits = RepairLimits(RULES, by_hand=by_hand)
     after, held = reserve(record, one, limits, SIZE, now=NOW + 1, stop=stop)
     if held is None:

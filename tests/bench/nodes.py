@@ -347,7 +347,7 @@ async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
         node_state = registry.node_state(meta.name)
         node_state.agent.health = NodeHealth(hello(meta.name))
         node_state.agent.health.snapshot(snapshot())
-        registry.count(node_state)
+        registry.count(node_state.node)
     assert registry.size().reported == len(metas)
     writer = record_writer_of(
         cluster,

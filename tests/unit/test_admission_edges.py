@@ -11,7 +11,6 @@ from aggregator.quarantine.decide.admission import (
     SETTLES,
     AdmissionBatch,
     FleetSize,
-    Held,
     Limits,
     OpenCause,
     Outcome,
@@ -22,6 +21,7 @@ from aggregator.quarantine.decide.admission import (
     stopped,
 )
 from aggregator.quarantine.decide.admission_record import FLEET, Cooldown, Entry, Rebuilt, Record
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.pool_budget import floored
 
 NOW = 10_000.0

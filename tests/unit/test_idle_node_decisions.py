@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.port import Operation, OperationRequest, OperationSpec, Pod, RepairState
 from aggregator.quarantine.decide import reservation
-from aggregator.quarantine.decide.admission import FleetSize, Held
+from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import (
     IDLE_TEST,
     NEW_NODE_TEST,
@@ -18,6 +18,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.idle_nodes import (
     IdleCandidate,
     IdleNodeRules,
@@ -49,7 +50,7 @@ from aggregator.quarantine.decide.node_tests import (
     verdict_at,
 )
 from aggregator.quarantine.decide.operation_step import Do
-from aggregator.quarantine.decide.reservation import OperationProposal, running_of
+from aggregator.quarantine.decide.reservation import running_of
 
 DAY = 86400.0
 RULES = IdleNodeRules(every=7 * DAY, concurrent=2)
@@ -297,13 +298,13 @@ def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
 # -- the limits -------------------------------------------------------------------------------
 
 
-def wanted(node: str, kind: str, number: int = 1, lasts: float = 90.0) -> OperationProposal:
+def wanted(node: str, kind: str, number: int = 1, until: float = 390.0) -> RunningOperation:
     rack = (f"rack={ord(node) % 3}",) if kind == IDLE_TEST else ()
-    return OperationProposal(node, f"{node}-{number}-{kind}", kind, lasts, domains=rack)
+    return RunningOperation(node, f"{node}-{number}-{kind}", kind, 0.0, until, domains=rack)
 
 
 def reserve(
-    record: Record, one: OperationProposal, most: int, *, now: float, stop: str = ""
+    record: Record, one: RunningOperation, most: int, *, now: float, stop: str = ""
 ) -> tuple[Record, Held | None]:
     """By limits that let so many of each kind run at once, whatever the fleet's size."""
     idle = IdleNodeRules(concurrent=most, concurrent_percent=100.0)
@@ -319,7 +320,7 @@ def reserve(
             st.sampled_from("abcdefgh"),
             st.sampled_from([IDLE_TEST, NEW_NODE_TEST]),
             st.integers(1, 2),
-            st.sampled_from([-299.0, 90.0]),
+            st.sampled_from([1.0, 390.0]),
         ),
         max_size=40,
     )
@@ -328,8 +329,8 @@ def test_no_order_of_reservations_passes_a_limit_or_meets_in_a_rack(
     asked: list[tuple[str, str, int, float]],
 ) -> None:
     record = Record()
-    for count, (node, kind, number, lasts) in enumerate(asked):
-        one, now = wanted(node, kind, number, lasts), 10.0 + count / 10
+    for count, (node, kind, number, until) in enumerate(asked):
+        one, now = wanted(node, kind, number, until), 10.0 + count / 10
         record, held = reserve(record, one, 2, now=now)
         record = record.without_operations(
             {each.operation for each in record.node_tests.values() if each.until <= now}
@@ -373,7 +374,7 @@ def test_the_count_or_the_share_of_the_fleet_whichever_is_less_bounds_idle_tests
     rules = IdleNodeRules(concurrent=concurrent, concurrent_percent=percent)
     record, begun = Record(), 0
     for number in range(concurrent + 1):
-        one = OperationProposal(f"n{number}", f"o{number}", IDLE_TEST, 90.0)
+        one = RunningOperation(f"n{number}", f"o{number}", IDLE_TEST, 0.0, 390.0)
         size, limits = FleetSize(nodes, nodes), NodeTestLimits(rules)
         record, held = reservation.reserve(record, one, limits, size, now=10.0)
         begun += held is None

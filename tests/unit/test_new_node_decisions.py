@@ -17,13 +17,15 @@ from aggregator.cluster.port import (
     RepairState,
     Taint,
 )
-from aggregator.quarantine.decide.admission import FleetSize, Held
+from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import (
     NEW_NODE_TEST,
     Record,
+    RunningOperation,
     dump_record,
     parse_record,
 )
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
     condition_of,
@@ -45,7 +47,7 @@ from aggregator.quarantine.decide.node_tests import (
     status_of,
 )
 from aggregator.quarantine.decide.operation_step import Do
-from aggregator.quarantine.decide.reservation import OperationProposal, reserve, running_of
+from aggregator.quarantine.decide.reservation import reserve, running_of
 from tests.support.present import present
 
 KEY = "sickbay.dev/untested"
@@ -305,12 +307,12 @@ def test_why_a_new_node_still_has_its_taint(
 # -- the limit ------------------------------------------------------------------------------
 
 
-def wanted(node: str, number: int = 1) -> OperationProposal:
-    return OperationProposal(node, f"{node}-{number}", NEW_NODE_TEST, 90.0)
+def wanted(node: str, number: int = 1) -> RunningOperation:
+    return RunningOperation(node, f"{node}-{number}", NEW_NODE_TEST, 0.0, 390.0)
 
 
 def reserve_test(
-    record: Record, one: OperationProposal, most: int, *, now: float, stop: str = ""
+    record: Record, one: RunningOperation, most: int, *, now: float, stop: str = ""
 ) -> tuple[Record, Held | None]:
     limits = NodeTestLimits(NewNodeRules(concurrent=most))
     return reserve(record, one, limits, FleetSize(100, 100), now=now, stop=stop)

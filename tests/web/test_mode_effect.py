@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.mode_effect import mode_effect
 from aggregator.web.node_view import ViewMoment

@@ -23,9 +23,9 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.actions.release import ReleaseActions, Undo
+from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.intent import OURS, releasing
 from aggregator.quarantine.decide.node_marks import (
     adopt_change,
     marked_by,
@@ -131,10 +131,8 @@ class MarkAdopter:
             if now is not None and now.uid == node.uid and is_marked(now):
                 raise  # another client changed the marks: the usual steps mark it again
             because = "its marks were gone by the time that it was made again"
-            status = replace(
-                quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
-            )
-            await self._acts.write_status(node_state, quarantine, status)
+            ended = releasing(quarantine.status, because)
+            await self._acts.write_status(node_state, quarantine, ended)
             return
         now_at = self._acts.clocks.wall()
         status = replace(
@@ -147,9 +145,7 @@ class MarkAdopter:
             applied=read_applied(node),
         )
         await self._acts.write_status(node_state, quarantine, status)
-        self._acts.announcer.announce(
-            node_state, node.uid, quarantined=True, message=quarantine.spec.reason
-        )
+        self._acts.announcer.announce(node_state, node.uid, quarantine.spec.reason)
         node_state.take_node(node)
 
     async def forget_node(self, node_state: NodeState, because: str) -> None:
@@ -196,9 +192,9 @@ class MarkAdopter:
         words = node_state.overrule(evidence)
         # A person requested marks without evidence, and the deletion, which is later, revokes that.
         more: dict[str, str | None] = {} if evidence else {FORCE: None}
-        undo = Undo(uid, read_applied(node), words, more=more)
-        node_state.take_node(await self._release_actions.undo_node(node_state, node, undo))
-        await self._acts.announcer.write(
-            node_state, node.uid, quarantined=False, message="released"
+        undone = await self._release_actions.undo_node(
+            node_state, node, uid, read_applied(node), words, more=more
         )
+        node_state.take_node(undone)
+        await self._acts.announcer.write(node_state, node.uid, "released")
         return True

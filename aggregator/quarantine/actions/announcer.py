@@ -20,30 +20,29 @@ class Announcer:
         self._cluster = cluster
         self._rng = rng
 
-    def announce(
-        self, node_state: NodeState, node_uid: str, *, quarantined: bool, message: str
-    ) -> None:
-        """Runs in the background: no act waits for it. A newer one waits for the older."""
+    def announce(self, node_state: NodeState, node_uid: str, message: str) -> None:
+        """Announce its quarantine, in the background: no act waits for it. A newer announcement
+        waits for the older.
+        """
         earlier = node_state.quarantine_view.trail
 
         async def trail() -> None:
             if earlier is not None and not earlier.done():
                 await asyncio.wait([earlier])
-            await self.write(node_state, node_uid, quarantined=quarantined, message=message)
+            await self.write(node_state, node_uid, message, quarantined=True)
 
         task = asyncio.create_task(trail(), name=f"announce {node_state.node}")
         node_state.own_quarantine_view().start_trail(task)
 
     async def settle(self, node_state: NodeState) -> None:
-        if (
-            node_state.quarantine_view.trail is not None
-            and not node_state.quarantine_view.trail.done()
-        ):
-            await asyncio.wait([node_state.quarantine_view.trail])
+        trail = node_state.quarantine_view.trail
+        if trail is not None and not trail.done():
+            await asyncio.wait([trail])
 
     async def write(
-        self, node_state: NodeState, node_uid: str, *, quarantined: bool, message: str
+        self, node_state: NodeState, node_uid: str, message: str, *, quarantined: bool = False
     ) -> None:
+        """Announce its release, or its quarantine, and wait for that."""
         reason = "Quarantined" if quarantined else "Released"
         for attempt in range(1, _TRIES + 1):
             try:

@@ -177,9 +177,7 @@ class NodeMarker:
             return
         text = f"{self._acts.words.marked}: {quarantine.spec.reason or 'by hand'}"
         self._acts.emit_event(node_state, EventKind.CORDONED, text)
-        self._acts.announcer.announce(
-            node_state, patched.uid, quarantined=True, message=quarantine.spec.reason
-        )
+        self._acts.announcer.announce(node_state, patched.uid, quarantine.spec.reason)
 
 
 @define(eq=False, slots=False, kw_only=True)
@@ -214,10 +212,7 @@ class CordonActions:
         if quarantine.status.phase in MARKED:
             # Another has marked it, or we have, and the answer is lost: the condition trails.
             if node_state.quarantine_view.trail is None:
-                reason = quarantine.spec.reason
-                self._acts.announcer.announce(
-                    node_state, node.uid, quarantined=True, message=reason
-                )
+                self._acts.announcer.announce(node_state, node.uid, quarantine.spec.reason)
             return
         # Another machine is released, unless a repair may still reach it: then no work may come.
         over = node_state.quarantine_view.reborn and not is_busy(quarantine.status.repair)

@@ -1,5 +1,6 @@
 """A node's desired state as far as limits let it be, its proposal, and the report of its hold."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from attrs import define
@@ -11,7 +12,8 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.followers import EvictionMemory
-from aggregator.quarantine.decide.admission import Held, Proposal, stopped
+from aggregator.quarantine.decide.admission import Proposal, stopped
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import OURS, DesiredState, is_overridden
 from aggregator.quarantine.decide.maintenance import is_stale
 from aggregator.quarantine.state.fleet import UNREAD_STATUS, NodeHold
@@ -27,6 +29,10 @@ class NodeHolds:
     _acts: NodeActions
     _record_writer: AdmissionRecordWriter
     _switch: StopSwitch
+
+    def spares(self, node_state: NodeState, wanted: DesiredState) -> bool:
+        """Whether no quarantine may begin: the node does not exist, or another party is at work."""
+        return self.is_nowhere(node_state, wanted) or self.leave_alone(node_state, wanted)
 
     def is_nowhere(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether the cluster has no such node: it is held then, counts for no limit, and is looked
@@ -166,15 +172,29 @@ class Proposals:
 
     def propose(self, node_state: NodeState, wanted: DesiredState) -> Proposal:
         spec = wanted.spec
-        return Proposal(
-            node_state.node,
-            spec.incident,
-            self._registry.pool_of(node_state.node),
-            spec.action.value,
-            self._causes.suspects(node_state),
-            self._causes.unsettled(node_state),
-            self._pools.name_of(node_state.node),
-        )
+        return self._proposal(node_state.node, spec.action.value, node_state, spec.incident)
+
+    def preview(self, wanted: Iterable[tuple[str, str]]) -> Mapping[str, Held]:
+        """By node, the hold of each that would be held; ``wanted`` are nodes and actions, in the
+        order in which they would be requested. The others would be admitted.
+
+        It uses the same function as a real proposal, against the present record, and admits no
+        node. Common causes may explain only nodes whose state is known here.
+        """
+        proposals = []
+        for node, action in wanted:
+            node_state = self._registry.known(node)
+            reported = node_state is not None and node_state.agent.health is not None
+            proposals.append(self._proposal(node, action, node_state if reported else None))
+        return self._record_writer.preview(proposals)
+
+    def _proposal(
+        self, node: str, action: str, known: NodeState | None, incident: str = ""
+    ) -> Proposal:
+        pool, policy_pool = self._registry.pool_of(node), self._pools.name_of(node)
+        suspects = self._causes.suspects(known) if known is not None else ()
+        unsettled = self._causes.unsettled(known) if known is not None else ""
+        return Proposal(node, incident, pool, action, suspects, unsettled, policy_pool)
 
     def fabric_hold(self, node_state: NodeState) -> Held | None:
         """The reason that holds it while the fabric may be the cause of its fault."""

@@ -63,9 +63,7 @@ class MarkRestorer:
             change = cordon_change(node, in_force, rules=self.rules)
             guard = self._acts.guard(node_state)
             node = await self._acts.mark_writer.mark(node, change, guard=guard)
-        self._acts.announcer.announce(
-            node_state, node.uid, quarantined=True, message=in_force.spec.reason
-        )
+        self._acts.announcer.announce(node_state, node.uid, in_force.spec.reason)
         node_state.take_node(node)
         marks = counted(in_force.status.marks or _NONE, self._acts.clocks.latest())
         status = replace(

@@ -51,16 +51,9 @@ class NodeReports:
             incident = quarantine.spec.incident
         if not incident and wanted is not None:
             incident = wanted.spec.incident
-        self._event_sink.record_event(
-            Transition(
-                at=self.clocks.wall(),
-                kind=kind,
-                node=node_state.node,
-                summary=f"{node_state.node}: {summary}",
-                incident=incident,
-                details=dict(details or {}),
-            )
-        )
+        node, at = node_state.node, self.clocks.wall()
+        text, more = f"{node}: {summary}", dict(details or {})
+        self._event_sink.record_event(Transition(at, kind, node, text, incident, more))
 
 
 log = logging.getLogger("sickbay.quarantine")

@@ -22,6 +22,7 @@ from aggregator.quarantine.decide.intent import (
     DesiredState,
     changed_intent,
     describe_override,
+    releasing,
 )
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.uncordon import recordon_due
@@ -164,10 +165,8 @@ class ObjectWrites:
         if await self._record_writer.entry(node_state.node) is not None:
             return
         because = "made late, when its admission was over"
-        status = replace(
-            quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
-        )
-        node_state.wrote(await self._acts.cluster.write_quarantine_status(quarantine, status))
+        ended = releasing(quarantine.status, because)
+        node_state.wrote(await self._acts.cluster.write_quarantine_status(quarantine, ended))
         log.info(
             "Quarantine withdrawn",
             extra={

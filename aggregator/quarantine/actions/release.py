@@ -7,7 +7,7 @@ always changes the node, so that a late writer fails (docs/fences.md).
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from attrs import define
@@ -54,17 +54,6 @@ RECORD_WITHIN = 5.0
 _WAITS = "the node is released; its admission record entry goes when the record can be used again"
 #: The objections to a release are checked again after this long (seconds).
 CHECK_AGAIN = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """The undo of a node's marks: for the quarantine with ``uid``; the rest as in `undo_change`."""
-
-    uid: str
-    applied: AppliedChanges | None
-    words: frozenset[Override]
-    uncordoned: bool = False
-    more: Mapping[str, str | None] | None = None
 
 
 class ReleaseHook(Protocol):
@@ -215,27 +204,22 @@ class ReleaseActions:
         theirs = quarantine.status.released_because == UNCORDONED
         begun = quarantine.status.cordoned_at > 0  # else there was nothing to release it from
         evidence = quarantine.spec.evidence if begun else ()
-        memory = remember(
-            node,
-            evidence,
-            earliest=self._acts.clocks.earliest(),
-            latest=self._acts.clocks.latest(),
+        clocks = self._acts.clocks
+        more = memory_change(
+            remember(node, evidence, earliest=clocks.earliest(), latest=clocks.latest())
         )
-        more = memory_change(memory)
         if UNCORDONED_BY in node.annotations:
             more[UNCORDONED_BY] = None
         if quarantine.status.overruled and quarantine.spec.requester == FORCED:
             more[FORCE] = None  # a person's later request takes the earlier one back
-        undo = Undo(
-            quarantine.uid, applied_to_undo(node, quarantine, self._marks), words, theirs, more
+        applied = applied_to_undo(node, quarantine, self._marks)
+        undone = await self.undo_node(
+            node_state, node, quarantine.uid, applied, words, uncordoned=theirs, more=more
         )
-        undone = await self.undo_node(node_state, node, undo)
         node_state.cluster.note_ended(words - node_state.overrule())
         node_state.take_node(undone)
         await self._acts.announcer.settle(node_state)
-        await self._acts.announcer.write(
-            node_state, node.uid, quarantined=False, message=_because(quarantine)
-        )
+        await self._acts.announcer.write(node_state, node.uid, _because(quarantine))
 
     async def drop_finalizer(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The definition is being deleted: the finalizer goes, and the marks stay.
@@ -272,13 +256,23 @@ class ReleaseActions:
             node_state.decision.take_incidents(EMPTY)
             node_state.agent.compare_boot(reborn)
 
-    async def undo_node(self, node_state: NodeState, node: Node, undo: "Undo") -> Node:
-        """Undo our marks; the node also remembers its overrides, without those that are over."""
+    async def undo_node(
+        self,
+        node_state: NodeState,
+        node: Node,
+        uid: str,
+        applied: AppliedChanges | None,
+        words: frozenset[Override],
+        *,
+        uncordoned: bool = False,
+        more: Mapping[str, str | None],
+    ) -> Node:
+        """Undo the marks for the quarantine with ``uid``; the node also remembers its overrides,
+        without those that are over. The rest as in `undo_change`.
+        """
         ended = node_state.cluster.ended_overrides
-        still = (read_overruled(node.annotations) - ended) | undo.words
-        change = undo_change(
-            node, undo.uid, undo.applied, still, uncordoned=undo.uncordoned, more=undo.more
-        )
+        still = (read_overruled(node.annotations) - ended) | words
+        change = undo_change(node, uid, applied, still, uncordoned=uncordoned, more=more)
         undone = await self._acts.mark_writer.undo(node, change, guard=self._acts.place)
         node_state.cluster.note_removed(ended)
         return undone

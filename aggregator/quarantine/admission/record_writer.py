@@ -32,7 +32,6 @@ from aggregator.quarantine.admission.stop_switch import (
 from aggregator.quarantine.decide.admission import (
     SETTLES,
     AdmissionBatch,
-    Held,
     Limits,
     OpenCause,
     Outcome,
@@ -55,9 +54,10 @@ from aggregator.quarantine.decide.admission_record import (
     rebuild,
     takes_a_place,
 )
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.pool_budget import PoolBudget
 from aggregator.quarantine.decide.repair import lost_reservation
-from aggregator.quarantine.decide.reservation import OperationLimits, OperationProposal, reserve
+from aggregator.quarantine.decide.reservation import OperationLimits, reserve
 from aggregator.quarantine.state.operation_times import OperationTimes
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 from aggregator.rfc3339 import span
@@ -74,7 +74,7 @@ class _Request:
     forget: Entry | None = None
     withdraw: Entry | None = None
     recheck: str = ""
-    reserve: tuple[OperationProposal, OperationLimits] | None = None
+    reserve: tuple[RunningOperation, OperationLimits] | None = None
     unreserve: str = ""
     restore: RunningOperation | None = None
     done: "asyncio.Future[Held | None]" = field(
@@ -173,11 +173,8 @@ class AdmissionRecordWriter:
         """
         self._any_version = True
 
-    async def read(self) -> None:
-        """Read it anew, even if it is known. Raises `ClusterError`."""
-        await self._read(sure=False)
-
-    async def _read(self, *, sure: bool) -> None:
+    async def read(self, *, sure: bool = False) -> None:
+        """Read it anew, even if it is known. ``sure``: as for `_compare`. Raises `ClusterError`."""
         before = self._stored
         self._take_answer(await self._cluster.read_record(), before, sure=sure)
 
@@ -239,8 +236,10 @@ class AdmissionRecordWriter:
 
     async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
         """The same, of a Quarantine that is in force or is about to be made."""
-        pools = self._registry.pool_of(node), self._pools.name_of(node)
-        await self.enter(entry_of(node, spec, self._wall(), *pools))
+        await self.enter(self._entry_of(node, spec, self._wall()))
+
+    def _entry_of(self, node: str, spec: QuarantineSpec, at: float) -> Entry:
+        return entry_of(node, spec, at, self._registry.pool_of(node), self._pools.name_of(node))
 
     async def entry(self, node: str) -> Entry | None:
         """The node's entry, to be taken out at the end of the release that begins now, or None.
@@ -263,11 +262,11 @@ class AdmissionRecordWriter:
         if entry is not None:
             await self._submit(_Request(withdraw=entry))
 
-    async def reserve(self, proposal: OperationProposal, limits: OperationLimits) -> Held | None:
+    async def reserve(self, proposal: RunningOperation, limits: OperationLimits) -> Held | None:
         """Returns None when the record has the operation under way now, else the hold."""
         return await self._submit(_Request(reserve=(proposal, limits)))
 
-    def hold_of(self, proposal: OperationProposal, limits: OperationLimits) -> Held | None:
+    def hold_of(self, proposal: RunningOperation, limits: OperationLimits) -> Held | None:
         """The hold that an operation would get now, by the last record, if it did not count yet."""
         others = self.current_record().without_operations({proposal.operation})
         size, now = self._registry.size(), self._wall()
@@ -355,7 +354,7 @@ class AdmissionRecordWriter:
             # A record that was deleted is made, empty, before it is rebuilt: to have its uid.
             deleted = self._lost and self._stored is not None and not self._stored.version
             if self._stored is None or self._doubted or deleted:
-                await self._read(sure=True)
+                await self.read(sure=True)
                 fresh = True
             stored = self._stored
             if stored is None or self.problem:
@@ -364,12 +363,10 @@ class AdmissionRecordWriter:
                 raise ClusterError(f"the admission record {self._lost}, and {NOT_CONTROLLER}")
             before = self.record
             after = self._changed(before, stored.uid, batch)
-            proposed = [request.propose for request in batch if request.propose is not None]
-            if unread is not None:
-                proposed = []
+            decidable = batch if unread is None else []
+            proposed = [one.propose for one in decidable if one.propose is not None]
             outcome = self._batch(after).admit(proposed, self._policy_hash)
-            if unread is None:
-                outcome = self._reserve(outcome, batch)
+            outcome = self._reserve(outcome, decidable)
             if not self._lost and _substance(outcome.record) == _substance(before):
                 sure = any(
                     one.forget or one.withdraw or one.recheck or one.unreserve for one in batch
@@ -400,15 +397,12 @@ class AdmissionRecordWriter:
         entered = [request.enter for request in batch if request.enter is not None]
         if entered or after.policy_hash != self._policy_hash:
             after = after.enter(entered, self._policy_hash)
-        forgotten = [request.forget for request in batch if request.forget is not None]
-        if forgotten:
-            after = after.forget_nodes(forgotten)
-        withdrawn = [request.withdraw for request in batch if request.withdraw is not None]
-        if withdrawn:
-            after = after.withdraw(withdrawn)
-        over = {request.unreserve for request in batch if request.unreserve}
-        if over:
-            after = after.without_operations(over)
+        forgotten = [one.forget for one in batch if one.forget is not None]
+        after = after.forget_nodes(forgotten) if forgotten else after
+        withdrawn = [one.withdraw for one in batch if one.withdraw is not None]
+        after = after.withdraw(withdrawn) if withdrawn else after
+        over = {one.unreserve for one in batch if one.unreserve}
+        after = after.without_operations(over) if over else after
         for request in batch:
             if request.restore is not None:
                 after = after.restore(request.restore)
@@ -421,14 +415,8 @@ class AdmissionRecordWriter:
             if request.reserve is None:
                 continue
             proposal, limits = request.reserve
-            record, hold = reserve(
-                record,
-                proposal,
-                limits,
-                self._registry.size(),
-                now=self._wall(),
-                stop=self.switch.reason,
-            )
+            size, now, stop = self._registry.size(), self._wall(), self.switch.reason
+            record, hold = reserve(record, proposal, limits, size, now=now, stop=stop)
             if hold is not None:
                 held[_operation_key(proposal)] = hold
         return Outcome(record, outcome.admitted, held)
@@ -438,15 +426,9 @@ class AdmissionRecordWriter:
         if not self.quarantine_index.whole:
             raise ClusterError(lost(self._lost).reason)
         in_force = [one for one in self.quarantine_index.quarantines() if has_begun(one)]
-        pool_of, policy_pool_of = self._registry.pool_of, self._pools.name_of
+        pool_of = self._registry.pool_of
         entries = [
-            entry_of(
-                one.node,
-                one.spec,
-                one.status.admitted_at or one.created_at,
-                pool_of(one.node),
-                policy_pool_of(one.node),
-            )
+            self._entry_of(one.node, one.spec, one.status.admitted_at or one.created_at)
             for one in in_force
         ]
         newest, at = self.quarantine_index.newest, self._wall()
@@ -554,7 +536,7 @@ class AdmissionRecordWriter:
         self.problem = problem
 
 
-def _operation_key(proposal: OperationProposal) -> str:
+def _operation_key(proposal: RunningOperation) -> str:
     """The key of its hold next to those of nodes; no node has such a name."""
     return f"operation:{proposal.operation}"
 

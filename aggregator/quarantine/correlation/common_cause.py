@@ -15,7 +15,7 @@ from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rack_origin import Origin
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.followers import RackOrigins
-from aggregator.quarantine.decide.admission import Held, Limits, OpenCause
+from aggregator.quarantine.decide.admission import Limits, OpenCause
 from aggregator.quarantine.decide.admission_record import FLEET, Record
 from aggregator.quarantine.decide.common_cause import (
     VERSIONS,
@@ -25,6 +25,7 @@ from aggregator.quarantine.decide.common_cause import (
     Group,
     fabric_cause,
 )
+from aggregator.quarantine.decide.held import Held, held_by
 from aggregator.quarantine.decide.symptoms import (
     FABRIC,
     FABRIC_BY_LABEL,
@@ -81,13 +82,8 @@ class CommonCauseTracker:
     _clocks: Clocks
 
     def __attrs_post_init__(self) -> None:
-        self._cooldown = self._admission.cooldown
-        self._window = self._admission.window
-        self._after_upgrade = self._admission.after_upgrade
         self._acting = acting_checks(self._policy)
         self._common = CommonCauses(self._limits, self._registry)
-        self._clique_label = self._limits.clique_label
-        self._fabric_hold = self._limits.fabric_hold
         self._labels = tuple(
             dict.fromkeys((*self._limits.domain_labels, self._limits.clique_label))
         )
@@ -145,15 +141,15 @@ class CommonCauseTracker:
         open_for = max(
             (now - item.since for item in self._evidence_against(node_state)), default=0.0
         )
-        if open_for >= self._after_upgrade:
+        if open_for >= self._admission.after_upgrade:
             return ""
         now_runs = ", ".join(
             f"{name} {version}" for name, version in self._versions[node_state.node]
         )
         return (
             f"its version has just changed (now {now_runs}); the evidence against it must have "
-            f"lasted for {span(self._after_upgrade)}, in which others with this version may show "
-            "the same"
+            f"lasted for {span(self._admission.after_upgrade)}, in which others with this version "
+            "may show the same"
         )
 
     def _note_fabric_evidence(self, node_state: NodeState, *, in_fabric: bool) -> None:
@@ -172,7 +168,7 @@ class CommonCauseTracker:
             self._fabric_evidence[node] = (keys, self._clocks.now())
 
     def _fabric_groups(self, groups: tuple[Group, ...]) -> list[Group]:
-        labels = (FABRIC, FABRIC_BY_LABEL, self._clique_label)
+        labels = (FABRIC, FABRIC_BY_LABEL, self._limits.clique_label)
         return [group for group in groups if group[0] in labels]
 
     def fabrics_of(self, node: str) -> frozenset[str]:
@@ -188,7 +184,7 @@ class CommonCauseTracker:
         known = self._fabric_evidence.get(node_state.node)
         if known is None:
             return None
-        ends = known[1] + self._fabric_hold
+        ends = known[1] + self._limits.fabric_hold
         if self._clocks.now() >= ends:
             return None
         open_now = self._open.keys()
@@ -203,17 +199,19 @@ class CommonCauseTracker:
         """
         if self.fabric_hold_ends(node_state) is None:
             return self._origins.hold(node_state, self._evidence_against(node_state))
-        length = span(self._fabric_hold)
-        return Held(
-            "limits.fabric_hold",
-            length,
+        length = span(self._limits.fabric_hold)
+        text = (
             f"its evidence is NVLink's, or the driver's verdict alone: for {length} other nodes of "
-            "the fabric may show the same, and then the fabric is the cause",
+            "the fabric may show the same, and then the fabric is the cause"
         )
+        return held_by(self._limits, "fabric_hold", text)
 
-    def _evidence_against(self, node_state: NodeState) -> Iterable[Evidence]:
+    def _evidence_against(
+        self, node_state: NodeState, incidents: Iterable[Incident] | None = None
+    ) -> Iterable[Evidence]:
+        """That of these incidents; of all, where none are given."""
         overruled = frozenset(word.key for word in node_state.cluster.overruled)
-        return actionable_evidence(node_state.decision.incidents.values(), overruled)
+        return actionable_evidence(incidents or node_state.decision.incidents.values(), overruled)
 
     def _places(self, node_state: NodeState | None) -> list[Group]:
         labels = _labels_of(node_state)
@@ -221,8 +219,8 @@ class CommonCauseTracker:
 
     def _fabrics(self, node_state: NodeState | None, named: Iterable[str]) -> list[Group]:
         """The node's NVLink fabrics by its clique label; without one, those its agent has named."""
-        clique = _labels_of(node_state).get(self._clique_label)
-        if clique and self._clique_label:
+        clique = _labels_of(node_state).get(self._limits.clique_label)
+        if clique and self._limits.clique_label:
             return [(FABRIC_BY_LABEL, one) for one in domains(clique)]
         return [(FABRIC, one) for one in named if one]
 
@@ -280,8 +278,7 @@ class CommonCauseTracker:
         """The id of an open cause, where open causes explain all of this incident of the node."""
         if not self._open:
             return ""
-        overruled = frozenset(word.key for word in node_state.cluster.overruled)
-        found = self._suspects_of(node_state, actionable_evidence([incident], overruled))
+        found = self._suspects_of(node_state, self._evidence_against(node_state, [incident]))
         hits = [suspects & self._open.keys() for suspects in found]
         return min(hits[0]) if hits and all(hits) else ""
 
@@ -317,10 +314,11 @@ class CommonCauseTracker:
         """Changes by time alone: the end of causes and of the fleet's cooldown."""
         self.find_causes()
         now = self._clocks.trusted_wall()
-        counted = record.pruned(now, window=self._window, cooldown=self._cooldown)
+        window, cooldown = self._admission.window, self._admission.cooldown
+        counted = record.pruned(now, window=window, cooldown=cooldown)
         self._fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
-        until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
+        until = f"until {time_of_day(found.at + cooldown)}: {found.because}" if found else ""
         if self._cooldown_reported.is_due("it is cooling down" if until else ""):
             kind = EventKind.COOLDOWN if until else EventKind.COOLDOWN_OVER
             text = f"no new quarantine is admitted {until}" if until else "admission goes on"

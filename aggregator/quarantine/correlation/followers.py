@@ -35,13 +35,13 @@ from aggregator.policy.rack_origin import (
     unknown,
 )
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.common_cause import (
     LEAST_IN_CLIQUE,
     CommonCause,
     Group,
     fabric_cause,
 )
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.symptoms import (
     actionable_evidence,
     is_nvlink_code,

@@ -1,6 +1,5 @@
 """The trackers that compare measurements of the nodes. Each gives nodes evidence of its own."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements
@@ -35,33 +34,6 @@ class MeasurementTracker(Protocol):
 
     def forget_node(self, node: str) -> None:
         """The node is gone."""
-
-
-class MeasurementTrackers:
-    """Implements `MeasurementTracker` by several, in their order."""
-
-    def __init__(self, trackers: Sequence[MeasurementTracker]) -> None:
-        self._trackers = tuple(trackers)
-
-    def on_connect(self, node: str) -> None:
-        for tracker in self._trackers:
-            tracker.on_connect(node)
-
-    def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
-        for tracker in self._trackers:
-            tracker.on_measurements(node, measured, at)
-
-    def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
-        for tracker in self._trackers:
-            tracker.on_cleared(node, signs, at)
-
-    def silent(self, node: str) -> None:
-        for tracker in self._trackers:
-            tracker.silent(node)
-
-    def forget_node(self, node: str) -> None:
-        for tracker in self._trackers:
-            tracker.forget_node(node)
 
 
 def component(series: MeasuredSeries) -> str:

@@ -12,10 +12,11 @@ from aggregator.quarantine.state.node import NodeState
 class FleetTrackers:
     causes: CommonCauseTracker
     network: NetworkTracker
-    measurements: MeasurementTracker
+    measurements: tuple[MeasurementTracker, ...]
 
     def forget_node(self, node_state: NodeState) -> None:
         """The node is gone."""
         self.causes.forget_node(node_state)
         self.network.forget_node(node_state.node)
-        self.measurements.forget_node(node_state.node)
+        for tracker in self.measurements:
+            tracker.forget_node(node_state.node)

@@ -30,13 +30,13 @@ from aggregator.quarantine.decide.admission_record import (
     Entry,
     Record,
 )
+from aggregator.quarantine.decide.held import Held, held_by
 from aggregator.quarantine.decide.intent import DesiredState
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.pool_budget import (
     NO_POOLS,
     PoolBudget,
     PoolFacts,
-    PoolHold,
     allowance,
     cooldown_id,
     floored,
@@ -163,24 +163,6 @@ class Proposal:
     unsettled: str = ""
     policy_pool: str = ""
     read: NodeRead = NodeRead.FULL
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Why not now: the limit by its name in the configuration, its value, and a sentence.
-
-    ``cause``: the id of the common cause, where that is why.
-    """
-
-    limit: str
-    value: str
-    reason: str
-    cause: str = ""
-
-    @property
-    def text(self) -> str:
-        """All of it, for people."""
-        return f"held by {self.limit} = {self.value}: {self.reason}"
 
 
 #: The answer to a proposal that would count, or trip a rate, and whose node was not read for it.
@@ -368,7 +350,7 @@ class _Budget:
 
     def decide(self, proposal: Proposal) -> _Verdict:
         """The hold of a proposal, without one if it may be taken. It changes nothing."""
-        held = self._full(proposal.pool) or _of_pool(self._policy_pools.full(proposal.policy_pool))
+        held = self._full(proposal.pool) or self._policy_pools.full(proposal.policy_pool)
         return (
             self.suspicion(proposal)
             or (_Verdict(held) if held is not None else None)
@@ -473,18 +455,13 @@ class _Budget:
             if ident == FLEET or where
             else "no quarantine like it is admitted"
         )
-        return Held(
-            "limits.cooldown",
-            span(length),
-            f"{whose} until {time_of_day(found.at + length)} ({span(length)} after it began): "
-            f"{found.because}",
-            ident,
-        )
+        until = f"until {time_of_day(found.at + length)} ({span(length)} after it began)"
+        return held_by(self._limits, "cooldown", f"{whose} {until}: {found.because}", cause=ident)
 
     def _unsettled(self, proposal: Proposal) -> Held | None:
         if not proposal.unsettled:
             return None
-        return Held("limits.after_upgrade", span(self._limits.after_upgrade), proposal.unsettled)
+        return held_by(self._limits, "after_upgrade", proposal.unsettled)
 
     def _too_fast(self) -> _Verdict | None:
         """Held by the rate; the fleet cools down then."""
@@ -496,14 +473,12 @@ class _Budget:
         if spare < 0:
             return None
         if limits.new_per_window <= share:
-            name, value = "limits.new_per_window", str(limits.new_per_window)
-            allowed = f"the limit is {value}"
+            key, allowed = "new_per_window", f"the limit is {limits.new_per_window}"
         else:
-            value = f"{limits.new_per_window_percent:g}%"
-            name = "limits.new_per_window_percent"
+            key = "new_per_window_percent"
             allowed = f"{limits.new_per_window_percent:g} % of {nodes} allow {share}"
         reason = f"{self._lately} nodes were admitted within {span(limits.window)}; {allowed}"
-        return _Verdict(Held(name, value, reason), self._trips(_Trip(FLEET, reason, spare)))
+        return _Verdict(held_by(limits, key, reason), self._trips(_Trip(FLEET, reason, spare)))
 
     def _pool_too_fast(self, pool: str) -> _Verdict | None:
         """Held by the pool's rate; the pool alone cools down then."""
@@ -511,7 +486,7 @@ class _Budget:
         if found is None:
             return None
         trip = _Trip(cooldown_id(pool), found.reason, found.spare)
-        return _Verdict(_of_pool(found), self._trips(trip))
+        return _Verdict(found, self._trips(trip))
 
     def _trips(self, trip: _Trip) -> tuple[_Trip, ...]:
         return (trip,) if self._limits.cooldown > 0 else ()
@@ -521,41 +496,29 @@ class _Budget:
     def _full(self, pool: str) -> Held | None:
         limits, size, in_force = self._limits, self._size, self._in_force
         if in_force >= limits.concurrent:
-            return Held(
-                "limits.concurrent",
-                str(limits.concurrent),
-                f"{in_force} nodes are in quarantine; the limit is {limits.concurrent}",
-            )
+            text = f"{in_force} nodes are in quarantine; the limit is {limits.concurrent}"
+            return held_by(limits, "concurrent", text)
         nodes, floor = size.nodes, limits.small_fleet_floor
         share = allowance(nodes, limits.concurrent_percent)
         most = floored(share, floor, of=nodes, fleet=nodes)
         if in_force >= most:
-            return Held(
-                "limits.concurrent_percent",
-                f"{limits.concurrent_percent:g}%",
-                f"{in_force} of {size.nodes} nodes are in quarantine; "
-                f"{limits.concurrent_percent:g} % allow {most}{_by_floor(share, most)}",
-            )
+            text = f"{in_force} of {size.nodes} nodes are in quarantine"
+            allowed = _allowed(limits.concurrent_percent, share, most)
+            return held_by(limits, "concurrent_percent", f"{text}; {allowed}")
         if limits.pool_label:
             in_pool, total = self._in_pool(pool), size.pools.get(pool, 0)
             share = allowance(total, limits.pool_percent)
             most = floored(share, floor, of=total, fleet=nodes)
             if in_pool >= most:
-                return Held(
-                    "limits.pool_percent",
-                    f"{limits.pool_percent:g}%",
-                    f"{in_pool} of {total} nodes of pool {pool or '(none)'} are in quarantine; "
-                    f"{limits.pool_percent:g} % allow {most}{_by_floor(share, most)}",
-                )
+                whose = f"{in_pool} of {total} nodes of pool {pool or '(none)'}"
+                allowed = _allowed(limits.pool_percent, share, most)
+                return held_by(limits, "pool_percent", f"{whose} are in quarantine; {allowed}")
         return None
 
 
-def _by_floor(share: int, most: int) -> str:
-    return "" if most == share else " (limits.small_fleet_floor)"
-
-
-def _of_pool(found: PoolHold | None) -> Held | None:
-    return Held(found.limit, found.value, found.reason) if found is not None else None
+def _allowed(percent: float, share: int, most: int) -> str:
+    floor = "" if most == share else " (limits.small_fleet_floor)"
+    return f"{percent:g} % allow {most}{floor}"
 
 
 def stopped(reason: str) -> Held:
@@ -592,19 +555,13 @@ def settling(record: Record, now: float) -> Held | None:
 def quorum(limits: Limits, size: FleetSize) -> Held | None:
     """The hold on all nodes until enough of the fleet has reported, or None when it has."""
     if not size.listed:
-        return Held(
-            "limits.quorum_percent",
-            f"{limits.quorum_percent:g}%",
-            "the cluster's nodes could not be counted yet, so no share of them is known",
-        )
+        text = "the cluster's nodes could not be counted yet, so no share of them is known"
+        return held_by(limits, "quorum_percent", text)
     needed = size.nodes * limits.quorum_percent / 100
     if size.reported < needed:
-        return Held(
-            "limits.quorum_percent",
-            f"{limits.quorum_percent:g}%",
-            f"{size.reported} of {size.nodes} nodes have reported since the start; "
-            f"{limits.quorum_percent:g} % must have",
-        )
+        text = f"{size.reported} of {size.nodes} nodes have reported since the start"
+        must = f"{limits.quorum_percent:g} % must have"
+        return held_by(limits, "quorum_percent", f"{text}; {must}")
     return None
 
 

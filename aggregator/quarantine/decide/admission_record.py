@@ -50,6 +50,8 @@ class Entry:
     policy_pool: str = ""
 
 
+#: The fields that an entry in the record has only where they are not empty, and their keys there.
+_MAY_LACK = {key: key for key in ("requester", "reason", "kind")} | {"policy_pool": "policyPool"}
 #: The pool of the nodes that no pool of the section ``pools`` selects. It has no limits.
 DEFAULT_POOL = "default"
 #: Bounds of the record: 5,000 times and 100 cooldowns are some 60 KiB of its object, the times of
@@ -348,18 +350,14 @@ def parse_record(text: str) -> Record:
         entries = {
             name: Entry(
                 node=name,
-                incident=str(entry["incident"]),
-                pool=str(entry["pool"]),
-                action=str(entry["action"]),
+                **{key: str(entry[key]) for key in ("incident", "pool", "action")},
                 at=float(entry["at"]),
-                requester=str(entry.get("requester", "")),
-                reason=str(entry.get("reason", "")),
-                kind=str(entry.get("kind", "")),
-                policy_pool=str(entry.get("policyPool", "")),
+                **{key: str(entry.get(wire, "")) for key, wire in _MAY_LACK.items()},
             )
             for name, entry in data["entries"].items()
         }
-        admissions = tuple(float(at) for at in data["admissions"])
+        admissions = tuple(map(float, data["admissions"]))
+        by_pool = data.get("poolAdmissions", {}).items()
         cooldowns = {
             str(ident): Cooldown(
                 float(one["at"]),
@@ -378,10 +376,7 @@ def parse_record(text: str) -> Record:
             Rebuilt(float(rebuilt["at"]), str(rebuilt["because"]), str(rebuilt["uid"]))
             if rebuilt
             else None,
-            {
-                str(pool): tuple(float(at) for at in times)
-                for pool, times in data.get("poolAdmissions", {}).items()
-            },
+            {str(pool): tuple(map(float, times)) for pool, times in by_pool},
             {
                 str(node): tuple(
                     PastRepair(float(at), str(repair), str(operation))
@@ -500,19 +495,8 @@ def dump_record(record: Record) -> str:
 
 
 def _line(entry: Entry) -> str:
-    value = {
-        "incident": entry.incident,
-        "pool": entry.pool,
-        "action": entry.action,
-        "at": entry.at,
-    }
-    optional = {
-        "requester": entry.requester,
-        "reason": entry.reason,
-        "kind": entry.kind,
-        "policyPool": entry.policy_pool,
-    }
-    value |= {key: text for key, text in optional.items() if text}
+    value = {key: getattr(entry, key) for key in ("incident", "pool", "action", "at")}
+    value |= {wire: text for key, wire in _MAY_LACK.items() if (text := getattr(entry, key))}
     return _json({entry.node: value})[1:-1]
 
 

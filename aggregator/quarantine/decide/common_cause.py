@@ -31,6 +31,7 @@ from pydantic import Field
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, LabelKey, LabelKeys, Share
 from aggregator.quarantine.decide.admission import OpenCause, Window
+from aggregator.quarantine.decide.held import limit_text
 from aggregator.quarantine.decide.symptoms import FABRIC, FABRIC_BY_LABEL, NVLINK, SILENCE, Symptom
 from aggregator.rfc3339 import span
 
@@ -333,14 +334,10 @@ class CauseSearch:
         self, ident: str, scope: str, subject: str, nodes: Collection[str], total: int
     ) -> _Candidate:
         limits = self._limits
-        if limits.common_cause_nodes < total * limits.common_cause_percent / 100:
-            limit, value = "limits.common_cause_nodes", str(limits.common_cause_nodes)
-            text = (
-                f"more than {limits.common_cause_nodes} within {span(limits.window)} are one cause"
-            )
-        else:
-            limit, value = "limits.common_cause_percent", f"{limits.common_cause_percent:g}%"
-            text = f"more than {value} within {span(limits.window)} are one cause"
+        by_count = limits.common_cause_nodes < total * limits.common_cause_percent / 100
+        key = "common_cause_nodes" if by_count else "common_cause_percent"
+        limit, value = f"limits.{key}", limit_text(limits, key)
+        text = f"more than {value} within {span(limits.window)} are one cause"
         reason = f"{subject} on {len(nodes)} of {total} nodes; {text}"
         return _Candidate(ident, scope, limit, value, reason, frozenset(nodes), total)
 
@@ -378,15 +375,8 @@ class CauseSearch:
                 f"{span(limits.window)} are one cause"
             )
             scope = "version" if label in VERSIONS else "place"
-            yield _Candidate(
-                ident,
-                scope,
-                "limits.domain_percent",
-                f"{limits.domain_percent:g}%",
-                reason,
-                frozenset(nodes),
-                size,
-            )
+            limit, at = "limits.domain_percent", limit_text(limits, "domain_percent")
+            yield _Candidate(ident, scope, limit, at, reason, frozenset(nodes), size)
 
     def _are_one_fabrics(self, nodes: Mapping[str, float], acting: Container[str]) -> bool:
         """Whether the fabric is the cause: a rule acts on two nodes, or three show it, at once.

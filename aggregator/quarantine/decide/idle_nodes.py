@@ -20,9 +20,9 @@ from pydantic import Field
 from aggregator.cluster.port import Pod, RepairState
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share, shaped
-from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOperation
 from aggregator.quarantine.decide.drain_plan import work_of
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
     NodeTest,

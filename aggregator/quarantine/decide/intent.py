@@ -7,7 +7,15 @@ matters, and read again by the next replica: an aggregator that lost its memory 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from aggregator.cluster.port import STRENGTH, Action, EvidenceItem, Quarantine, QuarantineSpec
+from aggregator.cluster.port import (
+    STRENGTH,
+    Action,
+    EvidenceItem,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
 from aggregator.health.node import GONE, boot_ends
 from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.rules import ACTIONS, HEALTHY_FOR, Policy, Rule
@@ -33,6 +41,11 @@ class DesiredState:
     spec: QuarantineSpec
     uncapped: Action
     in_force: Action
+
+
+def releasing(status: QuarantineStatus, because: str) -> QuarantineStatus:
+    """The status of a quarantine that ends before it was, or was not quite, carried out."""
+    return replace(status, phase=Phase.RELEASING, message=because, released_because=because)
 
 
 def unsaved(quarantine: Quarantine, wanted: DesiredState | None) -> bool:

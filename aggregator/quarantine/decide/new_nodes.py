@@ -19,8 +19,8 @@ from pydantic import BeforeValidator, Field
 from aggregator.cluster.port import Node, NodeTestCondition, RepairState, Taint
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import LabelKey, refuse, show
-from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOperation
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.node_tests import (
     VERDICTS,
     NodeTest,

@@ -7,15 +7,15 @@ default a condition is based on a quarantine, which has passed the limits.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from aggregator.cluster.node_names import CONDITION, TEST_CONDITION
-from aggregator.cluster.port import NodeCondition, Phase, Quarantine
+from aggregator.cluster.port import EvidenceItem, NodeCondition, Phase, Quarantine
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import refuse, shaped
-from aggregator.policy.evaluate import Incident
+from aggregator.policy.evaluate import Evidence, Incident
 
 #: The kubelet, the cloud's controller and sickbay itself write these.
 _TAKEN = frozenset(
@@ -104,12 +104,8 @@ class NodeConditionRule(SectionDataclass):
         return tuple(one for one in self.rules if not any(fnmatchcase(name, one) for name in names))
 
 
-class _Item(NamedTuple):
-    """A piece of evidence that counts."""
-
-    code: str
-    component: str
-    message: str
+#: A piece of evidence that counts.
+_Item = EvidenceItem | Evidence
 
 
 def condition_of(
@@ -128,32 +124,21 @@ def condition_of(
     if rule.basis == "quarantine":
         in_force = quarantine is not None and quarantine.status.phase in _IN_FORCE
         known = settled or (in_force and quarantine is not None and not quarantine.foreign)
-        items = _of_quarantine(rule, quarantine) if in_force and quarantine is not None else []
+        evidence = quarantine.spec.evidence if in_force and quarantine is not None else ()
+        ours = quarantine is not None and not quarantine.foreign
+        items: list[_Item] = [
+            one for one in evidence if ours and rule.concerns(one.rule, acts=True)
+        ]
     else:
-        items, known = _of_incidents(rule, incidents), reported
+        found = (item for incident in incidents.values() for item in incident.evidence)
+        items = [one for one in found if rule.concerns(one.rule, acts=one.action != "observe")]
+        known = reported
     if items:
         return _unhealthy(rule, items)
     if not known:
         return None
     message = f"no evidence against it by the rules {', '.join(rule.rules)}"
     return NodeCondition(rule.healthy, "Recovered", message[:_MOST_MESSAGE], unhealthy=False)
-
-
-def _of_quarantine(rule: NodeConditionRule, quarantine: Quarantine) -> list[_Item]:
-    return [
-        _Item(item.code, item.component, item.message)
-        for item in quarantine.spec.evidence
-        if not quarantine.foreign and rule.concerns(item.rule, acts=True)
-    ]
-
-
-def _of_incidents(rule: NodeConditionRule, incidents: Mapping[str, Incident]) -> list[_Item]:
-    return [
-        _Item(item.code, item.component, item.message)
-        for incident in incidents.values()
-        for item in incident.evidence
-        if rule.concerns(item.rule, acts=item.action != "observe")
-    ]
 
 
 def _unhealthy(rule: NodeConditionRule, items: list[_Item]) -> NodeCondition:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from aggregator.quarantine.decide.admission import FleetSize, Held
+from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import Record, RunningOperation
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, no_room_for_idle
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, no_room
-from aggregator.quarantine.decide.reservation import OperationProposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,10 @@ class NodeTestLimits:
 
     rules: NewNodeRules | IdleNodeRules
 
-    def current(self, record: Record, now: float) -> Record:
-        del now
+    def current(self, record: Record, _now: float) -> Record:
         return record
 
-    def hold(self, record: Record, proposal: OperationProposal, size: FleetSize) -> Held | None:
+    def hold(self, record: Record, proposal: RunningOperation, size: FleetSize) -> Held | None:
         others = other_tests(record, proposal.node).values()
         if isinstance(self.rules, IdleNodeRules):
             running = record.repairs.values()

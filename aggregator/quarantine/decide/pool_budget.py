@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.quarantine.decide.admission_record import DEFAULT_POOL, POOL_COOLDOWN, Entry, Record
+from aggregator.quarantine.decide.held import Held, held_by
 from aggregator.quarantine.decide.pools import PoolLimits
 from aggregator.rfc3339 import time_of_day
 
@@ -51,19 +52,6 @@ class PoolFacts:
 
 
 NO_POOLS = PoolFacts()
-
-
-@dataclass(frozen=True, slots=True)
-class PoolHold:
-    """A limit of a pool that holds a node: its key, its value and a sentence.
-
-    ``spare``: how many admissions the pool's rate counts above those that it allows.
-    """
-
-    limit: str
-    value: str
-    reason: str
-    spare: int = 0
 
 
 def cooldown_id(pool: str) -> str:
@@ -109,52 +97,39 @@ class PoolBudget:
             return ""
         return f"no new quarantine until {time_of_day(found.at + cooldown)}: {found.because}"
 
-    def full(self, pool: str) -> PoolHold | None:
+    def full(self, pool: str) -> Held | None:
         """The hold of a proposal by the number of the pool's nodes in quarantine."""
         if not self._facts.limits or pool == DEFAULT_POOL:
             return None
         if not pool:
             text = "the node's labels are not known yet, and so its pool: they are read again"
-            return PoolHold("pools", "unknown", text)
+            return Held("pools", "unknown", text)
         limits = self._facts.limits.get(pool)
         if limits is None:  # of another replica's configuration, which holds it there as well
-            return PoolHold(
-                "pools", pool, f"this replica has no pool {pool}: see its configuration"
-            )
+            return Held("pools", pool, f"this replica has no pool {pool}: see its configuration")
         in_quarantine, total = self.in_quarantine(pool), self._facts.sizes.get(pool, 0)
         if limits.concurrent is not None and in_quarantine >= limits.concurrent:
-            return PoolHold(
-                "pools.limits.concurrent",
-                str(limits.concurrent),
-                f"{in_quarantine} nodes of pool {pool} are in quarantine; "
-                f"its limit is {limits.concurrent}",
-            )
+            text = f"{in_quarantine} nodes of pool {pool} are in quarantine"
+            text += f"; its limit is {limits.concurrent}"
+            return held_by(limits, "concurrent", text, under="pools.limits")
         if limits.concurrent_percent is not None:
             most = allowance(total, limits.concurrent_percent)
             if in_quarantine >= most:
-                return PoolHold(
-                    "pools.limits.concurrent_percent",
-                    f"{limits.concurrent_percent:g}%",
-                    f"{in_quarantine} of {total} nodes of pool {pool} are in quarantine; "
-                    f"{limits.concurrent_percent:g} % allow {most}",
-                )
+                text = f"{in_quarantine} of {total} nodes of pool {pool} are in quarantine"
+                text += f"; {limits.concurrent_percent:g} % allow {most}"
+                return held_by(limits, "concurrent_percent", text, under="pools.limits")
         return None
 
-    def too_fast(self, pool: str) -> PoolHold | None:
+    def too_fast(self, pool: str) -> Held | None:
         """The hold of a proposal by the pool's rate."""
         limits = self._facts.limits.get(pool)
-        if limits is None or limits.new_per_window is None:
+        most = limits.new_per_window if limits is not None else None
+        lately = self.lately(pool) if most is not None else 0
+        if most is None or lately < most:
             return None
-        lately = self.lately(pool)
-        if lately < limits.new_per_window:
-            return None
-        return PoolHold(
-            "pools.limits.new_per_window",
-            str(limits.new_per_window),
-            f"{lately} nodes of pool {pool} were admitted within limits.window; "
-            f"its limit is {limits.new_per_window}",
-            lately - limits.new_per_window,
-        )
+        text = f"{lately} nodes of pool {pool} were admitted within limits.window"
+        text, spare = f"{text}; its limit is {most}", lately - most
+        return held_by(limits, "new_per_window", text, under="pools.limits", spare=spare)
 
     def take(self, pool: str) -> None:
         """Count a node that was just admitted in the pool."""

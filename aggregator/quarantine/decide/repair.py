@@ -30,7 +30,7 @@ from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share
 from aggregator.policy.repairs import ATTEMPTS, NEEDS_PERSON, REPAIRS, TEST, TICKET, rank
 from aggregator.policy.rules import LONGEST_REPEAT
-from aggregator.quarantine.decide.admission import FleetSize, Held
+from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import (
     MOST_REPAIRED_NODES,
     PastRepair,
@@ -38,12 +38,13 @@ from aggregator.quarantine.decide.admission_record import (
     RunningOperation,
 )
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.operation_step import Do, NextOperation, under_way
 from aggregator.quarantine.decide.pool_budget import allowance
 from aggregator.quarantine.decide.profiles import MaybeProfile
-from aggregator.quarantine.decide.reservation import OperationProposal, running_of
+from aggregator.quarantine.decide.reservation import running_of
 from aggregator.quarantine.decide.verdicts import (
     is_verified,
     last_repair,
@@ -401,53 +402,42 @@ class RepairLimits:
     def current(self, record: Record, now: float) -> Record:
         return record.without_old_attempts(now, self.rules.window)
 
-    def hold(self, record: Record, proposal: OperationProposal, size: FleetSize) -> Held | None:
-        return _hold(record, proposal, self.rules, size, by_hand=self.by_hand)
-
-
-def _hold(
-    record: Record,
-    proposal: OperationProposal,
-    rules: RepairRules,
-    size: FleetSize,
-    *,
-    by_hand: bool,
-) -> Held | None:
-    if proposal.node not in record.entries:
-        return Held("repair", "no entry", "the admission record has no entry of the node")
-    others = record.repairs
-    if proposal.node in others:
-        text = f"its {others[proposal.node].kind} of another attempt has not ended"
-        return Held("repair.concurrent", "1", text)
-    past = [
-        one
-        for one in record.past_repairs.get(proposal.node, ())
-        if one.operation != proposal.operation
-    ]
-    repairs = proposal.kind != TEST  # a test counts for no bound of repairs
-    if repairs and len(past) >= rules.attempts and not by_hand:
-        text = f"the node has had {len(past)} repairs within {span(rules.window)}"
-        return Held("repair.attempts", str(rules.attempts), text)
-    if repairs and len(record.past_repairs) >= MOST_REPAIRED_NODES and not past:
-        text = f"{len(record.past_repairs)} nodes were repaired within {span(rules.window)}"
-        return Held("repair.window", span(rules.window), text)
-    for domain in proposal.domains:
-        other = next((one for one in others.values() if domain in one.domains), None)
-        if other is not None:
-            text = f"{other.node} is being repaired, which has {domain} too"
-            return Held("repair.domain", "1", text)
-    share = allowance(size.nodes, rules.concurrent_percent)
-    most, name, value = min(
-        (rules.concurrent, "repair.concurrent", str(rules.concurrent)),
-        (share, "repair.concurrent_percent", f"{rules.concurrent_percent:g}%"),
-    )
-    if len(others) >= most:
-        return Held(name, value, f"{len(others)} nodes are being repaired")
-    in_pool = sum(1 for one in others.values() if one.pool == proposal.pool)
-    if proposal.pool and in_pool >= rules.pool_concurrent:
-        text = f"{in_pool} nodes of pool {proposal.pool} are being repaired"
-        return Held("repair.pool_concurrent", str(rules.pool_concurrent), text)
-    return None
+    def hold(self, record: Record, proposal: RunningOperation, size: FleetSize) -> Held | None:
+        rules, others = self.rules, record.repairs
+        if proposal.node not in record.entries:
+            return Held("repair", "no entry", "the admission record has no entry of the node")
+        if proposal.node in others:
+            text = f"its {others[proposal.node].kind} of another attempt has not ended"
+            return Held("repair.concurrent", "1", text)
+        past = [
+            one
+            for one in record.past_repairs.get(proposal.node, ())
+            if one.operation != proposal.operation
+        ]
+        repairs = proposal.kind != TEST  # a test counts for no bound of repairs
+        if repairs and len(past) >= rules.attempts and not self.by_hand:
+            text = f"the node has had {len(past)} repairs within {span(rules.window)}"
+            return Held("repair.attempts", str(rules.attempts), text)
+        if repairs and len(record.past_repairs) >= MOST_REPAIRED_NODES and not past:
+            text = f"{len(record.past_repairs)} nodes were repaired within {span(rules.window)}"
+            return Held("repair.window", span(rules.window), text)
+        for domain in proposal.domains:
+            other = next((one for one in others.values() if domain in one.domains), None)
+            if other is not None:
+                text = f"{other.node} is being repaired, which has {domain} too"
+                return Held("repair.domain", "1", text)
+        share = allowance(size.nodes, rules.concurrent_percent)
+        most, name, value = min(
+            (rules.concurrent, "repair.concurrent", str(rules.concurrent)),
+            (share, "repair.concurrent_percent", f"{rules.concurrent_percent:g}%"),
+        )
+        if len(others) >= most:
+            return Held(name, value, f"{len(others)} nodes are being repaired")
+        in_pool = sum(1 for one in others.values() if one.pool == proposal.pool)
+        if proposal.pool and in_pool >= rules.pool_concurrent:
+            text = f"{in_pool} nodes of pool {proposal.pool} are being repaired"
+            return Held("repair.pool_concurrent", str(rules.pool_concurrent), text)
+        return None
 
 
 def domains_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:

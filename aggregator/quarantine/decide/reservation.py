@@ -3,28 +3,17 @@
 The record is changed by compare-and-set, so its limits hold for any interleaving of replicas.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 from aggregator.cluster.port import RepairAttempt
-from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
+from aggregator.quarantine.decide.admission import FleetSize, settling, stopped
 from aggregator.quarantine.decide.admission_record import Record, RunningOperation
+from aggregator.quarantine.decide.held import Held
 
 #: An operation counts for the limits this much longer than its deadline (seconds): until the
 #: process that sees the end of it has written that.
 LINGERS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class OperationProposal:
-    """An operation that is about to begin. ``lasts``: seconds until its deadline."""
-
-    node: str
-    operation: str
-    kind: str
-    lasts: float
-    pool: str = ""
-    domains: tuple[str, ...] = ()
 
 
 def running_of(node: str, attempt: RepairAttempt, kind: str, pool: str = "") -> RunningOperation:
@@ -38,25 +27,27 @@ def running_of(node: str, attempt: RepairAttempt, kind: str, pool: str = "") -> 
 class OperationLimits(Protocol):
     """The limits of one kind of operations."""
 
-    def current(self, record: Record, now: float) -> Record:
+    def current(self, record: Record, now: float, /) -> Record:
         """The record without what counts no more for these limits."""
         ...
 
-    def hold(self, record: Record, proposal: OperationProposal, size: FleetSize) -> Held | None:
+    def hold(self, record: Record, proposal: RunningOperation, size: FleetSize) -> Held | None:
         """Why it may not begin now, or None. ``record`` is a current one."""
         ...
 
 
 def reserve(
     record: Record,
-    proposal: OperationProposal,
+    proposal: RunningOperation,
     limits: OperationLimits,
     size: FleetSize,
     *,
     now: float,
     stop: str = "",
 ) -> tuple[Record, Held | None]:
-    """The record with the operation under way, or why it may not begin now. Idempotent."""
+    """The record with the operation under way, or why it may not begin now. Idempotent. Of the
+    times of the ``proposal`` only how far they are apart counts: it begins ``now``.
+    """
     if stop:
         return record, stopped(stop)
     known = record.operations.get(proposal.operation)
@@ -66,14 +57,4 @@ def reserve(
     hold = settling(kept, now) or limits.hold(kept, proposal, size)
     if hold is not None:
         return record, hold
-    until = now + proposal.lasts + LINGERS
-    begun = RunningOperation(
-        proposal.node,
-        proposal.operation,
-        proposal.kind,
-        now,
-        until,
-        proposal.pool,
-        proposal.domains,
-    )
-    return kept.begin(begun), None
+    return kept.begin(replace(proposal, at=now, until=now + proposal.until - proposal.at)), None

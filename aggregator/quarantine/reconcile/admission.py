@@ -30,7 +30,7 @@ from aggregator.quarantine.decide.admission import (
     plan_admission,
 )
 from aggregator.quarantine.decide.admission_record import Entry
-from aggregator.quarantine.decide.intent import DesiredState
+from aggregator.quarantine.decide.intent import DesiredState, releasing
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.plans.step import NextStep
@@ -114,26 +114,20 @@ class AdmissionReconciler:
             node_state.take_node(await self._acts.cluster.read_node(node_state.node))
             if unplaced and not node_state.cluster.node_gone:
                 return True  # its labels show what it shares with others: decide again by them
-        if self._holds.is_nowhere(node_state, wanted) or self._holds.leave_alone(
-            node_state, wanted
-        ):
+        if self._holds.spares(node_state, wanted):
             return False
         wait = self._inputs.proposals.fabric_hold(node_state)
         if wait is not None:
             self._holds.hold(node_state, wait, wanted)
             return False
         words = node_state.cluster.overruled
-        proposal, node = (
-            self._inputs.proposals.propose(node_state, wanted),
-            self._cordon.expected.expect(node_state),
-        )
+        proposal = self._inputs.proposals.propose(node_state, wanted)
+        node = self._cordon.expected.expect(node_state)
         listed = NodeRead.NONE if node is None else NodeRead.LISTED
         held = await self._record_writer.propose(replace(proposal, read=listed))
         if held is UNREAD_NODE:
-            node = await self._taken(node_state, await self._picture(node_state))
-            if self._holds.is_nowhere(node_state, wanted) or self._holds.leave_alone(
-                node_state, wanted
-            ):
+            node = await self._read(node_state)
+            if self._holds.spares(node_state, wanted):
                 return False
             if node is not None and is_marked(node):
                 node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
@@ -161,7 +155,7 @@ class AdmissionReconciler:
             node.unread is not None and self._cordon.expected.expect(node_state) is None
         )
         if is_other:
-            node = await self._taken(node_state, await self._picture(node_state))
+            node = await self._read(node_state)
         if node is None:
             await self._record_writer.withdraw(entry)
             self._holds.is_nowhere(node_state, wanted)
@@ -197,7 +191,7 @@ class AdmissionReconciler:
         words = node_state.cluster.overruled
         node = self._cordon.expected.expect(node_state)
         if node is None:
-            node = await self._taken(node_state, await self._picture(node_state))
+            node = await self._read(node_state)
         if node is None:
             await self._record_writer.withdraw(entry)
             return  # the next step reports it
@@ -236,12 +230,11 @@ class AdmissionReconciler:
         present = self._pools.name_of(node_state.node)
         return bool(admitted_in and present) and admitted_in != present
 
-    async def _picture(self, node_state: NodeState) -> Node | None:
-        """The node for a patch against its version: its present or a slightly older state."""
-        return await self._acts.cluster.read_node(node_state.node, cached=True)
-
-    async def _taken(self, node_state: NodeState, node: Node | None) -> Node | None:
-        """Take this read of the node. Unknown changes in it are first confirmed by a full read."""
+    async def _read(self, node_state: NodeState) -> Node | None:
+        """Read the node for a patch against its version: its present or a slightly older state.
+        Unknown changes in it are first confirmed by a full read.
+        """
+        node = await self._acts.cluster.read_node(node_state.node, cached=True)
         moved = node is not None and self._pools.has_moved(node)
         if moved or not node_state.bears_out(node):
             node = await self._acts.cluster.read_node(node_state.node)
@@ -317,10 +310,8 @@ class AdmissionReconciler:
         # Releasing comes first, against the version just read: a death or a failure after it ends
         # in the ordinary undo, a marked object is a conflict, and no person seems to delete it.
         because = "its node is another than was decided on: not begun"
-        releasing = replace(
-            quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
-        )
-        quarantine = await self._acts.write_status(node_state, quarantine, releasing)
+        ended = releasing(quarantine.status, because)
+        quarantine = await self._acts.write_status(node_state, quarantine, ended)
         view = node_state.own_quarantine_view()
         view.note_end(quarantine.uid)
         await self._acts.cluster.drop_quarantine(quarantine)
@@ -334,8 +325,7 @@ class AdmissionReconciler:
             },
         )
         await self._record_writer.withdraw(entry)
-        if not self._holds.is_nowhere(node_state, wanted):
-            self._holds.leave_alone(node_state, wanted)
+        self._holds.spares(node_state, wanted)
 
     def _spared(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether an operator, or its pool's mode, allows less than we want, by the node as it was

@@ -72,8 +72,9 @@ class AgentEventHandler:
         agent.connect(hello, self._clocks.now())
         if is_new:
             self._network_tracker.renew(node_state)
-        self._registry.count(node_state)
-        self._measurements.on_connect(hello.node)
+        self._registry.count(node_state.node)
+        for tracker in self._measurements:
+            tracker.on_connect(hello.node)
         meta = node_state.cluster.meta
         listed = meta is None or hello.node_uid in ("", meta.uid)
         if not listed or _may_be_back(node_state, hello.node_uid):
@@ -96,7 +97,7 @@ class AgentEventHandler:
         before = state_of_gpus(health) if node_state.release_held else None
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
-            self._registry.count(node_state)
+            self._registry.count(node_state.node)
             self._note_back(node_state)
             signs = bool(evidence.cleared or evidence.gone)
         else:
@@ -119,8 +120,8 @@ class AgentEventHandler:
             self._network_tracker.on_evidence(node, evidence)
         if before is not None and state_of_gpus(health) != before:
             node_state.hasten_release_check(RELEASE_SOON)
-        if evidence.cleared:
-            self._measurements.on_cleared(node, evidence.cleared, at)
+        for tracker in self._measurements if evidence.cleared else ():
+            tracker.on_cleared(node, evidence.cleared, at)
         self._queue.evaluate(node_state, at if isinstance(evidence, Delta) else None)
         self._record_evidence(node_state, evidence, at)
         if not signs:
@@ -168,7 +169,8 @@ class AgentEventHandler:
     def on_measurements(self, node: str, measured: Measurements, at: float) -> None:
         """Compare the node's measurements with those of the others."""
         if node in self._lines:
-            self._measurements.on_measurements(node, measured, at)
+            for tracker in self._measurements:
+                tracker.on_measurements(node, measured, at)
 
     def digest(self, node: str) -> int | None:
         node_state = self._registry.known(node)
@@ -199,7 +201,8 @@ class AgentEventHandler:
             node_state.agent.refuse(f"no snapshot of it was accepted: {reason}")
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node)
-        self._measurements.silent(node)
+        for tracker in self._measurements:
+            tracker.silent(node)
         if self._recording is not None and node not in self._unrecorded:
             self._recording.record_disconnect(node)
         # Two agents that push each other out do so every few seconds: ingest logs them.
@@ -215,10 +218,11 @@ class AgentEventHandler:
         whose = f" with UID {node_state.agent.claimed}" if node_state.agent.claimed else ""
         text = f"its agent reported for another Node of this name{whose}, which is gone"
         node_state.discard_evidence(self._policy, self._clocks.now())
-        self._registry.count(node_state)
+        self._registry.count(node_state.node)
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node_state.node)
-        self._measurements.forget_node(node_state.node)
+        for tracker in self._measurements:
+            tracker.forget_node(node_state.node)
         self._reports.emit_event(node_state, EventKind.AGENT_CONFLICT, f"{text}: refused")
         line = self._lines.pop(node_state.node, None)
         self._hellos.pop(node_state.node, None)

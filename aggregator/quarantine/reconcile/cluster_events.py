@@ -157,11 +157,9 @@ _BETWEEN_READS = 2.0
 
 def _is_requested_otherwise(node: Node, node_state: NodeState) -> bool:
     """Whether a person or another tool requests something else than by the last read."""
-    return read_operator_requests(
-        node.annotations
-    ) != node_state.cluster.operator_requests or not node_state.cluster.has_others_marks_of(
-        node, node_state.others
-    )
+    cluster, requests = node_state.cluster, read_operator_requests(node.annotations)
+    others = cluster.has_others_marks_of(node, node_state.others)
+    return requests != cluster.operator_requests or not others
 
 
 def _may_be_marked(node_state: NodeState, quarantine: Quarantine) -> bool:
@@ -181,12 +179,8 @@ def _shows_known_marks(node: Node, node_state: NodeState, quarantine: Quarantine
 
 def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
     """Whether the list shows that marks are gone which are not known to be."""
-    quarantine = node_state.quarantine
-    if (
-        quarantine is None
-        or quarantine.status.phase not in MARKED
-        or node_state.quarantine_view.missing
-    ):
+    quarantine, missing = node_state.quarantine, node_state.quarantine_view.missing
+    if quarantine is None or quarantine.status.phase not in MARKED or missing:
         return False
     return LABEL not in meta.labels or not is_marked(meta)
 
@@ -358,11 +352,8 @@ class ClusterEventHandler:
             if node_state.quarantine_view.vanished:
                 node_state.own_quarantine_view().adopt_vanished()
             quarantine = node_state.quarantine
-            if (
-                quarantine is not None
-                and _may_be_marked(node_state, quarantine)
-                and node_state.node not in unschedulable
-            ):
+            marked = quarantine is not None and _may_be_marked(node_state, quarantine)
+            if marked and node_state.node not in unschedulable:
                 node_state.work.request_read()
             if not node_state.work.needs_read:
                 node_state.cluster.drop_signs()
@@ -407,11 +398,8 @@ class ClusterEventHandler:
         """Whether a Node that was marked may be gone, and that is not known yet."""
         quarantine = node_state.quarantine
         marked = quarantine is not None and bool(quarantine.status.node_uid)
-        return (
-            marked
-            and not node_state.cluster.node_gone
-            and not self._registry.is_listed(node_state.node)
-        )
+        is_known = node_state.cluster.node_gone or self._registry.is_listed(node_state.node)
+        return marked and not is_known
 
     def _forget(self, node_state: NodeState) -> None:
         self._registry.forget_node(node_state)
@@ -421,25 +409,16 @@ class ClusterEventHandler:
     def _entry_is_open(self, node_state: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""
         if node_state.quarantine is None and not self._registry.is_listed(node_state.node):
-            node_state.work.request_read()
-            self._queue.add(node_state)
+            self._queue.add_for_read(node_state)
 
     def _is_no_more(self, node_state: NodeState) -> bool:
         """Whether the node was taken away long ago: fleets that grow and shrink name many."""
-        if (
-            self._registry.is_listed(node_state.node)
-            or node_state.agent.attached
-            or node_state.quarantine is not None
-        ):
+        agent, work, view = node_state.agent, node_state.work, node_state.quarantine_view
+        if self._registry.is_listed(node_state.node) or agent.attached or work.is_running:
             return False
-        if node_state.work.task is not None and not node_state.work.task.done():
+        if view.quarantine is not None or view.orphan or view.to_adopt or work.waiters:
             return False
-        if (
-            self._queue.in_record(node_state)
-            or node_state.quarantine_view.orphan
-            or node_state.work.waiters
-            or node_state.quarantine_view.to_adopt
-        ):
+        if self._queue.in_record(node_state):
             return False
         if node_state.agent.last_seen is None:
             return True
@@ -485,29 +464,21 @@ class ClusterEventHandler:
             node_state.work.request_read()
         if node_state.agent.claimed not in ("", meta.uid):
             node_state.work.request_read()
-        if (
-            node_state.cluster.node_gone
-            or read_operator_requests(meta.annotations) != node_state.cluster.operator_requests
-        ):
+        requests = read_operator_requests(meta.annotations)
+        if node_state.cluster.node_gone or requests != node_state.cluster.operator_requests:
             node_state.work.request_read()
         else:
             node_state.cluster.confirm_requests()
         remembered = read_overruled(meta.annotations)
         if self._queue.holds_lease():
             node_state.cluster.set_unread(unread=False)
-        foreign = node_state.cluster.foreign and not waits_for_its_node(
-            node_state
-        )  # `NodePoller` reads those
-        if (
-            remembered != node_state.cluster.overruled | node_state.cluster.ended_overrides
-            or foreign
-        ):
+        # `NodePoller` reads those that wait for their node.
+        foreign = node_state.cluster.foreign and not waits_for_its_node(node_state)
+        known = node_state.cluster.overruled | node_state.cluster.ended_overrides
+        if remembered != known or foreign:
             node_state.work.request_read()
-        if (
-            node_state.work.needs_read
-            or node_state.quarantine_view.orphan
-            or node_state.quarantine_view.to_adopt
-        ):
+        view = node_state.quarantine_view
+        if node_state.work.needs_read or view.orphan or view.to_adopt:
             self._queue.add(node_state)
 
 

@@ -83,8 +83,7 @@ class NodeTestReconciler:
         under_test = 0 if self.shared.ends else self.shared.rules.concurrent
         return AT_ONCE + under_test - self._running
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
-        del quarantine
+    def plan(self, node_state: NodeState, _quarantine: Quarantine | None) -> NextStep | None:
         name, watched = node_state.node, self.shared.nodes.get(node_state.node)
         if watched is None or not (watched.is_running or self.room > 0):
             return None

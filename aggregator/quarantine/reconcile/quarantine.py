@@ -1,7 +1,5 @@
 """The reconciler of quarantines: the object, and the node's marks."""
 
-import enum
-
 from attrs import define
 
 from aggregator.cluster.port import Quarantine, QuarantineStatus
@@ -34,6 +32,20 @@ class QuarantineReconciler:
     _cordon: CordonActions
     _holds: NodeHolds
     _restorer: MarkRestorer
+
+    def __attrs_post_init__(self) -> None:
+        objects = self._objects
+        #: The writes that need nothing except the node and its Quarantine.
+        self._writes = {
+            ObjectStep.ENTER: objects.enter,
+            ObjectStep.VOID: objects.void,
+            ObjectStep.REFUSE: objects.refuse,
+            ObjectStep.ABSENCE: objects.show_absence,
+            ObjectStep.OVERRIDE: objects.show_override,
+            ObjectStep.UNHOLD: objects.unhold,
+            ObjectStep.RESTART: self._cordon.restart,
+            ObjectStep.REPORT_MARKS: self._restorer.report,
+        }
 
     def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
         found = plan_object(self.object_view(node_state, quarantine))
@@ -84,55 +96,30 @@ class QuarantineReconciler:
 
     async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
         quarantine = node_state.quarantine
+        if step.do is AdmissionStep.FORCE:
+            await self._objects.force(node_state)
+        if quarantine is None:
+            return False
         match step.do:
-            case AdmissionStep.FORCE:
-                await self._objects.force(node_state)
-            case ObjectStep.UNREAD if quarantine is not None:
+            case ObjectStep.UNREAD:
                 self._holds.hold_unread(node_state, quarantine)
                 return True
+            case ObjectStep.UPDATE:
+                wanted = self._inputs.wanted(node_state)
+                if wanted is not None:
+                    await self._objects.update(node_state, quarantine, wanted)
+            case ObjectStep():
+                await self._writes[step.do](node_state, quarantine)
             case MarkStep.CORDON:
                 await self._cordon.cordon(node_state)
                 return node_state.cluster.node_gone
-            case ObjectStep() if quarantine is not None:
-                await self._write_object(node_state, quarantine, step.do)
-            case _ if quarantine is not None:
-                await self._restore_marks(node_state, quarantine, step)
-        return False
-
-    async def _write_object(
-        self, node_state: NodeState, quarantine: Quarantine, do: enum.StrEnum
-    ) -> None:
-        wanted = self._inputs.wanted(node_state)
-        match do:
-            case ObjectStep.ENTER:
-                await self._objects.enter(node_state, quarantine)
-            case ObjectStep.VOID:
-                await self._objects.void(node_state, quarantine)
-            case ObjectStep.REFUSE:
-                await self._objects.refuse(node_state, quarantine)
-            case ObjectStep.UPDATE if wanted is not None:
-                await self._objects.update(node_state, quarantine, wanted)
-            case ObjectStep.ABSENCE:
-                await self._objects.show_absence(node_state, quarantine)
-            case ObjectStep.OVERRIDE:
-                await self._objects.show_override(node_state, quarantine)
-            case ObjectStep.RESTART:
-                await self._cordon.restart(node_state, quarantine)
-            case ObjectStep.REPORT_MARKS:
-                await self._restorer.report(node_state, quarantine)
-            case ObjectStep.UNHOLD:
-                await self._objects.unhold(node_state, quarantine)
-
-    async def _restore_marks(
-        self, node_state: NodeState, quarantine: Quarantine, step: NextStep
-    ) -> None:
-        match step.do:
             case MarkStep.RECORDON:
                 await self._cordon.recordon(node_state)
             case MarkStep.RESTORE:
                 await self._restorer.restore(node_state)
             case MarkStep.REPORT_CORDON:
                 await self._objects.show_cordon(node_state, quarantine, step.because)
+        return False
 
 
 def _is_restore_due(status: QuarantineStatus, rules: RestoreRules, wall: float) -> bool:

@@ -16,7 +16,7 @@ class Reconciler(Protocol):
 
     is_late: bool
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
+    def plan(self, node_state: NodeState, quarantine: Quarantine, /) -> NextStep | None:
         """Its next step, by a pure plan over its own view; None: it has none."""
 
     async def carry_out(self, node_state: NodeState, step: NextStep, still: Still, /) -> bool:

@@ -310,11 +310,8 @@ class NodeEvaluator:
     def _note_incident(
         self, node_state: NodeState, kind: EventKind, incident: Incident, text: str
     ) -> None:
-        cause = (
-            self._cause_tracker.explains(node_state, incident)
-            if kind is EventKind.INCIDENT_OPENED
-            else ""
-        )
+        opened = kind is EventKind.INCIDENT_OPENED
+        cause = self._cause_tracker.explains(node_state, incident) if opened else ""
         details = {
             "kind": incident.kind,
             "action": incident.action,

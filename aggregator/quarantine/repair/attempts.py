@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 
-from aggregator.cluster.port import BUSY, Quarantine, RepairAttempt, RepairState
+from aggregator.cluster.port import RepairAttempt, RepairState
 from aggregator.policy.repairs import REBOOT, REPLACE, TEST
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.held import Held
 
 #: Texts of `status.repair` have at most this number of characters.
 MOST_TEXT = 500
 #: A step about an attempt that did not succeed is tried again after this long (seconds).
 POLL_SOON = 3.0
+#: The repairs of which the Node is the proof, whatever the repairer reports.
+PROVED_BY_NODE = (REBOOT, REPLACE)
 
 _STATE_IN_WORDS: Mapping[RepairState, str] = {
     RepairState.SUCCEEDED: "succeeded",
@@ -18,18 +20,6 @@ _STATE_IN_WORDS: Mapping[RepairState, str] = {
     RepairState.CANCELLED: "was cancelled",
     RepairState.INCONCLUSIVE: "has no verdict about the node",
 }
-
-
-def busy_attempt(quarantine: Quarantine) -> RepairAttempt:
-    """The attempt that may still act on the node; the caller knows that there is one."""
-    assert quarantine.status.repair is not None
-    (found,) = (one for one in quarantine.status.repair.attempts if one.state in BUSY)
-    return found
-
-
-def is_proved_by_node(repair: str) -> bool:
-    """Whether the Node is the proof of it, whatever the repairer reports."""
-    return repair in (REBOOT, REPLACE)
 
 
 def attempt_name(attempt: RepairAttempt) -> str:

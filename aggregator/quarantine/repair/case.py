@@ -11,7 +11,7 @@ from aggregator.cluster.port import (
     RepairAttempt,
     RepairState,
 )
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.reservation import OperationLimits
 from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder
@@ -68,9 +68,8 @@ class OperationCase(Protocol):
         is noted where people see it.
         """
 
-    async def prepare(self, attempt: RepairAttempt) -> str:
+    async def prepare(self, _attempt: RepairAttempt) -> str:
         """Make the node ready for the order. Returns what is waited for; empty: it is."""
-        del attempt
         return ""
 
     def order_guard(self, attempt: RepairAttempt, read_at: float) -> Guard:
@@ -86,9 +85,8 @@ class OperationCase(Protocol):
         """The answer to the order, unless its purpose goes: then it is not waited for."""
         return await ordering
 
-    async def proof(self, attempt: RepairAttempt) -> AttemptOutcome | None:
+    async def proof(self, _attempt: RepairAttempt) -> AttemptOutcome | None:
         """The success that the Node itself shows."""
-        del attempt
         return None
 
     async def lost(self, attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome | None:
@@ -97,9 +95,8 @@ class OperationCase(Protocol):
     async def take_back(self, attempt: RepairAttempt) -> str:
         """Take the order back. Returns what is awaited before it is over; empty: it is."""
 
-    def cancelled_as(self, attempt: RepairAttempt) -> RepairState:
+    def cancelled_as(self, _attempt: RepairAttempt) -> RepairState:
         """The state of one that was taken back."""
-        del attempt
         return RepairState.CANCELLED
 
     # -- what follows -----------------------------------------------------------------------
@@ -110,9 +107,10 @@ class OperationCase(Protocol):
     async def hold(self, why: str, step: NextOperation | None = None) -> None:
         """Show why it waits. ``step``: the one that does not begin."""
 
-    async def hold_by(self, held: Held, attempt: RepairAttempt, step: NextOperation | None) -> None:
+    async def hold_by(
+        self, held: Held, _attempt: RepairAttempt, step: NextOperation | None
+    ) -> None:
         """The same of a limit."""
-        del attempt
         await self.hold(held.text, step)
 
     async def note_beginning(self, attempt: RepairAttempt) -> None:
@@ -134,9 +132,8 @@ class OperationCase(Protocol):
         """A person has cancelled it, and its end was known before."""
         del attempt
 
-    async def left(self, attempt: RepairAttempt) -> str:
+    async def left(self, _attempt: RepairAttempt) -> str:
         """Undo the preparation. Returns what keeps that from being done; empty: it is."""
-        del attempt
         return ""
 
     async def end_of(

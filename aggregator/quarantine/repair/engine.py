@@ -24,14 +24,11 @@ from aggregator.cluster.port import (
 )
 from aggregator.policy.repairs import NEEDS_PERSON, TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission_record import RunningOperation
 from aggregator.quarantine.decide.node_tests import NodeTest, node_test_of, status_of
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.decide.reservation import (
-    OperationLimits,
-    OperationProposal,
-    running_of,
-)
+from aggregator.quarantine.decide.reservation import OperationLimits, running_of
 from aggregator.quarantine.repair.attempts import MOST_TEXT, POLL_SOON
 from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
 from aggregator.quarantine.repair.operation_creation import DELETED, open_pending
@@ -116,13 +113,12 @@ class OperationEngine:
 
     def _proposal(
         self, case: OperationCase, attempt: RepairAttempt, step: NextOperation | None = None
-    ) -> tuple[OperationProposal, OperationLimits]:
+    ) -> tuple[RunningOperation, OperationLimits]:
         kind, limits = case.limits(attempt)
         # The time of an operation counts from its beginning, and this one may not begin for hours.
         now = attempt.began_at if step is not None else self._time_of(attempt)
-        left = max(0.0, attempt.deadline_at - now)
-        name, pool = attempt.operation, case.pool
-        return OperationProposal(case.node, name, kind, left, pool, attempt.domains), limits
+        proposed = running_of(case.node, attempt, kind, case.pool)
+        return replace(proposed, at=min(now, attempt.deadline_at)), limits
 
     def _time_of(self, attempt: RepairAttempt) -> float:
         """The time by the clock that began it."""

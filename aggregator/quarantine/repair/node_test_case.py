@@ -241,20 +241,17 @@ class NodeTestCase(OperationCase):
         at = self._shared.clocks.now() + seconds
         self._watched.poll_at = min(self._watched.poll_at, at)
 
-    async def hold(self, why: str, step: NextOperation | None = None) -> None:
-        del step
+    async def hold(self, why: str, _step: NextOperation | None = None) -> None:
         self._watched.held = why
 
     def begun(self, attempt: RepairAttempt, because: str) -> None:
         self._watched.test, self._watched.requested = _test(attempt), ""
         self._events.emit_ordered(self.node, _test(attempt), because)
 
-    async def changed(self, before: RepairAttempt, after: RepairAttempt) -> None:
-        del before
+    async def changed(self, _before: RepairAttempt, after: RepairAttempt) -> None:
         self._watched.test = _test(after)
 
-    async def not_taken_back(self, attempt: RepairAttempt, because: str, awaited: str) -> None:
-        del attempt
+    async def not_taken_back(self, _attempt: RepairAttempt, because: str, awaited: str) -> None:
         self._watched.held = f"{because}; {awaited}"
 
     async def end_of(
@@ -310,8 +307,7 @@ class NodeTestCase(OperationCase):
             return AttemptOutcome(RepairState.CANCELLED, text)
         return outcome
 
-    def ended(self, ended: RepairAttempt, text: str, details: Mapping[str, str]) -> None:
-        del text
+    def ended(self, ended: RepairAttempt, _text: str, details: Mapping[str, str]) -> None:
         self._events.emit_end(self.node, self._watched, _test(ended), details)
 
 

@@ -217,18 +217,12 @@ class NodeTestChecks:
         """The same for the removal of the taint, which no stop holds: it is a release."""
 
         async def check() -> None:
-            self._check_place(node)
+            self.require_place()
+            why = self.against_removal(node)
+            if why:
+                raise GuardRefused(why)
 
         return Guard(check)
-
-    def _check_place(self, node: Node) -> None:
-        """Raise GuardRefused where the node is not ours to act for, or a reason against it has come
-        up.
-        """
-        self.require_place()
-        why = self.against_removal(node)
-        if why:
-            raise GuardRefused(why)
 
     def require_place(self) -> None:
         """Raise GuardRefused where we are not the controller at this moment."""

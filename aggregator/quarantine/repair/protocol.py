@@ -10,6 +10,9 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
+#: The fields of an order that a site's command or endpoint gets.
+_VALUES = ("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason", "profile")
+
 
 @dataclass(frozen=True, slots=True)
 class RepairOrder:
@@ -41,16 +44,7 @@ class RepairOrder:
 
     def values(self) -> dict[str, str]:
         """The values for a site's command or endpoint."""
-        return {
-            "operation": self.operation,
-            "repair": self.repair,
-            "node": self.node,
-            "node_uid": self.node_uid,
-            "boot_id": self.boot_id,
-            "quarantine": self.quarantine,
-            "reason": self.reason,
-            "profile": self.profile,
-        }
+        return {name: getattr(self, name) for name in _VALUES}
 
 
 @dataclass(frozen=True, slots=True)

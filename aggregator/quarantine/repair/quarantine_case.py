@@ -37,13 +37,12 @@ from aggregator.policy.repairs import (
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.repair import (
     RepairFacts,
     RepairLimits,
     domains_of,
-    is_busy,
     malformed,
     next_repair,
     operation_id,
@@ -58,9 +57,9 @@ from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
 from aggregator.quarantine.decide.reservation import OperationLimits
 from aggregator.quarantine.repair.attempts import (
     MOST_TEXT,
+    PROVED_BY_NODE,
     attempt_details,
     attempt_name,
-    busy_attempt,
     end_in_words,
     held_text,
 )
@@ -199,10 +198,10 @@ class QuarantineCase(OperationCase):
     @property
     def busy(self) -> RepairAttempt | None:
         quarantine = self._state.quarantine
-        if quarantine is None or not is_busy(quarantine.status.repair):
+        repair = quarantine.status.repair if quarantine is not None else None
+        if repair is None or malformed(repair):
             return None
-        repair = quarantine.status.repair or RepairStatus()
-        return None if malformed(repair) else busy_attempt(quarantine)
+        return next((one for one in repair.attempts if one.state in BUSY), None)
 
     @property
     def _repair(self) -> RepairStatus:
@@ -296,8 +295,7 @@ class QuarantineCase(OperationCase):
         self._state.take_node(node)
         return node, fresh
 
-    def beginning_guard(self, attempt: RepairAttempt) -> Guard:
-        del attempt
+    def beginning_guard(self, _attempt: RepairAttempt) -> Guard:
         return self._of.acts.guard(self._state)
 
     async def may_resend(self, attempt: RepairAttempt) -> bool:
@@ -347,28 +345,24 @@ class QuarantineCase(OperationCase):
         return known.status.phase is not Phase.RELEASING
 
     async def proof(self, attempt: RepairAttempt) -> AttemptOutcome | None:
-        if attempt.repair not in (REBOOT, REPLACE):
+        if attempt.repair not in PROVED_BY_NODE:
             return None
         node = await self._read_node()
         replaced = attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid)
         rebooted = attempt.repair == REBOOT and _is_in_another_boot(self._state, node, attempt)
-        if not (replaced or rebooted) or not await self._is_over(attempt):
+        if not (replaced or rebooted):
+            return None
+        # The controller that carries it out may still act on the node, and delete pods there, after
+        # the node has returned.
+        entry = self._of.settings.repairers.get(attempt.repair)
+        is_over = entry.is_over if entry is not None else None
+        if is_over is not None and not await is_over(self.order(attempt)):
             return None
         proof = "another machine, or none" if replaced else "another boot"
         return AttemptOutcome(RepairState.SUCCEEDED, proof)
 
-    async def _is_over(self, attempt: RepairAttempt) -> bool:
-        """Whether the controller that carries it out has finished: it may still act on the node,
-        and delete pods there, after the node has returned.
-        """
-        entry = self._of.settings.repairers.get(attempt.repair)
-        if entry is None or entry.is_over is None:
-            return True
-        return await entry.is_over(self.order(attempt))
-
-    async def lost(self, attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome | None:
+    async def lost(self, attempt: RepairAttempt, _answer: RepairAnswer) -> AttemptOutcome | None:
         """A test whose node is another one now, or in another boot, has no verdict."""
-        del answer
         if attempt.repair != TEST:
             return None
         node = await self._read_node()
@@ -414,13 +408,11 @@ class QuarantineCase(OperationCase):
         details = attempt_details(attempt)
         self._of.acts.emit_event(self._state, EventKind.REPAIR_ORDERED, text, details)
 
-    async def changed(self, before: RepairAttempt, after: RepairAttempt) -> None:
-        del after
+    async def changed(self, before: RepairAttempt, _after: RepairAttempt) -> None:
         await self._of.status.note_progress(self._state, before)
 
-    async def not_taken_back(self, attempt: RepairAttempt, because: str, awaited: str) -> None:
+    async def not_taken_back(self, attempt: RepairAttempt, _because: str, awaited: str) -> None:
         """The attempt continues to its proof, is not sent again, and nothing follows it."""
-        del because
         await self._of.engine.change(self, attempt, replace(attempt, message=awaited))
         await self.nothing_follows(attempt)
 

@@ -6,7 +6,7 @@ from attrs import define
 
 from aggregator.cluster.port import Guard, RepairState
 from aggregator.quarantine.actions.act_guard import RememberedRefusal
-from aggregator.quarantine.repair.attempts import is_proved_by_node
+from aggregator.quarantine.repair.attempts import PROVED_BY_NODE
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     ConfiguredRepairer,
@@ -34,7 +34,7 @@ def end_state(kind: str, answer: RepairAnswer) -> RepairState | None:
 
     Where the Node is the proof, a repairer's word that the repair is done ends nothing.
     """
-    if answer.state is AnswerState.DONE and is_proved_by_node(kind):
+    if answer.state is AnswerState.DONE and kind in PROVED_BY_NODE:
         return None
     return _ENDS.get(answer.state)
 

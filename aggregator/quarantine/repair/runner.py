@@ -5,13 +5,13 @@ from dataclasses import replace
 from attrs import define, field
 
 from aggregator.cluster.port import Quarantine, RepairState
+from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.repair import RepairMode, is_busy, operation_id
 from aggregator.quarantine.repair.attempts import MOST_TEXT
 from aggregator.quarantine.repair.case import AttemptOutcome
 from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
-from aggregator.quarantine.repair.suppressed import SuppressedRepairs
 from aggregator.quarantine.state.node import NodeState
 
 #: Seconds between two polls of a node whose repair waits for something.
@@ -25,9 +25,9 @@ class RepairRunner:
     _of: RepairContext
     #: The operations whose orders a person's release has withdrawn, by node.
     _withdrawn: dict[str, str] = field(init=False, factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        self._suppressed = SuppressedRepairs(self._of.acts)
+    #: What repairs would do, or did not, and was reported once: by node, the quarantine's uid and
+    #: the repair.
+    _reported: dict[str, tuple[str, str]] = field(init=False, factory=dict)
 
     # -- read by the reconcilers -----------------------------------------------------------
 
@@ -61,7 +61,7 @@ class RepairRunner:
         match step.do:
             case Do.ORDER if mode is RepairMode.OBSERVE:
                 text = f"{step.repair} would be ordered (repair.mode is observe)"
-                self._suppressed.report(node_state, quarantine, step.repair, text)
+                self._report(node_state, quarantine, step.repair, text)
             case Do.EXHAUST if mode is RepairMode.REPAIR:
                 await self._of.status.exhaust(node_state, quarantine, step.because)
             case Do.NOTHING if step.because:
@@ -94,7 +94,15 @@ class RepairRunner:
         """
         quarantine, text = node_state.quarantine, self._of.tests.untested(node_state)
         if quarantine is not None and text:
-            self._suppressed.report(node_state, quarantine, TEST, text)
+            self._report(node_state, quarantine, TEST, text)
+
+    def _report(
+        self, node_state: NodeState, quarantine: Quarantine, repair: str, text: str
+    ) -> None:
+        if self._reported.get(node_state.node) != (quarantine.uid, repair):
+            self._reported[node_state.node] = quarantine.uid, repair
+            kind, details = EventKind.REPAIR_SUPPRESSED, {"repair": repair}
+            self._of.acts.emit_event(node_state, kind, text, details)
 
     async def withdraw(self, node_state: NodeState) -> None:
         """The node is released: people's requests end, and an order that may act is cancelled,

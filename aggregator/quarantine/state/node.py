@@ -56,7 +56,7 @@ class NodeState(NodeSummary):
             return
         let_go = quarantine.deleting and not quarantine.has_finalizer
         if quarantine.uid == self.quarantine_view.ended and known is None and not let_go:
-            self.own_quarantine_view().return_ended()
+            self.own_quarantine_view().note_end("")
         self.take_quarantine(quarantine, policy, now)
 
     def take_quarantine(self, quarantine: Quarantine, policy: Policy, now: float) -> None:
@@ -162,7 +162,6 @@ class NodeState(NodeSummary):
         quarantine = self.quarantine
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
-            self.own_quarantine_view().take_marks(quarantine)
 
     def show_requests(self, wall: float) -> tuple[str, ...]:
         """Update the operators' requests that are shown. Returns the new ones."""

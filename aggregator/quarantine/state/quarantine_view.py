@@ -116,13 +116,10 @@ class QuarantineView:
         if known is not None and is_other:
             self.unhold_release()  # that was the other's
         if is_other:
-            self.missing = marks_reported(quarantine)
-        if is_other:
-            self.most_pods = 0
-            self.empty_at = None
+            self.missing, self.most_pods, self.empty_at = marks_reported(quarantine), 0, None
         if is_other or (known is not None and _requests(known) != _requests(quarantine)):
             self.repair_poll = 0.0
-        self._keep(quarantine)
+        self.write(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
         self.to_adopt, self.remains = False, None
         if self.restored == quarantine.uid and known is not None and known.spec == quarantine.spec:
@@ -131,10 +128,7 @@ class QuarantineView:
         return True
 
     def write(self, quarantine: Quarantine) -> None:
-        """The object as we have just written it."""
-        self._keep(quarantine)
-
-    def _keep(self, quarantine: Quarantine) -> None:
+        """The object as it is now, or as we have just written it."""
         self.quarantine = quarantine
         if quarantine.status.phase is Phase.DRAINING:
             self.most_pods = max(self.most_pods, quarantine.status.pods_remaining or 0)
@@ -144,8 +138,12 @@ class QuarantineView:
         self.restored = uid
 
     def forget_evidence(self) -> None:
-        """Its evidence is taken back into memory when the object is taken next."""
+        """Its evidence is taken back into memory when the object is taken next, and the marks that
+        the node lacks are those that the object lists.
+        """
         self.restored = ""
+        if self.quarantine is not None:
+            self.missing = marks_reported(self.quarantine)
 
     def miss(self) -> None:
         """A read found no object: the watch shows whether a person deleted it."""
@@ -182,12 +180,10 @@ class QuarantineView:
         self.definition_going = going
 
     def note_end(self, uid: str) -> None:
-        """The object is being dropped: its watch event may come sooner than the answer."""
+        """The object is being dropped: its watch event may come sooner than the answer. Empty: it
+        had ended, and a restored etcd has it again.
+        """
         self.ended = uid
-
-    def return_ended(self) -> None:
-        """It had ended, and a restored etcd has it again."""
-        self.ended = ""
 
     def drop(self) -> str:
         """The object was dropped. Returns the boot of a Node that replaced its own."""
@@ -254,10 +250,6 @@ class QuarantineView:
         if trails and CONDITION in missing and node.uid == quarantine.status.node_uid:
             return tuple(name for name in missing if name != CONDITION)
         return missing
-
-    def take_marks(self, quarantine: Quarantine) -> None:
-        """The marks that the node lacks, as the object lists them."""
-        self.missing = marks_reported(quarantine)
 
     def note_restart(self) -> None:
         """The quarantine begins again on the Node that replaced the marked one."""
@@ -384,12 +376,12 @@ def _shared() -> QuarantineView:
     return made
 
 
-#: The view of each node that never had a quarantine: it would take 264 bytes each.
 def _requests(quarantine: Quarantine) -> tuple[OperationRequest, ...]:
     repair = quarantine.status.repair
     return repair.requests if repair is not None else ()
 
 
+#: The view of each node that never had a quarantine: it would take 264 bytes each.
 NO_QUARANTINE: Final = _shared()
 
 

@@ -49,9 +49,11 @@ class NodeRegistry:
     def __attrs_post_init__(self) -> None:
         self.quarantine_index = QuarantineIndex()
         self.others = self._others or OthersMarks(clocks=self._clocks)
-        self._counted: list[NodeMeta] = []
+        #: The Nodes as last listed, by name: another mapping after each list; and those of them
+        #: on which an agent runs.
+        self.metas: Mapping[str, NodeMeta] = {}
+        self.counted: list[NodeMeta] = []
         self._node_states: dict[str, NodeState] = {}
-        self._metas: Mapping[str, NodeMeta] = {}
         self._listed = False
         self._pools: dict[str, int] = {}
         self._annotated: dict[str, frozenset[str]] = {}
@@ -117,38 +119,28 @@ class NodeRegistry:
         del self._node_states[node_state.node]
         self._held.pop(node_state.node, None)
         self.others.forget(node_state.node)
-        self._count(node_state.node)
+        self.count(node_state.node)
         self.fleet.node_summaries.pop(node_state.node, None)
 
     def is_listed(self, node: str) -> bool:
         """Whether the latest list had the node."""
-        return node in self._metas
+        return node in self.metas
 
     def meta(self, node: str) -> NodeMeta | None:
         """The Node as last listed."""
-        return self._metas.get(node)
-
-    @property
-    def metas(self) -> Mapping[str, NodeMeta]:
-        """The Nodes as last listed, by name; another mapping after each list."""
-        return self._metas
-
-    @property
-    def counted(self) -> list[NodeMeta]:
-        """The Nodes as last listed, except those on which no agent runs."""
-        return self._counted
+        return self.metas.get(node)
 
     def labels_of(self, node: str) -> Mapping[str, str] | None:
         """The node's labels, as it was last read or listed; None: they are not known."""
         node_state = self._node_states.get(node)
         if node_state is not None and node_state.cluster.labels is not None:
             return node_state.cluster.labels
-        meta = self._metas.get(node)
+        meta = self.metas.get(node)
         return meta.labels if meta is not None else None
 
     def uid_of(self, node: str) -> str:
         """The uid of the Node as last listed, else as its agent's token proves it, else empty."""
-        meta = self._metas.get(node)
+        meta = self.metas.get(node)
         if meta is not None:
             return meta.uid
         node_state = self._node_states.get(node)
@@ -159,7 +151,7 @@ class NodeRegistry:
         found = self._annotated.get(key)
         if found is None:
             found = self._annotated[key] = frozenset(
-                name for name, meta in self._metas.items() if key in meta.annotations
+                name for name, meta in self.metas.items() if key in meta.annotations
             )
         return found
 
@@ -168,21 +160,21 @@ class NodeRegistry:
 
         Where the list lacks nodes of the cluster, each that has an agent is taken to be one.
         """
-        return not self._lists_all or node in self._metas
+        return not self._lists_all or node in self.metas
 
     def listed(self, nodes: Sequence[NodeMeta]) -> None:
         """The cluster's nodes, as just listed."""
         metas = {meta.name: meta for meta in nodes}
         if self._listed:
-            changed = self._metas.keys() ^ metas.keys()
+            changed = self.metas.keys() ^ metas.keys()
         else:
             changed = self._node_states.keys() | self._reported
-        self._listed, self._metas = True, metas
-        self._counted = self._agentless.others(nodes)
-        self._pools = dict(Counter(meta.labels.get(self._pool_label, "") for meta in self._counted))
+        self._listed, self.metas = True, metas
+        self.counted = self._agentless.others(nodes)
+        self._pools = dict(Counter(meta.labels.get(self._pool_label, "") for meta in self.counted))
         self._annotated.clear()
         for name in changed:
-            self._count(name)
+            self.count(name)
             if name not in metas:
                 self.others.forget(name)
 
@@ -194,7 +186,7 @@ class NodeRegistry:
             self.absent.discard(node)
 
     def pool_of(self, node: str) -> str:
-        meta = self._metas.get(node)
+        meta = self.metas.get(node)
         return meta.labels.get(self._pool_label, "") if meta is not None else ""
 
     def observers(self, check: str, components: Collection[str]) -> Mapping[str, int]:
@@ -219,42 +211,32 @@ class NodeRegistry:
         async for some in self.slices():
             for node_state in some:
                 agent, node = node_state.agent, node_state.node
-                if agent.health is None or not self._has(node):
+                # Until a list has shown which nodes the cluster has, each counts.
+                if agent.health is None or (self._listed and node not in self.metas):
                     continue
                 reporting += 1
                 silent += agent.silent and not agent.is_fresh
         return silent, reporting
 
-    def _has(self, node: str) -> bool:
-        """Whether the cluster has it, or no list has shown yet which nodes it has."""
-        return not self._listed or node in self._metas
-
-    def count(self, node_state: NodeState) -> None:
-        """The agent's snapshot came, or its evidence was discarded: `size` is kept up to date."""
-        self._count(node_state.node)
-
-    def _count(self, node: str) -> None:
-        """Whether it has reported."""
-        node_state = self._node_states.get(node)
-        has_reported = node_state is not None and node_state.agent.was_received
-        if has_reported and self._may_count(node):
-            self._reported.add(node)
-        else:
-            self._reported.discard(node)
-
-    def _may_count(self, node: str) -> bool:
-        """Whether it may be one of those that make the quorum.
+    def count(self, node: str) -> None:
+        """The agent's snapshot came, its evidence was discarded, or the list has changed: `size` is
+        kept up to date.
 
         The agents of another cluster's nodes, sent here by mistake, or of nodes that were deleted,
         show nothing about the fleet. A node that has just joined counts from the next list on.
         """
-        return not (self._listed and self._lists_all) or node in self._metas
+        node_state = self._node_states.get(node)
+        has_reported = node_state is not None and node_state.agent.was_received
+        if has_reported and (not self._listed or self.in_cluster(node)):
+            self._reported.add(node)
+        else:
+            self._reported.discard(node)
 
     def size(self) -> FleetSize:
         """How many nodes there are, and how many have reported."""
         reported = len(self._reported)
         return FleetSize(
-            max(len(self._counted), reported),
+            max(len(self.counted), reported),
             reported,
             self._pools,
             listed=self._listed,

@@ -95,14 +95,7 @@ def _unwritten(now: ObjectView, quarantine: Quarantine) -> ObjectStep | None:
 
 def _is_wanted_again(now: ObjectView, quarantine: Quarantine) -> bool:
     """Whether a node whose release was held is to stay in quarantine for its own fault again."""
-    over = why_over(
-        quarantine,
-        unforced=now.unforced,
-        absent=now.absent_too_long and now.node_gone,
-        reborn=now.reborn,
-        exempt=now.exempt,
-    )
-    if over or (quarantine.spec.requester == OURS and now.recovered):
+    if why_over(now, quarantine) or (quarantine.spec.requester == OURS and now.recovered):
         return False
     if quarantine.spec.requester == FORCED:
         return now.forced is not None

@@ -81,10 +81,4 @@ def _recovery(now: ReleaseView, quarantine: Quarantine) -> str:
     """Why it ends without a person's override; empty: it stays in force."""
     if quarantine.spec.requester == OURS and now.recovered and not is_to_be_tested(now, quarantine):
         return RECOVERED
-    return why_over(
-        quarantine,
-        unforced=now.unforced,
-        absent=now.absent_too_long and now.node_gone,
-        reborn=now.reborn,
-        exempt=now.exempt,
-    )
+    return why_over(now, quarantine)

@@ -29,6 +29,16 @@ class ReleaseFacts(Protocol):
     reborn: bool
 
 
+class EndFacts(Protocol):
+    """The part of a view by which a quarantine ends whatever its evidence is: see `ReleaseView`."""
+
+    unforced: bool
+    exempt: bool
+    absent_too_long: bool
+    node_gone: bool
+    reborn: bool
+
+
 def is_kept(now: ReleaseFacts, quarantine: Quarantine) -> bool:
     """Whether an order may still reach the node, which then must not be in use."""
     if not is_busy(quarantine.status.repair):
@@ -54,18 +64,16 @@ def is_to_be_tested(now: ReleaseFacts, quarantine: Quarantine) -> bool:
     return not (now.exempt or now.reborn or now.mode is Action.OBSERVE)
 
 
-def why_over(
-    quarantine: Quarantine, *, unforced: bool, absent: bool, reborn: bool, exempt: bool
-) -> str:
+def why_over(now: EndFacts, quarantine: Quarantine) -> str:
     """Why it ends although its evidence may still be in force; empty: it does not."""
-    if quarantine.spec.requester == FORCED and unforced:
+    if quarantine.spec.requester == FORCED and now.unforced:
         return "the force was taken back"
     if quarantine.spec.requester != OURS:
         return ""
-    if absent:
+    if now.absent_too_long and now.node_gone:
         return NODE_ABSENT
-    if reborn:
+    if now.reborn:
         return "the node was made anew, in another boot"
-    if exempt and quarantine.status.phase is Phase.ADMITTED:
+    if now.exempt and quarantine.status.phase is Phase.ADMITTED:
         return "exempted by a person before it was begun"
     return ""
