@@ -96,12 +96,7 @@ def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Read:
     return read
 
 
-def act_guard(
-    *,
-    switch: StopSwitch,
-    against: Against,
-    fresh: FreshRead | None = None,
-) -> Guard:
+def act_guard(*, switch: StopSwitch, against: Against, fresh: FreshRead | None = None) -> Guard:
     """Checks that wait come first, and the known state is checked last, without a wait in
     between.
     """

@@ -115,10 +115,7 @@ class MarkAdopter:
             return QuarantineSpec(Action.CORDON, "manual", _UNREADABLE, UNKNOWN)
         action = Action.DRAIN if entry.action == Action.DRAIN else Action.CORDON
         return QuarantineSpec(
-            action,
-            entry.kind or "manual",
-            entry.reason or _UNREADABLE,
-            entry.requester or UNKNOWN,
+            action, entry.kind or "manual", entry.reason or _UNREADABLE, entry.requester or UNKNOWN
         )
 
     async def _keep_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:

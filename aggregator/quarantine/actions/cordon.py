@@ -15,14 +15,7 @@ from dataclasses import replace
 
 from attrs import define
 
-from aggregator.cluster.node_names import (
-    APPLIED,
-    CODES,
-    KEPT,
-    OVERRULED,
-    RELEASED,
-    is_marked,
-)
+from aggregator.cluster.node_names import APPLIED, CODES, KEPT, OVERRULED, RELEASED, is_marked
 from aggregator.cluster.port import (
     Action,
     Conflict,
@@ -66,10 +59,7 @@ log = logging.getLogger("sickbay.quarantine")
 #: Annotations by which it is decided whether, and how, a node is marked. A release always writes
 #: `RELEASED`, so a decision from before a release fails here as it does on the version.
 DECIDING = frozenset(
-    {
-        *(APPLIED, RELEASED, OVERRULED, KEPT, CODES),
-        *(EXEMPT, FORCE, PIN, DO_NOT_DISRUPT),
-    }
+    {*(APPLIED, RELEASED, OVERRULED, KEPT, CODES), *(EXEMPT, FORCE, PIN, DO_NOT_DISRUPT)}
 )
 #: Taints of the cluster's own controllers, which come and go with a node's state.
 _PASSING = "node.kubernetes.io/"

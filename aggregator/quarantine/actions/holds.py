@@ -153,8 +153,7 @@ class Proposals:
             self._holds.unhold(node_state)
             return wanted
         proposal = replace(
-            self.propose(node_state, wanted),
-            suspects=self._causes.drain_suspects(node_state),
+            self.propose(node_state, wanted), suspects=self._causes.drain_suspects(node_state)
         )
         held = self._record_writer.escalation_hold(proposal) or self.fabric_hold(node_state)
         if held is None:

@@ -31,10 +31,7 @@ class MarkRestorer:
 
     async def report(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status which marks are missing, or that all are there again."""
-        before, missing = (
-            quarantine.status.marks or _NONE,
-            node_state.quarantine_view.missing,
-        )
+        before, missing = (quarantine.status.marks or _NONE, node_state.quarantine_view.missing)
         since = (before.since or self._acts.clocks.latest()) if missing else 0.0
         marks = replace(before, missing=missing, since=since)
         text = describe_lost(marks, self.rules, quarantine.status.applied) if missing else ""

@@ -13,14 +13,7 @@ from typing import Protocol
 from attrs import define
 
 from aggregator.cluster.node_names import APPLIED, RELEASED, is_marked
-from aggregator.cluster.port import (
-    AppliedChanges,
-    ClusterError,
-    Conflict,
-    Node,
-    Phase,
-    Quarantine,
-)
+from aggregator.cluster.port import AppliedChanges, ClusterError, Conflict, Node, Phase, Quarantine
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.open_attempts import are_attempts_known

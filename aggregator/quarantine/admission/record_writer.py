@@ -24,11 +24,7 @@ from aggregator.cluster.port import (
     SharedObjects,
     is_older,
 )
-from aggregator.quarantine.admission.stop_switch import (
-    NOT_CONTROLLER,
-    StopSwitch,
-    StopUnreadable,
-)
+from aggregator.quarantine.admission.stop_switch import NOT_CONTROLLER, StopSwitch, StopUnreadable
 from aggregator.quarantine.decide.admission import (
     SETTLES,
     AdmissionBatch,

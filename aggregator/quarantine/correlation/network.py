@@ -124,10 +124,7 @@ class NetworkTracker:
         return found
 
     def _see(
-        self,
-        node: str,
-        statuses: Mapping[tuple[str, str], Status],
-        gone: Iterable[tuple[str, str]],
+        self, node: str, statuses: Mapping[tuple[str, str], Status], gone: Iterable[tuple[str, str]]
     ) -> None:
         """Set the node's edges; unchanged ones cost next to nothing."""
         sees, changed = self._sees(node), False

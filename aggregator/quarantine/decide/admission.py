@@ -24,12 +24,7 @@ from pydantic import Field
 from aggregator.cluster.port import Action
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, LabelKey, Percent, Share
-from aggregator.quarantine.decide.admission_record import (
-    FLEET,
-    MOST_ADMISSIONS,
-    Entry,
-    Record,
-)
+from aggregator.quarantine.decide.admission_record import FLEET, MOST_ADMISSIONS, Entry, Record
 from aggregator.quarantine.decide.held import Held, held_by
 from aggregator.quarantine.decide.intent import DesiredState
 from aggregator.quarantine.decide.plans.step import NextStep

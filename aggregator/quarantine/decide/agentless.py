@@ -9,10 +9,7 @@ from collections.abc import Iterable, Mapping
 from aggregator.cluster.port import NodeMeta
 
 #: Labels of these nodes: the key, and the value.
-_SHIPPED = (
-    ("eks.amazonaws.com/compute-type", "fargate"),
-    ("type", "virtual-kubelet"),
-)
+_SHIPPED = (("eks.amazonaws.com/compute-type", "fargate"), ("type", "virtual-kubelet"))
 
 
 class AgentlessNodes:

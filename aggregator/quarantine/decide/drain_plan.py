@@ -11,13 +11,7 @@ from pydantic import Field
 
 from aggregator.cluster.port import Node, Pod
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import (
-    Duration,
-    LabelKeys,
-    NamespacePattern,
-    OwnerKinds,
-    Selector,
-)
+from aggregator.configfile.values import Duration, LabelKeys, NamespacePattern, OwnerKinds, Selector
 from aggregator.jobs.gangs import Gang, Gangs, gang_of
 from aggregator.rfc3339 import span, write_time
 from aggregator.runtime.interning import EMPTY
@@ -36,10 +30,7 @@ _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _SAFE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 _MOST_NAMED = 3
 #: Annotations for autoscalers by which a pod declares that it must not be moved.
-_UNWILLING = {
-    _SAFE_TO_EVICT: "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
+_UNWILLING = {_SAFE_TO_EVICT: "false", "karpenter.sh/do-not-disrupt": "true"}
 
 
 class Leave(enum.StrEnum):

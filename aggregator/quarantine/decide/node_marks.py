@@ -14,15 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from aggregator.cluster.node_names import (
-    APPLIED,
-    CODES,
-    KEPT,
-    LABEL,
-    OVERRULED,
-    RELEASED,
-    TAINT,
-)
+from aggregator.cluster.node_names import APPLIED, CODES, KEPT, LABEL, OVERRULED, RELEASED, TAINT
 from aggregator.cluster.port import (
     Action,
     AppliedChanges,
@@ -209,11 +201,7 @@ _KINDS = frozenset({"gpu", "disk", "network", "node", "manual"})
 
 
 def cordon_change(
-    node: Node,
-    quarantine: Quarantine,
-    *,
-    off_balancers: bool = False,
-    rules: MarkRules = PLAIN,
+    node: Node, quarantine: Quarantine, *, off_balancers: bool = False, rules: MarkRules = PLAIN
 ) -> NodeChange:
     """Taint, unschedulable, label and annotations in one patch.
 

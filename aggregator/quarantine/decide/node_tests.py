@@ -25,10 +25,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.health.model import Component, Status
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.admission_record import (
-    IDLE_TEST,
-    NEW_NODE_TEST,
-)
+from aggregator.quarantine.decide.admission_record import IDLE_TEST, NEW_NODE_TEST
 from aggregator.quarantine.decide.operation_step import Do, NextOperation, under_way
 from aggregator.runtime.text import truncate
 
@@ -114,9 +111,7 @@ def node_test_of(operation: Operation) -> NodeTest:
     """The test that an operation is."""
     about = operation.status.node_test or NodeTestStatus()
     test = NodeTest(
-        number=operation.status.number,
-        **_values(attempts.attempt_of(operation)),
-        **_values(about),
+        number=operation.status.number, **_values(attempts.attempt_of(operation)), **_values(about)
     )
     if not about.passed:
         return test

@@ -30,8 +30,7 @@ PoolName = Annotated[
     str,
     AfterValidator(_free_name),
     shaped(
-        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
-        "a name of small letters, digits and '-', at most 63",
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of small letters, digits and '-', at most 63"
     ),
 ]
 

@@ -256,11 +256,7 @@ def _before_release(
 
 
 def _after_failure(
-    status: RepairStatus,
-    facts: RepairFacts,
-    rules: RepairRules,
-    failed: RepairAttempt,
-    now: float,
+    status: RepairStatus, facts: RepairFacts, rules: RepairRules, failed: RepairAttempt, now: float
 ) -> NextOperation:
     """The node has failed a test: its evidence counts as in force, and the next rung is due."""
     failure = f"test {failed.profile} failed"

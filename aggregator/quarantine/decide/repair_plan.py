@@ -40,12 +40,7 @@ class RepairPlan:
         return ladder_of(spec, self.policy) if self.policy is not None else ()
 
     def waits(
-        self,
-        quarantine: Quarantine,
-        now: float,
-        *,
-        requested: bool = False,
-        unheard: bool = False,
+        self, quarantine: Quarantine, now: float, *, requested: bool = False, unheard: bool = False
     ) -> str:
         """Why the next repair does not begin now, for people; empty: it is due.
 

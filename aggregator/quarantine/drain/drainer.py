@@ -329,11 +329,7 @@ class Drainer:
         return not self._off_balancers or exclude_change(node) is None
 
     async def begin_with_marks(
-        self,
-        node_state: NodeState,
-        marks: NewMarks,
-        still: Still,
-        writable: Still,
+        self, node_state: NodeState, marks: NewMarks, still: Still, writable: Still
     ) -> None:
         """Write phase Draining instead of Cordoned, for a node whose very next step is its drain.
 

@@ -31,12 +31,7 @@ from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gang, Gangs, gang_of
 from aggregator.jobs.hit import evicted_details
 from aggregator.quarantine.actions.node_actions import NodeActions
-from aggregator.quarantine.decide.drain_plan import (
-    DrainPlan,
-    DrainRules,
-    kept_because,
-    work_of,
-)
+from aggregator.quarantine.decide.drain_plan import DrainPlan, DrainRules, kept_because, work_of
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.returned_pods import slot_of
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory

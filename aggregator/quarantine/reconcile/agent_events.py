@@ -263,9 +263,7 @@ class AgentEventHandler:
             elif agent.attached:
                 text = "its agent is attached, but has sent no snapshot"
             self._reports.emit_event(
-                node_state,
-                EventKind.AGENT_SILENT,
-                f"{text}; failing checks stay in force",
+                node_state, EventKind.AGENT_SILENT, f"{text}; failing checks stay in force"
             )
 
 

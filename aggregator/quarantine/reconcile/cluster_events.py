@@ -494,9 +494,5 @@ def _log_unreadable(meta: NodeMeta, before: NodeMeta | None, words: ClusterWords
         if text not in known:
             log.warning(
                 "a note on a node can't be read, and a person has to remove it",
-                extra={
-                    "event": "node.annotation_unreadable",
-                    "node": meta.name,
-                    "error": text,
-                },
+                extra={"event": "node.annotation_unreadable", "node": meta.name, "error": text},
             )

@@ -138,10 +138,7 @@ class NodeConditionPublisher:
     async def _write(self, meta: NodeMeta, wanted: Mapping[str, NodeCondition | None]) -> None:
         try:
             done = await self._cluster.write_conditions(
-                meta.name,
-                node_uid=meta.uid,
-                wanted=wanted,
-                guard=self._guard,
+                meta.name, node_uid=meta.uid, wanted=wanted, guard=self._guard
             )
         except ClusterError as error:
             level = logging.INFO if isinstance(error, GuardRefused) else logging.WARNING

@@ -7,11 +7,7 @@ from aggregator.quarantine.decide.plans.operations import (
     plan_operation,
 )
 from aggregator.quarantine.decide.plans.step import NextStep
-from aggregator.quarantine.reconcile.plan_inputs import (
-    PlanInputs,
-    is_recovered,
-    is_unforced,
-)
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered, is_unforced
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still

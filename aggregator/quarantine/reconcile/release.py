@@ -12,11 +12,7 @@ from aggregator.quarantine.decide.plans.release import (
 )
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import UncordonRules
-from aggregator.quarantine.reconcile.plan_inputs import (
-    PlanInputs,
-    is_recovered,
-    is_unforced,
-)
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered, is_unforced
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still

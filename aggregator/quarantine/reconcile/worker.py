@@ -129,10 +129,7 @@ class NodeReads:
         quarantine = node_state.quarantine
         if step.do is Pause.HOLD:
             self._holds.hold_stopped(node_state)
-        elif quarantine is not None and quarantine.status.phase in (
-            Phase.CORDONED,
-            Phase.DRAINING,
-        ):
+        elif quarantine is not None and quarantine.status.phase in (Phase.CORDONED, Phase.DRAINING):
             await self._drain.explain(node_state)
 
 

@@ -409,10 +409,5 @@ def log_left(node: str, operation: str, why: str) -> None:
     """An order has left something in the cluster that stays."""
     log.warning(
         "an object of a repair can't be removed",
-        extra={
-            "event": "repair.left_behind",
-            "node": node,
-            "operation": operation,
-            "error": why,
-        },
+        extra={"event": "repair.left_behind", "node": node, "operation": operation, "error": why},
     )

@@ -5,12 +5,7 @@ from collections.abc import Mapping
 from attrs import define, field
 
 from aggregator.quarantine.decide.admission_record import IDLE_TEST
-from aggregator.quarantine.decide.idle_nodes import (
-    IdleCandidate,
-    IdleNodeRules,
-    choose,
-    waits_for,
-)
+from aggregator.quarantine.decide.idle_nodes import IdleCandidate, IdleNodeRules, choose, waits_for
 from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_state import POLL_EVERY, NodeTestContext, WatchedNode
@@ -39,10 +34,7 @@ class IdleNodeChoice:
         self._again = {name: at for name, at in self._again.items() if now < at}
 
     async def choose_due(
-        self,
-        idle: IdleNodeRules,
-        watched: Mapping[str, WatchedNode],
-        tests: Mapping[str, NodeTest],
+        self, idle: IdleNodeRules, watched: Mapping[str, WatchedNode], tests: Mapping[str, NodeTest]
     ) -> list[IdleCandidate]:
         """The nodes whose periodic test is due, as many as the fleet's limit has room for.
 

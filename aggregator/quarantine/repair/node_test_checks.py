@@ -6,14 +6,7 @@ from attrs import define
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.operations import DELETED_BY_HAND
-from aggregator.cluster.port import (
-    Action,
-    Guard,
-    GuardRefused,
-    HookState,
-    Node,
-    OperationRequest,
-)
+from aggregator.cluster.port import Action, Guard, GuardRefused, HookState, Node, OperationRequest
 from aggregator.quarantine.actions.act_guard import FreshRead, act_guard
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.idle_nodes import in_use

@@ -8,11 +8,7 @@ from attrs import define, field
 from aggregator.cluster.port import RepairState
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.new_nodes import (
-    how_to_take,
-    needs_a_person,
-    why_over,
-)
+from aggregator.quarantine.decide.new_nodes import how_to_take, needs_a_person, why_over
 from aggregator.quarantine.decide.node_tests import BY_HAND, IDLE, NEW_NODE, NodeTest, as_details
 from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
 

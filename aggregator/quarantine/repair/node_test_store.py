@@ -3,18 +3,9 @@
 from attrs import define
 
 from aggregator.cluster.operations import DELETED_BY_HAND, first_tests
-from aggregator.cluster.port import (
-    BUSY,
-    Operation,
-    OperationRequest,
-    Operations,
-)
+from aggregator.cluster.port import BUSY, Operation, OperationRequest, Operations
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.node_tests import (
-    NodeTest,
-    last_test,
-    node_test_of,
-)
+from aggregator.quarantine.decide.node_tests import NodeTest, last_test, node_test_of
 
 
 @define(eq=False, slots=False)

@@ -26,14 +26,7 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.events import EventKind
-from aggregator.policy.repairs import (
-    NEEDS_PERSON,
-    REBOOT,
-    REPLACE,
-    TEST,
-    is_lemon,
-    verdict_of,
-)
+from aggregator.policy.repairs import NEEDS_PERSON, REBOOT, REPLACE, TEST, is_lemon, verdict_of
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
@@ -159,8 +152,7 @@ class RepairContext:
         ClusterError.
         """
         quarantine, node = await asyncio.gather(
-            self.cluster.read_quarantine(node_state.node),
-            self.cluster.read_node(node_state.node),
+            self.cluster.read_quarantine(node_state.node), self.cluster.read_node(node_state.node)
         )
         if quarantine is not None and quarantine.uid != quarantine_uid:
             return NO_ORDER

@@ -11,11 +11,7 @@ from dataclasses import replace
 from attrs import define
 
 from aggregator.clock import Clocks
-from aggregator.cluster.operations import (
-    attempt_of,
-    cancelled,
-    status_of,
-)
+from aggregator.cluster.operations import attempt_of, cancelled, status_of
 from aggregator.cluster.port import (
     ClusterError,
     Operation,

@@ -3,14 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import (
-    AsyncIterator,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field
 

@@ -4,12 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from aggregator.cluster.port import Action, Phase, Quarantine
-from aggregator.quarantine.decide.intent import (
-    OURS,
-    DesiredState,
-    describe_override,
-    unsaved,
-)
+from aggregator.quarantine.decide.intent import OURS, DesiredState, describe_override, unsaved
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.plans.release_reasons import why_over
 from aggregator.quarantine.decide.plans.step import UNTOUCHED, WAIT, NextStep
