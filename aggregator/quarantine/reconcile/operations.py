@@ -7,7 +7,7 @@ from aggregator.quarantine.decide.plans.operations import (
     plan_operation,
 )
 from aggregator.quarantine.decide.plans.step import NextStep
-from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered, is_unforced
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still
@@ -15,33 +15,26 @@ from aggregator.quarantine.state.race import Still
 
 class OperationReconciler:
     is_late = True
+    _plan = staticmethod(plan_operation)
 
     def __init__(self, *, inputs: PlanInputs, repairs: RepairRunner) -> None:
         self._inputs = inputs
         self._repairs = repairs
 
     def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
-        if not self._repairs.waits(node_state):
-            return None
-        return plan_operation(self.view(node_state, quarantine))
+        waits = self._repairs.waits(node_state)
+        return self._plan(self.view(node_state, quarantine)) if waits else None
 
     def view(self, node_state: NodeState, quarantine: Quarantine) -> OperationView:
-        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        known, inputs = node_state.quarantine_view, self._inputs
+        untested = self._repairs.holds_release(node_state)
         return OperationView(
-            quarantine=quarantine,
-            mode=inputs.mode(node_state, quarantine),
-            recovered=is_recovered(node_state),
+            *inputs.end_values(node_state, quarantine, untested=untested),
             knows=inputs.knows(node_state),
             due=self._repairs.is_due(node_state),
-            untested=self._repairs.holds_release(node_state),
             release_waits=bool(node_state.release_held) and inputs.now() < known.release_poll,
-            unforced=is_unforced(node_state),
-            exempt=cluster.operator_requests.exempt(inputs.wall()),
-            maintained=bool(cluster.maintained),
+            maintained=bool(node_state.cluster.maintained),
             stopped=bool(inputs.fleet.stop),
-            node_gone=cluster.node_gone,
-            node_replaced=known.node_replaced,
-            reborn=bool(known.reborn),
         )
 
     async def carry_out(self, node_state: NodeState, _step: NextStep, _still: Still) -> bool:
@@ -52,7 +45,4 @@ class OperationReconciler:
 class OpenOperationReconciler(OperationReconciler):
     """Of an order that may reach the node, and of the test before a release."""
 
-    def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
-        if not self._repairs.waits(node_state):
-            return None
-        return plan_open_operation(self.view(node_state, quarantine))
+    _plan = staticmethod(plan_open_operation)

@@ -12,6 +12,9 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodePools
 
+#: The types of the fields of `EndView`.
+EndValues = tuple[Quarantine, Action, bool, bool, bool, bool, bool, bool, bool]
+
 
 @define(eq=False, slots=False, kw_only=True)
 class PlanInputs:
@@ -44,6 +47,17 @@ class PlanInputs:
         if quarantine is not None and quarantine.spec.requester != OURS:
             return self._pools.mode_of(node_state.node)
         return self._pools.most_of(node_state, self.wall())
+
+    def end_values(
+        self, node_state: NodeState, quarantine: Quarantine, *, untested: bool
+    ) -> EndValues:
+        """The values of `EndView`, in the order of its fields."""
+        cluster, known = node_state.cluster, node_state.quarantine_view
+        exempt = cluster.operator_requests.exempt(self.wall())
+        requests = is_unforced(node_state), exempt, untested
+        node = cluster.node_gone, known.node_replaced, bool(known.reborn)
+        mode = self.mode(node_state, quarantine)
+        return quarantine, mode, is_recovered(node_state), *requests, *node
 
     def knows(self, node_state: NodeState) -> bool:
         """Whether its agent has reported, or this process has waited for that long enough."""

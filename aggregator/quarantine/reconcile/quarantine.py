@@ -1,5 +1,7 @@
 """The reconciler of quarantines: the object, and the node's marks."""
 
+from collections.abc import Awaitable, Callable, Mapping
+
 from attrs import define
 
 from aggregator.cluster.port import Quarantine, QuarantineStatus
@@ -18,6 +20,8 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
 from aggregator.quarantine.state.race import Still
 
+Write = Callable[[NodeState, Quarantine], Awaitable[None]]
+
 
 @define(eq=False, slots=False, kw_only=True)
 class QuarantineReconciler:
@@ -28,20 +32,6 @@ class QuarantineReconciler:
     _cordon: CordonActions
     _holds: NodeHolds
     _restorer: MarkRestorer
-
-    def __attrs_post_init__(self) -> None:
-        objects = self._objects
-        #: The writes that need nothing except the node and its Quarantine.
-        self._writes = {
-            ObjectStep.ENTER: objects.enter,
-            ObjectStep.VOID: objects.void,
-            ObjectStep.REFUSE: objects.refuse,
-            ObjectStep.ABSENCE: objects.show_absence,
-            ObjectStep.OVERRIDE: objects.show_override,
-            ObjectStep.UNHOLD: objects.unhold,
-            ObjectStep.RESTART: self._cordon.restart,
-            ObjectStep.REPORT_MARKS: self._restorer.report,
-        }
 
     def plan(self, node_state: NodeState, quarantine: Quarantine) -> NextStep | None:
         found = plan_object(self.object_view(node_state, quarantine))
@@ -105,7 +95,7 @@ class QuarantineReconciler:
                 if wanted is not None:
                     await self._objects.update(node_state, quarantine, wanted)
             case ObjectStep():
-                await self._writes[step.do](node_state, quarantine)
+                await self._writes()[step.do](node_state, quarantine)
             case MarkStep.CORDON:
                 await self._cordon.cordon(node_state)
                 return node_state.cluster.node_gone
@@ -116,6 +106,20 @@ class QuarantineReconciler:
             case MarkStep.REPORT_CORDON:
                 await self._objects.show_cordon(node_state, quarantine, step.because)
         return False
+
+    def _writes(self) -> Mapping[ObjectStep, Write]:
+        """The writes that need nothing except the node and its Quarantine."""
+        objects = self._objects
+        return {
+            ObjectStep.ENTER: objects.enter,
+            ObjectStep.VOID: objects.void,
+            ObjectStep.REFUSE: objects.refuse,
+            ObjectStep.ABSENCE: objects.show_absence,
+            ObjectStep.OVERRIDE: objects.show_override,
+            ObjectStep.UNHOLD: objects.unhold,
+            ObjectStep.RESTART: self._cordon.restart,
+            ObjectStep.REPORT_MARKS: self._restorer.report,
+        }
 
 
 def _is_restore_due(status: QuarantineStatus, rules: RestoreRules, wall: float) -> bool:

@@ -12,7 +12,7 @@ from aggregator.quarantine.decide.plans.release import (
 )
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import UncordonRules
-from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered, is_unforced
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still
@@ -31,22 +31,15 @@ class ReleaseReconciler:
         return plan_release(self.view(node_state, quarantine))
 
     def view(self, node_state: NodeState, quarantine: Quarantine) -> ReleaseView:
-        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        known, inputs = node_state.quarantine_view, self._inputs
+        untested = self._repairs.holds_release(node_state)
         return ReleaseView(
-            quarantine=quarantine,
-            mode=inputs.mode(node_state, quarantine),
-            recovered=is_recovered(node_state),
+            *inputs.end_values(node_state, quarantine, untested=untested),
             definition_going=known.definition_going,
             uncordoned=node_state.is_released_by_uncordon(self._uncordon),
             release_held=bool(node_state.release_held),
             poll_later=inputs.now() < known.release_poll,
-            unforced=is_unforced(node_state),
-            exempt=cluster.operator_requests.exempt(inputs.wall()),
-            untested=self._repairs.holds_release(node_state),
             absent_too_long=inputs.is_absent_too_long(quarantine),
-            node_gone=cluster.node_gone,
-            node_replaced=known.node_replaced,
-            reborn=bool(known.reborn),
         )
 
     async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:

@@ -32,16 +32,12 @@ class NodeTestEvidence:
             return
         in_force = _has_own_evidence(node_state)
         quarantine = node_state.quarantine
-        failed = watched is not None and has_failed(
-            watched.test,
-            boot_of(node_state),
-            quarantine.status if quarantine is not None else None,
-            tainted=watched.tainted,
-        )
-        if failed and watched is not None and not in_force:
-            self._emit(name, failure_evidence(watched.test, self._shared.clocks.now()))
-        elif in_force and not failed:
-            self._emit(name, failure_evidence(None, self._shared.clocks.now()))
+        status = quarantine.status if quarantine is not None else None
+        test, tainted = (watched.test, watched.tainted) if watched is not None else (None, False)
+        if not has_failed(test, boot_of(node_state), status, tainted=tainted):
+            test = None
+        if in_force is (test is None):
+            self._emit(name, failure_evidence(test, self._shared.clocks.now()))
 
     async def end_all_but(self, names: Container[str]) -> None:
         """Emit for each other node that a failed test is over, perhaps one of an earlier

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aggregator.cluster.port import BUSY, Action, Quarantine
 from aggregator.policy.repairs import REPLACE
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.plans.release_reasons import is_kept, is_to_be_tested
+from aggregator.quarantine.decide.plans.release_reasons import EndView, is_kept, is_to_be_tested
 from aggregator.quarantine.decide.plans.step import WAIT, NextStep, unless_stopped
 
 
@@ -20,28 +20,19 @@ _REPAIR = NextStep(OperationStep.REPAIR)
 
 
 @dataclass(slots=True)
-class OperationView:
-    """The inputs of an operation's next step; see `release_reasons.ReleaseFacts`.
+class OperationView(EndView):
+    """The inputs of an operation's next step.
 
     ``due``: it is time for it. ``knows``: a snapshot has come since this process started, or the
     node has been silent for long enough. ``maintained``: another party is at work on the node.
     ``release_waits``: a check holds the release, and it is not yet time to check again.
     """
 
-    quarantine: Quarantine
-    mode: Action
-    recovered: bool
     knows: bool
     due: bool = False
-    untested: bool = False
     release_waits: bool = False
-    unforced: bool = False
-    exempt: bool = False
     maintained: bool = False
     stopped: bool = False
-    node_gone: bool = False
-    node_replaced: bool = False
-    reborn: bool = False
 
 
 def plan_open_operation(now: OperationView) -> NextStep | None:
