@@ -207,7 +207,6 @@ def test_a_sign_waits_for_the_evaluation_and_for_a_step_where_the_node_is_unknow
         for name, owner, value in (
             ("view", bench.queue, False),
             ("meta", node_state.cluster, None),
-            ("unread", node_state.cluster, True),
         ):
             before = getattr(owner, name)
             setattr(owner, name, value)
@@ -216,7 +215,7 @@ def test_a_sign_waits_for_the_evaluation_and_for_a_step_where_the_node_is_unknow
                 waits = bench.send_evidence(sign)
                 assert node_state.work.waiters == (waits,), name
                 assert "add" in bench.did
-                assert node_state.work.needs_read == (name == "unread")
+                assert not node_state.work.needs_read
             setattr(owner, name, before)
 
     on_bench(test)

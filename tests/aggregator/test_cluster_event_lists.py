@@ -234,13 +234,11 @@ def test_a_node_is_read_where_the_list_differs_from_what_is_known(
     async def test(bench: Bench) -> None:
         node_state = bench.listed()
         node_state.work.needs_read = node_state.cluster.node_gone = False
-        node_state.cluster.unread = True
         bench.kicked.clear()
         prepare(node_state)
         bench.listed()
         assert node_state.work.needs_read == suspect
         assert bench.kicked == (["n1"] if suspect else [])
-        assert not node_state.cluster.unread
         assert node_state.cluster.read_at == bench.clock()
 
     on_a_bench(monkeypatch, test)

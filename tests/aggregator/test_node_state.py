@@ -298,7 +298,7 @@ def test_a_picture_says_nothing_new_where_all_that_it_shows_is_known() -> None:
     assert not node_state.bears_out(marked_node())
     assert not node_state.bears_out(node(labels=MAINTAINED))
     assert not node_state.bears_out(node(annotations=EXEMPTED))
-    for name in ("unread", "node_gone", "misnamed"):
+    for name in ("node_gone", "misnamed"):
         set_fields(node_state, **{name: True})
         assert not node_state.bears_out(node()), name
         set_fields(node_state, **{name: False})
@@ -334,11 +334,7 @@ def test_a_read_that_finds_no_node_leaves_nothing_of_what_stood_on_it() -> None:
     assert node_state.cluster.operator_requests_known
     assert node_state.cluster.operator_requests != NONE
     set_fields(node_state, node_replaced=True, uncordoned=Uncordoned.PERSON, reborn="boot-2")
-    node_state.cluster.foreign, node_state.cluster.maintained, node_state.cluster.unread = (
-        "x",
-        "x",
-        True,
-    )
+    node_state.cluster.foreign = node_state.cluster.maintained = "x"
     node_state.take_node(None)
     assert (
         node_state.cluster.node_gone,
@@ -359,7 +355,6 @@ def test_a_read_that_finds_no_node_leaves_nothing_of_what_stood_on_it() -> None:
         NONE,
         False,
     )
-    assert not node_state.cluster.unread
     assert not node_state.cluster.marked
     assert node_state.cluster.read_at == NOW
 

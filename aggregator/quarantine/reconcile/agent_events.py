@@ -99,15 +99,11 @@ class AgentEventHandler:
             health.snapshot(evidence)
             self._registry.count(node_state.node)
             self._note_back(node_state)
-            signs = bool(evidence.cleared or evidence.gone)
         else:
             health.delta(evidence)
             self._reports.stages.note_faults(evidence.faults, at)
-            signs = bool(evidence.cleared or evidence.gone)
-        unread = node_state.cluster.unread
-        node_read = self._queue.view and node_state.cluster.meta is not None and not unread
-        if signs and unread:
-            node_state.work.request_read()  # another replica may have written the overrides: read
+        signs = bool(evidence.cleared or evidence.gone)
+        node_read = self._queue.view and node_state.cluster.meta is not None
         node_state.cluster.take_signs(evidence.cleared, node_read=node_read)
         if evidence.faults and _may_be_back(node_state, node_state.agent.claimed):
             node_state.work.request_read()

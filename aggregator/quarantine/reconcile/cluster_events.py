@@ -470,8 +470,6 @@ class ClusterEventHandler:
         else:
             node_state.cluster.confirm_requests()
         remembered = read_overruled(meta.annotations)
-        if self._queue.holds_lease():
-            node_state.cluster.set_unread(unread=False)
         # `NodePoller` reads those that wait for their node.
         foreign = node_state.cluster.foreign and not waits_for_its_node(node_state)
         known = node_state.cluster.overruled | node_state.cluster.ended_overrides

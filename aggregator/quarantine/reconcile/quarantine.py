@@ -94,8 +94,8 @@ class QuarantineReconciler:
                 wanted = self._inputs.wanted(node_state)
                 if wanted is not None:
                     await self._objects.update(node_state, quarantine, wanted)
-            case ObjectStep():
-                await self._writes()[step.do](node_state, quarantine)
+            case ObjectStep() as write:
+                await self._writes()[write](node_state, quarantine)
             case MarkStep.CORDON:
                 await self._cordon.cordon(node_state)
                 return node_state.cluster.node_gone

@@ -131,7 +131,6 @@ class ClusterView:
     (monotonic seconds), None before the first time. ``marked_at``: when we have set them (monotonic
     seconds).
     ``node_gone``, ``node_found``: the last read of the node found none, or found it.
-    ``unread``: the node's overrides may have changed while another replica owned it.
     ``foreign``: cordoned by another party, being maintained: shown, left alone.
     ``maintained``: another party is at work on the node; no step begins meanwhile.
     ``operator_requests``: operators' requests in its annotations, as last read in full, or listed.
@@ -148,7 +147,6 @@ class ClusterView:
     marked_at: float = float("-inf")
     node_gone: bool = False
     node_found: bool = False
-    unread: bool = False
     foreign: str = ""
     maintained: str = ""
     evictions_forbidden: str = ""
@@ -177,7 +175,6 @@ class ClusterView:
         """The Node as just read, None for no Node. ``quarantine``: the one that is in force."""
         self.marked, self.read_at = node is not None and is_marked(node), now
         self.node_gone, self.node_found = node is None, node is not None
-        self.unread = False
         if node is None:
             self.foreign = self.maintained = self.evictions_forbidden = ""
             self.operator_requests, self.operator_requests_known = NONE, False  # they were on it
@@ -218,9 +215,6 @@ class ClusterView:
     def set_untested(self, why: str) -> None:
         """``why``: the reason for the startup taint of a new node, in words; empty: it has none."""
         self.untested = why
-
-    def set_unread(self, *, unread: bool) -> None:
-        self.unread = unread
 
     def take_overruled(self, remembered: frozenset[Override]) -> None:
         """The overrides as the node remembers them: read from it, or just written."""

@@ -116,7 +116,7 @@ class NodeState(NodeSummary):
         """
         return (
             node is not None
-            and not (self.cluster.unread or self.cluster.node_gone or self.agent.misnamed)
+            and not (self.cluster.node_gone or self.agent.misnamed)
             and self.quarantine is None
             and self.agent.claimed in ("", node.uid)
             and self.cluster.maintained == ""
