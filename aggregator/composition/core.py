@@ -63,9 +63,7 @@ from aggregator.quarantine.reconcile.work_queue import NodeEvaluator, WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
 from aggregator.quarantine.repair.engine import OperationEngine
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
-from aggregator.quarantine.repair.node_test_events import NodeTestEvents
-from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
+from aggregator.quarantine.repair.node_test_reports import NodeTestReports
 from aggregator.quarantine.repair.node_test_state import NodeTestContext
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.repair.quarantine_case import RepairContext
@@ -274,9 +272,9 @@ class _Acts:
         self.node_tests = NodeTestReconciler(
             shared=tests,
             checks=NodeTestChecks(shared=tests, pools=pools),
-            events=NodeTestEvents(shared=tests, event_sink=base.event_sink),
-            display=NodeTestDisplay(shared=tests),
-            evidence=NodeTestEvidence(shared=tests, emit=base.own_evidence.record),
+            reports=NodeTestReports(
+                shared=tests, event_sink=base.event_sink, record=base.own_evidence.record
+            ),
         )
 
 

@@ -46,7 +46,7 @@ PARTS = (
             "reconcile/agent_events.py",
             "reconcile/cluster_events.py",
             "reconcile/poller.py",
-            "repair/node_test_display.py",
+            "repair/node_test_reports.py",
             "state/node.py",
         },
     ),

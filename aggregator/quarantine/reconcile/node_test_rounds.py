@@ -43,7 +43,7 @@ class NodeTestRounds:
 
     def __attrs_post_init__(self) -> None:
         self._shared, self._store = self.reconciler.shared, self.reconciler.checks.store
-        self._nodes, self._evidence = self._shared.nodes, self.reconciler.evidence
+        self._nodes, self._reports = self._shared.nodes, self.reconciler.reports
         self._idle_choice = IdleNodeChoice(shared=self._shared, checks=self.reconciler.checks)
         self._shared.fleet.last_tests = self._shared.last
 
@@ -59,8 +59,8 @@ class NodeTestRounds:
         self._take_requests()
         self._add_due()
         for name, watched in self._nodes.items():
-            self._evidence.give(name, watched)
-        self.reconciler.display.show(self._nodes)
+            self._reports.give_evidence(name, watched)
+        self._reports.show(self._nodes)
         idle = self._shared.settings.rules.idle_nodes
         if idle is not None and not self._shared.ends:
             await self._choose_idle(idle)
@@ -85,8 +85,8 @@ class NodeTestRounds:
         try:
             if self._is_list_due:
                 await self._take_list()
-                self.reconciler.events.keep_observed(self._seen or set())
-                await self._evidence.end_all_but(self._nodes)  # from before this process
+                self._reports.keep_observed(self._seen or set())
+                await self._reports.end_evidence_except(self._nodes)  # from before this process
             elif self._shared.rules.taint:
                 await self._watch_new()
         except ClusterError as error:
@@ -206,7 +206,7 @@ class NodeTestRounds:
             if one.chosen and not one.is_running and not self._shared.may_act():
                 one.chosen = False
         observes = self._shared.settings.rules.mode is RepairMode.OBSERVE
-        reported = observes and self.reconciler.events.idle_reported
+        reported = observes and self._reports.idle_reported
         if self._seen is None or reported or self._shared.record_writer.switch.reason:
             return
         for due in await self._idle_choice.choose_due(idle, self._nodes, self._shared.last):

@@ -37,9 +37,7 @@ from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.node_test_case import NodeTestCase
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
-from aggregator.quarantine.repair.node_test_events import NodeTestEvents
-from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
+from aggregator.quarantine.repair.node_test_reports import NodeTestReports
 from aggregator.quarantine.repair.node_test_state import (
     POLL_BUSY,
     POLL_EVERY,
@@ -72,9 +70,7 @@ class NodeTestReconciler:
 
     shared: NodeTestContext
     checks: NodeTestChecks
-    events: NodeTestEvents
-    display: NodeTestDisplay
-    evidence: NodeTestEvidence
+    reports: NodeTestReports
     _running: int = field(init=False, default=0)
 
     @property
@@ -130,7 +126,7 @@ class NodeTestReconciler:
             is_settled = not (busy or watched.busy is not None or watched.problem)
             watched.settled_in = self.shared.quarantine_of(name) if is_settled else ""
             if not stays:
-                self.evidence.give(name, None)
+                self.reports.give_evidence(name, None)
                 self.shared.nodes.pop(name, None)
                 self.shared.done.add(name)
         finally:
@@ -159,7 +155,7 @@ class NodeTestReconciler:
         if why and watched.tainted and not watched.problem:  # no read can change that
             watched.held = why
             await self._forget_leftover(name, watched.test)
-            await self.display.write_condition(name, watched)
+            await self.reports.write_condition(name, watched)
             return True
         node = await self.shared.cluster.read_node(name, background=True)
         await self._end_lost(name, node.uid if node is not None else "")
@@ -176,11 +172,11 @@ class NodeTestReconciler:
         if step.do is not Do.END:  # which names why it has waited
             watched.held = step.because if step.do is Do.NOTHING else ""
         await self._forget_leftover(name, watched.test, step.test)
-        case = NodeTestCase(self.shared, self.checks, self.events, name, watched, node)
+        case = NodeTestCase(self.shared, self.checks, self.reports, name, watched, node)
         await self.shared.engine.carry_out(case, step)
         if step.do is Do.ORDER:  # it may have been refused after its reservation
             await self._forget_leftover(name, watched.test)
-        await self.display.write_condition(name, watched)
+        await self.reports.write_condition(name, watched)
         acts = watched.tainted or watched.requested or watched.busy is not None
         return bool(acts or open_failure(watched.test)[0])
 

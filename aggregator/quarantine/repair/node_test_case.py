@@ -37,7 +37,7 @@ from aggregator.quarantine.decide.reservation import OperationLimits
 from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
 from aggregator.quarantine.repair.engine import ending
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
-from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
+from aggregator.quarantine.repair.node_test_reports import NodeTestReports, node_kind
 from aggregator.quarantine.repair.node_test_state import NodeTestContext, WatchedNode
 from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder
 from aggregator.quarantine.repair.repairer_calls import end_state
@@ -54,7 +54,7 @@ class NodeTestCase(OperationCase):
 
     _shared: NodeTestContext
     _checks: NodeTestChecks
-    _events: NodeTestEvents
+    _reports: NodeTestReports
     node: str
     _watched: WatchedNode
     _read: Node
@@ -126,10 +126,10 @@ class NodeTestCase(OperationCase):
 
     async def _against(self, test: NodeTest) -> str | None:
         """Why it does not begin, or waits. Without a text it was refused, or only shown."""
-        shared, events = self._shared, self._events
+        shared, reports = self._shared, self._reports
         observes = shared.settings.rules.mode is RepairMode.OBSERVE
         if observes and not test.reason:
-            events.emit_suppressed(self.node, self._read.uid)
+            reports.emit_suppressed(self.node, self._read.uid)
         if observes and (test.request or not test.reason):
             return "repair.mode is observe: no test begins"
         if test.reason and test.request and await self._is_refused(test):
@@ -138,7 +138,7 @@ class NodeTestCase(OperationCase):
         if why:
             return why
         if observes:
-            events.emit_idle_suppressed(self.node, test.profile)
+            reports.emit_idle_suppressed(self.node, test.profile)
             return None
         if TEST not in shared.settings.repairers:
             return "no repairer of kind test is configured"
@@ -162,7 +162,7 @@ class NodeTestCase(OperationCase):
             raise Conflict(f"operation {test.request} is gone, or has begun")
         await shared.cluster.operations.write_status(there, self.begun_status(over))
         self._watched.test, self._watched.requested = over, ""
-        self._events.emit_refused(self.node, over)
+        self._reports.emit_refused(self.node, over)
         return True
 
     def beginning_guard(self, attempt: RepairAttempt) -> Guard:
@@ -246,7 +246,7 @@ class NodeTestCase(OperationCase):
 
     def begun(self, attempt: RepairAttempt, because: str) -> None:
         self._watched.test, self._watched.requested = _test(attempt), ""
-        self._events.emit_ordered(self.node, _test(attempt), because)
+        self._reports.emit_ordered(self.node, _test(attempt), because)
 
     async def changed(self, _before: RepairAttempt, after: RepairAttempt) -> None:
         self._watched.test = _test(after)
@@ -308,7 +308,7 @@ class NodeTestCase(OperationCase):
         return outcome
 
     def ended(self, ended: RepairAttempt, _text: str, details: Mapping[str, str]) -> None:
-        self._events.emit_end(self.node, self._watched, _test(ended), details)
+        self._reports.emit_end(self.node, self._watched, _test(ended), details)
 
 
 def _test(attempt: RepairAttempt | None) -> NodeTest:
