@@ -186,7 +186,7 @@ def kubernetes_events() -> Iterator[str]:
         r'(?:reason = |action=)"(\w+)" if quarantined else "(\w+)"', code("aggregator")
     ):
         yield from found
-    yield from node_events.REASONS.values()
+    yield from (reason for reason, _, _ in node_events.REASONS.values())
     yield from ("Drain", "Repair")
 
 

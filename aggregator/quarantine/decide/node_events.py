@@ -14,33 +14,24 @@ from aggregator.configfile.section import SectionDataclass
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.node_tests import IDLE, NEW_NODE
 
-HELD, OBSERVED_ONLY = "Held", "ObservedOnly"
-DRAINING, DRAIN_BLOCKED, DRAIN_OVERDUE, DRAINED = (
-    "Draining",
-    "DrainBlocked",
-    "DrainOverdue",
-    "Drained",
-)
-REPAIR_ORDERED, REPAIR_ENDED, REPAIR_EXHAUSTED = "RepairOrdered", "RepairEnded", "RepairExhausted"
-TEST_EXHAUSTED = "TestExhausted"
-#: Each reason's transitions.
-REASONS: Mapping[EventKind, str] = {
-    EventKind.HELD: HELD,
-    EventKind.SUPPRESSED: OBSERVED_ONLY,
-    EventKind.DRAINING: DRAINING,
-    EventKind.BLOCKED: DRAIN_BLOCKED,
-    EventKind.OVERDUE: DRAIN_OVERDUE,
-    EventKind.DRAINED: DRAINED,
-    EventKind.REPAIR_ORDERED: REPAIR_ORDERED,
-    EventKind.REPAIR_ENDED: REPAIR_ENDED,
-    EventKind.REPAIR_EXHAUSTED: REPAIR_EXHAUSTED,
-    EventKind.NEW_NODE_HELD: TEST_EXHAUSTED,
+HELD, DRAINING, DRAINED = "Held", "Draining", "Drained"
+#: The actions of Events: about a quarantine that may not begin, or not become a drain; about a
+#: drain; about the repairs and the tests of a node.
+_BEFORE, _DRAIN, _REPAIR = "Quarantine", "Drain", "Repair"
+#: The transitions that are reported: the reason and the action of each one's Event, and whether it
+#: is a warning.
+REASONS: Mapping[EventKind, tuple[str, str, bool]] = {
+    EventKind.HELD: (HELD, _BEFORE, True),
+    EventKind.SUPPRESSED: ("ObservedOnly", _BEFORE, False),
+    EventKind.DRAINING: (DRAINING, _DRAIN, False),
+    EventKind.BLOCKED: ("DrainBlocked", _DRAIN, True),
+    EventKind.OVERDUE: ("DrainOverdue", _DRAIN, True),
+    EventKind.DRAINED: (DRAINED, _DRAIN, False),
+    EventKind.REPAIR_ORDERED: ("RepairOrdered", _REPAIR, False),
+    EventKind.REPAIR_ENDED: ("RepairEnded", _REPAIR, False),
+    EventKind.REPAIR_EXHAUSTED: ("RepairExhausted", _REPAIR, True),
+    EventKind.NEW_NODE_HELD: ("TestExhausted", _REPAIR, True),
 }
-#: About a quarantine that may not begin, or not become a drain.
-_BEFORE = frozenset({HELD, OBSERVED_ONLY})
-#: About the repairs in a quarantine; the others are about a drain.
-_REPAIRS = frozenset({REPAIR_ORDERED, REPAIR_ENDED, REPAIR_EXHAUSTED})
-_WARNINGS = frozenset({HELD, DRAIN_BLOCKED, DRAIN_OVERDUE, REPAIR_EXHAUSTED, TEST_EXHAUSTED})
 _WENT_WRONG = frozenset(
     {RepairState.FAILED.value, RepairState.UNKNOWN.value, RepairState.INCONCLUSIVE.value}
 )
@@ -66,24 +57,24 @@ def event_of(
     ``quarantine`` is the node's, as it is now. The uid that it recorded with its taint counts
     before ``node_uid``: a node that joined after the last list of nodes is in no list yet.
     """
-    reason = REASONS.get(transition.kind, "")
+    reason, action, warning = REASONS.get(transition.kind, ("", "", False))
     if quarantine is not None and quarantine.status.node_uid and not quarantine.foreign:
         node_uid = quarantine.status.node_uid
     if not reason or not node_uid:
         return None
-    if reason in _BEFORE:
+    if action == _BEFORE:
         uid = quarantine.uid if quarantine is not None and not quarantine.foreign else ""
         about = uid, transition.incident, transition.details.get("limit", "")
     elif transition.details.get("reason") in (NEW_NODE, IDLE):
         about = "", "", transition.details.get("operation", "")
-    elif reason in _REPAIRS:
+    elif action == _REPAIR:
         if quarantine is None or quarantine.foreign:
             return None
         # The end of a ladder has no operation, and comes once in a quarantine.
         about = quarantine.uid, "", transition.details.get("operation", "")
     elif quarantine is None or quarantine.status.phase not in (Phase.DRAINING, Phase.DRAINED):
         return None
-    elif reason == DRAIN_BLOCKED and quarantine.status.phase is Phase.DRAINED:
+    elif transition.kind is EventKind.BLOCKED and quarantine.status.phase is Phase.DRAINED:
         return None  # pods that came after the drain
     else:
         about = quarantine.uid, "", str(quarantine.status.drain_started_at)
@@ -93,17 +84,11 @@ def event_of(
         node_uid=node_uid,
         quarantine_uid=about[0],
         reason=reason,
-        action=_action(reason),
+        action=action,
         note=transition.summary,
-        warning=reason in _WARNINGS or transition.details.get("outcome") in _WENT_WRONG,
+        warning=warning or transition.details.get("outcome") in _WENT_WRONG,
         at=transition.at,
     )
-
-
-def _action(reason: str) -> str:
-    if reason in _REPAIRS or reason == TEST_EXHAUSTED:
-        return "Repair"
-    return "Quarantine" if reason in _BEFORE else "Drain"
 
 
 def _name(node: str, *parts: str) -> str:
