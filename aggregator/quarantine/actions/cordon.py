@@ -85,24 +85,15 @@ class ExpectedNodes:
         """
         view = node_state.cluster
         meta = view.meta
-        if (
-            meta is None
-            or not self._cluster.lists_all  # else there is nothing but the agent's word
-            or node_state.quarantine_view is not NO_QUARANTINE
-            or view.foreign
-            or view.labels != meta.labels
-        ):
+        if meta is None or not self._cluster.lists_all:  # there is nothing but the agent's word
             return None
-        expected = Node(
-            name=meta.name,
-            uid=meta.uid,
-            version="",
-            unschedulable=False,
-            taints=self._taints.get(self._registry.pool_of(meta.name), ()),
-            labels=meta.labels,
-            annotations=meta.annotations,
-            unread=Unread(DECIDING | node_state.others.annotations, annotated=meta.annotated),
-        )
+        touched = node_state.quarantine_view is not NO_QUARANTINE or view.foreign
+        if touched or view.labels != meta.labels:
+            return None
+        taints = self._taints.get(self._registry.pool_of(meta.name), ())
+        unread = Unread(DECIDING | node_state.others.annotations, annotated=meta.annotated)
+        known = meta.labels, meta.annotations
+        expected = Node(meta.name, meta.uid, "", False, taints, *known, unread=unread)
         return expected if node_state.bears_out(expected) else None
 
     def learn(self, node: Node | None, node_state: NodeState) -> None:
@@ -206,12 +197,9 @@ class CordonActions:
             return
         # Another machine is released, unless a repair may still reach it: then no work may come.
         over = node_state.quarantine_view.reborn and not is_busy(quarantine.status.repair)
-        if quarantine.spec.requester == OURS and (node_state.cluster.maintained or over):
-            return  # the next step sees it
-        if quarantine.spec.requester == OURS and node_state.cluster.operator_requests.exempt(
-            self._acts.clocks.earliest()
-        ):
-            return  # the exemption came after our decision
+        exempt = node_state.cluster.operator_requests.exempt(self._acts.clocks.earliest())
+        if quarantine.spec.requester == OURS and (node_state.cluster.maintained or over or exempt):
+            return  # the next step sees it, or an exemption that came after our decision
         if not quarantine.has_finalizer:
             quarantine = await self._acts.cluster.add_finalizer(quarantine)
             node_state.wrote(quarantine)

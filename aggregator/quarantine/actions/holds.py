@@ -152,9 +152,8 @@ class Proposals:
         ):
             self._holds.unhold(node_state)
             return wanted
-        proposal = replace(
-            self.propose(node_state, wanted), suspects=self._causes.drain_suspects(node_state)
-        )
+        suspects = self._causes.drain_suspects(node_state)
+        proposal = replace(self.propose(node_state, wanted), suspects=suspects)
         held = self._record_writer.escalation_hold(proposal) or self.fabric_hold(node_state)
         if held is None:
             self._holds.unhold(node_state)

@@ -68,10 +68,8 @@ class ObjectWrites:
         action = node_state.cluster.operator_requests.forced(self._acts.clocks.earliest())
         if action is None or node_state.agent.misnamed:
             return  # taken back in between
-        reason, quarantine = (
-            node_state.cluster.operator_requests.force_reason,
-            node_state.quarantine,
-        )
+        reason = node_state.cluster.operator_requests.force_reason
+        quarantine = node_state.quarantine
         if quarantine is None:
             if not self._acts.may_act():  # paused since it was read: another replica acts
                 raise Conflict("this replica may not be the controller any more")

@@ -76,26 +76,20 @@ class ReleaseActions:
         if not step.overruled and checks_node:
             recovered = _has_recovered(node_state)
             found = await self._against_release(node_state, quarantine)
-            if (
-                recovered
-                and not node_state.quarantine_view.reborn
-                and not _has_recovered(node_state)
-            ):
+            if recovered and not (node_state.quarantine_view.reborn or _has_recovered(node_state)):
                 return  # it became unhealthy, or silent, during the read: decide again
             if found:
                 await self._hold_release(node_state, quarantine, found)
                 return
-            taken_back = (
-                quarantine.spec.requester != FORCED
-                or not node_state.cluster.operator_requests.force_requested
-            )
+            forced = node_state.cluster.operator_requests.force_requested
             if step.because == NODE_ABSENT and not node_state.cluster.node_gone:
                 return  # it is back
-            if node_state.is_released_by_uncordon(self._uncordon) or not taken_back:
+            if forced and quarantine.spec.requester == FORCED:
                 return  # operators' requests are other than we knew: decide again
-            if not await are_attempts_known(
-                self._acts.cluster, node_state, quarantine, self._acts.clocks.wall()
-            ):
+            if node_state.is_released_by_uncordon(self._uncordon):
+                return  # operators' requests are other than we knew: decide again
+            cluster, wall = self._acts.cluster, self._acts.clocks.wall()
+            if not await are_attempts_known(cluster, node_state, quarantine, wall):
                 return  # an operation that we did not know of: decide again
         status = replace(
             quarantine.status,
@@ -149,9 +143,7 @@ class ReleaseActions:
         node = await self._acts.cluster.read_node(node_state.node)
         quarantine = await self._acts.reread(node_state)
         if quarantine is None:
-            if (
-                not node_state.quarantine_view.vanished
-            ):  # else the watch shows who removed it: handled first
+            if not node_state.quarantine_view.vanished:  # else the watch shows who removed it first
                 await self.forget_entry(entry, trouble)
             return
         if quarantine.status.phase is not Phase.RELEASING:
@@ -166,14 +158,11 @@ class ReleaseActions:
                 await self._acts.write_status(node_state, quarantine, status)
             raise
         await self._hooks.after_release(node_state, quarantine)
-        if (
-            node_state.quarantine_view.ended != quarantine.uid
-        ):  # once, however often the object must be dropped
-            self._acts.emit_event(
-                node_state, EventKind.RELEASED, f"released: {_because(quarantine)}"
-            )
-            self._acts.stages.note_release(quarantine.status.cordoned_at, self._acts.clocks.wall())
-            self._acts.stages.note_return(quarantine.status, self._acts.clocks.wall())
+        if node_state.quarantine_view.ended != quarantine.uid:  # once, however often it is dropped
+            text, wall = f"released: {_because(quarantine)}", self._acts.clocks.wall()
+            self._acts.emit_event(node_state, EventKind.RELEASED, text)
+            self._acts.stages.note_release(quarantine.status.cordoned_at, wall)
+            self._acts.stages.note_return(quarantine.status, wall)
         await self._drop(node_state, quarantine)
 
     async def entry(self, node: str) -> tuple[Entry | None, str]:

@@ -276,12 +276,9 @@ class AdmissionRecordWriter:
     def has_operation(self, node: str, operation: str) -> bool:
         """Whether the record, as last read, is whole and has the operation's reservation."""
         known = self.record.operations.get(operation)
-        return (
-            not (self._lost or self._doubted)
-            and known is not None
-            and known.node == node
-            and not self.is_over(known)
-        )
+        if known is None or self._lost or self._doubted:
+            return False
+        return known.node == node and not self.is_over(known)
 
     async def restore_operation(self, lost: RunningOperation) -> None:
         """Count an operation under way that the record has lost. Never refused."""

@@ -337,12 +337,8 @@ class EvictionMemory:
         if not may_be_of_fabric(health, found, self._policy):
             return ""
         fabrics = self._fabrics_of(node_state.node)
-        evictions = [
-            one
-            for fabric in fabrics
-            for one in self._evictions.get(fabric, ())
-            if one.node != node_state.node
-        ]
+        known = (one for fabric in fabrics for one in self._evictions.get(fabric, ()))
+        evictions = [one for one in known if one.node != node_state.node]
         first: tuple[float, Eviction] | None = None
         for item in found:
             fault = health.faults.get(item.key) if health is not None else None

@@ -52,9 +52,7 @@ def findings_in_quarantine(fleet: FleetState, node: str, check: str) -> set[tupl
     quarantine = summary.quarantine if summary is not None else None
     if quarantine is None:
         return set()
-    names = (
-        item.component.partition(" ")
-        for item in quarantine.spec.evidence
-        if item.code.partition(":")[0] == check and not item.cleared
-    )
+    items = (item for item in quarantine.spec.evidence if not item.cleared)
+    found = (item for item in items if item.code.partition(":")[0] == check)
+    names = (item.component.partition(" ") for item in found)
     return {(measure, name) for measure, _, name in names}

@@ -445,11 +445,8 @@ class _Budget:
 
     def _cools(self, ident: str, where: str = "") -> Held:
         found, length = self._record.cooldowns[ident], self._limits.cooldown
-        whose = (
-            f"no new quarantine is admitted{where}"
-            if ident == FLEET or where
-            else "no quarantine like it is admitted"
-        )
+        new = ident == FLEET or where
+        whose = f"no {'new quarantine' if new else 'quarantine like it'} is admitted{where}"
         until = f"until {time_of_day(found.at + length)} ({span(length)} after it began)"
         return held_by(self._limits, "cooldown", f"{whose} {until}: {found.because}", cause=ident)
 
@@ -599,11 +596,8 @@ def plan_admission(now: AdmissionView) -> NextStep | None:
         return None
     if now.forced is not None and not now.stopped:
         return NextStep(AdmissionStep.FORCE)
-    if (
-        now.wanted is not None
-        and now.wanted.spec.action is not Action.OBSERVE
-        and now.wanted.in_force is not Action.OBSERVE
-    ):
+    wanted = now.wanted
+    if wanted is not None and Action.OBSERVE not in (wanted.spec.action, wanted.in_force):
         if now.in_record and now.entered_by_hand:
             # A person's entry was refused by no limit: evidence needs an admission of its own.
             because = "a person's quarantine is gone before it was acted on"

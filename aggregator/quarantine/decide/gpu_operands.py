@@ -32,38 +32,26 @@ _DAEMON_SETS: Final = ("nvidia-device-plugin", "nvidia-dcgm", "gpu-feature-disco
 
 def pause_change(node: Node) -> dict[str, str | None]:
     """The labels that stop the operands which run on the node."""
-    return {
-        f"{DEPLOY}{name}": PAUSED
-        for name in _OPERANDS
-        if node.labels.get(f"{DEPLOY}{name}") == _RUNS
-    }
+    keys = (f"{DEPLOY}{name}" for name in _OPERANDS)
+    return {key: PAUSED for key in keys if node.labels.get(key) == _RUNS}
 
 
 def resume_change(node: Node) -> dict[str, str | None]:
     """The labels that start again the operands that we have stopped, and no others."""
-    return {
-        key: _RUNS
-        for key, value in node.labels.items()
-        if key.startswith(DEPLOY) and value == PAUSED
-    }
+    return {key: _RUNS for key, value in _deployed(node) if value == PAUSED}
 
 
 def paused_by_another(node: Node) -> str:
     """A label by which another party has stopped an operand for work of its own; empty: none."""
-    found = [
-        key
-        for key, value in node.labels.items()
-        if key.startswith(DEPLOY) and value.startswith(_PAUSED_BY_ONE) and value != PAUSED
-    ]
-    return min(found, default="")
+    found = [key for key, value in _deployed(node) if value.startswith(_PAUSED_BY_ONE)]
+    return min((key for key in found if node.labels[key] != PAUSED), default="")
+
+
+def _deployed(node: Node) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in node.labels.items() if key.startswith(DEPLOY)]
 
 
 def operand_pods(pods: Iterable[Pod]) -> list[str]:
     """The operands' pods that are still there, by namespace and name."""
-    return sorted(
-        pod.key
-        for pod in pods
-        if pod.owner_kind == "DaemonSet"
-        and pod.owner_name.startswith(_DAEMON_SETS)
-        and pod.phase not in FINISHED
-    )
+    running = (one for one in pods if one.phase not in FINISHED and one.owner_kind == "DaemonSet")
+    return sorted(one.key for one in running if one.owner_name.startswith(_DAEMON_SETS))

@@ -50,11 +50,9 @@ def releasing(status: QuarantineStatus, because: str) -> QuarantineStatus:
 
 def unsaved(quarantine: Quarantine, wanted: DesiredState | None) -> bool:
     """Whether the intent has changed, or a positive sign has come, and this is not durable yet."""
-    return (
-        quarantine.spec.requester == OURS
-        and wanted is not None
-        and changed_intent(quarantine.spec, wanted) is not None
-    )
+    if wanted is None or quarantine.spec.requester != OURS:
+        return False
+    return changed_intent(quarantine.spec, wanted) is not None
 
 
 def changed_intent(spec: QuarantineSpec, wanted: DesiredState) -> QuarantineSpec | None:

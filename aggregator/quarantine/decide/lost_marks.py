@@ -64,11 +64,8 @@ def missing_marks(node: Node, quarantine: Quarantine) -> tuple[str, ...]:
     applied = known_applied(node, quarantine)
     value = applied.value if applied is not None else ""
     ours = applied_taint(applied) if applied is not None else PLAIN.taint.of("")
-    taint = any(
-        (taint.key, taint.effect) == (ours.key, ours.effect)
-        and taint.value == (ours.value or taint.value)
-        for taint in node.taints
-    )
+    same = [one.value for one in node.taints if (one.key, one.effect) == (ours.key, ours.effect)]
+    taint = any(value == (ours.value or value) for value in same)
     label = node.labels.get(LABEL)
     there = {
         "taint": taint,

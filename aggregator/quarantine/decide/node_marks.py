@@ -213,11 +213,8 @@ def cordon_change(
     known = known_applied(node, quarantine)
     ours = applied_taint(known, kind) if known is not None else rules.taint.of(kind)
     before = known or _found(node, quarantine, ours)
-    exclude = (
-        off_balancers
-        and quarantine.spec.action is Action.DRAIN
-        and OFF_BALANCERS not in node.labels
-    )
+    drains = quarantine.spec.action is Action.DRAIN
+    exclude = off_balancers and drains and OFF_BALANCERS not in node.labels
     applied = AppliedChanges(
         cordoned=not node.unschedulable or before.cordoned,
         value=kind,

@@ -186,13 +186,8 @@ def new_test(
 ) -> NextOperation:
     """The test that begins, after the ``last``. ``more``: fields of the test by its reason."""
     number, requested = last.number + 1 if last is not None else 1, facts.request
-    ident = operation_of(
-        facts.node_uid,
-        facts.boot_id,
-        number,
-        requested.uid if requested else "",
-        installation=facts.installation,
-    )
+    uid, boot, by = facts.node_uid, facts.boot_id, requested.uid if requested else ""
+    ident = operation_of(uid, boot, number, by, installation=facts.installation)
     failed, failed_boot = carried_failure(last)
     test = NodeTest(
         number=number,
@@ -262,15 +257,11 @@ def carried_failure(last: NodeTest | None) -> tuple[str, str]:
 
 def passed_in_quarantine(test: NodeTest, boot_id: str, repair: RepairStatus | None) -> str:
     """The operation of a test in quarantine that the node has passed since; empty: none."""
-    found = (
-        one.operation
-        for one in (repair.attempts if repair is not None else ())
-        if one.repair == TEST
-        and one.state is RepairState.SUCCEEDED
-        and one.boot_id == boot_id
-        and one.began_at >= verdict_at(test)
-    )
-    return next(found, "")
+    for one in repair.attempts if repair is not None else ():
+        passed = one.repair == TEST and one.state is RepairState.SUCCEEDED
+        if passed and one.boot_id == boot_id and one.began_at >= verdict_at(test):
+            return one.operation
+    return ""
 
 
 def has_failed(

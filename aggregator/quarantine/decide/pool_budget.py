@@ -140,9 +140,7 @@ class PoolBudget:
     def in_quarantine(self, pool: str) -> int:
         """How many nodes of the pool are in quarantine."""
         if pool not in self._in_quarantine:
-            self._in_quarantine[pool] = sum(
-                map(self._is_in, self._nodes, [pool] * len(self._nodes))
-            )
+            self._in_quarantine[pool] = sum(self._is_in(node, pool) for node in self._nodes)
         return self._in_quarantine[pool]
 
     def lately(self, pool: str) -> int:
@@ -157,10 +155,7 @@ class PoolBudget:
                 for one in self._record.entries.values()
                 if abs(self._now - one.at) < self._window and self._admitted_in(one) == pool
             ]
-            both = times and entries
-            self._lately[pool] = (
-                (Counter(times) | Counter(entries)).total() if both else len(times) + len(entries)
-            )
+            self._lately[pool] = (Counter(times) | Counter(entries)).total()
         return self._lately[pool]
 
     def _is_in(self, node: str, pool: str) -> bool:

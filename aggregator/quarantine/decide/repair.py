@@ -405,11 +405,8 @@ class RepairLimits:
         if proposal.node in others:
             text = f"its {others[proposal.node].kind} of another attempt has not ended"
             return Held("repair.concurrent", "1", text)
-        past = [
-            one
-            for one in record.past_repairs.get(proposal.node, ())
-            if one.operation != proposal.operation
-        ]
+        earlier = record.past_repairs.get(proposal.node, ())
+        past = [one for one in earlier if one.operation != proposal.operation]
         repairs = proposal.kind != TEST  # a test counts for no bound of repairs
         if repairs and len(past) >= rules.attempts and not self.by_hand:
             text = f"the node has had {len(past)} repairs within {span(rules.window)}"

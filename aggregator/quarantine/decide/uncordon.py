@@ -209,11 +209,8 @@ def _describe(
 
 
 def _author(node: Node, whose: Uncordoned, rules: UncordonRules) -> str:
-    if rules.trust_uncordoned_by and whose in (
-        Uncordoned.PERSON,
-        Uncordoned.AUTOMATION,
-        Uncordoned.NODE,
-    ):
+    named = (Uncordoned.PERSON, Uncordoned.AUTOMATION, Uncordoned.NODE)
+    if rules.trust_uncordoned_by and whose in named:
         return f"by {' '.join(node.annotations[UNCORDONED_BY].split())[:_MOST_NAME]}"
     tool = next((name for key, name in _TOOLS.items() if key in node.annotations), "")
     if tool:

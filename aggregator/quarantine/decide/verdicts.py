@@ -68,11 +68,8 @@ def unknown_repair(status: RepairStatus | None) -> RepairAttempt | None:
 
 def without_verdict(status: RepairStatus) -> list[RepairAttempt]:
     """The tests of this quarantine that began by themselves and ended without a verdict."""
-    return [
-        one
-        for one in status.attempts
-        if one.repair == TEST and one.state in _NO_VERDICT and not one.request
-    ]
+    tests = (one for one in status.attempts if one.repair == TEST and not one.request)
+    return [one for one in tests if one.state in _NO_VERDICT]
 
 
 def is_about_tests(status: RepairStatus) -> bool:

@@ -227,13 +227,9 @@ class Drainer:
         wall clock may be ahead or behind. So it is unknown after a take-over.
         """
         view, quarantine = node_state.quarantine_view, node_state.quarantine
-        return (
-            quarantine is not None
-            and memory.is_new
-            and quarantine.status.pre_evict is None
-            and not read.plan.stuck
-            and read.began - view.begun_at(quarantine.uid) >= EMPTY_FOR
-        )
+        if quarantine is None or quarantine.status.pre_evict is not None or read.plan.stuck:
+            return False
+        return memory.is_new and read.began - view.begun_at(quarantine.uid) >= EMPTY_FOR
 
     async def _evict(self, node_state: NodeState, read: _Read, evictions: Evictor) -> bool:
         """Send the evictions that are due, and write the progress: also where sending failed."""
@@ -549,11 +545,8 @@ class Drainer:
             return
         late = moment.now >= moment.deadline
         blockers = evictions.blockers(plan)
-        if (
-            quarantine.status.pods_remaining is None
-            and memory.found_empty
-            and not (late or blockers)
-        ):
+        unread = quarantine.status.pods_remaining is None
+        if unread and memory.found_empty and not (late or blockers):
             return  # it was empty from the start: the second empty read writes the end
         status = replace(
             quarantine.status,

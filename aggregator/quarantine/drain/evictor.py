@@ -326,20 +326,13 @@ class Evictor:
         """
         outcomes = await _all_of([self._request(pod, self._evict) for pod in first])
         blocked = self.memory.blocked
-        refused = [
-            pod
-            for pod, went in zip(first, outcomes, strict=True)
-            if not went and pod.uid in blocked
-        ]
+        answers = zip(first, outcomes, strict=True)
+        refused = [pod for pod, went in answers if not went and pod.uid in blocked]
         for pod in group.pods if refused else ():
             if pod not in first:
                 why = f"{refused[0].key}: {blocked[refused[0].uid].reason}"
-                self._block(
-                    pod,
-                    f"goes together with its gang: {why}",
-                    (EvictionResult(Evicted.REJECTED),),
-                    own=False,
-                )
+                text, answer = f"goes together with its gang: {why}", Evicted.REJECTED
+                self._block(pod, text, (EvictionResult(answer),), own=False)
         return all(outcomes)
 
     def _reason_of_dry_run(self, refusal: EvictionResult) -> str:

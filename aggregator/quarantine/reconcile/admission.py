@@ -215,11 +215,8 @@ class AdmissionReconciler:
 
         ``words``: the overruled evidence before that read.
         """
-        return (
-            node_state.agent.misnamed
-            or node_state.cluster.overruled != words
-            or self._spared(node_state, wanted)
-        )
+        changed = node_state.agent.misnamed or node_state.cluster.overruled != words
+        return changed or self._spared(node_state, wanted)
 
     def _is_admitted_elsewhere(self, node_state: NodeState, entry: Entry | None) -> bool:
         """Whether its entry is of another pool than the one that selects it now, by its last read.
@@ -295,12 +292,9 @@ class AdmissionReconciler:
         self._cordon.expected.learn(node, node_state)
         if quarantine is None or quarantine.uid != begun.uid:
             return  # the next step sees it
-        may_begin = (
-            node is not None
-            and not node_state.cluster.maintained
-            and not self._has_changed(node_state, wanted, words)
-            and not self._is_admitted_elsewhere(node_state, entry)
-        )
+        is_other = node is None or self._has_changed(node_state, wanted, words)
+        is_other = is_other or self._is_admitted_elsewhere(node_state, entry)
+        may_begin = not (is_other or node_state.cluster.maintained)
         if may_begin or quarantine.deleting or quarantine.status.phase is not Phase.ADMITTED:
             self._report_admission(node_state, quarantine)
             await self._cordon.cordon_as_read(node_state, quarantine, node)

@@ -98,7 +98,8 @@ class AgentEventHandler:
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
             self._registry.count(node_state.node)
-            self._note_back(node_state)
+            if node_state.agent.accept_snapshot():
+                self._reports.emit_event(node_state, EventKind.AGENT_BACK, "its agent is back")
         else:
             health.delta(evidence)
             self._reports.stages.note_faults(evidence.faults, at)
@@ -132,11 +133,6 @@ class AgentEventHandler:
         """Seconds that evaluating the node took since the last call."""
         node_state = self._registry.known(node)
         return node_state.work.take_evaluation_cost() if node_state is not None else 0.0
-
-    def _note_back(self, node_state: NodeState) -> None:
-        """Its agent's snapshot was accepted."""
-        if node_state.agent.accept_snapshot():
-            self._reports.emit_event(node_state, EventKind.AGENT_BACK, "its agent is back")
 
     def _record_evidence(
         self, node_state: NodeState, evidence: Snapshot | Delta, at: float

@@ -25,7 +25,6 @@ from aggregator.cluster.port import (
     RecordSeen,
     RecordText,
     StopSeen,
-    StopText,
     WatchLost,
     WatchSynced,
 )
@@ -111,9 +110,6 @@ class RecordEvents:
         self._fleet.repairing = len(self.record_writer.record.repairs)
         before, self._problem = self._problem, self.record_writer.problem
         return before != self._problem
-
-    def stop_seen(self, stop: StopText) -> None:
-        self._switch.apply_seen(stop)
 
     def stop_changed(self) -> None:
         """The stop switch is set, is off, or has another reason, by an event or by a read."""
@@ -242,7 +238,7 @@ class ClusterEventHandler:
             case RecordSeen(record):
                 self.records.record_seen(record)
             case StopSeen(stop):
-                self.records.stop_seen(stop)
+                self.records.record_writer.switch.apply_seen(stop)
             case WatchLost(reason):
                 self.records.view_lost()
                 self._index.whole = False

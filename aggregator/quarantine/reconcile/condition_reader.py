@@ -7,14 +7,14 @@ fails, or a writer that has died, ends in "unknown" and in no action.
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attrs import define, field
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import ClusterError, NodesAndPods
+from aggregator.cluster.port import ClusterError, EvidenceItem, NodesAndPods
 from aggregator.health.model import Status
+from aggregator.policy.evaluate import Evidence
 from aggregator.policy.node_condition import (
     ReportedCondition,
     ReportedConditions,
@@ -154,19 +154,10 @@ class NodeConditionReader:
         return node_state is not None and key[1] in _types_in_force(node_state)
 
 
-def _types_in_force(node_state: NodeState) -> Mapping[str, None]:
+def _types_in_force(node_state: NodeState) -> set[str]:
     """The types of conditions on which the node's incidents or its quarantine rest."""
     quarantine = node_state.quarantine
-    codes = [
-        (item.code, item.component)
-        for incident in node_state.decision.incidents.values()
-        for item in incident.evidence
-    ]
-    codes += [
-        (item.code, item.component) for item in (quarantine.spec.evidence if quarantine else ())
-    ]
-    return {
-        component: None
-        for code, component in codes
-        if code.partition(":")[0] == CONDITION_CHECK and component
-    }
+    items: list[Evidence | EvidenceItem] = [*node_state.decision.evidence]
+    items += quarantine.spec.evidence if quarantine is not None else ()
+    found = (item for item in items if item.code.partition(":")[0] == CONDITION_CHECK)
+    return {item.component for item in found if item.component}

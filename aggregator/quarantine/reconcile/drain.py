@@ -1,6 +1,6 @@
 """The reconciler of drains."""
 
-from aggregator.cluster.port import Action, Quarantine, QuarantineStatus
+from aggregator.cluster.port import Action, Quarantine
 from aggregator.quarantine.decide.plans.drain import DrainView, plan_drain_step
 from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import Uncordoned, has_given_up
@@ -23,7 +23,11 @@ class DrainReconciler:
         return plan_drain_step(self.view(node_state, quarantine))
 
     def view(self, node_state: NodeState, quarantine: Quarantine) -> DrainView:
-        cluster, inputs = node_state.cluster, self._inputs
+        cluster, inputs, status = node_state.cluster, self._inputs, quarantine.status
+        # Evictions wait until the response to an uncordon is decided, and for a while after that.
+        schedulable = node_state.quarantine_view.uncordoned is not Uncordoned.NO
+        waits = schedulable and not has_given_up(status)
+        waits = waits or inputs.wall() < status.evictions_held_until
         return DrainView(
             quarantine=quarantine,
             wanted=inputs.wanted(node_state),
@@ -31,12 +35,7 @@ class DrainReconciler:
             knows=inputs.knows(node_state),
             fresh=node_state.agent.is_fresh,
             release_held=bool(node_state.release_held),
-            evictions_wait=node_state.evictions_are_forbidden
-            or _waits_for_uncordon(
-                quarantine.status,
-                inputs.wall(),
-                schedulable=node_state.quarantine_view.uncordoned is not Uncordoned.NO,
-            ),
+            evictions_wait=node_state.evictions_are_forbidden or waits,
             maintained=bool(cluster.maintained),
             stopped=bool(inputs.fleet.stop),
             node_gone=cluster.node_gone,
@@ -45,8 +44,3 @@ class DrainReconciler:
     async def carry_out(self, node_state: NodeState, _step: NextStep, still: Still) -> bool:
         await self._drain.run(node_state, still)
         return False
-
-
-def _waits_for_uncordon(status: QuarantineStatus, wall: float, *, schedulable: bool) -> bool:
-    """Whether evictions wait until the response to an uncordon is decided."""
-    return (schedulable and not has_given_up(status)) or wall < status.evictions_held_until

@@ -85,10 +85,7 @@ class MissingNodes:
         try:
             await self._cluster.wait_for_node(node_state.node)
         except ClusterError as error:
-            log.info(
-                "a missing node can't be watched",
-                extra={"node": node_state.node, "error": str(error)},
-            )
+            self._complain("a missing node can't be watched", node_state, error)
             await asyncio.sleep(_BACKOFF.pause(1, self._rng))
         finally:
             del self._watches[node_state.node]

@@ -176,17 +176,12 @@ class NodeConditionPublisher:
 
 def _condition(rule: NodeConditionRule, node_state: NodeState) -> NodeCondition | None:
     view = node_state.quarantine_view
-    unsettled = (
-        view.quarantine is not None
-        or node_state.cluster.marked
-        or view.definition_going
-        or view.vanished
-    )
+    unsettled = view.quarantine is not None or view.definition_going or view.vanished
     found = condition_of(
         rule,
         quarantine=view.quarantine,
         incidents=node_state.decision.incidents,
-        settled=not unsettled,
+        settled=not (unsettled or node_state.cluster.marked),
         reported=node_state.agent.is_fresh,
     )
     if found is None:

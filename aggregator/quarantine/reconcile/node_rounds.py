@@ -24,12 +24,8 @@ class NodeRounds:
 
     def check(self, node_state: NodeState, wall: float) -> None:
         """Enqueue the node where time may have changed its next step."""
-        requests = node_state.cluster.operator_requests
-        if (
-            requests is not NONE
-            and requests != NONE
-            and node_state.decision.requests != describe(requests, wall)
-        ):
+        requests, known = node_state.cluster.operator_requests, node_state.decision.requests
+        if requests is not NONE and requests != NONE and known != describe(requests, wall):
             self._queue.evaluate(node_state)  # an exemption has ended
         if node_state.quarantine_view is NO_QUARANTINE:  # most nodes of a fleet
             self._queue.resume(node_state)
@@ -45,12 +41,10 @@ class NodeRounds:
         view = node_state.quarantine_view
         if view.missing or _is_schedulable(node_state):
             return True
-        return view.quarantine is not None and (
-            view.quarantine.status.phase in _IN_SUSPENSE
-            or bool(node_state.release_held)
-            or _is_absent(node_state)
-            or self._repairs.waits(node_state)
-        )
+        if view.quarantine is None:
+            return False
+        held = view.quarantine.status.phase in _IN_SUSPENSE or bool(node_state.release_held)
+        return held or _is_absent(node_state) or self._repairs.waits(node_state)
 
     def requeue_held(self) -> None:
         """Enqueue some held nodes, in separate lines for those with and without a shared cause.

@@ -229,17 +229,9 @@ class NodeTestReconciler:
             await self._write(watched, test, passed)
 
     def _next(self, node: Node, watched: WatchedNode) -> NextOperation:
-        test, facts, settings = (
-            watched.test,
-            self.checks.facts(node, watched.test),
-            self.shared.settings,
-        )
-        pause, idle, now = (
-            settings.rules.test_pause,
-            settings.rules.idle_nodes,
-            self.shared.clocks.earliest(),
-        )
-        serves = settings.tests_in_service
+        test, facts = watched.test, self.checks.facts(node, watched.test)
+        rules, serves = self.shared.settings.rules, self.shared.settings.tests_in_service
+        pause, idle, now = rules.test_pause, rules.idle_nodes, self.shared.clocks.earliest()
         in_service = watched.chosen or bool(serves and watched.requested and not watched.tainted)
         if watched.busy is not None:  # by the clock that began it
             in_service, now = watched.busy.reason == IDLE, self.shared.time_of(watched.busy)

@@ -213,11 +213,9 @@ def _is_uncordoned(node_state: NodeState, node: Node) -> bool:
 
 def _may_be_due(node_state: NodeState) -> bool:
     """Whether it is one of those that are polled; of a fleet that is well, none is."""
-    return (
-        node_state.quarantine_view.quarantine is not None
-        or node_state.agent.silent
-        or (node_state.decision.hold is not None and waits_for_its_node(node_state))
-    )
+    if node_state.quarantine is not None or node_state.agent.silent:
+        return True
+    return node_state.decision.hold is not None and waits_for_its_node(node_state)
 
 
 def _is_draining(node_state: NodeState) -> bool:

@@ -1,7 +1,5 @@
 """The reconciler of quarantines: the object, and the node's marks."""
 
-from collections.abc import Awaitable, Callable, Mapping
-
 from attrs import define
 
 from aggregator.cluster.port import Quarantine, QuarantineStatus
@@ -19,8 +17,6 @@ from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_recovered
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
 from aggregator.quarantine.state.race import Still
-
-Write = Callable[[NodeState, Quarantine], Awaitable[None]]
 
 
 @define(eq=False, slots=False, kw_only=True)
@@ -95,7 +91,17 @@ class QuarantineReconciler:
                 if wanted is not None:
                     await self._objects.update(node_state, quarantine, wanted)
             case ObjectStep() as write:
-                await self._writes()[write](node_state, quarantine)
+                writes = {
+                    ObjectStep.ENTER: self._objects.enter,
+                    ObjectStep.VOID: self._objects.void,
+                    ObjectStep.REFUSE: self._objects.refuse,
+                    ObjectStep.ABSENCE: self._objects.show_absence,
+                    ObjectStep.OVERRIDE: self._objects.show_override,
+                    ObjectStep.UNHOLD: self._objects.unhold,
+                    ObjectStep.RESTART: self._cordon.restart,
+                    ObjectStep.REPORT_MARKS: self._restorer.report,
+                }
+                await writes[write](node_state, quarantine)
             case MarkStep.CORDON:
                 await self._cordon.cordon(node_state)
                 return node_state.cluster.node_gone
@@ -106,20 +112,6 @@ class QuarantineReconciler:
             case MarkStep.REPORT_CORDON:
                 await self._objects.show_cordon(node_state, quarantine, step.because)
         return False
-
-    def _writes(self) -> Mapping[ObjectStep, Write]:
-        """The writes that need nothing except the node and its Quarantine."""
-        objects = self._objects
-        return {
-            ObjectStep.ENTER: objects.enter,
-            ObjectStep.VOID: objects.void,
-            ObjectStep.REFUSE: objects.refuse,
-            ObjectStep.ABSENCE: objects.show_absence,
-            ObjectStep.OVERRIDE: objects.show_override,
-            ObjectStep.UNHOLD: objects.unhold,
-            ObjectStep.RESTART: self._cordon.restart,
-            ObjectStep.REPORT_MARKS: self._restorer.report,
-        }
 
 
 def _is_restore_due(status: QuarantineStatus, rules: RestoreRules, wall: float) -> bool:

@@ -199,19 +199,16 @@ class WorkQueue:
         return bool(node_state.work.waiters) or self._needs_step(node_state)
 
     def _needs_step(self, node_state: NodeState) -> bool:
-        return (
-            node_state.decision.wanted is not None
-            or node_state.quarantine is not None
-            or node_state.decision.hold is not None
-            or node_state.cluster.operator_requests.force is not None
-            or node_state.work.needs_read
-            or bool(
-                node_state.quarantine_view.orphan
-                or node_state.cluster.ended_overrides
-                or node_state.quarantine_view.to_adopt
-            )
-            or self.in_record(node_state)
+        decision, view, cluster = (
+            node_state.decision,
+            node_state.quarantine_view,
+            node_state.cluster,
         )
+        if decision.wanted is not None or decision.hold is not None or view.quarantine is not None:
+            return True
+        if view.orphan or view.to_adopt or cluster.ended_overrides or node_state.work.needs_read:
+            return True
+        return cluster.operator_requests.force is not None or self.in_record(node_state)
 
     def in_record(self, node_state: NodeState) -> bool:
         """Whether the record, as last seen, has an entry of the node."""
@@ -326,13 +323,10 @@ class NodeEvaluator:
     def _emit_preview(self, node_state: NodeState, wall: float) -> None:
         wanted = node_state.decision.wanted
         would = ""
-        if (
-            wanted is not None
-            and wanted.spec.action is not wanted.uncapped
-            and not _is_done(node_state.quarantine, wanted.uncapped)
-            and not self._waits_for_labels(node_state)
-        ):
-            would = f"{wanted.uncapped}: {wanted.spec.reason}"
+        if wanted is not None and wanted.spec.action is not wanted.uncapped:
+            done = _is_done(node_state.quarantine, wanted.uncapped)
+            if not done and not self._waits_for_labels(node_state):
+                would = f"{wanted.uncapped}: {wanted.spec.reason}"
         requests = node_state.cluster.operator_requests
         spared = "" if requests is NONE else requests.why_capped(wall)
         if would and would != node_state.decision.would:

@@ -43,11 +43,8 @@ class IdleNodeChoice:
         now = self._shared.clocks.now()
         if now < self._choose_at:
             return []
-        runs = [
-            one
-            for one in self._shared.record_writer.current_record().node_tests.values()
-            if one.kind == IDLE_TEST
-        ]
+        tests_now = self._shared.record_writer.current_record().node_tests.values()
+        runs = [one for one in tests_now if one.kind == IDLE_TEST]
         most, _, _ = idle.most(self._shared.registry.size().nodes)
         room = most - len(runs) - sum(one.chosen for one in watched.values())
         # A person's request that waits has a place, because it is polled less often than this runs.

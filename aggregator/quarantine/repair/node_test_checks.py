@@ -140,14 +140,9 @@ class NodeTestChecks:
     async def pods_in_the_way(self, node: Node) -> str:
         """The pods that were there before the taint, in words: the node is no new one then."""
         own = [taint for taint in node.taints if taint.key == self.shared.rules.taint]
-        found = [
-            pod.key
-            for pod in work_of(
-                await self.shared.cluster.pods_on(node.name, background=True),
-                self.shared.settings.node_owner_kinds,
-            )
-            if not all(pod.tolerates(taint) for taint in own)
-        ]
+        pods = await self.shared.cluster.pods_on(node.name, background=True)
+        work = work_of(pods, self.shared.settings.node_owner_kinds)
+        found = [pod.key for pod in work if not all(pod.tolerates(taint) for taint in own)]
         if not found:
             return ""
         text = f"pods that do not tolerate {self.shared.rules.taint} are on the node"

@@ -16,10 +16,8 @@ class NodeTestStore:
 
     def requests(self) -> dict[str, OperationRequest]:
         """The oldest request that has not begun, of each node that has one."""
-        return {
-            node: OperationRequest(one.name, TEST, one.spec.profile, one.uid)
-            for node, one in first_tests(self._operations.requests()).items()
-        }
+        first = first_tests(self._operations.requests()).items()
+        return {node: OperationRequest(o.name, TEST, o.spec.profile, o.uid) for node, o in first}
 
     def tested(self) -> set[str]:
         """The nodes that have a test, or had one."""
@@ -33,11 +31,8 @@ class NodeTestStore:
         """The tests under way of another Node of this name, which is gone. ``uid``: of the present
         one, empty without one.
         """
-        return [
-            one
-            for one in self._operations.node_tests(node)
-            if one.status.phase in BUSY and one.status.node_uid != uid
-        ]
+        busy = (one for one in self._operations.node_tests(node) if one.status.phase in BUSY)
+        return [one for one in busy if one.status.node_uid != uid]
 
     def why_ended(self, test: NodeTest, node: str) -> str:
         """Why a person has ended the test, as last seen; empty: it goes on."""

@@ -67,18 +67,11 @@ class OperationRequests:
         """Write what has changed since the last round; a write that fails comes with the next."""
         if self._fleet.view_lost:
             return
-        waiting = [
-            one
-            for one in self._operations.requests()
-            if one.status.phase is RepairState.PENDING
-            and (one.status.installation or not self._is_foreign(one))
-        ]
+        pending = (o for o in self._operations.requests() if o.status.phase is RepairState.PENDING)
+        waiting = [o for o in pending if o.status.installation or not self._is_foreign(o)]
         tests = {node: one.name for node, one in first_tests(waiting).items()}
-        due = {
-            one.name: partial(self._write, one, tests)
-            for one in waiting
-            if self._is_due(one, tests)
-        }
+        changed = (one for one in waiting if self._is_due(one, tests))
+        due = {one.name: partial(self._write, one, tests) for one in changed}
         due |= {one.name: partial(self._forget, one) for one in self._operations.deleted_tests()}
         self._round += 1
         self._tried = {name: self._tried.get(name, 0) for name in due}

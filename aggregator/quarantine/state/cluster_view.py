@@ -182,10 +182,8 @@ class ClusterView:
         self.labels = node.labels
         self.maintained, self.evictions_forbidden = others.forbidden(node)
         self.foreign = self.maintained or foreign_hands(node, quarantine, others.words)
-        self.operator_requests, self.operator_requests_known = (
-            read_operator_requests(node.annotations),
-            True,
-        )
+        self.operator_requests = read_operator_requests(node.annotations)
+        self.operator_requests_known = True
         self.take_overruled(read_overruled(node.annotations))
 
     def has_others_marks_of(self, node: Node, others: OthersMarks) -> bool:

@@ -31,11 +31,8 @@ _NAMED_FROM = 3
 
 def blocked_backoff(drains: int) -> Backoff:
     """The pauses between two requests for a blocked pod, with ``drains`` drains under way."""
-    return Backoff(
-        first=max(RETRY_FIRST, drains / (4 * RETRIES_A_SECOND)),
-        most=max(RETRY_MOST, drains / RETRIES_A_SECOND),
-        spread=0.3,
-    )
+    rate = drains / RETRIES_A_SECOND
+    return Backoff(first=max(RETRY_FIRST, rate / 4), most=max(RETRY_MOST, rate), spread=0.3)
 
 
 @dataclass(slots=True)

@@ -5,14 +5,14 @@ It can be lost: snapshots, Quarantine objects and the record bring all of it bac
 
 import asyncio
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.health.model import Hello
 from aggregator.health.node import NodeHealth, name_gpus
-from aggregator.policy.evaluate import Incident
+from aggregator.policy.evaluate import Evidence, Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
@@ -163,6 +163,11 @@ class Decision:
     exempt: bool = False
     unreported: frozenset[str] = frozenset()
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def evidence(self) -> Iterator[Evidence]:
+        """All evidence of the open incidents."""
+        return (item for incident in self.incidents.values() for item in incident.evidence)
 
     def update(self, incidents: Mapping[str, Incident], wanted: DesiredState | None) -> None:
         """The result of an evaluation."""
@@ -385,11 +390,9 @@ class NodeSummary:
 
 def awaits_marks(summary: NodeSummary) -> bool:
     """Whether the node is admitted and carries no mark yet: new work may still come to it."""
-    return (
-        summary.quarantine is not None
-        and summary.quarantine.status.phase is Phase.ADMITTED
-        and not summary.cluster.marked
-    )
+    found = summary.quarantine
+    admitted = found is not None and found.status.phase is Phase.ADMITTED
+    return admitted and not summary.cluster.marked
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class GpuCounts(NamedTuple):
 
 
 _NONE = GpuCounts()
+#: The statuses in the order of these fields.
+_ORDER = (Status.OK, Status.DEGRADED, Status.FAILED, Status.UNKNOWN)
 
 
 def gpu_counts(summary: NodeSummary) -> GpuCounts:
@@ -69,11 +71,8 @@ class OutOfService:
         before, self._counted_at = self._counted_at, now
         if before is None:
             return
-        gpus = sum(
-            count_gpus(node_state)
-            for node_state in self._registry.quarantined()
-            if _is_out_of_service(node_state)
-        )
+        nodes = filter(_is_out_of_service, self._registry.quarantined())
+        gpus = sum(map(count_gpus, nodes))
         self._stages.note_out_of_service(gpus, now - before)
 
 
@@ -102,12 +101,7 @@ def _count(components: Components, accused: set[str]) -> GpuCounts:
     for name in accused & gpus.keys():
         gpus[name] = Status.FAILED
     found = list(gpus.values())
-    return _interned(
-        found.count(Status.OK),
-        found.count(Status.DEGRADED),
-        found.count(Status.FAILED),
-        found.count(Status.UNKNOWN),
-    )
+    return _interned(*map(found.count, _ORDER))
 
 
 _RANK = {Status.OK: 0, Status.UNKNOWN: 1, Status.DEGRADED: 2, Status.FAILED: 3}

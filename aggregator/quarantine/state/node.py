@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.port import Action, Node, Quarantine, RepairStatus, is_older
-from aggregator.policy.evaluate import Evidence, Incident, evaluate
+from aggregator.policy.evaluate import Incident, evaluate
 from aggregator.policy.node_rules import reweighed
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import silent_match
@@ -114,15 +114,12 @@ class NodeState(NodeSummary):
 
         Such a read may serve for a patch that its version fences; see docs/fences.md.
         """
-        return (
-            node is not None
-            and not (self.cluster.node_gone or self.agent.misnamed)
-            and self.quarantine is None
-            and self.agent.claimed in ("", node.uid)
-            and self.cluster.maintained == ""
-            and self.cluster.has_others_marks_of(node, self.others)
-            and self.cluster.has_notes_of(node)
-        )
+        cluster, agent = self.cluster, self.agent
+        if node is None or self.quarantine is not None or cluster.node_gone or agent.misnamed:
+            return False
+        if agent.claimed not in ("", node.uid) or cluster.maintained:
+            return False
+        return cluster.has_others_marks_of(node, self.others) and cluster.has_notes_of(node)
 
     @property
     def evictions_are_forbidden(self) -> bool:
@@ -170,17 +167,13 @@ class NodeState(NodeSummary):
             return ()  # nearly every node
         self.decision.take_requests(describe(requests, wall), exempt=requests.exempt(wall))
         new = tuple(one for one in self.decision.requests if one not in before)
-        return new or (
-            ("no request of a person is on it any more",)
-            * bool(before and not self.decision.requests)
-        )
+        over = bool(before and not self.decision.requests)
+        return new or ("no request of a person is on it any more",) * over
 
     def is_released_by_uncordon(self, rules: UncordonRules) -> bool:
         """Whether the node, as last read, was uncordoned by a person who ends its quarantine."""
-        quarantine = self.quarantine
-        return quarantine is not None and is_release(
-            self.quarantine_view.uncordoned, quarantine, rules
-        )
+        view = self.quarantine_view
+        return view.quarantine is not None and is_release(view.uncordoned, view.quarantine, rules)
 
     @property
     def release_held(self) -> str:
@@ -230,10 +223,8 @@ class NodeState(NodeSummary):
             more=more,
         )
         if self.agent.is_fresh:
-            on_degraded, words = policy.acting_on_degraded, self.cluster.overruled
-            self.cluster.end_overrides(
-                {w for w in words if not may_be_open(w, health, on_degraded)}
-            )
+            degraded, words = policy.acting_on_degraded, self.cluster.overruled
+            self.cluster.end_overrides({w for w in words if not may_be_open(w, health, degraded)})
         overruled = frozenset(word.key for word in self.cluster.overruled)
         wanted = wanted_of(evaluation.incidents, overruled, mode, policy.hash)
         self.decision.update(evaluation.incidents, wanted)
@@ -250,12 +241,7 @@ class NodeState(NodeSummary):
         spec = quarantine.spec.evidence if quarantine is not None and not recovered else ()
         wanted = self.decision.wanted.spec.evidence if self.decision.wanted is not None else ()
         latest = {(item.code, item.component): item for item in (*spec, *wanted)}
-        over = {
-            item.key
-            for incident in self.decision.incidents.values()
-            for item in incident.evidence
-            if item.over
-        }
+        over = {item.key for item in self.decision.evidence if item.over}
         words = words_of(latest.values()) | remembered
         return frozenset(word for word in words if word.key not in over)
 
@@ -284,21 +270,15 @@ def _joined(mine: Incident, remembered: Incident) -> Incident:
     """
     ended = {item.key: item.over for item in remembered.evidence}
     known = {item.key for item in mine.evidence}
-    more: tuple[Evidence, ...] = tuple(
-        item for item in remembered.evidence if item.key not in known
-    )
+    more = tuple(item for item in remembered.evidence if item.key not in known)
     signed = tuple(
         replace(item, over=item.over or ended.get(item.key, "")) for item in mine.evidence
     )
-    return Incident(
-        id=mine.id,
-        node=mine.node,
+    return replace(
+        mine,
         boot_id=remembered.boot_id,
-        kind=mine.kind,
-        action=mine.action,
-        summary=mine.summary,
         since=min(mine.since, remembered.since),
         evidence=(*signed, *more),
         healthy_for=max(mine.healthy_for, remembered.healthy_for),
-        recovering_since=mine.recovering_since,
+        remembered=False,
     )
