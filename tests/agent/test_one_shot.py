@@ -24,6 +24,10 @@ from tests.support.waiting import PATIENCE
 class Broken:
     """A check with a defect: as a probe and as a reader of the kernel log."""
 
+    first = frozenset({b""})
+    after_name: frozenset[bytes] = frozenset()
+    of_pci = False
+
     def __init__(self, _sources: Sources, _options: Mapping[str, Any]) -> None:
         pass
 
