@@ -3,15 +3,18 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from aggregator.cluster.port import (
+    Guard,
     Node,
     Phase,
     Quarantine,
     QuarantineStatus,
     RepairState,
+    RepairStatus,
     Unreachable,
 )
 from aggregator.events import EventKind
@@ -35,6 +38,7 @@ from tests.support.memory_cluster import MemoryCluster
 from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT, repair_settings
 from tests.support.replica import (
+    OPEN,
     SETTINGS,
     Replica,
     component,
@@ -658,3 +662,63 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     case, attempt = runner._case(node_state, known), known.status.repair.attempts[0]
     await runner._of.engine._send(case, attempt, site.replica.clock())
     assert len(site.shop.orders) == orders
+
+
+@in_virtual_time
+async def test_a_repair_counts_in_the_pool_that_its_node_has_joined_since_the_last_list() -> None:
+    site = Site("n1", "n2")
+    site.shop.boots = False
+    site.settings = replace(SETTINGS, limits=replace(OPEN, pool_label="pool"))
+    site.rules = {"concurrent": 4, "concurrent_percent": 100.0}
+    for name, pool in (("n1", "a"), ("n2", "b")):
+        site.world.set_node(replace(site.world.nodes[name], labels={"pool": pool}))
+    blocked = next(one for one in site.world.pods.values() if one.node == "n2")
+    site.world.budget_blocks.add(blocked.uid)
+
+    def moved(name: str) -> None:
+        """No watch reports it before the read that precedes the repair."""
+        found = site.world.quarantines.get("n2")
+        if name == "read_node" and found is not None and found.status.phase is Phase.DRAINED:
+            node = site.world.nodes["n2"]
+            site.world.nodes["n2"] = replace(node, labels={**node.labels, "pool": "a"})
+
+    site.start(MemoryCluster(site.world, fails=moved))
+    await site.settles(lambda: site.attempts("n1") == [("reboot", RepairState.ORDERED)])
+    site.world.budget_blocks.clear()
+
+    def held() -> str:
+        return (site.quarantine("n2").status.repair or RepairStatus()).held
+
+    await site.settles(lambda: held() or site.attempts("n2"))
+    assert ("repair.pool_concurrent" in held(), site.attempts("n2")) == (True, [])
+
+
+class SlowWrites(MemoryCluster):
+    """A write of a status takes 0.9 s, an order 3.5 s. Work comes while the end of the drain is
+    written.
+    """
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        if status.phase is Phase.DRAINED and quarantine.status.phase is not Phase.DRAINED:
+            await later(0.05)
+            self.world.add_pod("n1", "late")
+        await later(0.9)
+        return await super().write_quarantine_status(quarantine, status)
+
+    async def _call(self, name: str, effect: Any, guard: Guard | None = None) -> Any:
+        await later(3.5 if name == "repair" else 0.0)
+        return await super()._call(name, effect, guard)
+
+
+@in_virtual_time
+async def test_an_order_rests_on_no_read_of_the_pods_that_is_older_than_its_guard_allows() -> None:
+    """The drain's last read counts for the beginning of the repair, too."""
+    site = Site()
+    site.shop.boots = False
+    site.start(SlowWrites(site.world))
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(60)
+    assert site.repaired == []
+    site.check()

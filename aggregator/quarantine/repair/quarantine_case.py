@@ -67,7 +67,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
-from aggregator.quarantine.repair.start_checks import RepairStartChecks, is_in_use
+from aggregator.quarantine.repair.start_checks import JUST_EMPTY, RepairStartChecks, is_in_use
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -184,7 +184,11 @@ class QuarantineCase(OperationCase):
 
     def __attrs_post_init__(self) -> None:
         self.node = self._state.node
-        labels = self._state.cluster.labels or {}  # as last seen
+        self._note_pool()
+
+    def _note_pool(self) -> None:
+        """By the labels as last read."""
+        labels = self._state.cluster.labels or {}
         self.pool = labels.get(self._of.pool_label, "") if self._of.pool_label else ""
 
     @property
@@ -285,6 +289,7 @@ class QuarantineCase(OperationCase):
         fresh = await self._of.acts.reread(self._state)
         self._quarantine = fresh or self._quarantine
         self._state.take_node(node)
+        self._note_pool()
         return node, fresh
 
     def beginning_guard(self, _attempt: RepairAttempt) -> Guard:
@@ -316,7 +321,8 @@ class QuarantineCase(OperationCase):
             return "" if self._is_in_force(uid) else gone
 
         read = partial(self._of.refusal, self._state, uid, operation, repair)
-        fresh = FreshRead(read, clocks=self._of.clocks, began=read_at)
+        # The read of the pods may be that of the drain, from a moment before.
+        fresh = FreshRead(read, clocks=self._of.clocks, began=read_at - JUST_EMPTY)
         return self._of.acts.guard(self._state, against=against, fresh=fresh)
 
     def is_wanted(self) -> bool:

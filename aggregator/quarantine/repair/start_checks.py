@@ -23,7 +23,7 @@ from aggregator.runtime.text import some_of
 #: The drain's last read of the node's pods is not repeated for this long (seconds). The API server
 #: answers a second list of the same moment from its cache, which may wait 100 ms for etcd to report
 #: that nothing has changed.
-_JUST_EMPTY = 1.0
+JUST_EMPTY = 1.0
 _MOST_NAMED = 3
 #: How a text begins that is about work that blocks the repair.
 _WORK_LEFT = "work is still on the node: "
@@ -70,7 +70,7 @@ class RepairStartChecks:
             return held_text(repair, held)
         if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
             return "the node's kubelet and its agent do not name the same boot"
-        if not anew and node_state.quarantine_view.was_just_empty(self._clocks.now(), _JUST_EMPTY):
+        if not anew and node_state.quarantine_view.was_just_empty(self._clocks.now(), JUST_EMPTY):
             return ""
         return await self._work_left(node_state, quarantine, now)
 
