@@ -11,22 +11,36 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Phase, QuarantineSpec, RecordText
+from aggregator.cluster.port import (
+    Action,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordText,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.events import EventKind
-from aggregator.quarantine.decide.admission import SETTLES
+from aggregator.quarantine.decide.admission import SETTLES, FleetSize
 from aggregator.quarantine.decide.admission_record import (
     Cooldown,
     Entry,
     Known,
     Rebuilt,
     Record,
+    RunningOperation,
     discontinuity,
     dump_record,
     parse_record,
     rebuild,
 )
+from aggregator.quarantine.decide.repair import RepairLimits, RepairMode, RepairRules
+from aggregator.quarantine.state.registry import QuarantineIndex
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.record_writers import record_writer_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import LoopClock, Running
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
@@ -410,3 +424,35 @@ def test_a_record_of_before_generations_is_read_as_the_first() -> None:
     older = '{"admissions":[],"cooldowns":{},"entries":{},"policyHash":"p","version":1}'
     assert (parse_record(older).generation, parse_record(older).rebuilt) == (0, None)
     assert RecordText("", "").uid == ""
+
+
+async def test_a_repair_that_a_record_from_an_older_copy_lacks_counts_for_the_limits() -> None:
+    """The process began after the record was restored: nothing shows that it is an older one."""
+    world, index = World(), QuarantineIndex()
+    attempt = RepairAttempt(
+        "q-1-reboot", "reboot", RepairState.ORDERED, deadline_at=2000.0, domains=("rack=7",)
+    )
+    status = QuarantineStatus(Phase.DRAINED, cordoned_at=1.0, repair=RepairStatus((attempt,)))
+    index.seen(Quarantine("n1", "q", "1", QuarantineSpec(Action.DRAIN, "gpu", "x"), status))
+    writer = record_writer_of(
+        MemoryCluster(world),
+        limits=OPEN,
+        size=lambda: FleetSize(10, 10),
+        wall=lambda: 1000.0,
+        quarantine_index=index,
+    )
+    limits = RepairLimits(RepairRules(RepairMode.REPAIR, concurrent=2, concurrent_percent=100.0))
+
+    async def held(node: str, operation: str, rack: str) -> str:
+        proposal = RunningOperation(node, operation, "reboot", 1000.0, 1600.0, domains=(rack,))
+        expected, found = writer.hold_of(proposal, limits), await writer.reserve(proposal, limits)
+        assert found == expected
+        return found.limit if found is not None else ""
+
+    for name in ("n1", "n2", "n3", "n4"):
+        await writer.enter(Entry(name, "inc", "", "drain", 1.0))
+    assert await held("n2", "p-1-reboot", "rack=7") == "repair.domain"
+    assert await held("n3", "o-1-reboot", "rack=8") == ""
+    assert await held("n4", "t-1-reboot", "rack=9") == "repair.concurrent"
+    assert await held("n1", "q-1-reboot", "rack=7") == ""
+    assert parse_record(world.record.text).repairs.keys() == {"n1", "n3"}

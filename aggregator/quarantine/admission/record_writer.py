@@ -264,7 +264,8 @@ class AdmissionRecordWriter:
 
     def hold_of(self, proposal: RunningOperation, limits: OperationLimits) -> Held | None:
         """The hold that an operation would get now, by the last record, if it did not count yet."""
-        others = self.current_record().without_operations({proposal.operation})
+        others = self._counted(self.current_record(), proposal)
+        others = others.without_operations({proposal.operation})
         size, now = self._registry.size(), self._wall()
         return reserve(others, proposal, limits, size, now=now, stop=self.switch.reason)[1]
 
@@ -409,7 +410,10 @@ class AdmissionRecordWriter:
                 continue
             proposal, limits = request.reserve
             size, now, stop = self._registry.size(), self._wall(), self.switch.reason
-            record, hold = reserve(record, proposal, limits, size, now=now, stop=stop)
+            counted = self._counted(record, proposal)
+            _, hold = reserve(counted, proposal, limits, size, now=now, stop=stop)
+            if hold is None:
+                record, hold = reserve(record, proposal, limits, size, now=now, stop=stop)
             if hold is not None:
                 held[_operation_key(proposal)] = hold
         return Outcome(record, outcome.admitted, held)
@@ -419,20 +423,32 @@ class AdmissionRecordWriter:
         if not self.quarantine_index.whole:
             raise ClusterError(lost(self._lost).reason)
         in_force = [one for one in self.quarantine_index.quarantines() if has_begun(one)]
-        pool_of = self._registry.pool_of
         entries = [
             self._entry_of(one.node, one.spec, one.status.admitted_at or one.created_at)
             for one in in_force
         ]
         newest, at = self.quarantine_index.newest, self._wall()
-        rebuilt = Rebuilt(at, self._lost, uid)
-        repairs = [
-            lost_reservation(one.node, one.status.repair, pool_of(one.node)) for one in in_force
-        ]
-        running = [one for one in repairs if one is not None]
+        rebuilt, running = Rebuilt(at, self._lost, uid), self._under_way()
         return rebuild(
             record, self._known, entries, rebuilt=rebuilt, newest=newest, repairs=running
         )
+
+    def _under_way(self) -> list[RunningOperation]:
+        """The reservations that the Quarantines in force must have."""
+        pool_of = self._registry.pool_of
+        found = (
+            lost_reservation(one.node, one.status.repair, pool_of(one.node))
+            for one in self.quarantine_index.quarantines()
+            if has_begun(one)
+        )
+        return [one for one in found if one is not None]
+
+    def _counted(self, record: Record, proposal: RunningOperation) -> Record:
+        """The record with each other operation under way: one from an older copy may lack them."""
+        for one in self._under_way():
+            if one.operation != proposal.operation:
+                record = record.restore(one)
+        return record
 
     async def _write(self, record: Record, version: str, *, admits: bool) -> None:
         """Write it against that version. ``admits``: not where the stop switch is set by now.
