@@ -11,6 +11,7 @@ import pytest
 
 from aggregator.cluster.port import Phase
 from aggregator.cluster.words import KUBERNETES, LOCAL, SLURM, WORDS, ClusterWords
+from aggregator.web.metric_families import declared
 from tests.support.words_of_kubernetes import found_in
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ ABOUT_KUBERNETES = (
 TEXTS = {
     "advice.py": 4,
     "alerts": 1,
-    "cli": 26,
+    "cli": 27,
     "cluster": 1,
     "daemon_cli": 5,
     "jobs": 2,
@@ -88,7 +89,11 @@ def test_a_new_text_has_no_word_of_kubernetes_unless_it_is_about_kubernetes() ->
             found = [f"{name}: {text[:80]}" for text in literals(module)]
             counts[name.partition("/")[0]] += len(found)
             listed += found
-    assert +counts == TEXTS, "\n".join(listed)
+    found = [
+        f"{name}: {of['help'][:80]}" for name, of in declared().items() if found_in(of["help"])
+    ]
+    counts["web"] += len(found)
+    assert +counts == TEXTS, "\n".join([*listed, *found])
 
 
 @KINDS
