@@ -382,7 +382,7 @@ class _Reader:
         if rule.scope == "gpu" and (
             rule.kind != "gpu" or "drain" not in (rule.action, rule.elsewhere)
         ):
-            self._problem(("scope",), '"gpu" is for rules of kind gpu with action: drain')
+            self._problem(("scope",), '"gpu"; expected kind: gpu and action: drain with it')
 
     def _check_past(self, rule: Rule) -> None:
         """Conditions about the past must be about evidence that has one."""

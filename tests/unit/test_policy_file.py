@@ -22,6 +22,10 @@ def problems(text: str) -> list[str]:
         ("mine", ["rules[0]: not a rule; expected a mapping with a name"]),
         ("{kind: gpu}", ["rules[0]: not a rule; expected a mapping with a name"]),
         ("{name: ' '}", ["rules[0].name: ' '; expected a text of one line"]),
+        (
+            "{name: gpu-person, scope: gpu}",
+            ['rules[0].scope: "gpu"; expected kind: gpu and action: drain with it'],
+        ),
         ("{name: ''}", ["rules[0].name: ''; expected a text of one line"]),
         ("{name: 7}", ["rules[0].name: 7; expected a text of one line"]),
         (
