@@ -741,7 +741,10 @@ class Simulation:
                 ]
                 self.wrong.append(f"in the end {name} is {phase} and not {wanted}: {errors}")
         entries = set(parse_record(self.world.record.text).entries)
-        if entries != set(self.world.quarantines):
+        there = self.world.quarantines.items()
+        # A release takes its entry out first, and may be just between these two steps.
+        ending = {name for name, one in there if one.status.phase is Phase.RELEASING}
+        if (entries ^ set(self.world.quarantines)) - ending:
             self.wrong.append(f"in the end the record has {entries}")
         for host in self.hosts.values():
             if host.work.done():
