@@ -113,9 +113,9 @@ class GpuInventory(gpu_common.GpuCheck):
 
     def _node(self, sample: GpuSample) -> Verdict:
         expected, trouble = self._sources.expected_gpus or 0, sample.trouble
-        is_visible = nvidia_driver.bus_is_visible(self._sources.machine)
         given = len(self._sources.gpus.given_away())
         if trouble is not None:
+            is_visible = nvidia_driver.bus_is_visible(self._sources.machine)
             present = len(self._sources.gpus.present()) + given
             if present < expected and is_visible and trouble.kind is not TroubleKind.QUIESCED:
                 text = f"{present} of {expected} expected GPUs are on the PCI bus"

@@ -37,9 +37,10 @@ class GpuNvlink(gpu_common.GpuCheck):
         super().__init__(SPEC.name, sources, call="links", brief=True)
         self._bit_errors = 10.0**-bit_error_exponent
         self._errors_per_hour = errors_per_hour
-        #: By UUID: the links that have been up, and the rises of their counters.
+        #: By UUID: the links that have been up, the rises of their counters, and the latest.
         self._been_up: dict[str, set[int]] = {}
         self._rises: dict[str, CounterIncreases] = {}
+        self._latest: dict[str, tuple[NvLinks, dict[str, int]]] = {}
 
     def evaluate(self, sample: GpuSample) -> Report:
         if self._sources.nvml.quiesced_for:
@@ -63,7 +64,12 @@ class GpuNvlink(gpu_common.GpuCheck):
         been_up = self._been_up.setdefault(gpu.uuid, set())
         been_up |= up
         rises = self._rises.setdefault(gpu.uuid, CounterIncreases(_WINDOW))
-        counted = {} if gpu.links.errors is None else rises.add(sample.at, _flat(gpu.links))
+        links, counted = self._latest.get(gpu.uuid, (None, {}))
+        # The same object has the same counters: without a rise in the window there is none now.
+        if links is not gpu.links or any(counted.values()):
+            flat = _flat(gpu.links)
+            counted = {} if gpu.links.errors is None else rises.add(sample.at, flat)
+            self._latest[gpu.uuid] = gpu.links, counted
         errors = None if gpu.links.errors is None else rounded(sum(counted.values()))
         put = self._sources.measurements.put
         put("nvlink-errors", gpu.uuid, errors, at=sample.at, model=gpu.name)

@@ -277,40 +277,46 @@ class GpuSample:
 
 #: Values that the worker's JSON has as they are.
 _AS_READ = (
-    *("recovery_action", "clocks", "sm_clock", "load", "replays", "inforom", "temperature"),
-    *("memory_temperature", "margin", "compute_mode", "licensed"),
+    *("index", "uuid", "pci", "name", "errors", "recovery_action", "clocks", "sm_clock", "load"),
+    *("replays", "temperature", "memory_temperature", "margin"),
 )
+_AS_READ_SELDOM = ("sram_threshold_exceeded", "inforom", "compute_mode", "licensed")
 
 
-def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
-    """One GPU from the worker's JSON (``nvml_sampler`` writes it; both ship together)."""
-    get = message.get
-    ecc, rows, reserve, pages = get("ecc"), get("rows"), get("reserve"), get("pages")
-    links, fabric = get("links"), get("fabric")
+def gpu_from_wire(message: Mapping[str, Any], seldom: dict[str, Mapping[str, Any]]) -> Gpu:
+    """One GPU from the worker's JSON (``nvml_sampler`` writes it; both ship together).
+
+    ``seldom``, by UUID, keeps the worker's values that change seldom: it sends them once.
+    """
+    get, uuid = message.get, message["uuid"]
+    as_read: dict[str, Any] = {name: get(name) for name in _AS_READ}
+    if (fresh := get("seldom")) is not None:
+        seldom[uuid] = _seldom_from_wire(fresh)
+    ecc, rows = get("ecc"), get("rows")
     return Gpu(
-        index=message["index"],
-        uuid=message["uuid"],
-        pci=message["pci"],
-        name=message["name"],
         ecc=None if ecc is None else EccCounts(*ecc),
-        rows=None
-        if rows is None
-        else RemappedRows(rows[0], rows[1], pending=bool(rows[2]), failure=bool(rows[3])),
-        reserve=None if reserve is None else RowReserve(*reserve),
-        pages=None if pages is None else RetiredPages(pages[0], pages[1], pages[2], bool(pages[3])),
-        sram_threshold_exceeded=get("sram"),
-        links=None if links is None else _links_from_wire(links),
-        fabric=None if fabric is None else Fabric(**fabric),
+        rows=None if rows is None else RemappedRows(*rows[:2], *map(bool, rows[2:])),
         power=_watts(get("power")),
-        limits=_limits_from_wire(get("limits")),
-        c2c=tuple(map(bool, get("c2c") or ())),
-        mig=_mode(get("mig")),
-        ecc_mode=_mode(get("ecc_mode")),
-        vbios=(get("vbios") or "")[:64],
         pids=None if get("pids") is None else tuple(map(int, message["pids"])),
-        errors=message["errors"],
-        **{name: get(name) for name in _AS_READ},
+        **as_read,
+        **(seldom.get(uuid, {}) if "seldom" in message else {}),
     )
+
+
+def _seldom_from_wire(values: Mapping[str, Any]) -> dict[str, Any]:
+    reserve, pages, links, fabric = map(values.get, ("reserve", "pages", "links", "fabric"))
+    return {
+        "reserve": None if reserve is None else RowReserve(*reserve),
+        "pages": None if pages is None else RetiredPages(*pages),
+        "links": None if links is None else _links_from_wire(links),
+        "fabric": None if fabric is None else Fabric(**fabric),
+        "limits": _limits_from_wire(values.get("limits")),
+        "c2c": tuple(map(bool, values.get("c2c") or ())),
+        "mig": _mode(values.get("mig")),
+        "ecc_mode": _mode(values.get("ecc_mode")),
+        "vbios": (values.get("vbios") or "")[:64],
+        **{name: values.get(name) for name in _AS_READ_SELDOM},
+    }
 
 
 def _mode(modes: Sequence[int] | None) -> Mode | None:

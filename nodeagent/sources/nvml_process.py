@@ -76,6 +76,7 @@ class NvmlProcess:
         self._clock = clock
         self.is_ready = False  # NVML has been initialised
         self._driver = ""
+        self._seldom: dict[str, Mapping[str, Any]] = {}
         self.requested_at = 0.0
         self.answered: list[Gpu] = []
         self.pending: asyncio.Task[WorkerReply] | None = None
@@ -154,7 +155,7 @@ class NvmlProcess:
             await self._ended()
         error = (await self._line())["error"]
         while not (message := await self._line()).get("end"):
-            self.answered.append(gpu_from_wire(message))
+            self.answered.append(gpu_from_wire(message, self._seldom))
         xids = tuple((uuid, pci, code) for uuid, pci, code in message.get("xids", ()))
         excluded = tuple(map(str, message.get("excluded", ())))
         answered = tuple(self.answered)

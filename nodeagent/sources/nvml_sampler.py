@@ -104,8 +104,8 @@ class Sampler:
         self._wall = wall
         #: (uuid, pci, name) by index: a lost GPU no longer gives its identity.
         self._identities: dict[int, tuple[str, str, str]] = {}
-        #: Values that change seldom, by UUID: when they were read, the values, the errors.
-        self._slow: dict[str, tuple[float, dict[str, Any], dict[str, int]]] = {}
+        #: By UUID: when the values that change seldom were read and sent, and the errors.
+        self._slow: dict[str, tuple[float, dict[str, int]]] = {}
         #: NVML's event set; by a device's handle its identity and the code of the call that was
         #: refused.
         self._events: Any = None
@@ -164,7 +164,7 @@ class Sampler:
         uuid, gpu["pci"], gpu["name"] = self._identities.get(index, ("", "", ""))
         gpu["uuid"], gpu["errors"] = uuid, errors
         if handle is not None and "uuid" not in errors and _GPU_IS_LOST not in errors.values():
-            gpu |= self._seldom(uuid, handle, call, errors, at)
+            gpu["seldom"] = self._seldom(uuid, handle, call, errors, at)
         return gpu
 
     def _pids(self, handle: Any, call: _Call) -> list[int] | None:
@@ -346,13 +346,15 @@ class Sampler:
 
     def _seldom(
         self, uuid: str, handle: Any, call: _Call, errors: dict[str, int], at: float
-    ) -> dict[str, Any]:
-        """The values that change seldom, read now or before, with ``errors`` as they were then."""
+    ) -> dict[str, Any] | None:
+        """The values that change seldom; None, with ``errors`` as they were then, if sent before.
+
+        The other end keeps them: to write and parse them again costs more than all other values.
+        """
         known = self._slow.get(uuid)
         if known is not None and at - known[0] < SLOW_EVERY:
-            for name, code in known[2].items():
-                errors.setdefault(name, code)
-            return known[1]
+            errors.update(known[1] | errors)
+            return None
         before = set(errors)
 
         def optional(name: str, function: Callable[..., Any]) -> Any:
@@ -361,7 +363,7 @@ class Sampler:
         values = {
             "reserve": call("reserve", self._reserve, handle),
             "pages": call("pages", self._pages, handle),
-            "sram": call("sram", self._sram, handle),
+            "sram_threshold_exceeded": call("sram", self._sram, handle),
             "links": self._links(handle, call),
             # After the links: MIG that is turned on between the two calls explains them.
             "mig": call("mig", self._mig, handle),
@@ -376,7 +378,7 @@ class Sampler:
         }
         if not {_GPU_IS_LOST, _RESET_REQUIRED}.intersection(errors.values()):
             # Such a GPU's answers are not kept: it is read again at the next sample.
-            self._slow[uuid] = (at, values, {k: errors[k] for k in errors.keys() - before})
+            self._slow[uuid] = (at, {k: errors[k] for k in errors.keys() - before})
         return values
 
     def _reserve(self, handle: Any) -> list[int]:
@@ -391,7 +393,7 @@ class Sampler:
         since = self._wall() - _WEEK
         lately = sum(page["timestamp"] / 1e6 >= since for page in double)
         pending = nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)
-        return [len(single), len(double), lately, int(pending == 1)]
+        return [len(single), len(double), lately, pending == 1]
 
     def _sram(self, handle: Any) -> bool:
         status = self._nvml.c_nvmlEccSramErrorStatus_v1_t()

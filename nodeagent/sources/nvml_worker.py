@@ -11,7 +11,8 @@ GPU, one a line (of the agent's clock); its end is the end of this process.
 Standard output, one JSON object a line:
 
 - once ``{"ready": LIBRARY, "driver": VERSION}``, or ``{"failed": CODE, "message": TEXT}`` and exit;
-- per request ``{"count": N, "error": CODE}``, a ``{"index": ...}`` per GPU, and
+- per request ``{"count": N, "error": CODE}``, a ``{"index": ...}`` per GPU (its ``"seldom"`` is
+  null where those values are as sent before), and
   ``{"end": true, "xids": [[UUID, PCI, CODE], ...]}``.
 
 Its process name shows the call under way (``nvml 3 rows``), to the agent and to ``ps`` alike.
@@ -131,7 +132,7 @@ def to_json(value: Any) -> str:
         return "true" if value else "false"
     if kind is int:
         return str(value)
-    if kind is str and value.isascii() and value.isprintable() and not {"\\", '"'} & {*value}:
+    if kind is str and ascii(value)[1:-1] == value and '"' not in value:  # needs no escape
         return f'"{value}"'
     if kind is list or kind is tuple:
         return f"[{', '.join([to_json(one) for one in value])}]"

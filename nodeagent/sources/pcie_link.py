@@ -1,6 +1,8 @@
 """A PCIe device's link and error counters as sysfs has them. No driver is called."""
 
+import functools
 import re
+from collections.abc import Mapping
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
@@ -43,7 +45,7 @@ class PcieLink:
 def read_link(machine: HostRoots, address: str) -> PcieLink:
     """The link of the device at ``address`` ("0000:3b:00.0"). An unreadable value is None."""
     folder = f"{machine.sys}/bus/pci/devices/{address}"
-    correctable = _counters(f"{folder}/aer_dev_correctable")
+    correctable = _counters(small_text(f"{folder}/aer_dev_correctable"))
     return PcieLink(
         width=_lanes(small_text(f"{folder}/current_link_width")),
         max_width=_lanes(small_text(f"{folder}/max_link_width")),
@@ -51,8 +53,8 @@ def read_link(machine: HostRoots, address: str) -> PcieLink:
         max_speed=small_text(f"{folder}/max_link_speed")[:32],
         correctable=_total(correctable, "TOTAL_ERR_COR"),
         replays=_total(correctable, "Timeout", "Rollover"),
-        nonfatal=_total(_counters(f"{folder}/aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL"),
-        fatal=_total(_counters(f"{folder}/aer_dev_fatal"), "TOTAL_ERR_FATAL"),
+        nonfatal=_total(_counters(small_text(f"{folder}/aer_dev_nonfatal")), "TOTAL_ERR_NONFATAL"),
+        fatal=_total(_counters(small_text(f"{folder}/aer_dev_fatal")), "TOTAL_ERR_FATAL"),
     )
 
 
@@ -67,16 +69,17 @@ def _lanes(text: str) -> int | None:
     return lanes if 0 < lanes <= _MOST_LANES else None
 
 
-def _counters(path: str) -> dict[str, int]:
+@functools.lru_cache(maxsize=64)  # they seldom change, and those of most devices are equal
+def _counters(text: str) -> Mapping[str, int]:
     """Counters by name, of lines such as "RxErr 0"."""
     found = {}
-    for line in small_text(path).splitlines()[:64]:
+    for line in text.splitlines()[:64]:
         name, _, count = line.partition(" ")
         if count.isascii() and count.isdigit() and len(count) <= 20:
             found[name] = int(count)
     return found
 
 
-def _total(counters: dict[str, int], *names: str) -> int | None:
+def _total(counters: Mapping[str, int], *names: str) -> int | None:
     present = [counters[name] for name in names if name in counters]
     return sum(present) if present else None

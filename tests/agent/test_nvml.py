@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 from nodeagent.clock import SystemClock
 from nodeagent.sources.gpu_sample import EccCounts, RemappedRows, TroubleKind
 from nodeagent.sources.nvml import Nvml
+from nodeagent.sources.nvml_sampler import SLOW_EVERY
 from nodeagent.sources.process_state import read_state
 from tests.nvml import UNSUPPORTED, gpu, library, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench
@@ -31,6 +33,38 @@ async def test_a_sample_has_every_gpu_with_all_its_values(tmp_path: Path) -> Non
     assert second.rows == RemappedRows(4, 5, pending=True, failure=False)
     assert second.recovery_action == 4
     assert second.errors == {"pages": 3}, "not on this GPU"
+
+
+async def test_values_that_change_seldom_are_kept_from_the_sample_that_had_them(
+    tmp_path: Path,
+) -> None:
+    one = replace(gpu(0), links=(1, 0), mig=(0, 1), thresholds=(92, 88, 95))
+    async with Bench(tmp_path, [one, gpu(1)]) as bench:
+        first = await bench.sample()
+        bench.gpus.write([replace(one, temperature=50, links=(1, 1)), gpu(1)])
+        second = await bench.sample()
+        bench.clock.wind(SLOW_EVERY)
+        third = await bench.sample()
+    kept = ("links", "mig", "limits", "fabric", "inforom", "reserve", "c2c")
+    for before, after in zip(first.gpus, second.gpus, strict=True):
+        assert all(getattr(before, name) == getattr(after, name) for name in kept)
+        assert before.links is after.links, "it is not even parsed again"
+        assert before.errors == after.errors
+    assert second.gpus[0].temperature == 50
+    assert second.gpus[0].links is not None
+    assert second.gpus[0].links.states == (True, False)
+    assert third.gpus[0].links is not None
+    assert third.gpus[0].links.states == (True, True)
+
+
+async def test_a_lost_gpu_has_no_values_of_before(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        assert (await bench.sample()).gpus[0].links is not None
+        bench.gpus.fail("nvmlDeviceGetRemappedRows", code=15)
+        lost = (await bench.sample()).gpus[0]
+        assert (lost.links, lost.fabric, lost.inforom) == (None, None, None)
+        bench.gpus.heal()
+        assert (await bench.sample()).gpus[0].links is not None
 
 
 async def test_nvml_is_initialised_once_and_kept(tmp_path: Path) -> None:
