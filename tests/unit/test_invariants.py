@@ -16,7 +16,9 @@ from tests.support.invariants import INVARIANTS, Watch
 
 TESTS = Path(__file__).parents[1]
 #: The names that run a controller in a world, and those that watch it.
-RUNS, WATCHES = {"Replica", "IdleNodes", "NewNodes", "Simulation"}, {"Watch", "Simulation"}
+#: The sites of node tests watch their own world, and report what is wrong in `check`.
+SITES = {"IdleNodes", "NewNodes"}
+RUNS, WATCHES = {"Replica", "Simulation", *SITES}, {"Watch", "Simulation", *SITES}
 
 
 def test_the_page_names_each_invariant_and_no_other() -> None:
