@@ -256,20 +256,17 @@ class CordonActions:
         wall, words = self._acts.clocks.latest(), self._acts.words
         status = after_uncordon(quarantine, node, whose, self._uncordon, wall, words)
         quarantine = await self._acts.write_status(node_state, quarantine, status)
-        self._acts.emit_event(
-            node_state, EventKind.UNCORDONED, status.uncordoned, {"whose": whose.value}
-        )
+        text, details = status.uncordoned, {"whose": whose.value}
+        self._acts.emit_event(node_state, EventKind.UNCORDONED, text, details)
         if has_given_up(status):
             return
         change = cordon_change(node, quarantine, rules=self._marks)
         if UNCORDONED_BY in node.annotations:
             change = replace(change, annotations={**change.annotations, UNCORDONED_BY: None})
-        patched = await self._acts.mark_writer.mark(
-            node, change, guard=self._acts.guard(node_state)
-        )
+        guard = self._acts.guard(node_state)
+        patched = await self._acts.mark_writer.mark(node, change, guard=guard)
         node_state.take_node(patched)
         applied = read_applied(patched)
         if applied != quarantine.status.applied:
-            await self._acts.write_status(
-                node_state, quarantine, replace(quarantine.status, applied=applied)
-            )
+            status = replace(quarantine.status, applied=applied)
+            await self._acts.write_status(node_state, quarantine, status)

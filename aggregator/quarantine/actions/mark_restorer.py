@@ -40,9 +40,8 @@ class MarkRestorer:
             status = replace(status, message=text or self._marked(node_state.node))
         await self._acts.write_status(node_state, quarantine, status)
         if set(missing) - set(before.missing):
-            self._acts.emit_event(
-                node_state, EventKind.MARKS_MISSING, text, {"missing": ", ".join(missing)}
-            )
+            details = {"missing": ", ".join(missing)}
+            self._acts.emit_event(node_state, EventKind.MARKS_MISSING, text, details)
         elif not missing:
             marked = describe_missing(before.missing, quarantine.status.applied)
             restored = f"another tool or person has set them again: {marked}"
@@ -63,9 +62,8 @@ class MarkRestorer:
         self._acts.announcer.announce(node_state, node.uid, in_force.spec.reason)
         node_state.take_node(node)
         marks = counted(in_force.status.marks or _NONE, self._acts.clocks.latest())
-        status = replace(
-            in_force.status, marks=marks, applied=read_applied(node) or in_force.status.applied
-        )
+        applied = read_applied(node) or in_force.status.applied
+        status = replace(in_force.status, marks=marks, applied=applied)
         if status.phase is Phase.CORDONED:
             status = replace(status, message=self._marked(node_state.node))
         await self._acts.write_status(node_state, in_force, status)

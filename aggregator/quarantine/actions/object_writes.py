@@ -46,9 +46,8 @@ class ObjectWrites:
                 return
         await self._record_writer.enter_quarantine(node_state.node, spec)
         who = "by sickbay" if spec.requester == OURS else "by hand"
-        self._acts.emit_event(
-            node_state, EventKind.ADMITTED, f"{spec.action} entered, made {who}: {spec.reason}"
-        )
+        text = f"{spec.action} entered, made {who}: {spec.reason}"
+        self._acts.emit_event(node_state, EventKind.ADMITTED, text)
 
     async def update(
         self, node_state: NodeState, quarantine: Quarantine, wanted: DesiredState
@@ -102,16 +101,11 @@ class ObjectWrites:
     async def show_cordon(self, node_state: NodeState, quarantine: Quarantine, text: str) -> None:
         """Write to the status that the node is left schedulable, or that others cordoned it."""
         wall = self._acts.clocks.wall()
-        await self._acts.write_status(
-            node_state, quarantine, replace(quarantine.status, uncordoned=text)
-        )
+        status = replace(quarantine.status, uncordoned=text)
+        await self._acts.write_status(node_state, quarantine, status)
         if text.startswith(STILL_SCHEDULABLE) and recordon_due(quarantine.status, wall) <= wall:
-            self._acts.emit_event(
-                node_state,
-                EventKind.UNCORDONED,
-                text,
-                {"whose": node_state.quarantine_view.uncordoned.value},
-            )
+            details = {"whose": node_state.quarantine_view.uncordoned.value}
+            self._acts.emit_event(node_state, EventKind.UNCORDONED, text, details)
 
     async def show_absence(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status that its Node is gone, and since when, or that it is back."""
@@ -126,9 +120,8 @@ class ObjectWrites:
         message = event_text if quarantine.status.phase is not Phase.INVALID else NO_NODE
         status = replace(quarantine.status, node_absent_since=since, message=message)
         await self._acts.write_status(node_state, quarantine, status)
-        self._acts.emit_event(
-            node_state, EventKind.NODE_ABSENT if since else EventKind.NODE_BACK, event_text
-        )
+        kind = EventKind.NODE_ABSENT if since else EventKind.NODE_BACK
+        self._acts.emit_event(node_state, kind, event_text)
 
     async def _write_spec(
         self, node_state: NodeState, quarantine: Quarantine, spec: QuarantineSpec
@@ -154,9 +147,8 @@ class ObjectWrites:
         """The node is unhealthy again: the objections to its release no longer apply."""
         node_state.own_quarantine_view().unhold_release()
         if quarantine.status.release_held:
-            await self._acts.write_status(
-                node_state, quarantine, replace(quarantine.status, release_held="")
-            )
+            status = replace(quarantine.status, release_held="")
+            await self._acts.write_status(node_state, quarantine, status)
 
     async def void(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Withdraw a Quarantine made without admission, unless the record has an entry by now."""

@@ -126,9 +126,8 @@ class ReleaseActions:
         if quarantine.status.release_held == why or quarantine.unread:
             return
         try:
-            await self._acts.write_status(
-                node_state, quarantine, replace(quarantine.status, release_held=why)
-            )
+            status = replace(quarantine.status, release_held=why)
+            await self._acts.write_status(node_state, quarantine, status)
         except Exception:
             node_state.own_quarantine_view().repeat_release_check()
             raise
@@ -187,9 +186,8 @@ class ReleaseActions:
         begun = quarantine.status.cordoned_at > 0  # else there was nothing to release it from
         evidence = quarantine.spec.evidence if begun else ()
         clocks = self._acts.clocks
-        more = memory_change(
-            remember(node, evidence, earliest=clocks.earliest(), latest=clocks.latest())
-        )
+        memory = remember(node, evidence, earliest=clocks.earliest(), latest=clocks.latest())
+        more = memory_change(memory)
         if UNCORDONED_BY in node.annotations:
             more[UNCORDONED_BY] = None
         if quarantine.status.overruled and quarantine.spec.requester == FORCED:

@@ -84,9 +84,8 @@ class CommonCauseTracker:
     def __attrs_post_init__(self) -> None:
         self._acting = acting_checks(self._policy)
         self._common = CommonCauses(self._limits, self._registry)
-        self._labels = tuple(
-            dict.fromkeys((*self._limits.domain_labels, self._limits.clique_label))
-        )
+        labels = (*self._limits.domain_labels, self._limits.clique_label)
+        self._labels = tuple(dict.fromkeys(labels))
         self._cooldown_reported = ChangeNotice()
         #: Each node's versions; and when they last changed, where they did (monotonic).
         self._versions: dict[str, tuple[Group, ...]] = {}
@@ -138,14 +137,12 @@ class CommonCauseTracker:
         changed, now = self._changed.get(node_state.node), self._clocks.now()
         if changed is None or now - changed >= UPGRADED:
             return ""
-        open_for = max(
-            (now - item.since for item in self._evidence_against(node_state)), default=0.0
-        )
+        ages = (now - item.since for item in self._evidence_against(node_state))
+        open_for = max(ages, default=0.0)
         if open_for >= self._admission.after_upgrade:
             return ""
-        now_runs = ", ".join(
-            f"{name} {version}" for name, version in self._versions[node_state.node]
-        )
+        versions = self._versions[node_state.node]
+        now_runs = ", ".join(f"{name} {version}" for name, version in versions)
         return (
             f"its version has just changed (now {now_runs}); the evidence against it must have "
             f"lasted for {span(self._admission.after_upgrade)}, in which others with this version "
@@ -302,9 +299,8 @@ class CommonCauseTracker:
             text = f"common cause: {cause.reason}"
             self._note(EventKind.COMMON_CAUSE, cause, text, origin)
         for cause in map(self._origins.end, ended):
-            self._note(
-                EventKind.COMMON_CAUSE_OVER, cause, f"no common cause any more: {cause.reason}"
-            )
+            text = f"no common cause any more: {cause.reason}"
+            self._note(EventKind.COMMON_CAUSE_OVER, cause, text)
 
     async def count_silence(self) -> None:
         """Count the silent agents of the fleet; `find_causes` uses the last count."""
@@ -344,6 +340,5 @@ class CommonCauseTracker:
                 "origin_reason": origin.reason,
                 "origin_confidence": origin.confidence,
             }
-        self._event_sink.record_event(
-            Transition(self._clocks.wall(), kind, "", text, cause.id, details)
-        )
+        at = self._clocks.wall()
+        self._event_sink.record_event(Transition(at, kind, "", text, cause.id, details))

@@ -241,9 +241,7 @@ class NetworkTracker:
     def _note_verdict(self, kind: EventKind, verdict: NetworkVerdict, text: str) -> None:
         details = {"blamed": verdict.kind, "name": verdict.name, "nodes": ", ".join(verdict.nodes)}
         if verdict.kind == "target" and verdict.count >= LEAST:
-            details["cause"] = (
-                "reported as a common cause"  # counted there, too: one alert is enough
-            )
+            details["cause"] = "reported as a common cause"  # one alert is enough
         self._event_sink.record_event(
             Transition(self._clocks.wall(), kind, "", f"network: {text}", verdict.subject, details)
         )

@@ -348,9 +348,8 @@ class CauseSearch:
         limits, size = self._limits, max(self._crowd.sizes[group], len(nodes))
         ident = _domain(group, what)
         subject = f"{label} {value}" if label in VERSIONS else f"{label}={value}"
-        evidence = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}.get(
-            what, what.replace(":", " ")
-        )
+        names = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}
+        evidence = names.get(what, what.replace(":", " "))
         if label in (limits.clique_label, FABRIC, FABRIC_BY_LABEL):
             if self._are_one_fabrics(nodes, left.acting):
                 limit, at, one = "limits.clique_label", label, "clique"

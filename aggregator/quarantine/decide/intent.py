@@ -133,9 +133,7 @@ def wanted_of(
     ]
     if not requesting:
         return None
-    lead = max(
-        requesting, key=lambda incident: (ACTIONS.index(_requests(incident)), -incident.since)
-    )
+    lead = max(requesting, key=lambda one: (ACTIONS.index(_requests(one)), -one.since))
     uncapped = Action(_requests(lead))
     action = min(uncapped, mode, key=STRENGTH)
     return DesiredState(

@@ -72,9 +72,8 @@ def next_test(
 ) -> NextOperation:
     """The next step now. ``pause``: seconds between two tests; ``now``: wall clock seconds."""
     if last is not None and last.is_busy:
-        return next_of_test(
-            last, facts, now, "" if facts.tainted else "the startup taint was removed"
-        )
+        lost = "" if facts.tainted else "the startup taint was removed"
+        return next_of_test(last, facts, now, lost)
     if not facts.tainted:
         return NextOperation(Do.NOTHING)
     requested = facts.request
@@ -85,9 +84,8 @@ def next_test(
     if not requested and last is not None and earlier:
         left = last.ended_at + pause - now
         if 0 < left <= pause:
-            return NextOperation(
-                Do.NOTHING, because=f"the next test begins {pause:g} s after the last one"
-            )
+            text = f"the next test begins {pause:g} s after the last one"
+            return NextOperation(Do.NOTHING, because=text)
     if facts.against:
         return NextOperation(Do.NOTHING, because=facts.against)
     counts = last is not None and earlier and not requested and not last.quarantined

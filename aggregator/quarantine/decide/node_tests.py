@@ -110,9 +110,8 @@ def last_test(operations: Iterable[Operation], node_uid: str) -> tuple[NodeTest 
 def node_test_of(operation: Operation) -> NodeTest:
     """The test that an operation is."""
     about = operation.status.node_test or NodeTestStatus()
-    test = NodeTest(
-        number=operation.status.number, **_values(attempts.attempt_of(operation)), **_values(about)
-    )
+    values = _values(attempts.attempt_of(operation)) | _values(about)
+    test = NodeTest(number=operation.status.number, **values)
     if not about.passed:
         return test
     state = RepairState.SUCCEEDED

@@ -164,9 +164,8 @@ def _gpus(node: Node, health: NodeHealth) -> str:
             return f"{check} has not run yet"
     for name, (capacity, allocatable) in sorted(node.devices.items()):
         if capacity != allocatable:
-            return (
-                f"allocatable {name} is {allocatable} of {capacity}: its device plugin is not done"
-            )
+            text = f"allocatable {name} is {allocatable} of {capacity}"
+            return f"{text}: its device plugin is not done"
     return ""
 
 

@@ -261,9 +261,8 @@ def _after_failure(
     """The node has failed a test: its evidence counts as in force, and the next rung is due."""
     failure = f"test {failed.profile} failed"
     if status.exhausted:
-        return _hand_to_person(
-            status, failed.ended_at, f"{failure}, and before: {status.exhausted}"
-        )
+        text = f"{failure}, and before: {status.exhausted}"
+        return _hand_to_person(status, failed.ended_at, text)
     last = status.attempts[-1]
     ended = _after(last, rules, now) if last.repair != TEST else None
     if ended is not None and ended.do is Do.NOTHING:
@@ -357,9 +356,8 @@ def is_busy(status: RepairStatus | None) -> bool:
 
 def is_testing(status: RepairStatus | None) -> bool:
     """Whether the attempt under way is a test, which can be ended at any time."""
-    return status is not None and any(
-        one.state in BUSY and one.repair == TEST for one in status.attempts
-    )
+    attempts = status.attempts if status is not None else ()
+    return any(one.state in BUSY and one.repair == TEST for one in attempts)
 
 
 def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) -> str:

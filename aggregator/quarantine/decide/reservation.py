@@ -18,10 +18,8 @@ LINGERS = 300.0
 
 def running_of(node: str, attempt: RepairAttempt, kind: str, pool: str = "") -> RunningOperation:
     """The reservation that an attempt under way must have. ``kind``: in the record."""
-    until = attempt.deadline_at + LINGERS
-    return RunningOperation(
-        node, attempt.operation, kind, attempt.began_at, until, pool, attempt.domains
-    )
+    name, at, until = attempt.operation, attempt.began_at, attempt.deadline_at + LINGERS
+    return RunningOperation(node, name, kind, at, until, pool, attempt.domains)
 
 
 class OperationLimits(Protocol):

@@ -496,9 +496,8 @@ class Drainer:
             pods_read_at=read.at,
             blockers=evictions.blockers(plan),
         )
-        if (
-            evictions.memory.found_empty and not plan.stuck
-        ):  # after one read alone, a repair reads the pods once more
+        # After one read alone, a repair reads the pods once more.
+        if evictions.memory.found_empty and not plan.stuck:
             node_state.own_quarantine_view().note_empty(read.began)
         text = "drained" if not plan.stuck else f"drained: {message}"
         await self._enter_phase(node_state, quarantine, status, (EventKind.DRAINED, text))
@@ -565,9 +564,8 @@ class Drainer:
         if newly:
             named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
             text = f"{status.message}. In the way: {named or f'no {self._words.one} by name'}"
-            self._acts.emit_event(
-                node_state, EventKind.OVERDUE, text, {"pods": str(plan.remaining)}
-            )
+            details = {"pods": str(plan.remaining)}
+            self._acts.emit_event(node_state, EventKind.OVERDUE, text, details)
 
     async def explain(self, node_state: NodeState) -> None:
         """Write why a drain does not continue now, where its object would not show that."""
@@ -625,9 +623,8 @@ class Drainer:
             return
         await self._acts.write_status(node_state, quarantine, status)
         if status.pods_remaining and not before.pods_remaining:
-            self._acts.emit_event(
-                node_state, EventKind.BLOCKED, status.message, {"pod": status.blockers[0].pod}
-            )
+            details = {"pod": status.blockers[0].pod}
+            self._acts.emit_event(node_state, EventKind.BLOCKED, status.message, details)
 
 
 def _may_be_explained(node_state: NodeState, quarantine: Quarantine) -> bool:

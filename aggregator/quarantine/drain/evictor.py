@@ -297,14 +297,12 @@ class Evictor:
         ]
         for pod in group.pods if held else ():
             mine = refused.get(pod.uid)
-            text = (
-                self._reason_of_dry_run(mine) if mine else f"goes together with its gang: {held[0]}"
-            )
+            together = f"goes together with its gang: {held[0]}"
+            text = self._reason_of_dry_run(mine) if mine else together
             self._block(pod, text, (mine,) if mine else tuple(refused.values()), own=bool(mine))
         if rejected:
-            self.memory.note_rejected(
-                (pod.uid for pod in group.pods), self.clocks.now(), self.rules.gang_request_after
-            )
+            after = self.rules.gang_request_after
+            self.memory.note_rejected((pod.uid for pod in group.pods), self.clocks.now(), after)
         else:
             self.memory.forget_rejected(pod.uid for pod in group.pods)
         return None if held else []

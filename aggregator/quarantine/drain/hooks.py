@@ -150,9 +150,8 @@ class HookRunner:
         def over() -> str:
             return "" if still() else f"the drain of {node_state.node} is over"
 
-        guard = self._acts.guard(
-            node_state, against=over, fresh=self._acts.fresh_quarantine(quarantine)
-        )
+        fresh = self._acts.fresh_quarantine(quarantine)
+        guard = self._acts.guard(node_state, against=over, fresh=fresh)
 
         async def call() -> HookAnswer:
             async with self._lane:

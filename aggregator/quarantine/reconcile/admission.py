@@ -98,9 +98,8 @@ class AdmissionReconciler:
             return False
         if not hold.limit.startswith(_BY_RECORD):
             return True
-        return bool(
-            self._record_writer.preview([self._inputs.proposals.propose(node_state, wanted)])
-        )
+        proposal = self._inputs.proposals.propose(node_state, wanted)
+        return bool(self._record_writer.preview([proposal]))
 
     async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Request admission and, when admitted, make the object and mark the node.
@@ -151,9 +150,9 @@ class AdmissionReconciler:
         """Begin what was just admitted, unless what it was decided on has changed meanwhile."""
         node_state.set_hold(None)
         entry = self._record_writer.record.entries.get(node_state.node)
-        is_other = node is None or (
-            node.unread is not None and self._cordon.expected.expect(node_state) is None
-        )
+        is_expected = node is not None and node.unread is not None
+        changed = is_expected and self._cordon.expected.expect(node_state) is None
+        is_other = node is None or changed
         if is_other:
             node = await self._read(node_state)
         if node is None:
@@ -251,9 +250,8 @@ class AdmissionReconciler:
             record_generation=self._record_writer.record.generation,
             installation=self._acts.cluster.installation,
         )
-        quarantine = await self._acts.cluster.create_quarantine(
-            node_state.node, spec, guard=self._acts.guard(node_state)
-        )
+        create, guard = self._acts.cluster.create_quarantine, self._acts.guard(node_state)
+        quarantine = await create(node_state.node, spec, guard=guard)
         node_state.own_quarantine_view().note_restored(quarantine.uid)
         node_state.wrote(quarantine)
         try:
@@ -272,9 +270,8 @@ class AdmissionReconciler:
     def _report_admission(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Not before the node itself was seen: an admission may be withdrawn until then."""
         spec = quarantine.spec
-        self._acts.emit_event(
-            node_state, EventKind.ADMITTED, f"{spec.action} admitted: {spec.reason}"
-        )
+        text = f"{spec.action} admitted: {spec.reason}"
+        self._acts.emit_event(node_state, EventKind.ADMITTED, text)
 
     async def _begin_again(
         self, node_state: NodeState, wanted: DesiredState, begun: Quarantine

@@ -110,9 +110,8 @@ class AgentEventHandler:
             node_state.work.request_read()
         for lost in self._losses.due(node, evidence.lost, at) if evidence.lost else ():
             text = f"evidence lost ({lost.source}): {lost.message}"
-            self._reports.emit_event(
-                node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
-            )
+            details = {"source": lost.source}
+            self._reports.emit_event(node_state, EventKind.EVIDENCE_LOST, text, details)
         if isinstance(evidence, Snapshot) or evidence.components or evidence.gone:
             self._network_tracker.on_evidence(node, evidence)
         if before is not None and state_of_gpus(health) != before:
@@ -254,9 +253,8 @@ class AgentEventHandler:
                 text = f"its agent is not understood ({agent.refused})"
             elif agent.attached:
                 text = "its agent is attached, but has sent no snapshot"
-            self._reports.emit_event(
-                node_state, EventKind.AGENT_SILENT, f"{text}; failing checks stay in force"
-            )
+            text = f"{text}; failing checks stay in force"
+            self._reports.emit_event(node_state, EventKind.AGENT_SILENT, text)
 
 
 def _may_be_back(node_state: NodeState, node_uid: str) -> bool:

@@ -76,7 +76,6 @@ def is_recovered(node_state: NodeState) -> bool:
 
 def is_unforced(node_state: NodeState) -> bool:
     """Whether the annotation of a person's force is gone, by the last read of the node."""
-    cluster = node_state.cluster
-    return cluster.node_gone or (
-        cluster.operator_requests_known and not cluster.operator_requests.force_requested
-    )
+    cluster, requests = node_state.cluster, node_state.cluster.operator_requests
+    known = cluster.operator_requests_known and not requests.force_requested
+    return cluster.node_gone or known

@@ -172,9 +172,8 @@ class NodePoller:
 
     def _check_others(self, node_state: NodeState, node: Node) -> None:
         """Check whether the work that it waits for is over, or has changed."""
-        if node_state.cluster.node_gone or not node_state.cluster.has_others_marks_of(
-            node, node_state.others
-        ):
+        others = node_state.cluster.has_others_marks_of(node, node_state.others)
+        if node_state.cluster.node_gone or not others:
             self._queue.add_for_read(node_state)
 
     def _check_cordon(self, node_state: NodeState, node: Node) -> None:

@@ -283,16 +283,11 @@ class NodeEvaluator:
             if known is None or ident in node_state.decision.unreported:
                 self._report_opened(node_state, incident)
             elif known.summary != incident.summary or known.action != incident.action:
-                self._note_incident(
-                    node_state, EventKind.INCIDENT_CHANGED, incident, incident.summary
-                )
+                self._note_incident(node_state, EventKind.INCIDENT_CHANGED, incident)
         for incident in closed:
             if node_state.decision.take_deferred(incident.id):
-                self._note_incident(
-                    node_state, EventKind.INCIDENT_OPENED, incident, incident.summary
-                )
-            text = f"{incident.summary}: well again"
-            self._note_incident(node_state, EventKind.INCIDENT_CLOSED, incident, text)
+                self._note_incident(node_state, EventKind.INCIDENT_OPENED, incident)
+            self._note_incident(node_state, EventKind.INCIDENT_CLOSED, incident, ": well again")
 
     def _report_opened(self, node_state: NodeState, incident: Incident) -> None:
         """Report it now, or once it is known whether the node's fabric is its cause."""
@@ -302,10 +297,10 @@ class NodeEvaluator:
             return
         if node_state.decision.take_deferred(incident.id):
             self._cause_tracker.find_causes()
-        self._note_incident(node_state, EventKind.INCIDENT_OPENED, incident, incident.summary)
+        self._note_incident(node_state, EventKind.INCIDENT_OPENED, incident)
 
     def _note_incident(
-        self, node_state: NodeState, kind: EventKind, incident: Incident, text: str
+        self, node_state: NodeState, kind: EventKind, incident: Incident, more: str = ""
     ) -> None:
         opened = kind is EventKind.INCIDENT_OPENED
         cause = self._cause_tracker.explains(node_state, incident) if opened else ""
@@ -318,6 +313,7 @@ class NodeEvaluator:
                 for item in incident.evidence[:8]
             ),
         }
+        text = f"{incident.summary}{more}"
         self._reports.emit_event(node_state, kind, text, details, incident=incident.id)
 
     def _emit_preview(self, node_state: NodeState, wall: float) -> None:

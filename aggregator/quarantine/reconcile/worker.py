@@ -174,22 +174,17 @@ class NodeWorker:
             node_state.work.start(task)
 
     async def reconcile(self, node_state: NodeState) -> None:
-        failures, logged = 0, ""
+        failures, logged, after = 0, "", partial(self._after_failure, node_state)
         while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.take_queued()
             self._queue.evaluate_due(node_state)
             try:
                 done = await self._one_step(node_state)
             except Conflict:
-                failures = await self._after_failure(
-                    node_state, failures, "changed in between", reread=True
-                )
+                failures = await after(failures, "changed in between", reread=True)
             except (NotFound, GuardRefused) as error:
                 # A guard's inputs are known here: only NotFound needs a read.
-                missing = isinstance(error, NotFound)
-                failures = await self._after_failure(
-                    node_state, failures, str(error), reread=missing
-                )
+                failures = await after(failures, str(error), reread=isinstance(error, NotFound))
             except Refused as error:
                 # Retried for as long as it takes, and logged once.
                 if str(error) != node_state.work.last_error:
@@ -201,7 +196,7 @@ class NodeWorker:
                             "error": str(error),
                         },
                     )
-                failures = await self._after_failure(node_state, failures + 5, str(error))
+                failures = await after(failures + 5, str(error))
             except ClusterError as error:
                 if failures >= _LOGGED_FROM and str(error) != logged:
                     logged = str(error)
@@ -209,9 +204,7 @@ class NodeWorker:
                         "step of a node failed",
                         extra={"event": "step.failed", "node": node_state.node, "error": logged},
                     )
-                failures = await self._after_failure(
-                    node_state, failures, str(error), at_least=error.retry_after
-                )
+                failures = await after(failures, str(error), at_least=error.retry_after)
             except Exception as error:  # the task's edge: a bug must leave no node stuck
                 text = f"unexpected, and tried again: {error!r}"
                 if text != node_state.work.last_error:
@@ -219,7 +212,7 @@ class NodeWorker:
                         "step of a node raised an unexpected error",
                         extra={"event": "step.error", "node": node_state.node},
                     )
-                failures = await self._after_failure(node_state, failures + 5, text)
+                failures = await after(failures + 5, text)
             else:
                 failures = 0
                 node_state.work.set_error("")

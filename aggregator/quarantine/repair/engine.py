@@ -405,6 +405,12 @@ def ending(attempt: RepairAttempt, outcome: AttemptOutcome) -> RepairAttempt:
     return replace(attempt, ends_as=outcome.state, message=message)
 
 
+def with_end(attempt: RepairAttempt, outcome: AttemptOutcome, wall: float) -> RepairAttempt:
+    """The attempt that ends now. ``wall``: wall clock seconds."""
+    at, message = round(wall, 3), (outcome.text or attempt.message)[:MOST_TEXT]
+    return replace(attempt, state=outcome.state, ends_as=None, ended_at=at, message=message)
+
+
 def log_left(node: str, operation: str, why: str) -> None:
     """An order has left something in the cluster that stays."""
     log.warning(

@@ -106,12 +106,9 @@ class NodeTestReports:
         words = _IN_WORDS.get(test.state, "gave no verdict about it")
         opened = passed and rules.remove_taint and not test.reason
         removed = f"; the taint {rules.taint} is removed" if opened else ""
-        self._emit(
-            name,
-            EventKind.REPAIR_ENDED,
-            f"test {test.profile} of the {node_kind(test)} {words}{reply}{removed}",
-            {**details, **as_details(test), "outcome": test.state.value},
-        )
+        text = f"test {test.profile} of the {node_kind(test)} {words}{reply}{removed}"
+        details = {**details, **as_details(test), "outcome": test.state.value}
+        self._emit(name, EventKind.REPAIR_ENDED, text, details)
         if watched.tainted and not test.reason and needs_a_person(test, watched.boot_id, rules):
             why = why_over(test, watched.boot_id, rules)
             text = (
@@ -122,9 +119,8 @@ class NodeTestReports:
             self._emit(name, EventKind.NEW_NODE_HELD, text, as_details(test))
 
     def _emit(self, name: str, kind: EventKind, text: str, details: Mapping[str, str]) -> None:
-        self._event_sink.record_event(
-            Transition(self._shared.clocks.wall(), kind, name, text, details=details)
-        )
+        at = self._shared.clocks.wall()
+        self._event_sink.record_event(Transition(at, kind, name, text, details=details))
 
     # -- the page, and the Node -------------------------------------------------------------
 

@@ -58,7 +58,7 @@ from aggregator.quarantine.repair.attempts import (
 )
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of, is_in_force
 from aggregator.quarantine.repair.case import AttemptOutcome, OperationCase
-from aggregator.quarantine.repair.engine import OperationEngine, log_left
+from aggregator.quarantine.repair.engine import OperationEngine, log_left, with_end
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import evidence_bundle
 from aggregator.quarantine.repair.protocol import (
@@ -157,9 +157,8 @@ class RepairContext:
         if quarantine is not None and quarantine.uid != quarantine_uid:
             return NO_ORDER
         attempt = open_attempt(quarantine, operation)
-        now = self.record_writer.times.time_of(
-            operation, attempt.began_at if attempt is not None else 0.0
-        )
+        began = attempt.began_at if attempt is not None else 0.0
+        now = self.record_writer.times.time_of(operation, began)
         why = permission_refusal(quarantine, node, operation, repair, now)
         if why or quarantine is None or node is None or attempt is None:
             return why
@@ -428,23 +427,14 @@ class QuarantineCase(OperationCase):
         self, attempt: RepairAttempt, outcome: AttemptOutcome, *, late: bool
     ) -> RepairAttempt | None:
         del late
-        return replace(
-            attempt,
-            state=outcome.state,
-            ends_as=None,
-            ended_at=round(self._of.clocks.wall(), 3),
-            message=(outcome.text or attempt.message)[:MOST_TEXT],
-        )
+        return with_end(attempt, outcome, self._of.clocks.wall())
 
     def ended(self, ended: RepairAttempt, text: str, details: Mapping[str, str]) -> None:
         self._of.acts.stages.note_repair(ended)
         reply = f": {text}" if text else ""
-        self._of.acts.emit_event(
-            self._state,
-            EventKind.REPAIR_ENDED,
-            f"{attempt_name(ended)} {end_in_words(ended)}{reply}",
-            {**details, **attempt_details(ended), "outcome": ended.state.value},
-        )
+        words = f"{attempt_name(ended)} {end_in_words(ended)}{reply}"
+        more = {**details, **attempt_details(ended), "outcome": ended.state.value}
+        self._of.acts.emit_event(self._state, EventKind.REPAIR_ENDED, words, more)
 
     # -- its node is released ---------------------------------------------------------------
 

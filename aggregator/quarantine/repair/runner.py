@@ -1,7 +1,5 @@
 """Decides what is next for the repair of a node in quarantine, and has the engine carry it out."""
 
-from dataclasses import replace
-
 from attrs import define, field
 
 from aggregator.cluster.port import Quarantine, RepairState
@@ -9,8 +7,8 @@ from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.repair import RepairMode, is_busy, operation_id
-from aggregator.quarantine.repair.attempts import MOST_TEXT
 from aggregator.quarantine.repair.case import AttemptOutcome
+from aggregator.quarantine.repair.engine import with_end
 from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
 from aggregator.quarantine.state.node import NodeState
 
@@ -123,8 +121,6 @@ class RepairRunner:
             outcome = AttemptOutcome(RepairState.CANCELLED, "its order was not sent")
         if attempt.ends_as is not None:  # it was over, and its end waited for a removal
             outcome = AttemptOutcome(attempt.ends_as, attempt.message)
-        at = round(self._of.clocks.wall(), 3)
-        message = (outcome.text or attempt.message)[:MOST_TEXT]
-        ended = replace(attempt, state=outcome.state, ends_as=None, ended_at=at, message=message)
+        ended = with_end(attempt, outcome, self._of.clocks.wall())
         self._of.engine.announce(case, ended, outcome.text)
         await self._of.status.end_with_release(node_state, attempt, ended)

@@ -103,8 +103,7 @@ def _keeps_it_schedulable(now: MarkView, quarantine: Quarantine) -> str:
         return "it is left so while people want it left alone (sickbay.dev/exempt)"
     if ours and now.mode is Action.OBSERVE:
         return "it is left so in mode observe"
-    if now.recordon or (
-        has_given_up(quarantine.status) and not is_left_schedulable(quarantine.status)
-    ):
+    status = quarantine.status
+    if now.recordon or (has_given_up(status) and not is_left_schedulable(status)):
         return ""
     return f"new work is kept off again at {write_time(now.recordon_at)}"
