@@ -12,7 +12,7 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 """
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Report
+from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources.gpu_sample import Gpu, GpuSample
@@ -74,11 +74,13 @@ def measure(gpu: Gpu) -> tuple[str, int] | None:
 
 
 class GpuClocks(EachGpu):
-    """Evaluates each GPU by itself, and measures those at work."""
+    """Evaluates each GPU by itself, and measures those at work; the machine's GPUs in any case."""
 
-    def evaluate(self, sample: GpuSample) -> Report:
-        _measure_all(sample, self._sources.measurements)
-        return super().evaluate(sample)
+    async def run_check(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if not isinstance(sample, Off):
+            _measure_all(sample, self._sources.measurements)
+        return await super().run_check()
 
 
 def _measure_all(sample: GpuSample, measurements: Measurements) -> None:
