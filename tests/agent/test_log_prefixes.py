@@ -447,6 +447,11 @@ DESCRIBED = "Events:\n  Type     Reason  Age  From            Message\n  ----   
         (each_line(f'level=info unit=dmesg msg="{STAMP}TEXT"'), BOTH),
         (each_line('level=error caller=plugin.go:33 msg="TEXT"'), []),
         (each_line('level=error facility=user msg="TEXT"'), []),
+        (each_line('time=2026-04-22T21:23:52Z level=error msg="TEXT"'), []),
+        (each_line('time=2026-04-22T21:23:52Z level=error msg="kernel: TEXT"'), []),
+        (each_line('type=USER_CMD msg=audit(1.2:3): msg="TEXT"'), []),
+        (each_line('ts=2026-04-22T21:23:52Z program=kernel msg="TEXT"'), BOTH),
+        (each_line('ts=2026-04-22T21:23:52Z msg="Apr 22 21:23:52 gpu-7 kernel: TEXT"'), BOTH),
         (each_line(r'level=error app=x msg="\" facility=kern msg=\"TEXT"'), []),
         (COLUMNS + each_line("2m          Warning   Kernel   node/gpu-7   TEXT"), BOTH),
         (COLUMNS + each_line("2m          Warning   Forged   pod/gpu-7    TEXT"), []),
@@ -465,6 +470,9 @@ DESCRIBED = "Events:\n  Type     Reason  Age  From            Message\n  ----   
         (events(component="trainer"), []),
         (hits("kernel"), BOTH),
         (hits("trainer"), []),
+        (hits("kernel/x"), []),
+        (hits("kernel,x"), []),
+        (each_line('{"message": "TEXT", "syslog_identifier": "kernel/x"}'), []),
         ('{"index": {}}\n' + each_line(f'{{"message": "{STAMP}TEXT"}}'), BOTH),
         (each_line('{"message": "TEXT", "syslog": {"facility": 3}}'), []),
         (otlp("kernel"), BOTH),
@@ -485,13 +493,35 @@ DESCRIBED = "Events:\n  Type     Reason  Age  From            Message\n  ----   
         (each_line('[0] k: [[1.0, {}], {"MESSAGE"=>"TEXT", "_TRANSPORT"=>"stdout"}]'), []),
         (of_pod(STAMP), BOTH),
         (of_pod(""), []),
+        (of_pod("kernel: "), []),
         (each_line('{"log": "TEXT\\n", "stream": "stdout", "time": "2026-04-22T21:23:52Z"}'), []),
+        (each_line('{"log": "kernel: TEXT", "stream": "stdout"}'), []),
+        (each_line(f'{{"message": "{STAMP}TEXT", "attributes": []}}'), BOTH),
     ],
 )
 def test_entries_are_the_kernel_s_by_the_fields_of_their_form(
     tmp_path: Path, text: str, found: list[str]
 ) -> None:
     assert [code for _, code in codes(tmp_path, text)] == found
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        'time=2026-04-22T21:23:52Z level=error msg="TEXT"',
+        '{"log": "kernel: TEXT", "stream": "stdout"}',
+        '{"event": "TEXT", "attributes": []}',
+        '{"event": "TEXT", "attributes": [{"key": "a", "value": {"stringValue": "b"}}]}',
+    ],
+)
+def test_what_is_not_the_kernel_s_for_certain_is_mentioned(tmp_path: Path, form: str) -> None:
+    found = decoded(tmp_path, each_line(form))
+    assert (list(found), found.foreign) == ([], [1])
+
+
+def test_a_line_that_is_almost_of_pairs_is_read_in_a_moment(tmp_path: Path) -> None:
+    """One reading is tried: without a space between the pairs there are 2 ** 30,000."""
+    assert codes(tmp_path, "a" + "=bb" * 30_000 + '"\n') == []
 
 
 def test_what_grafana_writes_before_an_export_is_no_entry(tmp_path: Path) -> None:

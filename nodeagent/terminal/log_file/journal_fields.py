@@ -199,8 +199,9 @@ def _rows(value: Any) -> Any:
     fields = value["kvlistValue"].get("values") if _is_object(value, "kvlistValue") else None
     if isinstance(fields, list):
         return _pairs(fields)
-    if isinstance(value.get("attributes"), list):
-        return {"body": value.get("body"), **_pairs(value["attributes"])}
+    if isinstance(value.get("attributes"), list) and not _TEXTS.intersection(value):
+        others = {name: each for name, each in value.items() if name != "attributes"}
+        return {**others, **_pairs(value["attributes"])}
     columns, rows = value.get("columns"), value.get("rows")
     if isinstance(columns, list) and isinstance(rows, list):
         names = [str(each.get("name")) for each in columns if isinstance(each, dict)]

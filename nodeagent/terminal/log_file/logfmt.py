@@ -1,16 +1,21 @@
 r"""Lines of ``name=value`` pairs (logfmt), as programs in Go and log shippers write them.
 
 ``ts=2026-04-22T21:23:52Z host=gpu-7 facility=kern msg="NVRM: Xid ..."``. A program that names the
-place in its own source is no kernel.
+place in its own source is no kernel. Where no field names the writer, the kernel's own stamp or
+prefix in the text does: many programs write ``time=... level=error msg="..."`` and nothing else.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator
 
+from nodeagent.terminal.log_file.prefix import Writer, parse_line
+from nodeagent.terminal.log_file.wrapped import KERNELS
+
 _PAIR = rb'([A-Za-z_@][\w.@/-]{0,63})=("(?:[^"\\]|\\.)*"|[^\s"]*)'
 _EACH = re.compile(_PAIR)
-_LINE = re.compile(rb"(?:" + _PAIR + rb" *){2,100}")
+# A space between the pairs: without one a text has as many readings as it has ways to be cut.
+_LINE = re.compile(_PAIR + rb"(?: +" + _PAIR + rb"){1,99} *")
 _TEXTS = ("msg", "message", "log", "line")
 _OF_PROGRAMS = ("caller", "source", "logger", "app", "component", "process")
 
@@ -29,9 +34,18 @@ def logfmt_values(lines: Iterable[Numbered]) -> Iterator[tuple[int, dict[str, st
         if not text:
             yield number, line
             continue
-        writer = next((pairs[name] for name in _OF_PROGRAMS if name in pairs), "kernel")
         others = {name: each for name, each in pairs.items() if name not in _TEXTS}
-        yield number, {"program": writer, **others, "message": text}
+        yield number, {"program": _writer(pairs, text), **others, "message": text}
+
+
+def _writer(pairs: dict[str, str], text: str) -> str:
+    """The program; "kernel" if a field or the text is a sign of the kernel, and no field denies."""
+    named = [pairs[name] for name in _OF_PROGRAMS if name in pairs]
+    if named:
+        return named[0]
+    line = text.encode("utf-8", "replace")
+    is_kernels = any(name.lower() in KERNELS for name in pairs)
+    return "kernel" if is_kernels or parse_line(line).writer is Writer.KERNEL else ""
 
 
 def _text(pairs: dict[str, str]) -> str:

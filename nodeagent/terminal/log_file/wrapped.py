@@ -21,7 +21,7 @@ _KERNEL = ("kernel", "kern")
 #: The kernel's values of fields that name the writer, in small letters and with the names of the
 #: fields around; another value is another program's. Events of a node's log are node problem
 #: detector's, and a BMC's log of the host's console is "Oem".
-_KERNELS = {
+KERNELS = {
     **dict.fromkeys(
         (
             *("_transport", "syslog_identifier", "appname", "app_name", "program", "ident"),
@@ -40,6 +40,8 @@ _KERNELS = {
     "source.component": ("kernel-monitor",),
     "entrytype": ("oem",),
 }
+#: What follows the kernel's value: "node/gpu-7", "kernel-monitor, gpu-7".
+_JOINED = {"involvedobject.kind": "/", "source.component": ","}
 #: Fields that name the pod whose container wrote the text.
 _PODS = frozenset(
     {"kubernetes.pod_name", "kubernetes.pod.name", "resource.labels.pod_name", "k8s.pod.name"}
@@ -64,7 +66,7 @@ def unwrapped(values: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, bytes] |
         if text is None:
             shown = value if isinstance(value, bytes) else json.dumps(value).encode()
             yield Entry(number, shown, known=False)
-        elif is_of_program(value) or (_is_of_container(value) and _is_unstated(text)):
+        elif is_of_program(value) or (_is_of_container(value) and _has_no_prefix(text)):
             yield Entry(number, text)
         elif text:
             yield number, text
@@ -82,10 +84,15 @@ def _text(value: Mapping[str, Any]) -> bytes | None:
 def is_of_program(value: Mapping[str, Any]) -> bool:
     """Whether the fields next to the text name a writer that is not the kernel."""
     return any(
-        str(found).lower().partition("/")[0].partition(",")[0] not in _KERNELS[name]
+        _value(name, found) not in KERNELS[name]
         for name, found in _flat(value, "", 0)
-        if name in _KERNELS
+        if name in KERNELS
     )
+
+
+def _value(name: str, found: Any) -> str:
+    text = str(found).lower()
+    return text.partition(_JOINED[name])[0] if name in _JOINED else text
 
 
 def _is_of_container(value: Mapping[str, Any]) -> bool:
@@ -93,9 +100,9 @@ def _is_of_container(value: Mapping[str, Any]) -> bool:
     return is_stream or any(name in _PODS for name, _ in _flat(value, "", 0))
 
 
-def _is_unstated(text: bytes) -> bool:
-    """Whether the text has no sign of the kernel's: a pod may print its own, or the kernel's."""
-    return parse_line(text).writer is Writer.UNSTATED
+def _has_no_prefix(text: bytes) -> bool:
+    """Whether the text has no sign of the kernel's except "kernel: ", which any pod may print."""
+    return parse_line(text).writer in (Writer.UNSTATED, Writer.CLAIMED)
 
 
 def _flat(value: Mapping[str, Any], around: str, depth: int) -> Iterator[tuple[str, Any]]:
