@@ -390,8 +390,14 @@ def test_no_garbage_breaks_it(raw: bytes, head: bytes) -> None:
 @pytest.mark.parametrize("filler", ["}\n", "{\n", '"a" : 1,\n', "[   1.0] x\n", "<4>", "\n \n"])
 def test_a_large_file_of_one_piece_is_read_in_a_moment(head: str, filler: str) -> None:
     """Each piece is looked at once: a square of it would take minutes."""
-    log = io.BytesIO((head + filler * ((1 << 16) // len(filler))).encode())
-    assert sum(1 for _ in read_entries(log)) <= 1 << 16
+    log = io.BytesIO((head + filler * ((1 << 17) // len(filler))).encode())
+    assert sum(1 for _ in read_entries(log)) <= 1 << 17
+
+
+def test_the_lines_of_an_object_are_searched_for_a_text_once() -> None:
+    """Not for each bracket after them: that would be 4 thousand million searches."""
+    log = "{\n" + '"a": 1,\n' * (1 << 16) + '"message": "x",\n' + "{\n" * (1 << 16)
+    assert sum(1 for _ in read_entries(io.BytesIO(log.encode()))) == 1
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,7 @@ def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
     """
     held: list[bytes] = []
     size = begun = depth = 0
+    has_text = False  # of the lines that are held
     for number, line in lines:
         text = _json_text(line)
         if len(text) > 3 and text.startswith((b"{", b"[{")):
@@ -311,13 +312,14 @@ def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
             yield begun, b" ".join([*held, b"}"])
             held = []
         # "{", "[{" or "},{" begins an entry, except within one.
-        if text.endswith(b"{") and len(text) <= 3 and not any(map(_HAS_TEXT.match, held)):
+        if text.endswith(b"{") and len(text) <= 3 and not (held and has_text):
             if held and not _OPENING.fullmatch(b" ".join(held)):
                 yield begun, b" ".join(held)
-            held, size, begun, depth = [b"{"], 1, number, 1
+            held, size, begun, depth, has_text = [b"{"], 1, number, 1, False
         elif held:
             size += len(text)
             held.append(text)
+            has_text = has_text or _HAS_TEXT.match(text) is not None
             bare = _STRING.sub(b"", text)
             depth += bare.count(b"{") - bare.count(b"}")
             if size > _LONGEST_OBJECT:
