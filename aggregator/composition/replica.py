@@ -162,7 +162,8 @@ class Replica:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if tasks:
+                await asyncio.wait(tasks)  # no gather: asyncio logs what a task of these raised
         await self.listener.open_port()
 
     async def leave(self, within: float) -> None:

@@ -50,9 +50,13 @@ class LeaseTiming:
     """Two reads that are further apart leave a gap in the view."""
 
     def __post_init__(self) -> None:
-        assert self.renew_deadline < self.lease_duration
-        assert self.retry_period + 2 * self.deadline < self.renew_deadline
-        assert self.retry_period + self.deadline < self.gap
+        # No asserts: an optimized interpreter drops them, and then two replicas may act at once.
+        if not self.renew_deadline < self.lease_duration:
+            raise ValueError("renew_deadline must be under lease_duration")
+        if not self.retry_period + 2 * self.deadline < self.renew_deadline:
+            raise ValueError("retry_period with two deadlines must be under renew_deadline")
+        if not self.retry_period + self.deadline < self.gap:
+            raise ValueError("retry_period with a deadline must be under gap")
 
 
 TIMES = LeaseTiming()

@@ -29,7 +29,7 @@ _TRIES = 2
 UNREADABLE_FOR = 60.0
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class LeaseHolder:
     """The guard's question is `may_act`. ``clock`` is monotonic and runs while the machine is
     suspended (CLOCK_BOOTTIME). ``starts``: no earlier holder of this process has lost the Lease.

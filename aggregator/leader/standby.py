@@ -34,7 +34,7 @@ class StandbyLease(Protocol):
     def still_for(self) -> float: ...
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class Standby:
     """Of one gateway. Its `ReadAhead` is used by the controller that this replica becomes.
 

@@ -454,7 +454,7 @@ def test_after_it_leaves_it_writes_the_release_alone() -> None:
     ("name", "value"), [("renew_deadline", 15.0), ("deadline", 4.0), ("gap", 5.0)]
 )
 def test_durations_that_break_the_argument_are_refused(name: str, value: float) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match=name if name != "deadline" else "two deadlines"):
         LeaseTiming(**{name: value})
 
 
