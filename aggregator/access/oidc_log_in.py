@@ -31,7 +31,7 @@ class LoggedIn:
     user: str
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class OidcLogIn:
     """``wall`` is seconds since the epoch, ``other_ways`` a hint. Both steps raise
     AccessRefused.

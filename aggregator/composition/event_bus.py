@@ -24,7 +24,7 @@ _PAUSE = 0.005
 _MOST_UNDELIVERED = 64 * 1024 * 1024
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class EventBus:
     """One event sink made of several: the log, history, alerts, the page.
 

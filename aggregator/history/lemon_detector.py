@@ -66,7 +66,7 @@ class LemonIndex(Protocol):
         ...
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class LemonDetector:
     """``record_evidence`` gives the controller evidence on a node, in our own name; False: it does
     not know the node.

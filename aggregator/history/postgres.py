@@ -51,7 +51,7 @@ class Tables(NamedTuple):
 HISTORY = Tables("history", is_ready, prepare)
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class Postgres:
     """An `Engine` for the database that ``url`` names."""
 

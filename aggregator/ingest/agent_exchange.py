@@ -71,7 +71,7 @@ class Calls(Protocol):
         """The node's call has ended, and had used this much of its token bucket."""
 
 
-@define(eq=False, kw_only=True, weakref_slot=False)
+@define(eq=False, repr=False, kw_only=True, weakref_slot=False)
 class AgentExchange:
     """From its opening to its end. A subclass reads the messages after the Hello."""
 

@@ -22,7 +22,7 @@ TICK = 1.0
 SLICE, PAUSE = 50, 0.1
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class AgentStreams:
     """Makes the streams, and applies to them what time brings, while `run` runs.
 

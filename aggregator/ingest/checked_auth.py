@@ -21,7 +21,7 @@ from aggregator.ingest.identity import (
 IsCurrent = Callable[[str, str], Awaitable[bool | None]]
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class CheckedAuthenticator:
     """Another authenticator, with checks of its pod and its Node against the cluster.
 

@@ -62,7 +62,7 @@ STREAMS_PER_CONNECTION = 8
 Register = Callable[[grpc.aio.Server], None]
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class AgentListener:
     """``tls`` None is plaintext. Services are added before `start`.
 

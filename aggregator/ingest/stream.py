@@ -73,7 +73,7 @@ class Streams(Calls, Protocol):
         """The addresses that this stream's node is to probe."""
 
 
-@define(eq=False, kw_only=True, weakref_slot=False)
+@define(eq=False, repr=False, kw_only=True, weakref_slot=False)
 class Stream(AgentExchange):
     """One call of Connect, from its opening to its end."""
 

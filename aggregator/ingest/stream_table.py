@@ -33,7 +33,7 @@ PEERS_AT_ONCE = 200
 LINGER = 600.0
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class StreamTable:
     """The stream that reports for each node now. ``probe_key``: the secret by which probes are
     assigned (see `ProbeRings`).

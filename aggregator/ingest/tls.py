@@ -29,7 +29,7 @@ class TlsError(Exception):
     """The certificate files can't be used; the text names the file and the reason."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class CertificateFiles:
     """A pair of PEM files, and the CA of accepted client certificates.
 

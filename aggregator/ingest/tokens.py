@@ -26,7 +26,7 @@ from aggregator.ingest.jwks import ALGORITHMS, JwksCache
 MAX_TOKEN = 16_384
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class TokenAuthenticator:
     """Bearer tokens of one service account.
 

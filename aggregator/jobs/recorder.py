@@ -110,7 +110,7 @@ class _Node:
         self.recorded = {one for one in self.recorded if one[1:] != (incident, False)}
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class JobRecorder:
     """Implements `EventSink`. ``emit`` takes its transitions; ``pool_of`` gives a node's pool.
 

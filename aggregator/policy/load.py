@@ -251,7 +251,7 @@ def impossible(code: str, catalogue: Catalogue) -> str:
     return ""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class _Reader:
     """Reads one rule, collecting problems instead of stopping at the first."""
 

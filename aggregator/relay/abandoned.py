@@ -18,7 +18,7 @@ from aggregator.relay.unserved import UNSERVED_FOR
 log = logging.getLogger(__name__)
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class AbandonedWatch:
     """``may_act``: whether the Lease was renewed in time. ``now`` is in monotonic seconds."""
 

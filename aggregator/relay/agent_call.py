@@ -68,7 +68,7 @@ class CallTable(Calls, Protocol):
         """The call is over, or continues elsewhere. Returns whether it was attached."""
 
 
-@define(eq=False, kw_only=True, weakref_slot=False)
+@define(eq=False, repr=False, kw_only=True, weakref_slot=False)
 class AgentCall(AgentExchange):
     """``serve`` returns how it ended, or the stream of this process that continues it."""
 

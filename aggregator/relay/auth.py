@@ -24,7 +24,7 @@ class Verifier(Protocol):
     async def verify_account(self, token: str) -> float: ...
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class ReplicaAuthenticator:
     """``wall`` is seconds since the epoch; ``plaintext``: the listener speaks no TLS."""
 

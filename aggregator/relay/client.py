@@ -76,7 +76,7 @@ class _RelayEnded(Exception):
     """The stream is over; the text gives the reason."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class RelayClient:
     """Keeps the relay up. ``name`` and ``version`` are of this replica, ``now`` is monotonic.
 

@@ -23,7 +23,7 @@ class RelayConfigError(Exception):
     """A credential is missing; the text names it, and the key of the configuration."""
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ReplicaCredentials:
     """Read again for each stream.
 

@@ -31,7 +31,7 @@ class RelayOverflow(Exception):
     """More of an agent's messages wait than may, or one that is too long."""
 
 
-@define(eq=False, weakref_slot=False)
+@define(eq=False, repr=False, weakref_slot=False)
 class RelayedContext:
     """Of one agent's call at the gateway. `Stream` reads it like a connection."""
 

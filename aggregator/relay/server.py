@@ -70,7 +70,7 @@ class ControllerRole:
     probe_key: bytes = b""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class RelayService(relay_pb2_grpc.RelayServicer):
     """Serves gateways from `begin` on; before that it refuses them.
 
@@ -189,7 +189,7 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         return theirs
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class _Link:
     """One relay at the controller. Implements `ControllerLink` and `WaitingAgents`."""
 

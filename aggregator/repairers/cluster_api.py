@@ -40,7 +40,7 @@ class _NotTheirsError(Exception):
     """The Node has no Machine that can be marked; the text states why."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class ClusterApiRepairer:
     """Implements `Repairer`. ``machines``: objects of the cluster that has the Machines, which may
     be another one than ``objects``. A second order finds the mark.

@@ -22,7 +22,7 @@ _NOT_YET = 75
 _TEST_FAILED = 1
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class CommandRepairer(SentOnce):
     """Implements `Repairer`. ``sends_twice``: the site declares that a second call with the same
     operation is harmless. ``limit``: seconds for one call. ``cancel`` takes the order back.

@@ -37,7 +37,7 @@ class NoGpusError(Exception):
     """The Node has no GPUs to request; the text names the resource."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class JobRepairer:
     """Implements `Repairer`. ``taint``: the key of the taint of nodes in quarantine."""
 

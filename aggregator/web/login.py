@@ -31,7 +31,7 @@ _FORM = 32 * 1024
 Render = Callable[..., web.Response]
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class LogIn:
     """The routes /login and /logout, and the answer to a browser that is not logged in.
 

@@ -85,7 +85,7 @@ class _Delivery:
         return self.reached or (request is not None and not request.text)
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class EvictionNotices:
     """Implements `PodWaits`. ``keys`` are a site's own markers of gangs. ``requests``: None where
     the cluster has no objects for them.

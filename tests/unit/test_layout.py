@@ -70,6 +70,15 @@ def test_no_lambda_only_forwards_its_argument() -> None:
     assert [path for path, text in found if mark in text] == []
 
 
+def test_no_generated_repr_shows_a_token_or_a_key() -> None:
+    found = [
+        (path, re.findall(r"^@define\b.*", text, re.MULTILINE))
+        for path, text in texts("aggregator")
+    ]
+    assert sum(len(lines) for _, lines in found) > 60
+    assert [path for path, lines in found if any("repr=False" not in one for one in lines)] == []
+
+
 def test_the_walk_from_the_kernel_log_to_the_taint_is_short_and_names_files() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     walk = page.partition("## From a kernel log line to a taint")[2].partition("\n## ")[0]

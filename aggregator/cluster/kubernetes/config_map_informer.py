@@ -23,7 +23,7 @@ log = logging.getLogger("sickbay.kubernetes")
 _BACKOFF = Backoff(first=5.0, most=5.0, spread=0.6)
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class ConfigMapInformer:
     """``read`` makes the event of the object, or of its absence (None). ``what`` names it."""
 

@@ -77,7 +77,7 @@ _NO_RECORD = RecordText(text="", version="")
 Emit = Callable[[ClusterEvent], None]
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class ClusterInformer:
     """One listener's view of the cluster. `follow` runs for ever and gives everything to ``emit``.
 

@@ -56,7 +56,7 @@ class LeaseObject(msgspec.Struct, frozen=True):
     spec: LeaseSpec | None = None
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class KubeLease:
     """Implements `LeaseStore`. ``deadline``: seconds for one request. ``wall``: for people."""
 

@@ -133,7 +133,7 @@ class _Waiter:
         return (self.rank, self.turn) < (other.rank, other.turn)
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class _Line:
     """The waiters of one priority: by rank, and by arrival. Those that went or gave up stay until
     they come to the head of both.
@@ -167,7 +167,7 @@ class _Line:
         self.arrived.clear()
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Slot:
     """One request's. A class, and no generator: there are three for each node that fails."""
 
@@ -183,7 +183,7 @@ class Slot:
         self._limiter.release(self._lane, is_list=self._is_list)
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class Limiter:
     """Lets requests go in order of priority, then of arrival, as the bucket allows.
 

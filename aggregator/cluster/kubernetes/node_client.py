@@ -57,7 +57,7 @@ from aggregator.policy.slurm_reason import SLURM_TYPES
 _LIST_S = 60.0
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class KubeNodes(KubeNodeConditions):
     """Implements `NodesAndPods`."""
 

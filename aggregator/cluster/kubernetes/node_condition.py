@@ -35,7 +35,7 @@ WATCH_S = 1.0
 _Due = tuple[NodeObject, dict[str, object]]
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class KubeNodeConditions:
     """The part of `NodesAndPods` that writes conditions. ``wall``: the time of those that change.
 

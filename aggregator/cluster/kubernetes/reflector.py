@@ -95,7 +95,7 @@ async def read_objects(
     return found
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class Watch:
     """One kind of object. ``rng`` spreads; ``sleep`` and ``clock`` belong together.
 

@@ -152,7 +152,7 @@ async def _pour(response: aiohttp.ClientResponse, sink: BodySink) -> bytes:
     return b""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class Transport:
     """Speaks to one API server. ``deadline`` is in seconds, for a request's answer as a whole."""
 

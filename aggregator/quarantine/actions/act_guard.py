@@ -114,7 +114,7 @@ def act_guard(*, switch: StopSwitch, against: Against, fresh: FreshRead | None =
     return Guard(check, switch.lost)
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ActGuards:
     """``pools`` has each node's mode."""
 

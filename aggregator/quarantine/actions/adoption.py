@@ -47,7 +47,7 @@ _UNREADABLE = f"sickbay had marked the node, and its {APPLIED} can't be read"
 _KEPT = "its node was marked, and the Quarantine was gone: made again, and the marks are kept"
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class MarkAdopter:
     """Makes the Quarantine of marks again, or undoes them; for one node at a time."""
 

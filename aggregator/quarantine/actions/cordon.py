@@ -113,7 +113,7 @@ class ExpectedNodes:
         )
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeMarker:
     """``off_load_balancers``: a node that is to be drained leaves those."""
 
@@ -161,7 +161,7 @@ class NodeMarker:
         self._acts.announcer.announce(node_state, patched.uid, quarantine.spec.reason)
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class CordonActions:
     """``expected``: what a quarantine that begins expects of its node."""
 

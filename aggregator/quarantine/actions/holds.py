@@ -24,7 +24,7 @@ from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 NO_NODE = "the cluster has no node of this name"
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeHolds:
     _acts: NodeActions
     _record_writer: AdmissionRecordWriter
@@ -131,7 +131,7 @@ class NodeHolds:
             node_state.set_hold(None)
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class Proposals:
     _holds: NodeHolds
     _record_writer: AdmissionRecordWriter

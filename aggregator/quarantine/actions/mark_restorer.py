@@ -22,7 +22,7 @@ from aggregator.quarantine.state.quarantine_view import MARKED
 _NONE = MarksStatus()
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class MarkRestorer:
     """Steps `ObjectStep.REPORT_MARKS` and `MarkStep.RESTORE`, for one node at a time."""
 

@@ -30,7 +30,7 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeReports:
     _event_sink: EventSink
     clocks: Clocks

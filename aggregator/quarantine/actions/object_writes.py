@@ -31,7 +31,7 @@ from aggregator.quarantine.state.node import NodeState
 log = logging.getLogger("sickbay.quarantine")
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ObjectWrites:
     _acts: NodeActions
     _record_writer: AdmissionRecordWriter

@@ -56,7 +56,7 @@ class ReleaseHook(Protocol):
         """The site's own step once the node is released. A failure does not hold it up."""
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ReleaseActions:
     """The steps back, for one node at a time; `AdmissionReconciler` has those forth."""
 

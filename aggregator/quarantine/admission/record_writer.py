@@ -85,7 +85,7 @@ class CauseCount(Protocol):
         """The common causes that are open now."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class AdmissionRecordWriter:
     """Reads and writes the record. ``switch`` is read once more before an admission is written.
 

@@ -41,7 +41,7 @@ class StopListener(Protocol):
         """`StopSwitch.reason` has changed."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class StopSwitch:
     """``may_act``: whether we are the controller at this moment.
 

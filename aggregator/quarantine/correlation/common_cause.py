@@ -69,7 +69,7 @@ def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     return groups
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class CommonCauseTracker:
     """``limits`` are those of common causes, ``admission`` those of admission."""
 

@@ -20,7 +20,7 @@ EVERY = 600.0
 _SLICE = 100
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class DriftWatch:
     _fleet: FleetState
     _clocks: Clocks

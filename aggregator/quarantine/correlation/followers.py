@@ -60,7 +60,7 @@ _TRAILS = 90.0
 _MOST_SIGNS = 256
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class _Event:
     """An open cause that is a fabric's."""
 
@@ -269,7 +269,7 @@ class Eviction:
     how: str
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class EvictionMemory:
     """An event sink in front of ``sink``, which receives the evictions.
 

@@ -48,7 +48,7 @@ class Evaluations(Protocol):
         """Have the node evaluated anew."""
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NetworkTracker:
     """``labels`` are the node labels that name racks and switches.
 

@@ -19,7 +19,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class OutlierTracker:
     """Implements `MeasurementTracker`."""
 

@@ -205,7 +205,7 @@ class Observers(Protocol):
         """By component, the number of nodes that check it, of these components of one check."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class CauseSearch:
     """Looks for the causes of symptoms in a population that the caller keeps up to date.
 

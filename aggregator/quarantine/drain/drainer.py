@@ -103,7 +103,7 @@ class _Read:
     began: float
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class Drainer:
     """Drains nodes; ``lanes`` bound the evictions in flight: our share of the fleet's.
 

@@ -45,7 +45,7 @@ log = logging.getLogger("sickbay.quarantine")
 _BY_RECORD = ("limits.", "record", "stop")
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class AdmissionReconciler:
     is_late = False
 

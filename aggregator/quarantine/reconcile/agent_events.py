@@ -32,7 +32,7 @@ class AgentLine(Protocol):
     def close(self, reason: str) -> None: ...
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class AgentEventHandler:
     """Ingest's `EvidenceSink`. ``silent_after`` is in seconds. Without ``recording`` no history has
     the evidence.

@@ -45,7 +45,7 @@ from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class RecordEvents:
     """Enqueues the nodes that a change concerns, and reports it to people."""
 
@@ -181,7 +181,7 @@ def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
     return LABEL not in meta.labels or not is_marked(meta)
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ClusterEventHandler:
     """Applies the events, one after the other."""
 

@@ -49,7 +49,7 @@ class _Reading:
     uid: str = ""
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeConditionReader:
     _cluster: NodesAndPods
     _policy: Policy

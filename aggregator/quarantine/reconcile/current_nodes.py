@@ -23,7 +23,7 @@ KEPT = {False: 60.0, True: 10.0, None: 2.0}
 MOST_KEPT = 10_000
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class CurrentNodes:
     _cluster: NodesAndPods
     _registry: NodeRegistry = field(alias="node_registry")

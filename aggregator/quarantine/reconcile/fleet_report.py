@@ -10,7 +10,7 @@ from aggregator.quarantine.state.fleet import FleetState, PoolUse
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class FleetReport:
     _fleet: FleetState
     _registry: NodeRegistry

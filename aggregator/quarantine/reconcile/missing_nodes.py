@@ -28,7 +28,7 @@ _BACKOFF = Backoff(first=3.0, most=3.0, spread=2 / 3)
 _ROUND = 1.0
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class MissingNodes:
     """A node whose Node may be back is added to the queue for a consistent read, which decides."""
 

@@ -44,7 +44,7 @@ _AT_ONCE = 8
 _SLICE = 500
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeConditionPublisher:
     """One task. The stop switch is read before each write."""
 

@@ -50,7 +50,7 @@ _TRIES = 3
 _PAUSE = 5.0
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class NodeEventPublisher:
     """An event sink in front of ``sink``, and one task that writes.
 

@@ -28,7 +28,7 @@ EVERY = 3.0
 LIST_EVERY = 180.0
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class NodeTestRounds:
     """Begins and ends no test: the reconciler does, in the task of the node."""
 

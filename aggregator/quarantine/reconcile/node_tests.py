@@ -62,7 +62,7 @@ class NodeTestStep(enum.StrEnum):
 ADVANCE = NextStep(NodeTestStep.ADVANCE)
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeTestReconciler:
     """Its steps have pauses of their own: a failed one delays no other step of the node."""
 

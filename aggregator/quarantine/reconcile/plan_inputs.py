@@ -16,7 +16,7 @@ from aggregator.quarantine.state.registry import NodePools
 EndValues = tuple[Quarantine, Action, bool, bool, bool, bool, bool, bool, bool]
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class PlanInputs:
     """Time, modes, the record and the stop switch, as a plan needs them for one node."""
 

@@ -66,7 +66,7 @@ class _Wait:
     reads: int = 0
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodePoller:
     """Reads the nodes that are due, and has them evaluated. It never writes.
 

@@ -19,7 +19,7 @@ from aggregator.quarantine.state.quarantine_view import MARKED, marks_reported
 from aggregator.quarantine.state.race import Still
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class QuarantineReconciler:
     is_late = False
 

@@ -18,7 +18,7 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import Still
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ReleaseReconciler:
     is_late = False
 

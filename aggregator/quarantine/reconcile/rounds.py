@@ -23,7 +23,7 @@ REFRESH = 180.0
 REFRESH_AGAIN = 60.0
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ControllerRounds:
     _registry: NodeRegistry
     _queue: WorkQueue

@@ -222,7 +222,7 @@ class WorkQueue:
         return entry is not None and not entry.incident
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeEvaluator:
     """``silent_action``: the action on a silent agent, if failing and its kubelet is ready."""
 

@@ -43,7 +43,7 @@ from aggregator.quarantine.state.registry import NodePools
 from aggregator.runtime.backoff import Backoff
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ReadResults:
     """What a step's reads have shown counts also where the step failed in the end."""
 
@@ -67,7 +67,7 @@ class ReadResults:
             node_state.work.request_evaluation()
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeReads:
     """Requested reads, another installation's objects, marks without one: before any plan."""
 
@@ -150,7 +150,7 @@ _RELEASE_WAIT = 5.0
 _LOGGED_FROM = 2
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeWorker:
     """The worker of the queue: runs the reconcilers for one node at a time.
 

@@ -20,7 +20,7 @@ from aggregator.quarantine.state.node import NodeState
 _POLL_VALID = 60.0
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class TestsBeforeRelease:
     """Remembers of each node what its Quarantine can't know yet."""
 

@@ -46,7 +46,7 @@ _UNSURE = RepairAnswer(AnswerState.UNSURE)
 _NO_TWICE = "it is not known whether it was ordered, and its repairer takes no order twice"
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class OperationEngine:
     """One operation of one node at a time; `OperationCase` has what differs."""
 

@@ -17,7 +17,7 @@ _IDLE_AGAIN = 600.0
 _HELD = "held by repair.idle_nodes."
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class IdleNodeChoice:
     """Searches all nodes in memory, as nearly none of them is due."""
 

@@ -48,7 +48,7 @@ _BEGINS_WITHIN = 600.0
 _TRIES = 5
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class NodeTestCase(OperationCase):
     """``_read``: the Node as it was read for the step."""
 

@@ -36,7 +36,7 @@ _MOST_NAMED = 3
 _MOST_DOMAINS = 8
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeTestChecks:
     """Reads what is known of nodes, and changes nothing."""
 

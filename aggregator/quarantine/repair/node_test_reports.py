@@ -42,7 +42,7 @@ _IN_WORDS: Mapping[RepairState, str] = {
 }
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeTestReports:
     """Decides nothing. Counts the tests that have ended, too."""
 

@@ -19,7 +19,7 @@ POLL_EVERY, POLL_BUSY = 15.0, 5.0
 _BACKOFF = Backoff(first=POLL_EVERY, most=300.0)
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class NodeTestContext:
     """What the parts share: ``nodes`` are those that have a test, or need one, and ``last`` is the
     last test of each node that has one, as of the last list or of its end since.

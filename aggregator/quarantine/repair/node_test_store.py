@@ -8,7 +8,7 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.node_tests import NodeTest, last_test, node_test_of
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class NodeTestStore:
     """Reads the Operations as last seen, and an object itself before an act."""
 

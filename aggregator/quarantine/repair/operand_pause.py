@@ -14,7 +14,7 @@ _GO_WITHIN = 120.0
 _MOST_NAMED = 3
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class OperandPause:
     """The attempt on the Quarantine is durable before the first label changes. So the process which
     finds the attempt resumes the operands at its end.

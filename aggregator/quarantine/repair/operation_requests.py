@@ -47,7 +47,7 @@ _CAME_BETWEEN = (
 )
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class OperationRequests:
     """``may_act``: whether this process is the controller now."""
 

@@ -44,7 +44,7 @@ _NONE = "its node is in no quarantine"
 PER_NODE, MOST = 20, 2000
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class OperationRetention:
     """``window`` is `repair.window`, in seconds. ``may_act``: whether we are the controller now."""
 

@@ -24,7 +24,7 @@ from sickbay.v1.limits import PERMISSION_SECONDS
 _AGAIN = 1.0
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class RepairPermissions:
     """Reads and changes nothing."""
 

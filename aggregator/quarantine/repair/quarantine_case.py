@@ -87,7 +87,7 @@ _MAY_COME = AttemptOutcome(
 )
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class RepairContext:
     """The parts that the operations of all nodes in quarantine share. ``pool_label`` names the node
     label by which the limit of a pool counts; empty: none.
@@ -174,7 +174,7 @@ class RepairContext:
         return CANCELLED if gone else ""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class QuarantineCase(OperationCase):
     _of: RepairContext
     _state: NodeState

@@ -39,7 +39,7 @@ def end_state(kind: str, answer: RepairAnswer) -> RepairState | None:
     return _ENDS.get(answer.state)
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class RepairerCalls:
     """Remembers what repairers have reported of operations until these end."""
 

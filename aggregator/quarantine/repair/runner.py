@@ -16,7 +16,7 @@ from aggregator.quarantine.state.node import NodeState
 POLL_EVERY = 15.0
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class RepairRunner:
     """Repairs nodes; with ``settings.off`` it begins nothing and reads nothing."""
 

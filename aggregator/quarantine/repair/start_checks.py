@@ -29,7 +29,7 @@ _MOST_NAMED = 3
 _WORK_LEFT = "work is still on the node: "
 
 
-@define(eq=False, slots=False, kw_only=True)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class RepairStartChecks:
     """Reads what is known of a node, and changes nothing. ``test_namespace``: of tests' pods."""
 

@@ -38,7 +38,7 @@ NO_FIELD = (
 )
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class RepairStatusWriter:
     """Each method raises Conflict where another process has changed the Quarantine."""
 

@@ -54,7 +54,7 @@ def count_gpus(summary: NodeSummary) -> int:
     return sum(_by_checks(summary)) or _labelled(summary)
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class OutOfService:
     """Counts the GPUs of our nodes in quarantine, times seconds, from one round to the next.
 

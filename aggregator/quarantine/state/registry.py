@@ -24,7 +24,7 @@ from aggregator.quarantine.state.node import NodeState
 _SLICE = 500
 
 
-@define(eq=False, slots=False)
+@define(eq=False, repr=False, slots=False)
 class NodeRegistry:
     """The known nodes. ``pool_label`` names the node label whose value is a node's pool.
 
