@@ -14,7 +14,7 @@ from attrs import define
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, create_model
 
 from aggregator.configfile.section import Strings
-from aggregator.configfile.values import Duration, refuse
+from aggregator.configfile.values import Duration, refuse, show
 from aggregator.configfile.yaml_source import (
     ConfigError,
     ConfigProblem,
@@ -58,6 +58,21 @@ def _rung(value: object) -> object:
     return value
 
 
+def _listed(value: object) -> object:
+    if not isinstance(value, list):
+        raise refuse(show(value), f"a list, some of {', '.join(REPAIRS)}")
+    return value
+
+
+def _whole(least: int, most: int) -> BeforeValidator:
+    def check(value: object) -> object:
+        if type(value) is not int or not least <= value <= most:
+            raise refuse(show(value), f"a whole number from {least} to {most}")
+        return value
+
+    return BeforeValidator(check)
+
+
 def _ladder(repairs: tuple[str, ...]) -> tuple[str, ...]:
     """The repairs of a rule, mildest first. An empty list leaves them to a person."""
     wrong = disorder(repairs)
@@ -87,9 +102,9 @@ _FORM: dict[str, tuple[str, Any]] = {
     "faults": ("faults", Strings),
     "classes": ("classes", Strings),
     "details": ("details", Mapping[str, _Values]),
-    "minCount": ("min_count", Annotated[int, Field(ge=1, le=MOST_JOBS)]),
+    "minCount": ("min_count", Annotated[int, _whole(1, MOST_JOBS)]),
     "lasts": ("lasts", Annotated[Duration, Field(ge=LEAST_APART, le=LONGEST_LASTING)]),
-    "minJobs": ("min_jobs", Annotated[int, Field(ge=2, le=MOST_JOBS)]),
+    "minJobs": ("min_jobs", Annotated[int, _whole(2, MOST_JOBS)]),
     "apart": ("apart", _Window),
     "within": ("within", _Window),
     "confirmedBy": ("confirmed_by", str),
@@ -104,7 +119,7 @@ _FORM: dict[str, tuple[str, Any]] = {
     "status": ("status", Literal[STATUSES]),
     "reasons": ("reasons", Strings),
     "components": ("components", Strings),
-    "flaps": ("flaps", Annotated[int, Field(ge=LEAST_FLAPS, le=MOST_FLAPS)]),
+    "flaps": ("flaps", Annotated[int, _whole(LEAST_FLAPS, MOST_FLAPS)]),
     "for": ("hold", Duration),
     "healthyFor": ("healthy_for", Duration),
     "release": ("release", Literal[RELEASES]),
@@ -113,7 +128,12 @@ _FORM: dict[str, tuple[str, Any]] = {
     "elsewhere": ("elsewhere", _Action),
     "repair": (
         "repair",
-        Annotated[tuple[_Rung, ...], Field(strict=False), AfterValidator(_ladder)],
+        Annotated[
+            tuple[_Rung, ...],
+            Field(strict=False),
+            BeforeValidator(_listed),
+            AfterValidator(_ladder),
+        ],
     ),
     "scope": ("scope", Literal[SCOPES]),
 }
