@@ -172,8 +172,18 @@ SPEC = CheckSpec(
     deadline=gpu_common.DEADLINE,
     build=lambda sources, options: GpuDriver(sources, **options),
     options=(
-        Option("hung_for", Kind.DURATION, 180.0, "NVML hangs: degraded or failed after this"),
-        Option("refused_for", Kind.DURATION, 600.0, "NVML refuses: degraded or failed after this"),
+        Option(
+            "hung_for",
+            Kind.DURATION,
+            180.0,
+            "How long NVML must have hung before the check is degraded or failed.",
+        ),
+        Option(
+            "refused_for",
+            Kind.DURATION,
+            600.0,
+            "How long NVML must have refused before the check is degraded or failed.",
+        ),
         gpu_common.BOOT_GRACE,
     ),
 )

@@ -108,6 +108,11 @@ SPEC = CheckSpec(
     ),
     options=(
         gpu_common.boot_grace("it may not run yet"),
-        Option("expected", Kind.FLAG, False, "it is to run here, without an NVSwitch on the bus"),
+        Option(
+            "expected",
+            Kind.FLAG,
+            False,
+            "Whether it is to run here although no NVSwitch is on the PCI bus.",
+        ),
     ),
 )

@@ -236,6 +236,11 @@ SPEC = CheckSpec(
     ),
     options=(
         gpu_common.BOOT_GRACE,
-        Option("quiesce_grace", Kind.DURATION, 300.0, "how long after quiesce faults are unknown"),
+        Option(
+            "quiesce_grace",
+            Kind.DURATION,
+            300.0,
+            "How long after quiesce a fault of the inventory is unknown, `after-quiesce`.",
+        ),
     ),
 )

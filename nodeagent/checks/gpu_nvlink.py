@@ -191,7 +191,17 @@ SPEC = CheckSpec(
         sources, options["errors_per_hour"], options["bit_error_exponent"]
     ),
     options=(
-        Option("errors_per_hour", Kind.INTEGER, 100, "errors of a link in an hour that are well"),
-        Option("bit_error_exponent", Kind.INTEGER, 12, "more bit errors than 1e-12 (12): degraded"),
+        Option(
+            "errors_per_hour",
+            Kind.INTEGER,
+            100,
+            "Replays, CRC and other errors of one link within an hour that are still well.",
+        ),
+        Option(
+            "bit_error_exponent",
+            Kind.INTEGER,
+            12,
+            "An effective bit error rate of one link above 1e-12 (for 12) is degraded.",
+        ),
     ),
 )

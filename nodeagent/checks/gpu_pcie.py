@@ -200,8 +200,18 @@ SPEC = CheckSpec(
         sources, options["width"], options["replays_per_minute"], status_of(options["siblings"])
     ),
     options=(
-        Option("width", Kind.INTEGER, 0, "lanes that every GPU is to have; 0: as many as it had"),
-        Option("replays_per_minute", Kind.INTEGER, 8, "replays of one link that are still well"),
+        Option(
+            "width",
+            Kind.INTEGER,
+            0,
+            "Lanes that every GPU is to have; 0: as many as it had before.",
+        ),
+        Option(
+            "replays_per_minute",
+            Kind.INTEGER,
+            8,
+            "Replays on one link that are still well, on average over ten minutes.",
+        ),
         option("a GPU of a width, or of a speed at work,"),
     ),
 )

@@ -64,5 +64,12 @@ SPEC = CheckSpec(
     build=lambda sources, options: GpuThermal(
         "gpu-thermal", sources, "temperature", partial(evaluate, margin=options["margin"])
     ),
-    options=(Option("margin", Kind.INTEGER, 2, "degrees below a slowdown or limit: degraded"),),
+    options=(
+        Option(
+            "margin",
+            Kind.INTEGER,
+            2,
+            "Degrees below the slowdown, or the memory's limit, from which a GPU is degraded.",
+        ),
+    ),
 )

@@ -81,6 +81,12 @@ SPEC = CheckSpec(
     build=build,
     options=(
         Option("provider", Kind.TEXT, "", 'the cloud: "azure", "aws" or "gcp"', _provider),
-        Option("endpoint", Kind.TEXT, ENDPOINT, "its metadata service; an address", checked_url),
+        Option(
+            "endpoint",
+            Kind.TEXT,
+            ENDPOINT,
+            "its metadata service; an address, no name",
+            checked_url,
+        ),
     ),
 )
