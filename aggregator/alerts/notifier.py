@@ -311,7 +311,8 @@ class Notifier:
             log.warning("alerts for routes that are no longer configured", extra={"count": gone})
         held = await self._thread.run(self._outbox.held)
         ends = {number: self._router.silence(alert, now) for number, alert in held}
-        await self._thread.run(self._outbox.hold, ends)
+        if ends:
+            await self._thread.run(self._outbox.hold, ends)
         await self._read_outbox_state()
 
     async def _accept(self) -> None:
