@@ -29,7 +29,10 @@ def problems(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("entry", "reply"),
     [
-        ("{name: gpu-gone, repair: reboot}", 'rules[0].repair: "reboot"; expected a list, some of gpu-reset'),
+        (
+            "{name: gpu-gone, repair: reboot}",
+            'rules[0].repair: "reboot"; expected a list, some of gpu-reset',
+        ),
         ("{name: gpu-gone, repair: {a: b}}", "rules[0].repair: a section; expected a list"),
         (
             "{name: gpu-gone, repair: [rebot]}",
