@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
-from nodeagent.sources.small_file import small_text
+from nodeagent.sources.small_file import read_whole, small_text
 
 __all__ = ["DriverWaiter", "DriverWaiters"]
 
@@ -85,7 +85,10 @@ class DriverWaiters:
             where = small_text(f"{folder}/wchan").strip("\0\n ")[:80]
             if not self._is_driver(pid, where):
                 continue
-            wait = (pid, thread, stat.started, _switches(small_text(f"{folder}/status")))
+            switches = _switches(f"{folder}/status")
+            if not switches:
+                continue  # without the count, two short waits would look like one
+            wait = (pid, thread, stat.started, switches)
             since = found[wait] = self._since.get(wait, now)
             known = waiters.get(pid)
             if since < now and (known is None or known.seconds < now - since):
@@ -119,8 +122,13 @@ class DriverWaiters:
         return False
 
 
-def _switches(status: str) -> str:
-    return next((line for line in status.splitlines() if line.startswith("voluntary_")), "")
+def _switches(path: str) -> str:
+    """The line of a thread's voluntary switches, far behind its groups; empty if unreadable."""
+    try:
+        lines = read_whole(path).decode("ascii", "replace").splitlines()
+    except OSError:
+        return ""  # it has ended
+    return next((line for line in lines if line.startswith("voluntary_")), "")
 
 
 def _numbers(folder: str) -> list[int]:

@@ -196,14 +196,32 @@ async def test_the_agents_own_workers_are_no_witness(tmp_path: Path) -> None:
     assert await waiters(tmp_path, skip=(77,)) == []
 
 
-async def test_a_thread_that_moved_between_two_looks_does_not_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("groups", [2, 60_000])
+async def test_a_thread_that_moved_between_two_looks_does_not_wait(
+    tmp_path: Path, groups: int
+) -> None:
     clock = HandClock()
     tree = ProcTree(tmp_path)
     found = DriverWaiters(HostRoots(clock=clock, proc=tmp_path))
     for switches in range(5, 9):
-        tree.add(77, "python3", state="D", wchan="os_acquire_mutex", switches=switches)
+        tree.add(
+            77, "python3", state="D", wchan="os_acquire_mutex", switches=switches, groups=groups
+        )
         assert await found.sample(()) == []
         clock.now += 60
+    assert len(await found.sample(())) == 1, "it has not moved since the last of them"
+
+
+@pytest.mark.parametrize("status", [None, "Name:\tpython3\n"])
+async def test_a_thread_whose_switches_are_unknown_does_not_wait(
+    tmp_path: Path, status: str | None
+) -> None:
+    ProcTree(tmp_path).add(77, "python3", state="D", wchan="os_acquire_mutex")
+    path = tmp_path / "77/task/77/status"
+    path.unlink()
+    if status is not None:
+        path.write_text(status)
+    assert await waiters(tmp_path) == []
 
 
 async def test_a_machine_of_many_threads_is_read_up_to_a_bound(tmp_path: Path) -> None:

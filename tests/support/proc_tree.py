@@ -21,9 +21,13 @@ class ProcTree:
         switches: int = 5,
         started: int = 7,
         thread: int | None = None,
+        groups: int = 2,
         opened: tuple[str, ...] = (),
     ) -> None:
-        """A process, or another ``thread`` of it, or its present state; ``opened``: its files."""
+        """A process, or another ``thread`` of it, or its present state; ``opened``: its files.
+
+        ``groups``: how many supplementary groups it has.
+        """
         process = self.folder / str(pid)
         tasks = [process / "task" / str(pid if thread is None else thread)]
         for folder in [process, *tasks] if thread is None else tasks:
@@ -32,8 +36,9 @@ class ProcTree:
             (folder / "stat").write_text(f"{pid} ({name}) {state} 1 {zeros} {started} {zeros}\n")
             (folder / "comm").write_text(f"{name}\n")
             (folder / "wchan").write_text(wchan)
+            listed = " ".join(str(1_000_000 + each) for each in range(groups))
             (folder / "status").write_text(
-                f"Name:\t{name}\nvoluntary_ctxt_switches:\t{switches}\n"
+                f"Name:\t{name}\nGroups:\t{listed} \nvoluntary_ctxt_switches:\t{switches}\n"
                 "nonvoluntary_ctxt_switches:\t99\n"
             )
         for number, path in enumerate(opened):
