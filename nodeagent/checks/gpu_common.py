@@ -24,6 +24,10 @@ _NO_GPU = Off("no GPU")
 ABSENT = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 _OF_THE_AGENT = ABSENT | {Code.NO_PERMISSION, Code.MEMORY, 1, 17, 23}
 
+#: Seconds between two samples that surely have another read of a value that is read seldom:
+#: nvml_sampler's SLOW_EVERY, whose import costs memory, and the deadline of a sample.
+ANOTHER_READ = 300.0
+
 #: The report if every GPU of the node is too old, too new or not built for the check.
 NOT_SUPPORTED = Off("not supported by these GPUs")
 
@@ -116,9 +120,9 @@ def lacks(sample: GpuSample, gpu: Gpu, call: str) -> int:
     code = gpu.errors.get(call)
     is_partitioned = gpu.mig is not None and gpu.mig.enabled
     is_its_own = code in ABSENT or (code is not None and accuses(code))
-    if is_partitioned or not is_its_own or code in (Code.GPU_IS_LOST, Code.RESET_REQUIRED):
+    if is_partitioned or not is_its_own or is_silent(gpu) or code == Code.RESET_REQUIRED:
         return 0
-    siblings = [each for each in sample.gpus if each.name == gpu.name]
+    siblings = [each for each in sample.gpus if each.name == gpu.name and not is_silent(each)]
     having = sum(call not in each.errors for each in siblings)
     least = 1 if call == "ecc" else len(siblings) - having + 1  # ECC is a setting: one is enough
     return having if having >= least else 0
@@ -160,8 +164,8 @@ class PerGpu:
         self._brief = brief
         self._shown: set[str] = set()
         self._was_ill: set[str] = set()
-        #: Those that gave no value in the latest look, unlike their siblings.
-        self._lacking: set[str] = set()
+        #: When each GPU that gives no value, unlike its siblings, was first seen so.
+        self._lacking: dict[str, float] = {}
 
     def observe(
         self, sample: GpuSample, verdict: Callable[[Gpu], Verdict], call: str = ""
@@ -169,19 +173,27 @@ class PerGpu:
         """``verdict`` of each GPU that answered; unknown for every other.
 
         A GPU that does not support ``call`` while its siblings do is degraded, and one that refuses
-        it in two looks in a row.
+        it for ``ANOTHER_READ``. A verdict on values that it did give comes first.
         """
         known: dict[str, Verdict] = {}
-        before, self._lacking = self._lacking, set()
+        before, self._lacking = self._lacking, {}
         for gpu in sample.gpus:
             component = component_of(gpu, self._sources)
-            having = lacks(sample, gpu, call) if call and component else 0
-            if having:
-                self._lacking.add(component)
-            if having and (gpu.errors[call] in ABSENT or component in before):
+            if not component:
+                continue
+            known[component] = verdict(gpu)
+            having = lacks(sample, gpu, call) if call else 0
+            if not having:
+                continue
+            first = self._lacking[component] = before.get(component, sample.at)
+            status, reason, _ = known[component]
+            if gpu.errors[call] in ABSENT:
+                # ecc-off describes such a GPU better, and names the reset too.
+                is_unlike = status is Status.UNKNOWN or reason == "ecc-pending"
+            else:
+                is_unlike = status is Status.UNKNOWN and sample.at - first >= ANOTHER_READ
+            if is_unlike:
                 known[component] = _unlike(gpu, call, having)
-            elif component:
-                known[component] = verdict(gpu)
         if self._brief and sample.trouble is not None:
             silent = ["", *sorted(self._was_ill)]
         else:

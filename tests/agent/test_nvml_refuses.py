@@ -1,6 +1,8 @@
 """An NVML that refuses for long, and GPUs that differ from their siblings in what NVML gives."""
 
+import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,18 @@ from nodeagent.checks import (
     gpu_ecc,
     gpu_fabric,
     gpu_inventory,
+    gpu_nvlink,
+    gpu_pages,
     gpu_recovery,
     gpu_settings,
     gpu_thermal,
 )
+from nodeagent.checks.base import CheckSpec
+from nodeagent.sources.gpu_sample import EccCounts, Mode
 from nodeagent.sources.kubelet_devices import CHECKPOINT
+from nodeagent.sources.nvml import Nvml
+from nodeagent.sources.nvml_sampler import SLOW_EVERY
+from tests.agent.gpu_node import GPUS, Node, failing
 from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
 
@@ -175,18 +184,91 @@ async def test_a_recovery_action_that_one_of_three_lacks_is_its_finding(tmp_path
     assert seen.status(uuid_of(1)) == ("DEGRADED", "unlike-siblings")
 
 
-async def test_a_value_that_one_of_three_refuses_again_is_its_finding(tmp_path: Path) -> None:
+async def test_a_value_that_one_of_three_refuses_for_long_is_its_finding(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1), gpu(2)]) as bench:
         bench.gpus.fail("nvmlDeviceGetTemperature", gpu=1, code=999)
         check = bench.build(gpu_thermal.SPEC)
-        assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999")
-        bench.later()
+        for seconds in (0.0, 61.0, 200.0):  # the same sample, then later ones
+            bench.later(seconds)
+            assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999")
+        bench.later(61.0)
         seen = await run_check(check)
         assert seen.status(uuid_of(1)) == ("DEGRADED", "unlike-siblings")
         assert "gave error 999" in seen.by_component[uuid_of(1)].message
         bench.gpus.fail("nvmlDeviceGetTemperature", gpu=1, code=4)
         bench.later()
         assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "no-permission")
+
+
+@pytest.mark.parametrize(
+    ("call", "spec"),
+    [
+        ("nvmlDeviceGetRetiredPages_v2", gpu_pages.SPEC),
+        ("nvmlDeviceGetNvLinkState", gpu_nvlink.SPEC),
+    ],
+)
+async def test_one_refusal_of_a_value_that_is_read_seldom_is_no_finding(
+    tmp_path: Path, call: str, spec: CheckSpec
+) -> None:
+    gpus = [gpu(each, pages=((), ())) for each in range(3)]
+    async with Bench(tmp_path, gpus) as bench:
+        bench.gpus.fail(call, gpu=1, code=999)
+        check = bench.build(spec)
+        assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999")
+        bench.gpus.heal()
+        for _ in range(4):
+            bench.later()
+            seen = await run_check(check)
+            assert seen.status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999"), "read once, not twice"
+        bench.later()
+        assert (await run_check(check)).is_well(uuid_of(1))
+
+
+def test_another_read_is_sure_after_a_sample_of_any_length() -> None:
+    deadline = inspect.signature(Nvml).parameters["deadline"].default
+    assert SLOW_EVERY + deadline <= gpu_common.ANOTHER_READ
+
+
+async def test_a_refused_counter_hides_no_verdict_on_the_others(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    gpus = [failing(each, ecc=code) for each, code in zip(GPUS, (14, 999, 3), strict=False)]
+    counts = EccCounts(corrected=0, uncorrected=7, uncorrected_in_life=None)
+    worn, ill, older = (replace(each, ecc=counts) for each in gpus)
+    pending = Mode(enabled=True, pending=False)
+    well = replace(GPUS[3], ecc=EccCounts(0, 0, 0, 0))
+    others = [replace(well, index=each, uuid=f"GPU-{each}", pci="") for each in range(4, 8)]
+    node.set_gpus(
+        replace(worn, sram_threshold_exceeded=True),
+        ill,
+        older,
+        replace(others[0], ecc_mode=pending, errors={"ecc": 999}),
+        well,
+        *others[1:],
+    )
+    check = node.build(gpu_ecc.SPEC)
+    for _ in range(8):
+        seen = await run_check(check)
+        assert seen.status("GPU-0") == ("FAILED", "sram-threshold")
+        assert seen.status("GPU-1") == ("DEGRADED", "uncorrectable")
+        assert seen.status("GPU-2") == ("DEGRADED", "uncorrectable")
+        assert seen.status("GPU-4") == ("DEGRADED", "ecc-pending")
+        node.later()
+    node.set_gpus(replace(gpus[2], sram_threshold_exceeded=True), well)
+    assert (await run_check(check)).status("GPU-2") == ("FAILED", "sram-threshold")
+
+
+@pytest.mark.parametrize("errors", [{"handle": 15}, {"uuid": 999}, {"rows": 15}])
+async def test_a_silent_sibling_gives_no_value(tmp_path: Path, errors: dict[str, int]) -> None:
+    node = Node(tmp_path)
+    lacking, blind, silent = failing(GPUS[0], ecc=3), failing(GPUS[1], ecc=4), GPUS[2:]
+    node.set_gpus(lacking, blind, *(failing(each, **errors) for each in silent))
+    assert gpu_common.lacks(node.nvml.answer, lacking, "ecc") == 0
+    assert (await run_check(node.build(gpu_ecc.SPEC))).status("GPU-0") == ("UNKNOWN", "unsupported")
+    node.set_gpus(failing(GPUS[0], temperature=3), *silent[:1], failing(silent[1], **errors))
+    found = await run_check(node.build(gpu_thermal.SPEC))
+    assert found.status("GPU-0") == ("UNKNOWN", "unsupported"), "either may be the odd one"
+    node.set_gpus(failing(GPUS[0], ecc=3), *silent)
+    assert gpu_common.lacks(node.nvml.answer, lacking, "ecc") == 2
 
 
 # ---- a fabric that is to be there ---------------------------------------------------------------
