@@ -1,7 +1,7 @@
 """The NVLinks of each GPU: which are up, and the errors that they count.
 
-Reasons: ``link-down`` (failed: a link that was up is not), ``fewer-links`` (degraded: other GPUs of
-the node have more, or in a fabric this one has none), ``recovery`` (degraded: a link had to be
+Reasons: ``link-down`` (failed: a link that was up is not), ``fewer-links`` (degraded: others of its
+model have more, or in a fabric this one has none), ``recovery`` (degraded: a link had to be
 brought up again within the hour), ``errors`` (degraded: more than ``errors_per_hour`` on one link),
 ``bit-errors`` (degraded: a higher effective bit error rate than 1e-``bit_error_exponent``, which
 NVLink 5 reports), ``c2c-down``
@@ -23,6 +23,8 @@ from nodeagent.sources.gpu_sample import Code, Gpu, GpuSample, NvLinks
 from nodeagent.sources.measurements import rounded
 
 _WINDOW = 3600.0
+#: Seconds after a boot, a quiesce or a load of the driver in which links may still come up.
+_GRACE = 1200.0
 
 #: Kinds of which one is too many: the link was lost for a moment, or for good. NVLink 5's
 #: "link-recovery" is not among them: it counts recoveries that no program notices.
@@ -70,6 +72,7 @@ class GpuNvlink(gpu_common.GpuCheck):
             flat = _flat(gpu.links)
             counted = {} if gpu.links.errors is None else rises.add(sample.at, flat)
             self._latest[gpu.uuid] = gpu.links, counted
+        usual = _usual(sample, gpu.name) if up else _most(sample, gpu.name) * in_fabric
         errors = None if gpu.links.errors is None else rounded(sum(counted.values()))
         put = self._sources.measurements.put
         put("nvlink-errors", gpu.uuid, errors, at=sample.at, model=gpu.name)
@@ -77,7 +80,7 @@ class GpuNvlink(gpu_common.GpuCheck):
             gpu,
             up,
             been_up,
-            _usual(sample) if up else _most(sample) * in_fabric,
+            0 if gpu_common.is_young(self._sources, _GRACE) else usual,
             counted,
             self._errors_per_hour,
             self._bit_errors,
@@ -97,9 +100,9 @@ def evaluate(
 ) -> Verdict:
     """The verdict on one GPU with links. Pure.
 
-    ``usual`` is how many most GPUs of the node have up, ``usual_c2c`` how many links to the CPU its
-    siblings have active; ``rises`` the errors counted within the hour, by "KIND LINK";
-    ``bit_errors`` the highest effective bit error rate that is well.
+    ``usual`` is how many most GPUs of its model have up, ``usual_c2c`` how many links to the CPU
+    they have active; ``rises`` the errors counted within the hour, by "KIND LINK"; ``bit_errors``
+    the highest effective bit error rate that is well.
     """
     text = f"{len(up)} NVLinks are up"
     if been_up - up:
@@ -123,26 +126,26 @@ def evaluate(
         more = f", and most GPUs of its model have {usual_c2c}" if usual_c2c > active else ""
         return Status.DEGRADED, "c2c-down", f"{text}; {what}{more}"
     if len(up) < usual:
-        return Status.DEGRADED, "fewer-links", f"{text}, and {usual} of most GPUs of this node"
+        return Status.DEGRADED, "fewer-links", f"{text}, and {usual} of most GPUs of its model"
     if gpu.links is not None and gpu.links.errors is None:
         code = gpu.errors.get("linkerr", 0)
         text += f"; their errors can't be read (error {code})"
     return Status.OK, "", text
 
 
-def _usual(sample: GpuSample) -> int:
-    """How many links more than half of the GPUs have up at least; 0 if there is no such number."""
-    counts = _counts_up(sample)
+def _usual(sample: GpuSample, model: str) -> int:
+    """How many links more than half of a model have up at least; 0 if there is no such number."""
+    counts = _counts_up(sample, model)
     return counts[(len(counts) - 1) // 2] if len(counts) > 2 else 0
 
 
-def _most(sample: GpuSample) -> int:
-    return max(_counts_up(sample), default=0)
+def _most(sample: GpuSample, model: str) -> int:
+    return max(_counts_up(sample, model), default=0)
 
 
-def _counts_up(sample: GpuSample) -> list[int]:
-    with_links = (gpu.links for gpu in sample.gpus if gpu.links is not None and not _has_mig(gpu))
-    return sorted(sum(links.states) for links in with_links)
+def _counts_up(sample: GpuSample, model: str) -> list[int]:
+    whole = [gpu for gpu in sample.gpus if gpu.name == model and not _has_mig(gpu)]
+    return sorted(sum(gpu.links.states) for gpu in whole if gpu.links is not None)
 
 
 def _usual_c2c(sample: GpuSample, gpu: Gpu) -> int:
@@ -151,6 +154,8 @@ def _usual_c2c(sample: GpuSample, gpu: Gpu) -> int:
     """
     if gpu.errors.get("c2c", Code.NOT_SUPPORTED) not in gpu_common.ABSENT:
         return 0
+    if {Code.GPU_IS_LOST, Code.RESET_REQUIRED}.intersection(gpu.errors.values()):
+        return 0  # the call was not made, or the reset explains its answer
     counts = sorted(sum(each.c2c) for each in sample.gpus if each.name == gpu.name)
     return counts[len(counts) // 2]
 

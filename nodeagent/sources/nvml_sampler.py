@@ -467,14 +467,24 @@ class Sampler:
         return any(found.gridLicensableFeatures[each].featureState for each in range(count))
 
     def _c2c(self, handle: Any) -> list[int]:
-        """Whether each link between the GPU and its CPU is active; empty without such links."""
-        (counted,) = self._nvml.nvmlDeviceGetFieldValues(handle, [_C2C_COUNT])
-        count = self._value(counted)
+        """Whether each link between the GPU and its CPU is active; empty without such links.
+
+        Raises where one can't be read: it may be active.
+        """
+        (count,) = self._c2c_values(handle, [_C2C_COUNT])
         if not isinstance(count, int) or not 0 < count <= _MOST_C2C:
             return []
-        queries = [(_C2C_STATUS, link) for link in range(count)]
-        states = map(self._value, self._nvml.nvmlDeviceGetFieldValues(handle, queries))
+        states = self._c2c_values(handle, [(_C2C_STATUS, link) for link in range(count)])
         return [int(state == 1) for state in states if isinstance(state, int)]
+
+    def _c2c_values(self, handle: Any, queries: list[Any]) -> list[Any]:
+        values = [
+            self._value(each) for each in self._nvml.nvmlDeviceGetFieldValues(handle, queries)
+        ]
+        for value in values:
+            if isinstance(value, self._nvml.NVMLError) and value.value != _NOT_SUPPORTED:
+                raise value
+        return values
 
     def _limits(self, handle: Any) -> list[int | None]:
         """Slowdown and highest memory temperature (Celsius), power limit (mW), persistence mode."""

@@ -263,7 +263,7 @@ def test_links_that_are_down_come_first_and_few_links_last() -> None:
     assert found == (
         Status.DEGRADED,
         "fewer-links",
-        "2 NVLinks are up, and 3 of most GPUs of this node",
+        "2 NVLinks are up, and 3 of most GPUs of its model",
     )
     assert gpu_nvlink.evaluate(gpu, {0, 1}, {0, 1}, 2, {}, 100)[1] == ""
     assert gpu_nvlink.evaluate(gpu, set(), set(), 6, {}, 100)[1] == "fewer-links", "in a fabric"
@@ -285,7 +285,9 @@ def test_the_usual_number_of_links_and_lanes_is_that_of_more_than_half(
     up: list[int], usual: int
 ) -> None:
     gpus = [linked(gpu, count) for gpu, count in zip(GPUS, up, strict=False)]
-    assert gpu_nvlink._usual(GpuSample(at=1.0, gpus=(*gpus, Gpu(9)))) == usual
+    others = (replace(linked(each, 1), name="NVIDIA L4") for each in GPUS)
+    sample = GpuSample(at=1.0, gpus=(*gpus, Gpu(9), *others))
+    assert gpu_nvlink._usual(sample, GPUS[0].name) == usual
     links = [PcieLink(width=count) for count in up]
     assert gpu_pcie._usual(links) == usual
     assert gpu_pcie._usual([PcieLink()] * 3) == 0

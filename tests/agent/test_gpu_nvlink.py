@@ -1,6 +1,7 @@
 """NVLinks: one that went down, errors by the hour, from Volta's counters to Blackwell's."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from nodeagent.checks import gpu_nvlink
 from nodeagent.checks.base import Off
+from nodeagent.sources.gpu_sample import NvLinks
+from tests.agent.gpu_node import GPUS, Node, failing
 from tests.nvml import gpu, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
 
@@ -68,6 +71,24 @@ async def test_fewer_links_than_the_other_gpus_are_noticed_from_the_first_look(
         seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(3)) == ("DEGRADED", "fewer-links")
     assert seen.status(uuid_of(0)) == ("OK", "")
+
+
+@pytest.mark.parametrize("links", [(1,) * 17 + (0,), (0,) * 18])
+async def test_links_may_come_up_late_and_other_models_have_fewer(
+    tmp_path: Path, links: tuple[int, ...]
+) -> None:
+    gpus = [gpu(index) for index in range(3)]
+    async with Bench(tmp_path, [*gpus, gpu(3, links=links)], boottime=60.0) as bench:
+        check = bench.build(gpu_nvlink.SPEC)
+        assert (await run_check(check)).is_well(uuid_of(3))
+        bench.later(1200.0)
+        assert (await run_check(check)).status(uuid_of(3)) == ("DEGRADED", "fewer-links")
+        await bench.nvml.quiesce(1.0)
+        bench.later(301.0)
+        assert (await run_check(check)).is_well(uuid_of(3))
+        bench.gpus.write([*gpus, gpu(3, links=links, name="NVIDIA L4", uuid="GPU-L4")])
+        bench.later(1200.0)
+        assert (await run_check(check)).status("GPU-L4") == ("OK", "")
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -247,6 +268,30 @@ async def test_a_link_to_the_cpu_that_is_not_active_beside_others_is_degraded(
         seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(1)) == ("DEGRADED", "c2c-down")
     assert all(seen.is_well(uuid_of(index)) for index in (0, 2))
+
+
+@pytest.mark.parametrize("field", ["field:170", "field:171"])
+@pytest.mark.parametrize(("code", "is_well"), [(999, True), (3, False)])
+async def test_links_to_the_cpu_that_cannot_be_read_are_not_down(
+    tmp_path: Path, field: str, code: int, *, is_well: bool
+) -> None:
+    async with Bench(tmp_path, [gpu(each, c2c=(1,) * 10) for each in range(3)]) as bench:
+        bench.gpus.fail(field, gpu=1, code=code)
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
+    assert seen.is_well(uuid_of(1)) is is_well
+
+
+@pytest.mark.parametrize("code", [15, 16])
+async def test_a_gpu_that_was_lost_before_its_links_to_the_cpu_were_read_has_some(
+    tmp_path: Path, code: int
+) -> None:
+    node = Node(tmp_path)
+    up = [replace(each, links=NvLinks((True,), {}), c2c=(True,) * 10) for each in GPUS]
+    node.set_gpus(replace(failing(up[0], mig=code), c2c=()), *up[1:])
+    assert (await run_check(node.build(gpu_nvlink.SPEC))).is_well("GPU-0")
+    node.set_gpus(replace(failing(up[0], mig=3), c2c=()), *up[1:])
+    seen = await run_check(node.build(gpu_nvlink.SPEC))
+    assert seen.status("GPU-0") == ("DEGRADED", "c2c-down")
 
 
 @pytest.mark.parametrize("c2c", [(), (0,) * 10])
