@@ -9,7 +9,7 @@ model: ``siblings``), ``persistence-off`` (two thirds of its model have persiste
 model: ``siblings``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 
 from nodeagent.checks import gpu_common
@@ -18,7 +18,7 @@ from nodeagent.checks.gpu_common import Verdict
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpu_sample import Gpu, GpuSample
+from nodeagent.sources.gpu_sample import Code, Gpu, GpuSample
 
 #: nvmlComputeMode_t.
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
@@ -38,12 +38,12 @@ def evaluate(
     usual_persistence: float,
     siblings: Status,
     usual_mode: int | None = None,
-    usual_values: float = 0,
+    missed: Collection[str] = (),
 ) -> Verdict:
     """The verdict on one GPU. Pure. ``usual_mode``: its siblings' compute mode, if they have one.
 
-    ``usual_power`` (watts), ``usual_persistence`` (1: on) and ``usual_values`` (their number) are
-    its siblings', 0 where it has the same.
+    ``usual_power`` (watts) and ``usual_persistence`` (1: on) are its siblings', 0 where it has the
+    same; ``missed``: the values that they have and it lacks.
     """
     limits, mig = gpu.limits, gpu.mig
     power = "power limit unknown" if limits.power is None else f"power limit {limits.power} W"
@@ -61,9 +61,8 @@ def evaluate(
             _COMPUTE_MODES.get(each or 0, str(each)) for each in (gpu.compute_mode, usual_mode)
         ]
         worse = "compute-mode", f"{text}; compute mode {modes[0]}, and most of its model {modes[1]}"
-    elif usual_values:
-        lacks = ", ".join(name for name, value in _values(gpu).items() if value in (None, ""))
-        worse = "unlike-siblings", f"{text}; the driver does not report its {lacks}"
+    elif missed:
+        worse = "unlike-siblings", f"{text}; the driver does not report its {', '.join(missed)}"
     if worse is not None and siblings is Status.FAILED:
         return siblings, *worse
     if mig is not None and mig.enabled != mig.pending:
@@ -82,7 +81,7 @@ class GpuSettings(gpu_common.GpuCheck):
     def __init__(self, sources: Sources, siblings: Status) -> None:
         super().__init__(SPEC.name, sources, brief=True)
         self._siblings = siblings
-        self._watches = tuple(SiblingWatch() for _ in range(3))
+        self._watches = SiblingWatch(), SiblingWatch(), SiblingWatch(has_read=True)
 
     def evaluate(self, sample: GpuSample) -> Report:
         powers, persistences, values = self._differing(sample)
@@ -94,14 +93,14 @@ class GpuSettings(gpu_common.GpuCheck):
                 usual_persistence=persistences.get(gpu.uuid, 0.0),
                 siblings=self._siblings,
                 usual_mode=None if self._siblings is Status.OK else _usual_mode(sample, gpu.name),
-                usual_values=values.get(gpu.uuid, 0.0),
+                missed=_missed(sample, gpu) if gpu.uuid in values else (),
             ),
         )
 
     def _differing(self, sample: GpuSample) -> list[Mapping[str, float]]:
         """The GPUs below their siblings: by power limit, persistence mode and number of values.
 
-        A GPU that is lost, or has MIG on, has fewer values by design.
+        A GPU that is lost, needs a reset or has MIG on has fewer values by design.
         """
         if self._siblings is Status.OK:
             return [{}, {}, {}]
@@ -123,12 +122,23 @@ class GpuSettings(gpu_common.GpuCheck):
 def _levels(gpu: Gpu) -> tuple[int | None, bool | None, int | None]:
     lacks = sum(value in (None, "") for value in _values(gpu).values())
     is_whole = gpu.mig is None or not gpu.mig.enabled
-    is_here = is_whole and not gpu_common.is_silent(gpu)
+    is_usable = Code.RESET_REQUIRED not in gpu.errors.values()
+    is_here = is_whole and is_usable and not gpu_common.is_silent(gpu)
     return gpu.limits.power, gpu.limits.persistence, len(_VALUES) - lacks if is_here else None
 
 
 def _values(gpu: Gpu) -> dict[str, object]:
     return dict(zip(_VALUES, attrgetter(*_VALUES)(gpu), strict=True))
+
+
+def _missed(sample: GpuSample, gpu: Gpu) -> list[str]:
+    """The values that this GPU lacks, and another of its model has."""
+    siblings = [_values(each) for each in sample.gpus if each.name == gpu.name]
+    return [
+        name
+        for name, value in _values(gpu).items()
+        if value in (None, "") and any(each[name] not in (None, "") for each in siblings)
+    ]
 
 
 def _usual_mode(sample: GpuSample, model: str) -> int | None:

@@ -56,10 +56,13 @@ def outliers(parts: Levels) -> dict[str, float]:
 
 @dataclass(slots=True)
 class SiblingWatch:
-    """Remembers since when a part has been worse than its siblings."""
+    """Remembers since when a part has been worse than its siblings.
 
+    ``has_read``: another run has gone before. Set for values that one failed call makes worse.
+    """
+
+    has_read: bool = False
     _since: dict[str, float] = field(default_factory=dict)
-    _has_read: bool = False
 
     def lasting(self, parts: Levels, now: float) -> dict[str, float]:
         """Those of `outliers` that have been so for `PATIENCE`, each with its kind's usual level.
@@ -71,8 +74,8 @@ class SiblingWatch:
         if now < BOOT_GRACE:
             self._since.clear()
             return {}
-        first = now if self._has_read else now - PATIENCE
-        self._has_read = True
+        first = now if self.has_read else now - PATIENCE
+        self.has_read = True
         self._since = {name: self._since.get(name, first) for name in found}
         return {name: found[name] for name, at in self._since.items() if now - at >= PATIENCE}
 

@@ -1,5 +1,6 @@
 """Settings that differ between the GPUs of a node, and a MIG mode that waits for a reset."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,6 +8,7 @@ import pytest
 
 from nodeagent.checks import gpu_settings
 from nodeagent.checks.base import Check
+from tests.agent.gpu_node import GPUS, Node, failing, said
 from tests.agent.machines import options
 from tests.nvml import FakeGpu, gpu, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
@@ -36,9 +38,29 @@ async def test_a_gpu_that_differs_from_seven_is_degraded(
     tmp_path: Path, values: dict[str, Any], status: tuple[str, str]
 ) -> None:
     async with Bench(tmp_path, eight(**values), boottime=90_000.0) as bench:
-        seen = await run_check(bench.build(gpu_settings.SPEC))
+        check = bench.build(gpu_settings.SPEC)
+        seen = await run_check(check)
+        if status[1] == "unlike-siblings":
+            assert seen.status(uuid_of(5)) == ("OK", ""), "one call may have failed"
+            bench.later(301.0)
+            seen = await run_check(check)
     assert seen.status(uuid_of(5)) == status
     assert all(seen.is_well(uuid_of(index)) for index in range(8) if index != 5)
+
+
+async def test_values_that_no_sibling_has_are_not_missed_nor_any_before_a_reset(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    full = [replace(each, vbios="96.00", power=100) for each in GPUS[1:]]
+    for code, is_well in ((16, True), (999, False)):
+        check = node.build(gpu_settings.SPEC)
+        node.set_gpus(failing(GPUS[0], vbios=code), *full)
+        await run_check(check)
+        node.later(301.0)
+        seen = await run_check(check)
+        assert seen.is_well("GPU-0") is is_well
+    assert said(seen, "GPU-0")[2].endswith("; the driver does not report its power, vbios")
 
 
 @pytest.mark.parametrize(("setting", "status"), [("failed", "FAILED"), ("ok", "OK")])
