@@ -4,7 +4,7 @@ Reasons: ``narrow`` (below ``width``, if that is set: failed; below the other GP
 below what it was: degraded), ``slow`` (under load, below two thirds of the GPUs: ``siblings``),
 ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
 ``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``unlike-siblings`` (the
-width of this GPU alone can't be read: ``siblings``), ``no-sysfs`` (unknown).
+width of this GPU alone can't be read twice in a row: ``siblings``), ``no-sysfs`` (unknown).
 Off where no source reports any link, as in some virtual machines. The speed falls when a GPU is
 idle, so only samples of GPUs at work are compared.
 """
@@ -50,6 +50,8 @@ class GpuPcie(gpu_common.GpuCheck):
         #: By address: the widest link seen, and the rises of its counters.
         self._widest: dict[str, int] = {}
         self._errors: dict[str, CounterIncreases] = {}
+        #: By address: the looks in a row in which it was there and its width could not be read.
+        self._unread: dict[str, int] = {}
         self._replays: dict[str, CounterIncrease] = {}
 
     def evaluate(self, sample: GpuSample) -> Report:
@@ -93,6 +95,10 @@ class GpuPcie(gpu_common.GpuCheck):
     ) -> Verdict:
         now = self._sources.machine.clock.boottime()
         seen = self._widest[address] = max(self._widest.get(address, 0), link.width or 0)
+        # A device that resets, or is being removed, gives no width for a moment.
+        folder = self._sources.machine.sys / f"bus/pci/devices/{address}.0"
+        is_unread = link.width is None and folder.exists()
+        self._unread[address] = self._unread.get(address, 0) + 1 if is_unread else 0
         counts = {"fatal": link.fatal, "non-fatal": link.nonfatal}
         errors = self._errors.setdefault(address, CounterIncreases(_ERROR_WINDOW))
         rises = errors.add(now, {name: n for name, n in counts.items() if n is not None})
@@ -125,6 +131,7 @@ class GpuPcie(gpu_common.GpuCheck):
             usual=usual if link.max_width is None or link.max_width >= usual else 0,
             usual_speed=faster,
             siblings=self._siblings,
+            is_unread=self._unread[address] > 1,
             most_replays=self._replays_per_minute * int(_REPLAY_WINDOW / 60),
         )
 
@@ -139,11 +146,13 @@ def evaluate(
     usual: int = 0,
     usual_speed: float = 0.0,
     siblings: Status = Status.DEGRADED,
+    is_unread: bool = False,
 ) -> Verdict:
     """The verdict on one GPU's link. Pure. ``seen``: the width that it had.
 
     ``usual``: the width of the other GPUs; ``usual_speed``: their speed at work, 0 where this GPU
-    has it too; ``siblings``: the status of a GPU below these.
+    has it too; ``siblings``: the status of a GPU below these; ``is_unread``: the width can't be
+    read for longer than a moment.
     """
     text = "the width of the link can't be read"
     if link.width is not None:
@@ -168,7 +177,7 @@ def evaluate(
         )
     if usual_speed:
         return siblings, "slow", f"{text}, and most GPUs of this node work at {usual_speed:g} GT/s"
-    if link.width is None and usual:
+    if is_unread and usual:
         return siblings, "unlike-siblings", f"{text}, and that of the other GPUs can"
     if link.width is None:
         return Status.UNKNOWN, "no-sysfs", text

@@ -1,5 +1,6 @@
 """The PCIe link of each GPU, by sysfs even while the driver hangs."""
 
+import shutil
 from pathlib import Path
 from typing import cast
 
@@ -186,6 +187,24 @@ def slow(bench: Bench, speed: str) -> None:
 @pytest.fixture
 def known() -> dict[str, str]:
     return {pci_of(index): uuid_of(index) for index in range(8)}
+
+
+async def test_a_width_that_cannot_be_read_twice_is_unlike_the_siblings(
+    tmp_path: Path, known: dict[str, str]
+) -> None:
+    async with Bench(tmp_path, eight(), remembered=known) as bench:
+        device = bench.gpus.sys / f"bus/pci/devices/{pci_of(5)}.0"
+        check = bench.build(gpu_pcie.SPEC)
+        for _ in range(2):
+            (device / "current_link_width").unlink()
+            assert await looks(bench, check, 1) == ("UNKNOWN", "no-sysfs")
+            (device / "current_link_width").write_text("16\n")
+            assert await looks(bench, check, 1) == ("OK", "")
+        (device / "current_link_width").unlink()
+        assert await looks(bench, check, 2) == ("DEGRADED", "unlike-siblings")
+        shutil.rmtree(device)
+        seen = await run_check(check)
+        assert seen.status(uuid_of(5)) == ("UNKNOWN", "no-sysfs"), "the list of devices is older"
 
 
 async def test_a_gpu_slower_at_work_than_seven_is_degraded(
