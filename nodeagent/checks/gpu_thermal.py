@@ -11,11 +11,11 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 from functools import partial
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Kind, Option, Report
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.gpu_clocks import measure
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
-from nodeagent.sources.gpu_sample import Gpu, GpuSample
+from nodeagent.sources.gpu_sample import Gpu
 
 
 def evaluate(gpu: Gpu, *, margin: int) -> Verdict:
@@ -43,14 +43,17 @@ def evaluate(gpu: Gpu, *, margin: int) -> Verdict:
 
 
 class GpuThermal(EachGpu):
-    """Evaluates each GPU by itself, and measures those at work."""
+    """Evaluates each GPU by itself, and measures those at work, also where the check is off."""
 
-    def evaluate(self, sample: GpuSample) -> Report:
+    async def run_check(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
         for gpu in sample.gpus:
             value = gpu.temperature if measure(gpu) is not None else None
             put = self._sources.measurements.put
             put("gpu-temperature", gpu.uuid, value, at=sample.at, model=gpu.name)
-        return super().evaluate(sample)
+        return await super().run_check()
 
 
 SPEC = CheckSpec(

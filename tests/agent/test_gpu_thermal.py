@@ -78,8 +78,13 @@ async def test_gpus_that_tell_no_temperature_turn_the_check_off(tmp_path: Path) 
 async def test_the_temperature_of_a_gpu_at_work_is_measured_for_the_fleet(tmp_path: Path) -> None:
     working = gpu(1, temperature=71, clocks=0x4, load=99, sm_clock=1755)
     async with Bench(tmp_path, [gpu(0, temperature=35), working]) as bench:
-        await run_check(bench.build(gpu_thermal.SPEC))
+        check = bench.build(gpu_thermal.SPEC)
+        await run_check(check)
         measured = bench.sources.measurements.current(bench.clock.boottime())
+        bench.gpus.fail("nvmlDeviceGetTemperature", code=3)
+        bench.later()
+        assert isinstance(await check.run_check(), Off)
+        assert bench.sources.measurements.current(bench.clock.boottime()) == []
     found = {(one.measure, one.component): one.value for one in measured}
     assert found == {("gpu-temperature", uuid_of(1)): 71}
 
