@@ -356,20 +356,69 @@ async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
         assert left == [], (seed, left, slurm.nodes)
 
 
+async def refuse() -> None:
+    raise GuardRefused("this replica may not be the controller any more")
+
+
+async def quarantined(place: Path, slurm: FakeSlurm) -> Controller:
+    """The controller of n1, which is in quarantine."""
+    controller = Controller(place / "cluster.db", slurm)
+    await controller.start()
+    await controller.quarantine("n1")
+    return controller
+
+
+@pytest.mark.parametrize("author", ["sickbay", "admin"])
 async def test_a_controller_that_loses_its_place_before_an_undrain_leaves_the_drain(
-    tmp_path: Path,
+    tmp_path: Path, author: str
 ) -> None:
     """The next one may have drained the node again, in the same words."""
     slurm = FakeSlurm(random.Random(1), quiet=True)
-    controller = Controller(tmp_path / "cluster.db", slurm)
-    await controller.start()
-    await controller.quarantine("n1")
+    controller = await quarantined(tmp_path, slurm)
     node = present(await controller.cluster.read_node("n1"))
-
-    async def lost() -> None:
-        raise GuardRefused("this replica may not be the controller any more")
-
+    if author == "admin":
+        slurm._write("n1", "fan 3", author, drain=True)
     with pytest.raises(GuardRefused):
-        await controller.cluster.patch_node(node, UNMARK, guard=Guard(lost))
+        await controller.cluster.patch_node(node, UNMARK, guard=Guard(refuse))
     assert slurm.nodes["n1"].has_drain
+    assert await controller.cluster.recorded("n1") is not None
+    await controller.cluster.close()
+
+
+async def test_a_controller_that_loses_its_place_during_an_undrain_leaves_the_record(
+    tmp_path: Path,
+) -> None:
+    """The record may be the one of the next controller's drain."""
+    holds = True
+
+    class Losing(FakeSlurm):
+        async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+            nonlocal holds
+            await super().undrain(node, guard=guard)
+            holds = False
+
+    async def check() -> None:
+        if not holds:
+            await refuse()
+
+    controller = await quarantined(tmp_path, slurm := Losing(random.Random(1), quiet=True))
+    node = present(await controller.cluster.read_node("n1"))
+    with pytest.raises(GuardRefused):
+        await controller.cluster.patch_node(node, UNMARK, guard=Guard(check))
+    assert await controller.cluster.recorded("n1") is not None
+    await controller.patch("n1", UNMARK)
+    assert await controller.cluster.recorded("n1") is None
+    assert not slurm.nodes["n1"].has_drain
+    await controller.cluster.close()
+
+
+async def test_a_controller_that_loses_its_place_before_a_drain_leaves_the_record(
+    tmp_path: Path,
+) -> None:
+    controller = Controller(tmp_path / "cluster.db", FakeSlurm(random.Random(1), quiet=True))
+    await controller.start()
+    node = present(await controller.cluster.read_node("n1"))
+    with pytest.raises(GuardRefused):
+        await controller.cluster.patch_node(node, MARK, guard=Guard(refuse))
+    assert await controller.cluster.recorded("n1") is None
     await controller.cluster.close()

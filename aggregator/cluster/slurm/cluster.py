@@ -224,9 +224,9 @@ class SlurmCluster(LocalCluster):
         if node.name not in self._reported and has_changed(author, ours):
             raise Conflict(f"the drain of {node.name} has changed, and is read first")
         self._reported.discard(node.name)
+        await guard()
         if author is Whose.ANOTHER:
             # No new work starts there already; the words of the other stay.
-            await pass_guard(guard)
             await self.record(node.name, FOREIGN)
             return found
         if author is Whose.NOBODY:
@@ -260,12 +260,14 @@ class SlurmCluster(LocalCluster):
         """
         ours = await self.recorded(name)
         found = await self.now(name)
+        await guard()
         if ours is None:
             return found
         if not ours.foreign and found.instance_id == ours.instance_id:
             if whose(found, ours) is Whose.OURS:
                 await self._client.undrain(name, guard=guard)
                 found = await self.now(name)
+                await guard()  # the next controller may have drained it again
             if words := words_to_leave(found, ours):
                 await self._client.write_reason(name, words)
         await self.record(name, None)
