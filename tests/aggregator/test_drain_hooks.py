@@ -150,7 +150,7 @@ async def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(
     assert failed == (answer is FAILED)
 
 
-@pytest.mark.parametrize("during", ["the record", "its turn"])
+@pytest.mark.parametrize("during", ["the record", "its turn", "its last turn"])
 @virtual_time.in_virtual_time
 async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_release(
     during: str,
@@ -158,7 +158,9 @@ async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_releas
     """The next one may have marked the node again: a hook that opens it would give it new work."""
     world, holds = world_with("a"), [True]
     hook = Guarded(world, [DONE])
-    settings = replace(SETTINGS, hooks=HookRules(post_release=hook))
+    limit = 1.0 if during == "its last turn" else 60.0
+    rules = HookRules(post_release=hook, post_release_timeout=limit)
+    settings = replace(SETTINGS, hooks=rules)
 
     async def in_queue(name: str) -> None:
         if name == "write_record" and phase_of(world, "n1") is Phase.RELEASING:
@@ -172,16 +174,34 @@ async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_releas
     await until(lambda: not holds[0])
     await asyncio.sleep(300)
     assert hook.ended == 0
+    told = {"quarantine.hook_failed", "quarantine.released"} & set(replica.notes.kinds("n1"))
+    assert (told, phase_of(world, "n1")) == (set(), Phase.RELEASING)
+
+
+@virtual_time.in_virtual_time
+async def test_a_controller_that_has_lost_its_place_gives_no_hook_up_that_was_not_called() -> None:
+    """With ``go_on`` the next one would evict without the hook."""
+    world, holds = world_with("a"), [True]
+    hook = Guarded(world, [DONE], waits=5.0, before=lambda: holds.__setitem__(0, False))
+    rules = hooked(hook, pre_evict_timeout=1.0, go_on=True)
+    replica = await begun(world, rules, may_act=lambda: holds[0])
+    await until(lambda: not holds[0])
+    await asyncio.sleep(60)
+    hook_status = status(world).pre_evict
+    assert hook_status is not None
+    assert (hook_status.state, hook.ended) == (HookState.RUNNING, 0)
     assert replica.notes.kinds("n1").count("quarantine.hook_failed") == 0
 
 
 @dataclass
 class Guarded(PlayedHook):
-    """Awaits its guard after a wait."""
+    """Awaits its guard after a wait (seconds)."""
 
     before: Callable[[], None] = lambda: None
+    waits: float = 0.0
 
     async def call(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+        await asyncio.sleep(self.waits)
         self.before()
         try:
             await guard()

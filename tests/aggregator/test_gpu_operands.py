@@ -1,6 +1,7 @@
 """The GPU operator's pods are stopped for a GPU reset, and started again whatever its end."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from aggregator.cluster.port import (
     UNGUARDED,
     ClusterError,
     Guard,
+    GuardRefused,
     Node,
     Pod,
     RepairState,
@@ -25,6 +27,7 @@ from aggregator.quarantine.decide.gpu_operands import (
 )
 from aggregator.quarantine.decide.node_marks import undo_change
 from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -32,6 +35,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairSettings,
 )
 from tests.aggregator.repair_site import Site
+from tests.aggregator.test_node_actions import Bench, with_bench
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import ShopRepairer, repair_settings
 from tests.support.replica import shipped_policy
@@ -245,6 +249,23 @@ async def test_the_end_is_written_when_the_operands_can_run_again() -> None:
     fails.clear()
     await site.settles(lambda: site.attempts() == [("gpu-reset", RepairState.SUCCEEDED)])
     assert site.are_labels_restored()
+
+
+@with_bench
+async def test_a_controller_that_has_lost_its_place_ends_no_attempt_while_operands_are_stopped(
+    bench: Bench,
+) -> None:
+    """An attempt that ends late ends whatever it leaves; the next controller starts them."""
+    bench.labelled({PLUGIN: PAUSED})
+    pause = OperandPause(bench.cluster, bench.acts, bench.acts.clocks)
+    attempt: Any = SimpleNamespace(operation="q-1-gpu-reset")
+    bench.may = False
+    with pytest.raises(GuardRefused):
+        await pause.resume(bench.node_state, attempt)
+    assert bench.world.nodes["n1"].labels == {PLUGIN: PAUSED}
+    bench.may = True
+    assert await pause.resume(bench.node_state, attempt) == ""
+    assert bench.world.nodes["n1"].labels == {PLUGIN: "true"}
 
 
 @pytest.mark.parametrize("after", [False, True])

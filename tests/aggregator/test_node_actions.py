@@ -236,6 +236,22 @@ async def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more(
     await bench.acts.guard(bench.node_state, granted=False)()
 
 
+@with_bench
+async def test_a_controller_that_loses_its_place_drops_no_quarantine_that_it_has_not_begun(
+    bench: Bench,
+) -> None:
+    def lose(name: str) -> None:
+        bench.may = bench.may and name != "write_quarantine_status"
+
+    bench.cluster._fails = lose
+    known = bench.stands(made())
+    del bench.world.nodes["n1"]
+    with pytest.raises(GuardRefused):
+        await bench.admission._begin_again(bench.node_state, wanted(), known)
+    assert bench.now().status.phase is Phase.RELEASING
+    assert bench.withdrawn == []
+
+
 # -- what is wanted -------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from aggregator.cluster.node_names import APPLIED, OVERRULED, RELEASED, is_marke
 from aggregator.cluster.port import (
     ClusterError,
     Conflict,
+    GuardRefused,
     Phase,
     Unreachable,
 )
@@ -348,6 +351,21 @@ async def test_a_release_is_told_once_however_often_its_object_is_dropped(bench:
     assert "n1" not in bench.world.quarantines
 
 
+@with_back
+async def test_a_controller_that_loses_its_place_in_the_hook_leaves_the_end_to_the_next(
+    bench: Back,
+) -> None:
+    async def lose(_: Any, __: Any) -> None:
+        bench.may = False
+
+    vars(bench.back)["_hooks"] = SimpleNamespace(after_release=lose)
+    known = await bench.marked(Phase.RELEASING)
+    with pytest.raises(GuardRefused):
+        await bench.back.undo(bench.node_state)
+    assert bench.now().uid == known.uid
+    assert (bench.kinds(), bench.node_state.quarantine_view.ended) == ([], "")
+
+
 @pytest.mark.parametrize(("boot", "misnamed"), [("boot-2", False), ("boot-1", True)])
 def test_a_node_made_anew_keeps_nothing_of_the_earlier_one(boot: str, *, misnamed: bool) -> None:
     async def test(bench: Back) -> None:
@@ -413,6 +431,27 @@ def test_an_uninstall_waits_for_no_node_and_a_conflict_is_tried_again(
             assert not goes
         assert ("n1" not in bench.world.quarantines) == goes
         assert bench.node_state.quarantine_view.definition_going == goes
+
+    with_back(test)()
+
+
+@pytest.mark.parametrize("patches", [True, False])
+def test_a_controller_that_has_lost_its_place_drops_no_finalizer(
+    caplog: pytest.LogCaptureFixture, *, patches: bool
+) -> None:
+    """Its deletion is by uid, so no version would refuse it."""
+
+    async def test(bench: Back) -> None:
+        known = await bench.marked(spec=of_evidence())
+        if patches:
+            known = bench.stands(replace(known, spec=replace(known.spec, evidence=())))
+        bench.may = False
+        with pytest.raises(GuardRefused):
+            await bench.back.drop_finalizer(bench.node_state, known)
+        assert bench.now().uid == known.uid
+        assert bench.node_state.quarantine_view.ended == ""
+        assert not bench.node_state.quarantine_view.definition_going
+        assert "not brought up to date" not in caplog.text
 
     with_back(test)()
 

@@ -13,7 +13,15 @@ from typing import Protocol
 from attrs import define
 
 from aggregator.cluster.node_names import APPLIED, RELEASED, is_marked
-from aggregator.cluster.port import AppliedChanges, ClusterError, Conflict, Node, Phase, Quarantine
+from aggregator.cluster.port import (
+    AppliedChanges,
+    ClusterError,
+    Conflict,
+    GuardRefused,
+    Node,
+    Phase,
+    Quarantine,
+)
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.open_attempts import are_attempts_known
@@ -157,6 +165,7 @@ class ReleaseActions:
                 await self._acts.write_status(node_state, quarantine, status)
             raise
         await self._hooks.after_release(node_state, quarantine)
+        await self._acts.place()  # else the next controller completes the release, and reports it
         if node_state.quarantine_view.ended != quarantine.uid:  # once, however often it is dropped
             text, wall = f"released: {_because(quarantine)}", self._acts.clocks.wall()
             self._acts.emit_event(node_state, EventKind.RELEASED, text)
@@ -209,7 +218,7 @@ class ReleaseActions:
         """
         try:
             await self._update_memory(node_state, quarantine)
-        except Conflict:
+        except (Conflict, GuardRefused):
             raise
         except ClusterError as error:  # an uninstall does not wait for it
             log.warning(
@@ -228,6 +237,7 @@ class ReleaseActions:
             await self._acts.cluster.patch_node(node, change, guard=self._acts.place)
 
     async def _drop(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        await self._acts.place()  # a deletion by uid, which no version fences
         node_state.own_quarantine_view().note_end(quarantine.uid)
         await self._acts.cluster.drop_quarantine(quarantine)
         reborn = node_state.own_quarantine_view().drop()

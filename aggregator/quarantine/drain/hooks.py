@@ -112,6 +112,8 @@ class HookRunner:
                 await self._end(node_state, HookState.DONE, known, answer.text)
                 self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
+            if not still():
+                return False  # the call may have been refused: the next controller calls it
             text = f"{answer.result.value}: {answer.text}".rstrip(": ")
             late = self._acts.clocks.earliest() >= known.started_at + limit
             if late and self._rules.go_on:
@@ -179,6 +181,7 @@ class HookRunner:
             if answer.result is HookResult.DONE:
                 self._note(node_state, EventKind.HOOK, "post_release", "drain.post_release is done")
                 return
+            await self._acts.place()  # the call may have been refused: the next controller calls it
             calls += 1
             if self._acts.clocks.now() + _BACKOFF.longest(calls) >= ends_at:
                 text = f"drain.post_release was not done in {limit:g} s: {answer.text}"

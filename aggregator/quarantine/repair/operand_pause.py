@@ -3,7 +3,7 @@
 from attrs import define
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, ClusterError, NodeChange, RepairAttempt
+from aggregator.cluster.port import Cluster, ClusterError, GuardRefused, NodeChange, RepairAttempt
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.gpu_operands import operand_pods, pause_change, resume_change
 from aggregator.quarantine.state.node import NodeState
@@ -49,7 +49,10 @@ class OperandPause:
         return f"pods of the GPU operator hold GPUs: {', '.join(left[:_MOST_NAMED])}"
 
     async def resume(self, node_state: NodeState, attempt: RepairAttempt) -> str:
-        """Start those that we stopped. Returns why that can't be done now; empty: they run."""
+        """Start those that we stopped. Returns why that can't be done now; empty: they run.
+
+        Raises GuardRefused where this replica has lost its place: the next one starts them.
+        """
         try:
             node = await self._cluster.read_node(node_state.node)
             change = resume_change(node) if node is not None else {}
@@ -57,6 +60,8 @@ class OperandPause:
                 labels, place = NodeChange(labels=change), self._acts.place
                 node = await self._cluster.patch_node(node, labels, guard=place)
             node_state.take_node(node)
+        except GuardRefused:
+            raise  # an attempt that ends late would leave them stopped for ever
         except ClusterError as error:
             return str(error) or type(error).__name__
         self._since.pop(attempt.operation, None)
