@@ -111,12 +111,16 @@ class NodeReads:
         self._holds.unhold_resumed(node_state)
         return None
 
-    def are_due(self, node_state: NodeState) -> bool:
-        """Whether a read, or a change of a node without an object, comes before the plans."""
+    def are_due(self, node_state: NodeState, *, with_pods: bool = True) -> bool:
+        """Whether a read, or a change of a node without an object, comes before the plans.
+
+        ``with_pods``: also the read of a drained node's pods, which comes every few minutes. A step
+        of a test goes on until its end: its call may take longer, and would never end.
+        """
         quarantine, view, work = node_state.quarantine, node_state.quarantine_view, node_state.work
         if quarantine is not None and quarantine.foreign:
             return False
-        if work.needs_read or work.recheck_pods:
+        if work.needs_read or (with_pods and work.recheck_pods):
             return True
         if quarantine is None and view.vanished:
             return False
@@ -301,7 +305,7 @@ class NodeWorker:
         """Whether the step of a test may go on: no read, no change of marks without an object is
         next, and no step except a held one.
         """
-        if self._reads.are_due(node_state):
+        if self._reads.are_due(node_state, with_pods=False):
             return False
         reconciler, step = self._plan(node_state, node_state.quarantine)
         at_admission = reconciler is self._admission
@@ -332,7 +336,8 @@ class NodeWorker:
 
         ``quarantine``: as it will be; None: as it is known.
         """
-        if not self._queue.may_act() or self._reads.are_due(node_state):
+        with_pods = do is not ADVANCE.do
+        if not self._queue.may_act() or self._reads.are_due(node_state, with_pods=with_pods):
             return False
         _, step = self._plan(node_state, quarantine or node_state.quarantine)
         if step.do is not do:
