@@ -101,7 +101,7 @@ def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(story: S
             died = asyncio.create_task(first.cluster.crashed.wait())
             await asyncio.wait({died}, timeout=120)
             died.cancel()
-            calls = first.cluster.calls
+            changes = first.cluster.changes
             await first.stop()
             second = Replica(world, clock=LoopClock(loop))
             await sees(second, story.speaks)
@@ -111,10 +111,10 @@ def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(story: S
             assert second.notes.kinds("n1").count(story.kind) == 1
             await is_evaluated_by_what_is_taken(world, second)
             await second.stop()
-            return calls
+            return changes
 
-        calls = await one(None, after=False)
-        for at in range(1, min(calls, 30) + 1):
+        changes = await one(None, after=False)
+        for at in range(1, min(changes, 30) + 1):
             for after in (False, True):
                 await one(at, after=after)
 

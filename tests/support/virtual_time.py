@@ -66,20 +66,33 @@ def loop_time() -> float:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` to its end in virtual time, and then end what it has started."""
+    """Run ``main`` to its end in virtual time, and then end what it has started.
+
+    A task that refuses to end is a failure of its own where ``main`` had none.
+    """
     loop = VirtualTimeLoop()
     try:
-        return loop.run_until_complete(main)
+        try:
+            result = loop.run_until_complete(main)
+        finally:
+            left = _end_tasks(loop)
+        assert not left, left
+        return result
     finally:
-        for turn in range(_TURNS):
-            left = asyncio.all_tasks(loop)
-            if not left:
-                break
-            if turn % 10 == 0:  # what a task does at its end may wait, too
-                for task in left:
-                    task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
         loop.close()
+
+
+def _end_tasks(loop: VirtualTimeLoop) -> set[asyncio.Task[Any]]:
+    """The tasks that do not end, though they are cancelled."""
+    for turn in range(_TURNS):
+        left = asyncio.all_tasks(loop)
+        if not left:
+            break
+        if turn % 10 == 0:  # what a task does at its end may wait, too
+            for task in left:
+                task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+    return asyncio.all_tasks(loop)
 
 
 def in_virtual_time(
@@ -117,6 +130,9 @@ def on(
         def to_its_end() -> None:
             play(lambda loop: test(made(loop)))
 
+        # Its marks too. pytest would read the arguments of a test that is wrapped.
+        functools.update_wrapper(to_its_end, test)
+        del to_its_end.__dict__["__wrapped__"]
         return to_its_end
 
     return decorate
