@@ -167,6 +167,13 @@ class NodeActions(NodeReports):
             node_state.take_read(quarantine, self.policy, self.clocks.now(), before=before)
         return quarantine
 
+    async def drop(self, node_state: NodeState, quarantine: Quarantine) -> str:
+        """End the object. Returns the boot of a Node that has replaced its own."""
+        await self.place()  # a deletion by uid, which no version fences
+        node_state.own_quarantine_view().note_end(quarantine.uid)
+        await self.cluster.drop_quarantine(quarantine)
+        return node_state.own_quarantine_view().drop()
+
     async def write_status(
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus
     ) -> Quarantine:

@@ -237,11 +237,7 @@ class ReleaseActions:
             await self._acts.cluster.patch_node(node, change, guard=self._acts.place)
 
     async def _drop(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        await self._acts.place()  # a deletion by uid, which no version fences
-        node_state.own_quarantine_view().note_end(quarantine.uid)
-        await self._acts.cluster.drop_quarantine(quarantine)
-        reborn = node_state.own_quarantine_view().drop()
-        if reborn:
+        if reborn := await self._acts.drop(node_state, quarantine):
             # They belong to the earlier Node: the evaluation finds those of this one.
             node_state.decision.take_incidents(EMPTY)
             node_state.agent.compare_boot(reborn)

@@ -303,11 +303,7 @@ class AdmissionReconciler:
         because = "its node is another than was decided on: not begun"
         ended = releasing(quarantine.status, because)
         quarantine = await self._acts.write_status(node_state, quarantine, ended)
-        await self._acts.place()
-        view = node_state.own_quarantine_view()
-        view.note_end(quarantine.uid)
-        await self._acts.cluster.drop_quarantine(quarantine)
-        view.drop()
+        await self._acts.drop(node_state, quarantine)
         log.info(
             "Quarantine not begun",
             extra={
