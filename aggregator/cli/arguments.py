@@ -21,6 +21,22 @@ def program(executable: str) -> str:
     return "kubectl sickbay" if Path(executable).name == PLUGIN else "sickbay"
 
 
+def add_value(
+    parser: Any,
+    names: str,
+    metavar: str,
+    text: str,
+    kind: Callable[[str], Any] = str,
+    default: object = None,
+) -> None:
+    """Add an option with a value to a parser or a group of one: ``default``, or of a text empty,
+    without it. ``names`` have blanks between them, ``text`` is the option's help.
+    """
+    if kind is str and default is None:
+        default = ""
+    parser.add_argument(*names.split(), type=kind, default=default, metavar=metavar, help=text)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors name the most similar command or option."""
 
@@ -38,12 +54,8 @@ class Parser(argparse.ArgumentParser):
         kind: Callable[[str], Any] = str,
         default: object = None,
     ) -> None:
-        """An option with a value: ``default``, or of a text empty, without it. ``names`` have
-        blanks between them, ``text`` is its help.
-        """
-        if kind is str and default is None:
-            default = ""
-        self.add_argument(*names.split(), type=kind, default=default, metavar=metavar, help=text)
+        """See `add_value`."""
+        add_value(self, names, metavar, text, kind, default)
 
     def flag(self, names: str, text: str) -> None:
         """An option without a value."""

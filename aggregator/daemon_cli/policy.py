@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aggregator.cli.arguments import add_value
 from aggregator.daemon_cli import pools, replay
-from aggregator.daemon_cli.subcommand import add_command, option, shaped_as
+from aggregator.daemon_cli.subcommand import add_command, shaped_as
 from aggregator.rfc3339 import span
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
@@ -41,14 +42,14 @@ def add_to(commands: Any) -> None:
     )
     check.add_argument("file", type=Path, metavar="FILE", help="the rules")
     check.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
-    option(check, "--config", "FILE", "check the pools of this configuration, too", Path)
+    add_value(check, "--config", "FILE", "check the pools of this configuration, too", Path)
     check.set_defaults(command=_check)
 
     explain = add_command(about, "explain", "print the action on a fault, and the rule behind it")
     what = explain.add_mutually_exclusive_group(required=True)
-    option(what, "--fault", "CODE", "such as xid:79", _code)
-    option(what, "--check", "NAME", "a check that fails", _check_name)
-    option(
+    add_value(what, "--fault", "CODE", "such as xid:79", _code)
+    add_value(what, "--check", "NAME", "a check that fails", _check_name)
+    add_value(
         what,
         "--condition",
         "TYPE",
@@ -61,7 +62,7 @@ def add_to(commands: Any) -> None:
         default="failed",
         help="the check's status (default: %(default)s)",
     )
-    option(
+    add_value(
         explain,
         "--reason",
         "WORD",
@@ -70,10 +71,10 @@ def add_to(commands: Any) -> None:
         "",
     )
     explain.add_argument("--component", default="", help="such as /data or a GPU's UUID")
-    option(explain, "--count", "N", "how often the fault was seen", _count(1_000_000), 1)
-    option(explain, "--jobs", "N", "in how many jobs the fault was seen", _count(32), 1)
-    option(explain, "--flaps", "N", "how often the check began to fail", _count(32), 0)
-    option(explain, "--driver", "VERSION", "the node's driver, such as 580.82.07", _driver, "")
+    add_value(explain, "--count", "N", "how often the fault was seen", _count(1_000_000), 1)
+    add_value(explain, "--jobs", "N", "in how many jobs the fault was seen", _count(32), 1)
+    add_value(explain, "--flaps", "N", "how often the check began to fail", _count(32), 0)
+    add_value(explain, "--driver", "VERSION", "the node's driver, such as 580.82.07", _driver, "")
     explain.add_argument(
         "--detail",
         type=_detail,
@@ -82,7 +83,7 @@ def add_to(commands: Any) -> None:
         metavar="NAME=VALUE",
         help="a detail from the fault's line, such as verdict=gpu-reset",
     )
-    option(explain, "--policy", "FILE", "a site's rules on top of the shipped ones", Path)
+    add_value(explain, "--policy", "FILE", "a site's rules on top of the shipped ones", Path)
     explain.add_argument(
         "--label",
         type=pools.label_argument,
@@ -91,7 +92,7 @@ def add_to(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="a label of the node, for rules about some nodes, and for its pool",
     )
-    option(explain, "--config", "FILE", "name the node's pool in this configuration", Path)
+    add_value(explain, "--config", "FILE", "name the node's pool in this configuration", Path)
     explain.add_argument("-o", "--output", choices=("text", "json"), default="text")
     explain.set_defaults(command=_explain)
     replay.add_replay(about)

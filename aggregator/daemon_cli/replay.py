@@ -13,6 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aggregator.cli.arguments import add_value
 from aggregator.daemon_cli.pools import (
     NodesFileError,
     PoolEffect,
@@ -22,7 +23,7 @@ from aggregator.daemon_cli.pools import (
     read_labels,
     totals_json,
 )
-from aggregator.daemon_cli.subcommand import add_command, option
+from aggregator.daemon_cli.subcommand import add_command
 from aggregator.rfc3339 import write_time
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
@@ -50,15 +51,15 @@ def add_replay(about: Any) -> None:
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="the changed rules")
     _add_source(replay)
-    option(replay, "--record", "FILE", "read a file of 'history export' instead", Path)
-    option(
+    add_value(replay, "--record", "FILE", "read a file of 'history export' instead", Path)
+    add_value(
         replay,
         "--against",
         "FILE",
         "compare with these rules (default: the configuration's, or the shipped ones)",
         Path,
     )
-    option(
+    add_value(
         replay,
         "--nodes",
         "FILE",
@@ -82,7 +83,7 @@ def add_history(commands: Any) -> None:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_value(
         parser,
         "--config",
         "FILE",
@@ -90,8 +91,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         Path,
         _CONFIG,
     )
-    option(parser, "--node", "NAME", "only of this node")
-    option(
+    add_value(parser, "--node", "NAME", "only of this node")
+    add_value(
         parser,
         "--since",
         "DURATION",

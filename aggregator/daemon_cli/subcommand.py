@@ -17,22 +17,6 @@ def add_command(group: Any, name: str, purpose: str, more: str = "") -> argparse
     return made
 
 
-def option(
-    parser: Any,
-    name: str,
-    metavar: str,
-    text: str,
-    kind: Callable[[str], Any] = str,
-    default: object = None,
-) -> None:
-    """Add an option with a value: ``default``, or of a text empty, without it. ``parser``: or a
-    group of one; ``text``: the option's help.
-    """
-    if kind is str and default is None:
-        default = ""
-    parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
-
-
 def shaped_as(pattern: str, what: str) -> Callable[[str], str]:
     """The type of an option: text that fits, or empty. ``what``: what other text is not, and an
     example of what is expected.
