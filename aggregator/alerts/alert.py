@@ -7,16 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from importlib.resources import files
 from typing import Any
 
 from aggregator.events import EventKind, Transition
-from aggregator.policy.shipped_yaml import read_shipped
+from aggregator.policy.shipped_yaml import read_shipped_file
 from aggregator.runtime.text import truncate
 
-_KINDS: Mapping[str, Mapping[str, Any]] = read_shipped(
-    (files("aggregator.alerts") / "kinds.yaml").read_text("utf-8")
-)
+_KINDS: Mapping[str, Mapping[str, Any]] = read_shipped_file("aggregator.alerts", "kinds.yaml")
 
 
 def _kinds_with(key: str) -> dict[EventKind, Any]:

@@ -1,10 +1,9 @@
 """The traits of the agent's checks, read from checks.yaml, which describes each of them."""
 
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
-from aggregator.policy.shipped_yaml import read_shipped
+from aggregator.policy.shipped_yaml import read_shipped_file
 
 TRAITS = ("shared-target", "edge", "network", "nvlink", "verdict")
 
@@ -23,9 +22,7 @@ def checks_with(trait: str, checks: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-_CHECKS: Mapping[str, Any] = read_shipped(
-    (files("aggregator.policy") / "checks.yaml").read_text("utf-8")
-)
+_CHECKS: Mapping[str, Any] = read_shipped_file("aggregator.policy", "checks.yaml")
 #: Their components are targets of several nodes, and no part of any of them.
 SHARED_TARGETS = checks_with("shared-target", _CHECKS)
 #: Their components are edges between two nodes, which accuse neither end.

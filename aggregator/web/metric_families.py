@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from aggregator.policy.shipped_yaml import read_shipped
+from aggregator.policy.shipped_yaml import read_shipped_file
 from aggregator.runtime.histogram import Histogram
 
 #: Of a family without labels; else by the value of its one label, or by those of its labels.
@@ -47,9 +46,7 @@ def family_of(name: str, values: Values) -> Metric:
 @cache
 def declared() -> Mapping[str, Mapping[str, Any]]:
     """The content of metrics.yaml."""
-    found: Mapping[str, Mapping[str, Any]] = read_shipped(
-        (files("aggregator.web") / "metrics.yaml").read_text("utf-8")
-    )
+    found: Mapping[str, Mapping[str, Any]] = read_shipped_file("aggregator.web", "metrics.yaml")
     return found
 
 
