@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from aggregator.runtime.command_options import add_value
 from aggregator.runtime.node_name import EXPECTED, expect_one_node, is_node_name
 
 Command = Callable[[argparse.Namespace], None]
@@ -19,22 +20,6 @@ PLUGIN = "kubectl-sickbay"
 def program(executable: str) -> str:
     """The command as the person called it: kubectl runs PLUGIN for `kubectl sickbay`."""
     return "kubectl sickbay" if Path(executable).name == PLUGIN else "sickbay"
-
-
-def add_value(
-    parser: Any,
-    names: str,
-    metavar: str,
-    text: str,
-    kind: Callable[[str], Any] = str,
-    default: object = None,
-) -> None:
-    """Add an option with a value to a parser or a group of one: ``default``, or of a text empty,
-    without it. ``names`` have blanks between them, ``text`` is the option's help.
-    """
-    if kind is str and default is None:
-        default = ""
-    parser.add_argument(*names.split(), type=kind, default=default, metavar=metavar, help=text)
 
 
 class Parser(argparse.ArgumentParser):

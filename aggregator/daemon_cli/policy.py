@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aggregator.cli.arguments import add_value
 from aggregator.daemon_cli import pools, replay
 from aggregator.daemon_cli.subcommand import add_command, shaped_as
 from aggregator.rfc3339 import span
+from aggregator.runtime.command_options import add_value
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config

@@ -13,7 +13,6 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aggregator.cli.arguments import add_value
 from aggregator.daemon_cli.pools import (
     NodesFileError,
     PoolEffect,
@@ -25,6 +24,7 @@ from aggregator.daemon_cli.pools import (
 )
 from aggregator.daemon_cli.subcommand import add_command
 from aggregator.rfc3339 import write_time
+from aggregator.runtime.command_options import add_value
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
