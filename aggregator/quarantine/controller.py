@@ -4,6 +4,7 @@
 objects and the record bring it back.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 from aggregator.quarantine.actions.holds import Proposals
@@ -105,9 +106,14 @@ class Controller:
             parts.switch.close()
             parts.network.close()
             parts.cluster_events.close()
+            begun = []
             for node_state in parts.registry.node_states():
                 for task in (node_state.work.task, node_state.quarantine_view.trail):
                     if task is not None:
                         task.cancel()
+                        begun.append(task)
                 if node_state.decision.timer is not None:
                     node_state.decision.timer.cancel()
+            # The next controller begins their steps again: a site's program that is killed here
+            # must have ended by then.
+            await asyncio.gather(*begun, return_exceptions=True)

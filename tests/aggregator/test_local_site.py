@@ -20,6 +20,7 @@ from aggregator.composition.core import build_controller
 from aggregator.health.model import Cleared
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import FleetState
+from nodeagent.sources.process_state import read_state
 from tests.aggregator.local_file import run_other_process
 from tests.support.node_states import summary_in
 from tests.support.present import present
@@ -74,8 +75,9 @@ class Site:
 class Aggregator:
     """A running controller on a local cluster."""
 
-    def __init__(self, path: Path, site: Site, clock: Turned) -> None:
-        self.cluster = LocalCluster(path, commands=site.commands, wall=clock)
+    def __init__(self, path: Path, site: Site | Commands, clock: Turned) -> None:
+        commands = site if isinstance(site, Commands) else site.commands
+        self.cluster = LocalCluster(path, commands=commands, wall=clock)
         self.fleet = FleetState()
         self.notes = Notes()
         self.clock = clock
@@ -88,18 +90,16 @@ class Aggregator:
             clocks=Clocks(clock, clock),
             rng=random.Random(7),
         )
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.cluster.start()
-        self._task = asyncio.create_task(self.controller.run())
+        self.task = asyncio.create_task(self.controller.run())
         await until(lambda: not self.fleet.view_lost)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        self.task.cancel()
+        await asyncio.wait({self.task})
         await self.cluster.close()
 
     def ill(self, node: str = "n1") -> None:
@@ -225,6 +225,18 @@ async def test_a_restart_in_the_middle_finishes_what_was_begun(
         assert list(dict.fromkeys(site.journal)) == ["cordon n1", "drain n1"]
         second.well()
         await until(lambda: site.journal[-1] == "release n1")
+
+
+async def test_a_controller_that_stops_ends_its_program_first(path: Path, tmp_path: Path) -> None:
+    """The next controller begins the program again, and it must not run twice at once."""
+    begun = tmp_path / "pid"
+    long = ("sh", "-c", f"echo $$ > {begun}.new && mv {begun}.new {begun} && exec sleep 600")
+    async with Aggregator(path, Commands(long, long, long), Turned()) as sickbay:
+        sickbay.ill()
+        await until(begun.exists)
+        sickbay.task.cancel()
+        await asyncio.wait({sickbay.task})
+        assert read_state(int(begun.read_text())).state == ""
 
 
 async def test_a_person_stops_and_releases_through_the_file(path: Path, site: Site) -> None:
