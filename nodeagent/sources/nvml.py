@@ -202,12 +202,16 @@ class Nvml:
             return GpuSample(self._now(), trouble=worker)
         request = worker.request(processes=processes)
         left = worker.requested_at + self._deadline - self._now()
-        await asyncio.wait({request}, timeout=max(0.0, left))
+        await self._wait_for(request, worker.pid, left)
         if request.cancelled():
             return GpuSample(self._now(), trouble=self._quiesced())
         if not request.done():
             return await self._late(worker)
         return self._answered(worker, request)
+
+    async def _wait_for(self, request: asyncio.Task[WorkerReply], _pid: int, left: float) -> None:
+        """Wait for ``left`` seconds at most; tests wait until the process hangs."""
+        await asyncio.wait({request}, timeout=max(0.0, left))
 
     def _answered(self, worker: NvmlProcess, request: asyncio.Task[WorkerReply]) -> GpuSample:
         answered = tuple(worker.answered)
@@ -263,7 +267,11 @@ class Nvml:
         state = worker.state()
         elapsed = self._now() - worker.requested_at
         words = state.name.split()
-        call = CALLS.get(words[-1], "") if words[:1] == ["nvml"] else ""
+        call = ""
+        if words[:1] == ["nvml"]:
+            # The kernel keeps 15 characters of a name: "nvml 0 processe".
+            starts = (full for key, full in CALLS.items() if key.startswith(words[-1]))
+            call = CALLS.get(words[-1]) or next(starts, "")
         what = call or "NVML's start"
         if len(words) == 3:
             what += f" of GPU {words[1]}"

@@ -166,6 +166,7 @@ async def test_without_an_answer_of_the_driver_the_processes_are_unknown(
         "cannot be read" in (await node.found()).processes_unknown
     )
     node.own_namespace = True
+    node.bench.nvml.deadline_is_far = True
     node.bench.gpus.fail(call, 0, hang=True)
     monkeypatch.setattr(gpu_pods, "_DRIVER", 0.2)
     found = await node.found()

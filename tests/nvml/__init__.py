@@ -318,6 +318,12 @@ class FakeGpus:
             return 0
         return sum(line.split()[1] == call for line in self._calls.read_text().splitlines())
 
+    def has_hung(self, pid: int) -> bool:
+        """Whether the latest call of this process hangs, or has hung."""
+        calls = self._calls.read_text() if self._calls.exists() else ""
+        mine = [line for line in calls.splitlines() if line.startswith(f"{pid} ")]
+        return bool(mine) and mine[-1].split()[1] == "hangs"
+
     def _save(self) -> None:
         lines = ["driver 580.65.06"]
         for index, each in enumerate(self._gpus):

@@ -1,11 +1,11 @@
 """Parts of the tests of GPU checks: a clock to wind forward, and sources around FakeGpus."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
 from nodeagent.checks.base import Check, CheckSpec, Off, Report
-from nodeagent.clock import SystemClock
 from nodeagent.model import Clearing, FaultSighting, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe
@@ -14,6 +14,7 @@ from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.mountinfo import MountTable
 from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
+from nodeagent.sources.nvml_process import WorkerReply
 from tests.nvml import FakeGpu, FakeGpus
 from tests.support.present import present
 from tests.support.waiting import until
@@ -23,16 +24,35 @@ LONG_AFTER_BOOT = 3600.0
 
 
 class WoundClock:
-    """Real seconds since the test began, on top of a start that can be wound forward."""
+    """Stands still but where it is wound forward, so that no figure is one of the machine."""
 
     def __init__(self, start: float = LONG_AFTER_BOOT) -> None:
-        self._offset = start - SystemClock().boottime()
+        self._now = start
 
     def boottime(self) -> float:
-        return SystemClock().boottime() + self._offset
+        return self._now
 
     def wind(self, seconds: float) -> None:
-        self._offset += seconds
+        self._now += seconds
+
+
+class UntilItHangs(Nvml):
+    """A deadline that passes once the driver hangs, however busy the machine is."""
+
+    def __init__(self, gpus: FakeGpus, clock: WoundClock, **options: Any) -> None:
+        super().__init__(worker_env=gpus.env, **options)
+        self._gpus = gpus
+        self._clock = clock
+        self.deadline_is_far = False
+
+    async def _wait_for(self, request: asyncio.Task[WorkerReply], pid: int, left: float) -> None:
+        def is_over() -> bool:
+            return request.done() or (self._gpus.has_hung(pid) and not self.deadline_is_far)
+
+        if left > 0:
+            await until(is_over, "an answer or a hang")
+        if not request.done():
+            self._clock.wind(max(0.0, left))
 
 
 class Bench:
@@ -53,7 +73,9 @@ class Bench:
         self.clock = WoundClock(boottime)
         self.gpus = FakeGpus(folder, gpus)
         self.machine = self.gpus.machine(self.clock, proc=proc)
-        self.nvml = Nvml(machine=self.machine, worker_env=self.gpus.env, library=library, **nvml)
+        self.nvml = UntilItHangs(
+            self.gpus, self.clock, machine=self.machine, library=library, **nvml
+        )
         self.sources = Sources(
             machine=self.machine,
             nvml=self.nvml,

@@ -160,6 +160,9 @@ static void record(const char *call, int gpu) {
   close(fd);
 }
 
+/* The word after a call that does not return: `FakeGpus.has_hung`. */
+#define HANGS "hangs"
+
 /* Wait in the kernel, and never run, until the scenario has no such rule any more; its writer
  * renames. A wait that polls would be found running on a busy machine, at no place in the kernel. */
 static const struct rule *hang(const char *call, int gpu) {
@@ -170,6 +173,7 @@ static const struct rule *hang(const char *call, int gpu) {
     perror("nvml.c: inotify");
     exit(70);
   }
+  record(HANGS, gpu);
   const struct rule *r;
   while ((r = rule_for(call, gpu)) && !strcmp(r->what, "hang"))
     if (read(changes, events, sizeof events) < 0) break;
@@ -183,6 +187,7 @@ static int enter(const char *call, int gpu) {
   const struct rule *r = rule_for(call, gpu);
   if (r && !strcmp(r->what, "abort")) abort();
   if (r && !strcmp(r->what, "open")) {
+    record(HANGS, gpu);
     int fd = open(r->arg, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd >= 0) close(fd);
     return SUCCESS;
