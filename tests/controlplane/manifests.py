@@ -113,10 +113,12 @@ def _wait_served(client: ApiClient, definition: dict[str, Any]) -> None:
     for version in spec["versions"]:
         if not version["served"]:
             continue
-        path = f"/apis/{spec['group']}/{version['name']}/{spec['names']['plural']}?limit=1"
+        root = f"/apis/{spec['group']}/{version['name']}"
 
-        def listed(path: str = path) -> Answer | None:
-            answer = client.request("GET", path)
-            return answer if answer.status == 200 else None
+        def listed(root: str = root) -> Answer | None:
+            answer = client.request("GET", f"{root}/{spec['names']['plural']}?limit=1")
+            # The server names the kind in its discovery a while after it serves it.
+            named = [each["kind"] for each in _served(client, root)]
+            return answer if answer.status == 200 and spec["names"]["kind"] in named else None
 
-        wait_until(listed, what=f"{path} to be served", timeout_s=20)
+        wait_until(listed, what=f"{root} to be served", timeout_s=20)
