@@ -1,15 +1,15 @@
-"""The parser of the command line: commands in groups, with examples, and suggestions for typos."""
+"""The parser of the command line: commands in groups, with examples."""
 
 import argparse
-import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from aggregator.runtime.command_options import add_value
 from aggregator.runtime.node_name import EXPECTED, expect_one_node, is_node_name
+from sickbay.arguments import SuggestingParser
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -22,14 +22,12 @@ def program(executable: str) -> str:
     return "kubectl sickbay" if Path(executable).name == PLUGIN else "sickbay"
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the most similar command or option."""
+class Parser(SuggestingParser):
+    """The parser of `sickbay`, and of each of its commands."""
 
     def __init__(self, **arguments: Any) -> None:
-        arguments.setdefault("allow_abbrev", False)
         arguments.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**arguments)
-        self.commands: dict[str, Parser] = {}
 
     def value(
         self,
@@ -45,44 +43,6 @@ class Parser(argparse.ArgumentParser):
     def flag(self, names: str, text: str) -> None:
         """An option without a value."""
         self.add_argument(*names.split(), action="store_true", help=text)
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with 2; argparse calls it for each mistake."""
-        hint = self._suggestion(message)
-        super().error(f"{message}\n  {hint}" if hint else message)
-
-    def _suggestion(self, message: str) -> str:
-        command = re.search(r"invalid choice: '([^']*)'", message)
-        if command is not None and self.commands:
-            near = _nearest(command[1], self.commands)
-            return f"Did you mean: {self.prog} {near}" if near else f"See: {self.prog} --help"
-        options = re.search(r"unrecognized arguments: (.*)", message)
-        if options is None:
-            return ""
-        wrong = [word.partition("=")[0] for word in options[1].split() if word.startswith("-")]
-        for word in wrong:
-            commands = self._commands_with(word)
-            if commands:
-                return f"{word} is an option of: {', '.join(commands)}"
-        near = next(filter(None, (_nearest(word, self._options()) for word in wrong)), "")
-        return f"Did you mean: {near}" if near else ""
-
-    def _options(self) -> Iterable[str]:
-        for action in self._actions:
-            yield from action.option_strings
-        for parser in self.commands.values():
-            yield from parser._options()  # noqa: SLF001 - of the same class
-
-    def _commands_with(self, option: str) -> list[str]:
-        """The commands that have this option, each as it is written."""
-        below = self.commands.values()
-        found = [one for parser in below for one in parser._commands_with(option)]  # noqa: SLF001
-        has = any(option in action.option_strings for action in self._actions)
-        return [self.prog, *found] if has else found
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(word, list(known), 1, 0.6)), "")
 
 
 @dataclass
@@ -126,7 +86,6 @@ class Subcommands:
             made.set_defaults(command=command)
         if of_node:
             made.add_argument("name", type=node_name, metavar="NODE", help="its name")
-        self.parser.commands[name] = made
         self.groups.setdefault(group, []).append((name, text))
         return made
 

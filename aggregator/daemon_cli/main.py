@@ -24,6 +24,7 @@ from aggregator.daemon_cli.subcommand import add_command
 from aggregator.ingest import grpc_env
 from aggregator.runtime.imports import imports_without_collections
 from aggregator.version import VERSION
+from sickbay.arguments import SuggestingParser
 
 log = logging.getLogger("sickbay.app")
 
@@ -304,10 +305,9 @@ def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    whole = argparse.ArgumentParser(
+    whole = SuggestingParser(
         prog="sickbay-aggregator",
         description="Evaluates the reports of the agents, and quarantines bad nodes.",
-        allow_abbrev=False,
     )
     whole.add_argument("--version", action="version", version=f"sickbay-aggregator {VERSION}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")

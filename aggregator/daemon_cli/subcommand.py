@@ -12,7 +12,6 @@ def add_command(group: Any, name: str, purpose: str, more: str = "") -> argparse
         name,
         help=purpose,
         description=f"{purpose[0].upper()}{purpose[1:]}.{f' {more}' if more else ''}",
-        allow_abbrev=False,
     )
     return made
 

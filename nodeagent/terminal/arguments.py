@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from nodeagent.configfile import units
 from nodeagent.terminal.run_arguments import DEFAULT_CONFIG, READY_TIMEOUT, SLURM, BadUsage
+from sickbay.arguments import SuggestingParser
 
 POD_PROBER_SOCKET = Path("/run/sickbay-pod-network/prober.sock")
 
@@ -40,9 +41,9 @@ def _narrow(options: argparse.Namespace) -> None:
     options.gpu, options.code = options.gpu or "", options.code or ""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(SuggestingParser):
     def error(self, message: str) -> NoReturn:
-        raise BadUsage(message, self.format_usage())
+        raise BadUsage(self.with_suggestion(message), self.format_usage())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +51,6 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="sickbay-agent",
         description="Checks this node, and reports to the aggregator or on the terminal.",
-        allow_abbrev=False,
         formatter_class=_formatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -252,7 +252,6 @@ def _command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
         name,
         help=purpose,
         description=purpose[0].upper() + purpose[1:] + ".",
-        allow_abbrev=False,
         formatter_class=_formatter,
     )
     parser.set_defaults(command=name)

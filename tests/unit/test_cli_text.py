@@ -206,17 +206,11 @@ def test_a_field_that_no_item_has_is_refused_with_those_that_there_are() -> None
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (["stauts"], "Did you mean: sickbay status"),
-        (["history", "--sicne", "3"], "Did you mean: --since"),
-        (["nodes", "--stat", "held"], "Did you mean: --state"),
-        (["zzz"], "See: sickbay --help"),
-        (["alert", "lst"], "Did you mean: sickbay alert list"),
-        (["resume", "--yes"], "--yes is an option of: sickbay bisect, sickbay quarantine"),
         (["nodes", "-o", "xml"], "expected one of: table, wide, json, yaml, name, jsonpath="),
         (["resume", "-o", "name"], "expected one of: table, json"),
     ],
 )
-def test_a_typo_is_answered_with_the_nearest_word(
+def test_a_wrong_output_is_answered_with_those_of_the_command(
     line: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
