@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from aggregator.runtime.command_options import add_value
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
+    from aggregator.configfile.yaml_source import Key
     from aggregator.policy.explain import Explanation
     from aggregator.policy.rules import Policy, Rule
 
@@ -114,19 +115,25 @@ def _check(options: argparse.Namespace) -> int:
     if options.config is not None:
         from aggregator.config.settings import load
 
-        found += warn_of_pools(options.config, load(options.config))
+        config = load(options.config)
+        found += warn_of_pools(options.config, config)
+        # No warnings: a site begins with such settings, and means them.
+        _report(options.config, "note", pools.caps(config, [*changed, *added], shipped))
     return _ODD if found and options.strict else _OK
 
 
 def warn_of_pools(file: Path, config: "Config") -> int:
     """Report on stderr the pools that can have no effect, and return their number."""
+    return _report(file, "warning", pools.odd_pools(config))
+
+
+def _report(file: Path, severity: str, found: Iterable[tuple["Key", str]]) -> int:
     from aggregator.configfile.yaml_source import read
 
-    found = [read(file).problem(key, text) for key, text in pools.odd_pools(config)]
-    for problem in found:
-        text = f"{file}:{problem.line}: warning: {problem.key}: {problem.text}"
-        print(text, file=sys.stderr)
-    return len(found)
+    problems = [read(file).problem(key, text) for key, text in found]
+    for one in problems:
+        print(f"{file}:{one.line}: {severity}: {one.key}: {one.text}", file=sys.stderr)
+    return len(problems)
 
 
 def warn(file: Path, policy: "Policy") -> int:

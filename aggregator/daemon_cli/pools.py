@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import Config
     from aggregator.configfile.yaml_source import Key
     from aggregator.policy.replay import Episode, Totals
+    from aggregator.policy.rules import Rule
     from aggregator.quarantine.decide.pools import Pools
 
 #: Bytes: 20,000 nodes with their status take less.
@@ -56,6 +57,26 @@ def odd_pools(config: "Config") -> Iterator[tuple["Key", str]]:
                 text = f"selects no node: the earlier pool {earlier.name} selects all of them"
                 yield key, f"{text}; expected the narrower pool first"
                 break
+
+
+def caps(
+    config: "Config", rules: Iterable["Rule"], shipped: Mapping[str, "Rule"]
+) -> Iterator[tuple["Key", str]]:
+    """Settings that keep a site's rules from an action or a repair of theirs, on every node."""
+    from aggregator.policy.rules import ACTIONS
+
+    most = pools_of(config).strongest.value
+    weaker, ladders = list[str](), list[str]()
+    for rule in rules:
+        strongest = max(rule.action, rule.elsewhere or rule.action, key=ACTIONS.index)
+        weaker += [rule.name] * (ACTIONS.index(strongest) > ACTIONS.index(most))
+        before = shipped.get(rule.name)
+        ladders += [rule.name] * (rule.repair != (before.repair if before else ()))
+    if weaker:
+        yield ("mode",), f"no node has a mode above {most}, to which it caps {', '.join(weaker)}"
+    if ladders and config.repair.mode.value != "repair":
+        text = f'with "{config.repair.mode.value}" no repair begins by {", ".join(ladders)}'
+        yield ("repair", "mode"), text
 
 
 class NodesFileError(Exception):

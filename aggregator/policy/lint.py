@@ -26,10 +26,14 @@ from aggregator.policy.shipped_yaml import read_shipped
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """The reasons with which a check reports failed, and degraded; None for any."""
+    """The reasons with which a check reports failed, and degraded; None for any.
+
+    ``silent``: those that come only while the agent is silent.
+    """
 
     failed: Sequence[str] | None
     degraded: Sequence[str] | None = ()
+    silent: Sequence[str] | None = ()
 
     def of(self, status: str) -> Sequence[str] | None:
         """Those of a rule about ``status``, which degraded and failed components may both have."""
@@ -39,7 +43,7 @@ class Reasons:
 
 
 #: Of a check in checks.yaml.
-_KEYS = ("reasons", "degraded")
+_KEYS = ("reasons", "degraded", "silent")
 #: The agent's checks by name.
 Checks = Mapping[str, Reasons]
 
@@ -109,6 +113,7 @@ def _about(
                 "no rule can match it" if of_check.degraded == () else "expected status: degraded"
             )
             yield document.problem((*key, "check"), f"{text}; {hint}")
+    yield from _never_acting(rule, key, document, of_check)
     if rule.check in EDGES and rule.acts:
         text = (
             f"acts on every node that can't reach a peer: one dead node means a {rule.action} of "
@@ -121,6 +126,23 @@ def _about(
         if not _is_pattern(code) and policy.catalogue.classify(code) == UNKNOWN:
             text = f"{code!r} is in no catalogue; right if something of the site's own sends it"
             yield document.problem((*key, "faults"), text)
+
+
+def _never_acting(
+    rule: Rule, key: Key, document: Document, of_check: Reasons
+) -> Iterator[ConfigProblem]:
+    """An action on evidence that may match, and on which no rule acts."""
+    if not rule.acts:
+        return
+    for reason in rule.reasons:
+        if reason in (of_check.silent or ()):
+            text = f"{reason!r} comes while the agent is silent, and no rule acts on silence"
+            yield document.problem((*key, "reasons"), f"{text}; expected action: observe")
+    if rule.with_faults:
+        mine = set(rule.faults) if len(rule.faults) == 1 else set()
+        if set(rule.with_faults) <= mine.union(rule.without_faults):
+            text = "can't match: the other faults are this one, or those of without"
+            yield document.problem((*key, "with"), f"{text}; expected others")
 
 
 def _about_nodes(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:

@@ -156,6 +156,21 @@ def test_a_condition_has_one_meaning_in_all_rules() -> None:
         ),
         ("name: a, kind: gpu, faults: ['xid:900'], action: observe", "is in no catalogue"),
         (
+            (
+                "name: a, kind: network, check: triangulation, action: drain, "
+                "reasons: [unreachable-silent]"
+            ),
+            "'unreachable-silent' comes while the agent is silent, and no rule acts on silence",
+        ),
+        ("name: network-doubtful, action: cordon", "no rule acts on silence"),
+        (
+            (
+                "name: a, kind: gpu, faults: ['xid:74'], with: ['xid:74', 'xid:48'], "
+                "without: ['xid:48'], action: drain"
+            ),
+            "can't match: the other faults are this one, or those of without",
+        ),
+        (
             "name: a, kind: gpu, faults: ['xid:46'], action: cordon",
             "'gpu-fatal' meets all that it meets, and is stronger; to lower its action, change",
         ),
@@ -193,6 +208,9 @@ def test_what_can_have_no_effect_is_said_with_its_line(text: str, said: str) -> 
         "name: disk-full, healthyFor: 0s, release: manual",
         "name: link-flapping, healthyFor: 0s",
         "name: lemon, action: cordon",
+        "name: a, kind: network, check: triangulation, reasons: [one-way], action: drain",
+        "name: network-doubtful, for: 2m",
+        "name: a, kind: gpu, faults: ['xid:74'], with: ['xid:74', 'xid:48'], action: drain",
     ],
 )
 def test_what_makes_a_difference_is_not_complained_of(text: str) -> None:

@@ -221,3 +221,23 @@ def test_a_cluster_without_labels_has_no_pools(
     code, _, err = command(capsys, "config", "check", str(config))
     assert code == 2
     assert 'no node of it has labels, and cluster.kind is "local"' in err
+
+
+def test_rules_whose_action_no_node_gets_are_noted_and_are_no_warning(
+    capsys: pytest.CaptureFixture[str], config: Path, policy: Path
+) -> None:
+    line = ("policy", "check", str(policy), "--config", str(config), "--strict")
+    assert "note" not in command(capsys, *line)[2]
+    config.write_text(config.read_text().replace("mode: drain", "mode: cordon"))
+    own = "{name: own, kind: disk, check: disk-space, for: 1s, action: cordon, repair: [reboot]}"
+    policy.write_text(f"{SITE}  - {own}\n")
+    code, _, err = command(capsys, *line)
+    assert (code, err.splitlines()) == (
+        0,
+        [
+            f"{config}:1: note: mode: no node has a mode above cordon, to which it caps gpu-person",
+            f'{config}:1: note: repair.mode: with "off" no repair begins by own',
+        ],
+    )
+    config.write_text(config.read_text().replace("mode: cordon", "mode: observe"))
+    assert "above observe, to which it caps gpu-person, own" in command(capsys, *line)[2]
