@@ -28,6 +28,9 @@ _OF_THE_AGENT = ABSENT | {Code.NO_PERMISSION, Code.MEMORY, 1, 17, 23}
 #: nvml_sampler's SLOW_EVERY, whose import costs memory, and the deadline of a sample.
 ANOTHER_READ = 300.0
 
+#: What a single run adds to the text about a value that is missing, perhaps for a moment only.
+IF_IT_LASTS = "; a running agent reports it as degraded or failed if this lasts"
+
 #: The report if every GPU of the node is too old, too new or not built for the check.
 NOT_SUPPORTED = Off("not supported by these GPUs")
 
@@ -186,7 +189,7 @@ class PerGpu:
             if not having:
                 continue
             first = self._lacking[component] = before.get(component, sample.at)
-            status, reason, _ = known[component]
+            status, reason, text = known[component]
             if gpu.errors[call] in ABSENT:
                 # ecc-off describes such a GPU better, and names the reset too.
                 is_unlike = status is Status.UNKNOWN or reason == "ecc-pending"
@@ -194,6 +197,8 @@ class PerGpu:
                 is_unlike = status is Status.UNKNOWN and sample.at - first >= ANOTHER_READ
             if is_unlike:
                 known[component] = _unlike(gpu, call, having)
+            elif status is Status.UNKNOWN and self._sources.single_run:
+                known[component] = status, reason, text + IF_IT_LASTS
         if self._brief and sample.trouble is not None:
             silent = ["", *sorted(self._was_ill)]
         else:

@@ -123,7 +123,7 @@ class GpuPcie(gpu_common.GpuCheck):
                 at=now,
                 model=f"x{link.max_width or link.width}",
             )
-        return evaluate(
+        status, reason, text = evaluate(
             link,
             rises,
             wanted=self._wanted,
@@ -134,6 +134,9 @@ class GpuPcie(gpu_common.GpuCheck):
             is_unread=self._unread[address] > 1,
             most_replays=self._replays_per_minute * int(_REPLAY_WINDOW / 60),
         )
+        if reason == "no-sysfs" and is_unread and usual and self._sources.single_run:
+            text += gpu_common.IF_IT_LASTS
+        return status, reason, text
 
 
 def evaluate(

@@ -15,7 +15,7 @@ from operator import attrgetter
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.checks.gpu_common import Verdict
-from nodeagent.checks.siblings import SiblingWatch, option, status_of
+from nodeagent.checks.siblings import SiblingWatch, option, outliers, status_of
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Code, Gpu, GpuSample
@@ -39,11 +39,12 @@ def evaluate(
     siblings: Status,
     usual_mode: int | None = None,
     missed: Collection[str] = (),
+    lasts: bool = True,
 ) -> Verdict:
     """The verdict on one GPU. Pure. ``usual_mode``: its siblings' compute mode, if they have one.
 
     ``usual_power`` (watts) and ``usual_persistence`` (1: on) are its siblings', 0 where it has the
-    same; ``missed``: the values that they have and it lacks.
+    same; ``missed``: the values that they have and it lacks, ``lasts``: for long enough.
     """
     limits, mig = gpu.limits, gpu.mig
     power = "power limit unknown" if limits.power is None else f"power limit {limits.power} W"
@@ -61,8 +62,8 @@ def evaluate(
             _COMPUTE_MODES.get(each or 0, str(each)) for each in (gpu.compute_mode, usual_mode)
         ]
         worse = "compute-mode", f"{text}; compute mode {modes[0]}, and most of its model {modes[1]}"
-    elif missed:
-        worse = "unlike-siblings", f"{text}; the driver does not report its {', '.join(missed)}"
+    elif missed and lasts:
+        worse = "unlike-siblings", f"{text}; {_unreported(missed)}"
     if worse is not None and siblings is Status.FAILED:
         return siblings, *worse
     if mig is not None and mig.enabled != mig.pending:
@@ -74,7 +75,13 @@ def evaluate(
         return Status.DEGRADED, "unlicensed", f"{text}; this vGPU has no licence"
     if worse is not None:
         return siblings, *worse
+    if missed and not lasts:
+        text = f"{text}; {_unreported(missed)}{gpu_common.IF_IT_LASTS}"
     return Status.OK, "", text
+
+
+def _unreported(missed: Collection[str]) -> str:
+    return f"the driver does not report its {', '.join(missed)}"
 
 
 class GpuSettings(gpu_common.GpuCheck):
@@ -84,7 +91,8 @@ class GpuSettings(gpu_common.GpuCheck):
         self._watches = SiblingWatch(), SiblingWatch(), SiblingWatch(has_read=True)
 
     def evaluate(self, sample: GpuSample) -> Report:
-        powers, persistences, values = self._differing(sample)
+        powers, persistences, values, fewer = self._differing(sample)
+        reported = fewer if self._sources.single_run else values
         return self._per_gpu.observe(
             sample,
             lambda gpu: evaluate(
@@ -93,30 +101,31 @@ class GpuSettings(gpu_common.GpuCheck):
                 usual_persistence=persistences.get(gpu.uuid, 0.0),
                 siblings=self._siblings,
                 usual_mode=None if self._siblings is Status.OK else _usual_mode(sample, gpu.name),
-                missed=_missed(sample, gpu) if gpu.uuid in values else (),
+                missed=_missed(sample, gpu) if gpu.uuid in reported else (),
+                lasts=gpu.uuid in values,
             ),
         )
 
     def _differing(self, sample: GpuSample) -> list[Mapping[str, float]]:
-        """The GPUs below their siblings: by power limit, persistence mode and number of values.
+        """The GPUs below their siblings: by power limit, persistence mode and number of values for
+        long enough, and by number of values now.
 
         A GPU that is lost, needs a reset or has MIG on has fewer values by design.
         """
         if self._siblings is Status.OK:
-            return [{}, {}, {}]
+            return [{}, {}, {}, {}]
         now = self._sources.machine.clock.boottime()
         levels = {gpu.uuid: (gpu.name, _levels(gpu)) for gpu in sample.gpus if gpu.uuid}
-        return [
-            watch.lasting(
-                {
-                    uuid: (name, float(level))
-                    for uuid, (name, each) in levels.items()
-                    if (level := each[at]) is not None
-                },
-                now,
-            )
-            for at, watch in enumerate(self._watches)
+        parts = [
+            {
+                uuid: (name, float(level))
+                for uuid, (name, each) in levels.items()
+                if (level := each[at]) is not None
+            }
+            for at in range(len(self._watches))
         ]
+        pairs = zip(self._watches, parts, strict=True)
+        return [*(watch.lasting(each, now) for watch, each in pairs), outliers(parts[-1])]
 
 
 def _levels(gpu: Gpu) -> tuple[int | None, bool | None, int | None]:

@@ -4,7 +4,7 @@ import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,16 +16,18 @@ from nodeagent.checks import (
     gpu_inventory,
     gpu_nvlink,
     gpu_pages,
+    gpu_pcie,
     gpu_recovery,
     gpu_settings,
     gpu_thermal,
 )
-from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.base import Check, CheckSpec
 from nodeagent.sources.gpu_sample import EccCounts, Mode
 from nodeagent.sources.kubelet_devices import CHECKPOINT
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.nvml_sampler import SLOW_EVERY
 from tests.agent.gpu_node import GPUS, Node, failing
+from tests.agent.machines import options
 from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
 
@@ -222,6 +224,28 @@ async def test_one_refusal_of_a_value_that_is_read_seldom_is_no_finding(
             assert seen.status(uuid_of(1)) == ("UNKNOWN", "nvml-error-999"), "read once, not twice"
         bench.later()
         assert (await run_check(check)).is_well(uuid_of(1))
+
+
+@pytest.mark.parametrize("single_run", [True, False])
+async def test_a_single_run_marks_what_only_counts_if_it_lasts(
+    tmp_path: Path, *, single_run: bool
+) -> None:
+    gpus = [gpu(0), gpu(1, persistence=None), gpu(2)]
+    known = {pci_of(index): uuid_of(index) for index in range(3)}
+    async with Bench(tmp_path, gpus, boottime=90_000.0, remembered=known) as bench:
+        bench.gpus.fail("nvmlDeviceGetTemperature", gpu=1, code=999)
+        device = bench.gpus.sys / f"bus/pci/devices/{pci_of(1)}.0"
+        (device / "current_link_width").unlink()
+        sources = replace(bench.sources, single_run=single_run)
+        rows = {}
+        for spec in (gpu_thermal.SPEC, gpu_pcie.SPEC, gpu_settings.SPEC):
+            check = spec.build(sources, options(spec))
+            rows[spec.name] = (await run_check(cast("Check", check))).by_component
+    for name, status in (("thermal", "UNKNOWN"), ("pcie", "UNKNOWN"), ("settings", "OK")):
+        row = rows[f"gpu-{name}"][uuid_of(1)]
+        assert row.status.name == status
+        assert row.message.endswith(gpu_common.IF_IT_LASTS) is single_run, name
+        assert not rows[f"gpu-{name}"][uuid_of(0)].message.endswith(gpu_common.IF_IT_LASTS)
 
 
 def test_another_read_is_sure_after_a_sample_of_any_length() -> None:
