@@ -1,7 +1,6 @@
 """The JSON API: each endpoint declared once, for its route and for the OpenAPI document alike."""
 
 import difflib
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,11 +60,10 @@ class Endpoint:
 ENDPOINTS: list[Endpoint] = []
 
 
-def _get(path: str, *params: Param) -> Callable[[Answer], Answer]:
-    """Declare an endpoint: its text is the function's docstring, its shape what that returns."""
+def _get(path: str, summary: str, *params: Param) -> Callable[[Answer], Answer]:
+    """Declare an endpoint. Its shape is what the function returns."""
 
     def declare(answer: Answer) -> Answer:
-        summary = " ".join((inspect.getdoc(answer) or "").split())
         shape = get_type_hints(answer)["return"]
         ENDPOINTS.append(Endpoint(path, summary, shape, answer, params))
         return answer
@@ -139,40 +137,39 @@ MAP_BLOCKS = Param(
 )
 
 
-@_get("/api/v1/fleet")
+@_get("/api/v1/fleet", "The fleet in numbers: states, limits, switches.")
 async def _fleet(queries: FleetQueries, _: Values) -> models.Fleet:
-    """The fleet in numbers: states, limits, switches."""
     return queries.fleet_summary(await queries.current_snapshot())
 
 
-@_get("/api/v1/nodes", *NODES)
+@_get("/api/v1/nodes", "Nodes, filtered and sorted, page by page.", *NODES)
 async def _nodes(queries: FleetQueries, values: Values) -> models.NodePage:
-    """Nodes, filtered and sorted, page by page."""
     snapshot = await queries.current_snapshot()
     return await node_table.page_of_nodes(queries, snapshot, values)
 
 
 @_get(
     "/api/v1/groups",
+    "Nodes by the value of a label, and how many of each have which state.",
     Param("key", Form.TEXT, "The label's key, such as topology.kubernetes.io/rack.", ""),
     *node_table.FILTERS,
     node_table.GROUP_SORT,
 )
 async def _groups(queries: FleetQueries, values: Values) -> models.NodeGroupList:
-    """Nodes by the value of a label, and how many of each have which state."""
     snapshot = await queries.current_snapshot()
     return await node_table.groups_of(queries, snapshot, values)
 
 
-@_get("/api/v1/nodes/{name}")
+@_get("/api/v1/nodes/{name}", "One node's story: evidence, incidents, quarantine, timeline.")
 async def _node(queries: FleetQueries, values: Values) -> models.Node:
-    """One node's story: evidence, incidents, quarantine, timeline."""
     return await story_or_none_such(queries, values["name"])
 
 
-@_get("/api/v1/trend")
+@_get(
+    "/api/v1/trend",
+    "How many nodes were well, held, in quarantine and drained over the last day.",
+)
 async def _trend(queries: FleetQueries, _: Values) -> models.Trend:
-    """How many nodes were well, held, in quarantine and drained over the last day."""
     trend = queries.trend
     points = trend.points(queries.snapshots.moment().wall)
     return models.Trend(
@@ -182,9 +179,8 @@ async def _trend(queries: FleetQueries, _: Values) -> models.Trend:
     )
 
 
-@_get("/api/v1/quarantines")
+@_get("/api/v1/quarantines", "Every quarantine, those that need a person first.")
 async def _quarantines(queries: FleetQueries, _: Values) -> models.QuarantineList:
-    """Every quarantine, those that need a person first."""
     found = (await queries.current_snapshot()).found
     return models.QuarantineList(
         items=list(found.quarantines),
@@ -194,15 +190,15 @@ async def _quarantines(queries: FleetQueries, _: Values) -> models.QuarantineLis
     )
 
 
-@_get("/api/v1/incidents", _limit(PAGE, 10_000))
+@_get("/api/v1/incidents", "Open incidents, the strongest first.", _limit(PAGE, 10_000))
 async def _incidents(queries: FleetQueries, values: Values) -> models.IncidentPage:
-    """Open incidents, the strongest first."""
     found = (await queries.current_snapshot()).found.incidents
     return models.IncidentPage(items=list(found[: values["limit"]]), total=len(found))
 
 
 @_get(
     "/api/v1/transitions",
+    "Transitions, newest first.",
     Param("node", Form.TEXT, "Only entries about this node.", ""),
     Param("since", Form.TIME, "Only from then on: seconds since the epoch, or RFC 3339.", 0.0),
     Param(
@@ -214,7 +210,6 @@ async def _incidents(queries: FleetQueries, values: Values) -> models.IncidentPa
     _limit(TIMELINE),
 )
 async def _transitions(queries: FleetQueries, values: Values) -> models.EventPage:
-    """Transitions, newest first."""
     until = values["until"] + 0.001  # an `at` is rounded to the millisecond, up or down
     if until < values["since"]:
         raise BadQuery(
@@ -226,22 +221,26 @@ async def _transitions(queries: FleetQueries, values: Values) -> models.EventPag
     )
 
 
-@_get("/api/v1/report", *JOB_PARAMS)
+@_get(
+    "/api/v1/report",
+    "What faults cost jobs: GPU hours lost, by job, team, code, node or pool.",
+    *JOB_PARAMS,
+)
 async def _report(queries: FleetQueries, values: Values) -> JobReport:
-    """What faults cost jobs: GPU hours lost, by job, team, code, node or pool."""
     return await job_report(queries, values)
 
 
-@_get("/api/v1/lemons")
+@_get("/api/v1/lemons", "Nodes that come back again and again, the worst first.")
 async def _lemons(queries: FleetQueries, _: Values) -> models.LemonList:
-    """Nodes that come back again and again, the worst first."""
     found = queries.lemons()
     return models.LemonList(items=found, total=len(found), trouble=queries.fleet.lemons_trouble)
 
 
-@_get("/api/v1/alerts")
+@_get(
+    "/api/v1/alerts",
+    "Where alerts go, what waits, and deliveries that were given up, of this replica.",
+)
 async def _alerts(queries: FleetQueries, _: Values) -> models.AlertList:
-    """Where alerts go, what waits, and deliveries that were given up, of this replica."""
     found = queries.alerts()
     return models.AlertList(
         items=[models.shape_of(models.AlertRoute, route) for route in found.routes],
@@ -250,18 +249,19 @@ async def _alerts(queries: FleetQueries, _: Values) -> models.AlertList:
     )
 
 
-@_get("/api/v1/replicas")
+@_get(
+    "/api/v1/replicas",
+    "The aggregator's replicas, the controller first; empty where one is alone.",
+)
 async def _replicas(queries: FleetQueries, _: Values) -> models.ReplicaList:
-    """The aggregator's replicas, the controller first; empty where one is alone."""
     found = (await queries.current_snapshot()).found
     return models.ReplicaList(
         items=list(found.replicas), total=len(found.replicas), lease_lost=found.lease_lost
     )
 
 
-@_get("/api/v1/map", MAP_BLOCKS)
+@_get("/api/v1/map", "Every node in one letter, for drawing.", MAP_BLOCKS)
 async def _map(queries: FleetQueries, values: Values) -> models.Map:
-    """Every node in one letter, for drawing."""
     snapshot = await queries.current_snapshot()
     layout = queries.map_layout(snapshot, values["blocks"])
     return map_view.map_model(layout, snapshot.found, snapshot.revision)
