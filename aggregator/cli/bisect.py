@@ -42,6 +42,7 @@ from aggregator.cli.source import has_kubeconfig, open_session, require_kubeconf
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, this_user
 from aggregator.cluster.port import Action, Conflict
+from aggregator.configfile.regular_file import read_file_or_pipe
 from aggregator.runtime.text import some_of
 
 FOUND, NO_VERDICT = 1, 3
@@ -199,7 +200,7 @@ def _require_actions(options: argparse.Namespace, nodes: list[str]) -> None:
 def read_nodes(path: Path) -> tuple[list[str], dict[str, str]]:
     """The nodes of a file, and the domain of each that has one: a node a line, then its domain."""
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = read_file_or_pipe(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"--nodes: {path} can't be read: {why}") from error

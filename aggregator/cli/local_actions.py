@@ -1,5 +1,6 @@
 """Acting without Kubernetes: on the local cluster's own state, which the aggregator reads too."""
 
+import os
 import sqlite3
 import tempfile
 import time
@@ -14,24 +15,11 @@ from aggregator.cluster.local.place import FilePlace, StorePlace
 from aggregator.cluster.local.sqlite_rows import UnreleasedFile
 from aggregator.cluster.local.store import ClusterStore
 from aggregator.cluster.port import ClusterError, Conflict, OperationSpec, QuarantineSpec
+from aggregator.configfile.regular_file import require_regular_file
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 
 #: Requests that a person may have made for a node, and the command that takes each back.
 _REQUESTS = ((EXEMPT, "exempt", "unexempt"), (PIN, "pinned", "unpin"))
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether the aggregator would read a request in this file. Opening it as a `LocalStore` would
-    make it one.
-    """
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            query = "SELECT count(*) FROM sqlite_master WHERE name IN ('record', 'quarantines')"
-            return bool(database.execute(query).fetchone() == (2,))
-    except sqlite3.OperationalError:
-        return True  # can't be read now; the code that opens the file reports why
-    except sqlite3.DatabaseError:
-        return False
 
 
 def place_of(database: Path | str) -> StorePlace:
@@ -44,16 +32,51 @@ def place_of(database: Path | str) -> StorePlace:
 
 
 def _expect_ours(path: Path) -> None:
-    if not path.is_file():
-        raise UsageError(
-            f"--local: there is no database at {path}; expected the aggregator's "
-            "cluster.local.database"
-        )
-    if not _is_ours(path):
-        raise UsageError(
-            f"--local: {path} is no local cluster's database; expected the aggregator's "
-            "cluster.local.database"
-        )
+    """Raises UsageError for a file in which the aggregator would read no request. To open it as a
+    `LocalStore` would make it one.
+    """
+    try:
+        why = _foreign(path)
+    except FileNotFoundError:
+        why = f"there is no database at {path}"
+    except OSError as error:
+        why = f"{path} can't be read: {error.strerror}"
+    if why:
+        raise UsageError(f"--local: {why}; expected the aggregator's cluster.local.database")
+
+
+def _foreign(path: Path) -> str:
+    """Why this is no local cluster's database; empty where it is one. Raises OSError."""
+    if not os.access(require_regular_file(path), os.R_OK | os.W_OK):
+        return f"this user may not read and write {path}"
+    try:
+        with closing(_read_only(path)) as database:
+            query = "SELECT count(*) FROM sqlite_master WHERE name IN ('record', 'quarantines')"
+            if database.execute(query).fetchone() == (2,):
+                return ""
+    except sqlite3.OperationalError:
+        return ""  # another process has it; the code that opens the file reports why
+    except sqlite3.DatabaseError as error:
+        return f"{path} is no local cluster's database, or is damaged ({error})"
+    return f"{path} is no local cluster's database: it lacks its tables"
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def _damage(place: StorePlace) -> str:
+    """How the file is damaged, by SQLite's own check; empty where it is not, or is no file."""
+    if not isinstance(place, FilePlace):
+        return ""
+    try:
+        with closing(_read_only(place.path)) as database:
+            ((found,),) = database.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.OperationalError:
+        return ""
+    except sqlite3.DatabaseError as error:
+        found = error
+    return "" if found == "ok" else " ".join(str(found).split())
 
 
 @contextmanager
@@ -70,8 +93,7 @@ def scratch_copy(place: StorePlace) -> Iterator[FilePlace]:
 
 def _copy_file(path: Path, copy: Path) -> None:
     try:
-        source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        with closing(source), closing(sqlite3.connect(copy)) as target:
+        with closing(_read_only(path)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
     except sqlite3.Error as error:
         raise CommandFailed(f"{path} can't be read: {error}") from error
@@ -220,4 +242,7 @@ class LocalActions:
         except UnreleasedFile as error:
             raise UsageError(f"{error}") from error
         except ClusterError as error:
+            if damage := _damage(self._place):
+                then = "restore it; or stop the aggregator and move it away, to begin a new one"
+                raise UsageError(f"--local: {error} ({damage}); {then}") from error
             raise CommandFailed(f"{error}") from error

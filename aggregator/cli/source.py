@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.cli.client import Client, Route
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
+from aggregator.configfile.regular_file import read_file_or_pipe
 
 if TYPE_CHECKING:
     from aggregator.cli.cluster_reader import ClusterReader
@@ -155,12 +156,12 @@ def read_token(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
     token = environ.get("SICKBAY_TOKEN", "")
     if options.token_file:
         try:
-            token = Path(options.token_file).read_text("utf-8")
+            token = read_file_or_pipe(Path(options.token_file))
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise UsageError(f"--token-file: {options.token_file} can't be read: {why}") from error
     token = token.strip()
-    if not token.isascii() or not token.isprintable():
+    if not token.isascii() or not token.isprintable() or (options.token_file and not token):
         raise UsageError("--token-file or SICKBAY_TOKEN: expected one token on one line")
     return token
 

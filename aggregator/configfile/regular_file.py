@@ -7,6 +7,7 @@ from pathlib import Path
 #: Bytes. No configuration, policy or certificate comes near; a larger file was named by mistake.
 MOST = 32 * 1024 * 1024
 
+_TOO_LARGE = "it has more than {} MiB"
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -28,8 +29,21 @@ def require_regular_file(path: Path, *, most: int | None = None) -> Path:
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind} and no regular file", str(path))
     if most is not None and found.st_size > most:
-        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+        raise OSError(errno.EFBIG, _TOO_LARGE.format(most >> 20), str(path))
     return path
+
+
+def read_file_or_pipe(path: Path) -> str:
+    """The text of a regular file, or of a pipe, as of ``<(command)``. Raises OSError for any other
+    kind and for more than `MOST` bytes, and UnicodeDecodeError.
+    """
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        require_regular_file(path)
+    with path.open("rb") as file:
+        content = file.read(MOST + 1)
+    if len(content) > MOST:
+        raise OSError(errno.EFBIG, _TOO_LARGE.format(MOST >> 20), str(path))
+    return content.decode("utf-8-sig")
 
 
 def version_of(*files: Path) -> tuple[tuple[int, int, int], ...]:

@@ -1,5 +1,6 @@
 """`sickbay --url` where the page asks who its reader is."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ async def test_a_token_is_not_sent_in_plaintext_to_another_machine(tmp_path: Pat
     assert TOKEN not in done.err
 
 
-@pytest.mark.parametrize("content", [None, "a\nb", "t\u00f6k"])
+@pytest.mark.parametrize("content", [None, "", "a\nb", "t\u00f6k"])
 async def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "token"
     if content is not None:
@@ -57,3 +58,16 @@ async def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str | 
     assert done.code == 2
     assert "--token-file" in done.err
     assert "Errno" not in done.err
+
+
+async def test_a_token_may_come_from_a_pipe_and_from_no_device(served: Served) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, TOKEN.encode())
+    os.close(writing)
+    where = ("status", "--url", served.url, "--token-file")
+    piped = await in_process(*where, f"/dev/fd/{reading}")
+    os.close(reading)
+    assert piped.out.startswith("2 in quarantine"), piped
+    endless = await in_process(*where, "/dev/null")  # as /dev/zero, which a broken read fills up
+    assert endless.code == 2
+    assert "/dev/null can't be read: it is a device and no regular file" in endless.err

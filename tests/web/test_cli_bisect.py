@@ -195,6 +195,7 @@ async def test_a_line_that_a_killed_search_has_half_written_is_a_test_that_has_n
         (["--nodes", "NODES", "--command", "no-such {nodes}"], "there is no program no-such"),
         (["--nodes", "NODES", "--command", "'a {nodes}"], "--command: No closing quotation"),
         (["--nodes", "/none", "--command", "true {nodes}"], "/none can't be read: No such"),
+        (["--nodes", "/dev/null", "--command", "true {nodes}"], "it is a device and no regular"),
         (["--resume", "/none"], "--resume: /none can't be opened"),
         (["--resume", "NODES"], "is no file of `sickbay bisect`"),
         (["--resume", "NODES", "--nodes", "NODES"], "--nodes is in the file that is resumed"),

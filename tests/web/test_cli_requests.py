@@ -358,9 +358,47 @@ async def test_another_database_is_not_taken_for_the_local_cluster(tmp_path: Pat
         database.execute("CREATE TABLE transitions (at REAL)")
     noise = tmp_path / "noise.db"
     noise.write_bytes(b"no database" * 100)
-    for path in (other, noise):
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    cut = tmp_path / "cut.db"
+    cut.write_bytes(local_database(tmp_path)[:20_000])
+    for path in (other, noise, empty, cut):
         before = path.read_bytes()
-        done = await in_process("stop", "--reason", "x", "--local", str(path))
-        assert done.code == 2
-        assert f"{path} is no local cluster's database" in done.err
+        for dry in ((), ("--dry-run",)):
+            done = await in_process("stop", "x", "--local", str(path), *dry)
+            assert done.code == 2
+            assert f"{path} is no local cluster's database" in done.err
         assert path.read_bytes() == before
+    for path, why in ((tmp_path, "a directory"), (noise / "x", "Not a directory")):
+        done = await in_process("stop", "x", "--local", str(path))
+        assert (done.code, why in done.err) == (2, True)
+
+
+def local_database(folder: Path) -> bytes:
+    """The content of a local cluster's file with some nodes."""
+    path = folder / "whole.db"
+    with closing(LocalStore(path, wall=time.time)) as store:
+        for number in range(300):
+            store.write_node(store.node(f"node-{number}"))
+    return path.read_bytes()
+
+
+async def test_a_damaged_local_database_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "garbled.db"
+    whole = local_database(tmp_path)
+    path.write_bytes(whole[:4096] + bytes(len(whole) - 4096))
+    done = await in_process("exempt", "n1", "--for", "1h", "--reason", "x", "--local", str(path))
+    assert done.code == 2
+    assert f"--local: {path}" in done.err
+    assert "stop the aggregator and move it away" in done.err
+
+
+async def test_a_local_database_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_database(tmp_path)
+    path = tmp_path / "whole.db"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read any file
+    done = await in_process("stop", "x", "--local", str(path))
+    assert done.code == 2
+    assert f"this user may not read and write {path}; expected the aggregator's" in done.err
