@@ -69,7 +69,7 @@ class History:
 
     ``replica`` is our own name, where several share the database; ``credentials`` are those of a
     server. ``lost`` counts transitions that were never written, ``written`` those that were. The
-    agents' evidence is written after them, and ``untold`` counts its lost rows.
+    agents' evidence is written after them, and ``evidence_lost`` counts its lost rows.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class History:
         self._failing_since: float | None = None
         self._closing = False
         self._reported = 0
-        self._untold_reported = 0
+        self._evidence_lost_reported = 0
         self._gap_from = 0.0
         self.lost = 0
         self.written = 0
-        self.untold = 0
+        self.evidence_lost = 0
 
     def start(self) -> None:
         """Begin to write. Never fails: a database that is away is retried until it is there."""
@@ -126,7 +126,7 @@ class History:
                 self._writer.cancel()
                 await asyncio.wait({self._writer})
         self.lost += len(self._queue)
-        self.untold += len(self._evidence_rows)
+        self.evidence_lost += len(self._evidence_rows)
         self._queue.clear()
         self._evidence_rows.clear()
         self._log_losses()
@@ -154,7 +154,7 @@ class History:
             or self._evidence_rows.bytes + size > MOST_BYTES
             or not (spared or self._reported_budgets.spend(node, size, self._clocks.now()))
         ):
-            self.untold += 1
+            self.evidence_lost += 1
             return
         at = self._clocks.wall()
         row = evidence_row(self._numbers.next(at), at, node, kind, body, self._replica)
@@ -380,13 +380,13 @@ class History:
             self._reported = self.lost
             if not self._closing:
                 self._append(self._gap(lost))
-        if self.untold > self._untold_reported:
-            missed = self.untold - self._untold_reported
+        if self.evidence_lost > self._evidence_lost_reported:
+            missed = self.evidence_lost - self._evidence_lost_reported
             log.error(
                 "history lost reports of agents; a replay lacks them",
                 extra={"event": "history.evidence_lost", "count": missed},
             )
-            self._untold_reported = self.untold
+            self._evidence_lost_reported = self.evidence_lost
 
     def _gap(self, lost: int) -> Transition:
         """A transition that marks a gap in the timeline."""

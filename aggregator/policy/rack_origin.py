@@ -58,7 +58,7 @@ class FabricSign:
     level: bool = False
 
     @property
-    def foretells(self) -> bool:
+    def is_warning(self) -> bool:
         """Whether it came before the event, of the link that fails then."""
         return self.code == PRECURSOR or (self.row is not None and self.row.unit == _WARNING)
 
@@ -97,14 +97,14 @@ class Origin:
 def find_origin(signs: Iterable[FabricSign]) -> Origin:
     """The origin, by all signs of the nodes of one fabric."""
     found = sorted(signs, key=lambda one: (one.at, one.node, one.gpu, one.code))
-    nodes = {one.node for one in found if not one.foretells}
+    nodes = {one.node for one in found if not one.is_warning}
     explicit = [one for one in found if one.explicit]
     if len({one.node for one in explicit}) == 1 and len(nodes) > 1:
         return _only_explicit(explicit, found, len(nodes))
-    foretold = [one for one in found if one.foretells and one.node in nodes]
-    if len({one.node for one in foretold}) == 1 and len(nodes) > 1:
+    warnings = [one for one in found if one.is_warning and one.node in nodes]
+    if len({one.node for one in warnings}) == 1 and len(nodes) > 1:
         reason = "its link had errors before, and no other's had"
-        return _likely(foretold[0], reason)
+        return _likely(warnings[0], reason)
     here = [one for one in explicit if one.row is not None and not one.elsewhere]
     others = {one.node for one in explicit if one.elsewhere}
     if (
@@ -123,7 +123,7 @@ def _only_explicit(
     """One node alone has lines that name a lost link."""
     first = next((one for one in explicit if not one.elsewhere), explicit[0])
     number = first.code.removeprefix("xid:")
-    others = [one for one in found if one.node != first.node and not one.foretells]
+    others = [one for one in found if one.node != first.node and not one.is_warning]
     lines = [one for one in others if not one.level]
     all_follow = lines and all(one.code == FOLLOWS for one in lines)
     if first.elsewhere and first.row is not None:
@@ -140,7 +140,7 @@ def _only_explicit(
 def _first(found: Sequence[FabricSign]) -> Origin:
     lines: dict[str, FabricSign] = {}
     for one in found:
-        if not (one.level or one.foretells):
+        if not (one.level or one.is_warning):
             lines.setdefault(one.node, one)
     ordered = list(lines.values())
     if len(ordered) > 1 and ordered[1].at - ordered[0].at > _FIRST_BY:

@@ -218,7 +218,7 @@ def _history(stats: HistoryStats) -> Mapping[str, Values]:
         "sickbay_history_up": not stats.problem,
         "sickbay_history_queued_rows": stats.depth,
         "sickbay_history_rows_written": stats.written,
-        "sickbay_history_rows_lost": {"transition": stats.lost, "evidence": stats.untold},
+        "sickbay_history_rows_lost": {"transition": stats.lost, "evidence": stats.evidence_lost},
     }
 
 

@@ -298,7 +298,7 @@ def quarantine(
             found,
             repairs,
             moment.wall,
-            unheard=agent(node_summary) == "never" and moment.now < repairs.agents_awaited_until,
+            awaited=agent(node_summary) == "never" and moment.now < repairs.agents_awaited_until,
         ),
         uid=found.uid,
         cluster=fleet.words.kind,

@@ -19,10 +19,10 @@ _UNDER_WAY = tuple(state.value for state in BUSY)
 
 
 def repair(
-    found: Quarantine, plan: RepairPlan, now: float, *, unheard: bool = False
+    found: Quarantine, plan: RepairPlan, now: float, *, awaited: bool = False
 ) -> models.Repair | None:
     """The node's ladder, its attempts and what holds the next; None where repairs are off and none
-    ever was. ``now`` is wall clock seconds, and ``unheard`` as for `RepairPlan.waits`.
+    ever was. ``now`` is wall clock seconds, and ``awaited`` as for `RepairPlan.waits`.
     """
     status = found.status.repair
     if status is None and plan.is_off:
@@ -34,7 +34,7 @@ def repair(
         repairers=sorted(plan.kinds),
         attempts=[models.shape_of(models.AttemptedRepair, one) for one in status.attempts],
         requested=", ".join(f"{one.what} ({one.name})" for one in status.requests),
-        waits=plan.waits(found, now, requested=bool(status.requests), unheard=unheard),
+        waits=plan.waits(found, now, requested=bool(status.requests), awaited=awaited),
         exhausted=status.exhausted,
         exhausted_at=wall_time(status.exhausted_at),
         verify=plan.rules.verify,

@@ -72,17 +72,17 @@ class GpuInventory(gpu_common.GpuCheck):
         found = {gpu_common.component_of(gpu, self._sources): gpu for gpu in sample.gpus}
         verdicts = {component: evaluate(gpu) for component, gpu in found.items() if component}
         seen = {gpu.pci for gpu in sample.gpus}
-        unheard = {
+        unlisted = {
             gpus.component(address): verdict
             for address in sorted(gpus.addresses() - seen)
-            if (verdict := self._unheard(address, sample)) is not None
+            if (verdict := self._unlisted(address, sample)) is not None
         }
         nameless = [gpu for gpu in sample.gpus if not gpu.uuid and not gpu.pci]
-        if not unheard:  # no address is left over to name them by
+        if not unlisted:  # no address is left over to name them by
             verdicts |= {f"index:{gpu.index}": evaluate(gpu) for gpu in nameless}
-        return unheard | verdicts
+        return unlisted | verdicts
 
-    def _unheard(self, address: str, sample: GpuSample) -> Verdict | None:
+    def _unlisted(self, address: str, sample: GpuSample) -> Verdict | None:
         """The verdict on a GPU of the node that NVML did not name, or None when it is not ours."""
         machine, gpus = self._sources.machine, self._sources.gpus
         trouble = sample.trouble

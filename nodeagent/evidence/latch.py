@@ -217,7 +217,7 @@ class Latch:
     def pending(self) -> bool:
         """Whether any entry, urgent or not, has changed since it was last sent."""
         changed = self._changed_components or self._changed_faults
-        return bool(changed) or self.unacked.untold
+        return bool(changed) or self.unacked.has_unsent
 
     def snapshot(self, now: float) -> Outgoing:
         """All of it, as the next message; afterwards no change is pending."""

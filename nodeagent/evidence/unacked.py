@@ -113,7 +113,7 @@ class UnackedEvents:
         return [(unacked.item, unacked.matters) for unacked in self._gone.values()]
 
     @property
-    def untold(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether an event was in no message yet."""
         if not (self._clearings or self._losses or self._gone):
             return False

@@ -25,15 +25,15 @@ def full() -> UnackedEvents:
 def test_each_thing_is_carried_once_and_by_every_snapshot_until_it_is_acknowledged() -> None:
     nothing: tuple[list[Clearing], list[Loss], list[Gone]] = ([], [], [])
     assert UnackedEvents().carry(1, everything=True) == nothing
-    assert not UnackedEvents().untold
+    assert not UnackedEvents().has_unsent
     held = full()
 
-    def untold() -> bool:
-        return held.untold
+    def has_unsent() -> bool:
+        return held.has_unsent
 
-    assert untold()
+    assert has_unsent()
     assert held.carry(5, everything=False) == ([SIGN], [LOSS], [AWAY])
-    assert not untold()
+    assert not has_unsent()
     assert held.carry(6, everything=False) == nothing
     assert held.carry(7, everything=True) == ([SIGN], [LOSS], [AWAY])
     assert not held.acknowledged(6), "the latest message that carried them was the seventh"
@@ -41,7 +41,7 @@ def test_each_thing_is_carried_once_and_by_every_snapshot_until_it_is_acknowledg
     assert held.acknowledged(8)
     assert not held.acknowledged(9)
     assert not [*held.clearings, *held.losses, *held.gone]
-    assert not untold()
+    assert not has_unsent()
 
 
 def test_what_was_in_no_message_is_freed_by_no_acknowledgement() -> None:
@@ -50,10 +50,10 @@ def test_what_was_in_no_message_is_freed_by_no_acknowledgement() -> None:
     held.carry(5, everything=False)
     later = Clearing("GPU-2", "reboot")
     held.clear(later)
-    assert held.untold
+    assert held.has_unsent
     assert held.acknowledged(5)
     assert held.clearings == [later]
-    assert held.untold
+    assert held.has_unsent
 
 
 def test_the_same_sign_again_is_told_again_and_owed_once() -> None:

@@ -58,7 +58,7 @@ def test_a_clearing_said_again_takes_no_more_room_and_is_told_again_as_the_lates
         unacked.clear(signs[0])
     assert unacked.clearings == [*signs[1:], signs[0]]
     assert unacked.losses == []
-    assert unacked.untold
+    assert unacked.has_unsent
     assert unacked.carry(2, everything=False) == ([signs[0]], [], [])
 
 

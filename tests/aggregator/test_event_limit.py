@@ -94,9 +94,9 @@ async def test_what_one_agent_told_is_kept_up_to_a_bound_and_others_words_are_ke
         for number in range(200):
             history.record("noisy", "change", {"components": ["x" * 100_000, number]})
         noisy = EVIDENCE_BURST // 100_000
-        assert history.untold == 200 - noisy
+        assert history.evidence_lost == 200 - noisy
         history.record("honest", "change", {"components": ["x" * 100_000]})
         history.record("quiet", "left", {})
-        assert history.untold == 200 - noisy
+        assert history.evidence_lost == 200 - noisy
     finally:
         await history.close()

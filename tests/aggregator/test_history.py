@@ -459,7 +459,7 @@ async def test_under_load_it_is_what_agents_told_that_is_lost_and_said(
         history.record_event(happened(time.time()))
         await until(lambda: history.written == 1)
         await until(lambda: len(reported_of(place)) == 10)
-        assert (history.lost, history.untold) == (0, 20)
+        assert (history.lost, history.evidence_lost) == (0, 20)
     assert "history lost reports of agents; a replay lacks them" in caplog.text
 
 

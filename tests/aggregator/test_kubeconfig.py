@@ -272,7 +272,7 @@ def test_what_is_missing_is_named(tmp_path: Path, change: Change, says: str) -> 
         (
             "server",
             "https://me:hunter2@127.0.0.1:1",
-            "has a user in its server; expected https://HOST:PORT, and who asks below users",
+            "has a user in its server; expected https://HOST:PORT, and its name and password",
         ),
         ("server", "https://me:hunter2@", "has a server that is no address; expected https://HOST"),
         ("proxy-url", "me:hunter2@h:1", "has a proxy-url that can't be used; expected http://HO"),

@@ -312,7 +312,7 @@ async def record(url: str) -> None:
     await asyncio.sleep(0)
     await replica.stop()
     await history.close()
-    assert history.untold == 0
+    assert history.evidence_lost == 0
 
 
 def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -110,8 +110,8 @@ def test_a_persons_request_waits_for_the_node_alone_and_not_for_a_ladder() -> No
     assert PLAN.waits(with_repair(held="full"), 0.0, requested=True) == "full"
     draining = replace(DRAINED, status=QuarantineStatus(Phase.DRAINING))
     assert PLAN.waits(draining, 0.0, requested=True) == "the node is not drained"
-    assert "its agent has not reported" in PLAN.waits(by_hand, 0.0, requested=True, unheard=True)
-    assert "its agent has not reported" in PLAN.waits(DRAINED, 0.0, unheard=True)
+    assert "its agent has not reported" in PLAN.waits(by_hand, 0.0, requested=True, awaited=True)
+    assert "its agent has not reported" in PLAN.waits(DRAINED, 0.0, awaited=True)
 
 
 def test_without_a_policy_there_is_no_ladder() -> None:

@@ -135,7 +135,7 @@ class HistoryCounts:
     depth: int = 7
     written: int = 1200
     lost: int = 2
-    untold: int = 3
+    evidence_lost: int = 3
 
 
 # -- nodes ---------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def _check_server(cluster: KubeconfigItem) -> bool:
         raise KubeconfigError(cluster.file, f"{text}; expected https://HOST:PORT")
     if "@" in urlsplit(server).netloc:
         text = f'its cluster "{cluster.name}" has a user in its server; expected https://HOST:PORT'
-        raise KubeconfigError(cluster.file, f"{text}, and who asks below users")
+        raise KubeconfigError(cluster.file, f"{text}, and its name and password below users")
     return server.startswith("https://")
 
 

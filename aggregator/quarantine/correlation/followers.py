@@ -102,7 +102,7 @@ class RackOrigins:
         if not (fabrics or known or node in self._ids or node in self._followers):
             return
         found = dict(_signs(node, health, self._policy, self._window)) if fabrics else {}
-        if not any(not one.foretells for one in found.values()):
+        if not any(not one.is_warning for one in found.values()):
             self._followers.pop(node, None)  # it is clean
         ids = frozenset(fabric_cause(group) for group in fabrics)
         if known and ids & self._events.keys():
@@ -158,12 +158,12 @@ class RackOrigins:
     def _find(self, cause: CommonCause) -> tuple[Origin, set[str]]:
         members = self._members.get(cause.id, set())
         signs = [one for node in members for one in self._signs.get(node, {}).values()]
-        times = [one.at for one in signs if not one.foretells]
+        times = [one.at for one in signs if not one.is_warning]
         if not times:
             return unknown("its evidence is over"), set()
         middle = median(times)
-        signs = [one for one in signs if one.foretells or abs(one.at - middle) <= self._window]
-        nodes = {one.node for one in signs if not one.foretells}
+        signs = [one for one in signs if one.is_warning or abs(one.at - middle) <= self._window]
+        nodes = {one.node for one in signs if not one.is_warning}
         if len(nodes) < cause.nodes and cause.faded is None:
             return unknown("not all nodes of the fabric have reported here"), nodes
         return find_origin(signs), nodes

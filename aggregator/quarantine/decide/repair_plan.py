@@ -40,11 +40,11 @@ class RepairPlan:
         return ladder_of(spec, self.policy) if self.policy is not None else ()
 
     def waits(
-        self, quarantine: Quarantine, now: float, *, requested: bool = False, unheard: bool = False
+        self, quarantine: Quarantine, now: float, *, requested: bool = False, awaited: bool = False
     ) -> str:
         """Why the next repair does not begin now, for people; empty: it is due.
 
-        ``now`` is wall clock seconds. ``requested``: a person has requested one. ``unheard``: the
+        ``now`` is wall clock seconds. ``requested``: a person has requested one. ``awaited``: the
         node's agent has not reported to this process, and is waited for.
         """
         if self.is_off:
@@ -58,7 +58,7 @@ class RepairPlan:
             return over
         if not is_emptied(quarantine):
             return "the node is not drained"
-        if unheard:
+        if awaited:
             return (
                 "its agent has not reported since the aggregator's start, and is waited for "
                 "(limits.silent_drain_after)"

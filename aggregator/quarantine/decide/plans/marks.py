@@ -51,9 +51,9 @@ class MarkView:
 def plan_marks(now: MarkView) -> NextStep | None:
     """The next step about the marks of a quarantine in force; None: they are as they should be."""
     quarantine = now.quarantine
-    untold = _unreported_cordon(now, quarantine)
-    if untold:
-        return NextStep(MarkStep.REPORT_CORDON, untold)
+    unreported = _unreported_cordon(now, quarantine)
+    if unreported:
+        return NextStep(MarkStep.REPORT_CORDON, unreported)
     step = _act(now, quarantine)
     return None if step is None else unless_stopped(NextStep(step), stopped=now.stopped)
 
