@@ -31,6 +31,8 @@ from tests.bench.small import SMALL
 
 ROOT = Path(__file__).parents[2]
 MEASURED = Path("docs") / "figures" / "measured.json"
+#: Characters of a value that a document may show, such as the points of `growth`.
+MOST_SHOWN = 600
 OTHERS = Path("docs") / "figures" / "other-numbers.json"
 #: The benchmark of a figure, its figures by key, and "date", "commit", "machine".
 Measured = Mapping[str, Mapping[str, Any]]
@@ -165,7 +167,10 @@ def take_over(measured: dict[str, Any], folder: Path) -> list[str]:
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
         if "date" in found:
-            measured[path.stem] = found
+            # Curves of a hundred points are in the drawings alone.
+            measured[path.stem] = {
+                key: value for key, value in found.items() if len(json.dumps(value)) < MOST_SHOWN
+            }
             names.append(path.stem)
     return names
 
