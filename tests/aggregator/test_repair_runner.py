@@ -24,7 +24,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.common_cause import CommonLimits
-from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.repair import RepairMode, is_busy
 from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.orders import evidence_bundle
 from aggregator.quarantine.repair.protocol import (
@@ -503,6 +503,20 @@ async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
     racks = [site.world.nodes[one.node].labels.get("rack") for one in site.shop.orders]
     assert sorted(racks, key=str) == ["7", None]
     await site.settles(lambda: len([o for o in site.shop.orders if o.repair == "reboot"]) == 3)
+    site.check()
+
+
+@in_virtual_time
+async def test_a_repair_that_has_ended_counts_no_more_before_the_watch_shows_that() -> None:
+    site = Site("n1", "n2")
+    site.rules = {"concurrent": 1, "concurrent_percent": 100.0}
+    index = site.start().controller.parts.registry.quarantine_index
+    await site.settles(lambda: is_busy(index.repair_of("n1")) or is_busy(index.repair_of("n2")))
+    [first] = site.shop.orders
+    index.seen = lambda _: None  # type: ignore[method-assign, assignment]
+    index.gone = lambda *_: None  # type: ignore[method-assign]
+    await site.settles(lambda: len(site.shop.orders) == 2)
+    assert first.node in {one.node for one in index.quarantines()}, "the watch has shown nothing"
     site.check()
 
 

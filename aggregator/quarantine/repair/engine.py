@@ -354,6 +354,7 @@ class OperationEngine:
             return
         before = case.busy or attempt
         await self.write(before, ended)
+        self.record_writer.quarantine_index.note_end(case.node, ended)
         self.announce(case, ended, text)  # no later step would, where the next write fails
         await case.changed(before, ended)
         case.poll_in(0.0)

@@ -4,11 +4,20 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from attrs import define, field
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import STRENGTH, Action, Node, NodeMeta, Quarantine, RepairStatus
+from aggregator.cluster.port import (
+    STRENGTH,
+    Action,
+    Node,
+    NodeMeta,
+    Quarantine,
+    RepairAttempt,
+    RepairStatus,
+)
 from aggregator.policy.node_rules import policy_for, selection_of
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.admission import FleetSize
@@ -260,6 +269,14 @@ class QuarantineIndex:
 
     def quarantines(self) -> Collection[Quarantine]:
         return self._quarantines.values()
+
+    def note_end(self, node: str, ended: RepairAttempt) -> None:
+        """The end of an attempt is written, which the watch shows later: it counts no more."""
+        known, repair = self._quarantines.get(node), self.repair_of(node)
+        if known is not None and repair is not None:
+            attempts = (ended if one.name == ended.name else one for one in repair.attempts)
+            repair = replace(repair, attempts=tuple(attempts))
+            self._quarantines[node] = replace(known, status=replace(known.status, repair=repair))
 
     def repair_of(self, node: str) -> RepairStatus | None:
         """The attempts at a repair of the node's quarantine, if it has one."""
