@@ -2,13 +2,18 @@
 interruption.
 """
 
+import asyncio
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 
 from aggregator.cluster.port import (
     Action,
+    ListedNodeTest,
+    NodeMeta,
     Phase,
     Unreachable,
 )
@@ -27,10 +32,11 @@ from tests.support.new_node_tests import (
     TIMEOUT,
     UNTESTED,
 )
-from tests.support.replica import fault, shipped_policy
+from tests.support.replica import FakeLine, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
+T = TypeVar("T")
 CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
 
 
@@ -369,6 +375,44 @@ async def test_without_a_test_on_any_node_the_nodes_are_not_listed_in_full() -> 
     reads = cluster.asked["read_node"]
     await later(HOUR)
     assert cluster.asked["read_node"] <= reads + 2  # the list with the request is three minutes old
+
+
+class WithoutLists(MemoryCluster):
+    """Its lists of nodes get no answer from some moment on."""
+
+    hangs = False
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        return await self._unless_it_hangs(super().list_nodes())
+
+    async def list_node_tests(
+        self, taint: str, tested: Collection[str] = ()
+    ) -> list[ListedNodeTest]:
+        return await self._unless_it_hangs(super().list_node_tests(taint, tested))
+
+    async def _unless_it_hangs(self, listing: Coroutine[Any, Any, T]) -> T:
+        if self.hangs:
+            listing.close()
+            await asyncio.Event().wait()
+        return await listing
+
+
+@in_virtual_time
+async def test_an_api_server_that_gives_no_list_delays_neither_tests_nor_the_fleets_rounds() -> (
+    None
+):
+    site = in_service("n1", "n2")
+    cluster = WithoutLists(site.world)
+    ask(site)
+    site.start(cluster)
+    await site.settles(lambda: ended_as(site) == "Succeeded")
+    cluster.hangs = True
+    await later(HOUR)
+    ask(site, "n2")
+    await site.settles(lambda: ended_as(site, "r1-n2") == "Succeeded")
+    site.replica.agent("n1", snapshot(), line=(line := FakeLine()))
+    site.replica.controller.on_disconnect("n1", line, "rebooting")
+    await site.settles(lambda: site.replica.fleet.node_summaries["n1"].agent.silent)
 
 
 async def dies_before_the_order(site: IdleNodes) -> None:

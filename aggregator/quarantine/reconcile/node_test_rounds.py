@@ -19,6 +19,7 @@ from aggregator.quarantine.reconcile.node_tests import NodeTestReconciler
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
 from aggregator.quarantine.repair.node_test_state import POLL_EVERY, WatchedNode
+from aggregator.runtime.tasks import run_until_first_exit
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -48,14 +49,20 @@ class NodeTestRounds:
         self._shared.fleet.last_tests = self._shared.last
 
     async def run(self) -> None:
-        """For ever."""
+        """For ever. The list of all nodes has a task of its own, since it may take long."""
+        await run_until_first_exit(
+            node_test_lists=self._read_lists(), node_test_rounds=self._go_rounds()
+        )
+
+    async def _go_rounds(self) -> None:
         while True:
             if self._queue.view:
-                await self.go_round()
+                await self._go_round()
             await asyncio.sleep(EVERY)
 
-    async def go_round(self) -> None:
-        await self._read_nodes()
+    async def _go_round(self) -> None:
+        if self._shared.rules.taint:
+            await self._watch_new()
         self._take_requests()
         self._add_due()
         for name, watched in self._nodes.items():
@@ -81,14 +88,17 @@ class NodeTestRounds:
                 room -= not is_elsewhere
                 self._queue.add(node_state)
 
-    async def _read_nodes(self) -> None:
+    async def _read_lists(self) -> None:
+        while True:
+            if self._queue.view and self._is_list_due:
+                await self._read_list()
+            await asyncio.sleep(EVERY)
+
+    async def _read_list(self) -> None:
         try:
-            if self._is_list_due:
-                await self._take_list()
-                self._reports.keep_observed(self._seen or set())
-                await self._reports.end_evidence_except(self._nodes)  # from before this process
-            elif self._shared.rules.taint:
-                await self._watch_new()
+            await self._take_list()
+            self._reports.keep_observed(self._seen or set())
+            await self._reports.end_evidence_except(self._nodes)  # from before this process
         except ClusterError as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from attrs import define
+from attrs import define, field
 
 from aggregator.clock import Clocks
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
@@ -13,6 +13,7 @@ from aggregator.quarantine.reconcile.node_rounds import NodeRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.gpus import OutOfService
 from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime.tasks import run_until_first_exit
 
 #: Held proposals, silence and the fleet's size are checked again this often (seconds).
 ROUNDS = 5.0
@@ -33,12 +34,16 @@ class ControllerRounds:
     _report: FleetReport
     _out_of_service: OutOfService
     _clocks: Clocks
+    #: Whether an agent runs on a node that the list lacks, by the last round.
+    _has_unlisted: bool = field(init=False, default=False)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. The list of nodes has a task of its own, since it may take long."""
+        await run_until_first_exit(node_lists=self._list_nodes(), node_rounds=self._go_rounds())
+
+    async def _list_nodes(self) -> None:
         # At the start the first view lists the nodes.
-        unseen = self._clocks.now() + ROUNDS - REFRESH_AGAIN
-        unlisted, listed_for_new = False, -math.inf
+        unseen, listed_for_new = self._clocks.now() + ROUNDS - REFRESH_AGAIN, -math.inf
         while True:
             now, view = self._clocks.now(), self._queue.view
             listing = self._cluster_events.listing_nodes  # for the view, which is not up before
@@ -48,18 +53,23 @@ class ControllerRounds:
                 unseen = now
             elif view and now - self._cluster_events.listed_at >= REFRESH:
                 await self._cluster_events.refresh_nodes()
-            elif view and unlisted and now - listed_for_new >= REFRESH_AGAIN:
+            elif view and self._has_unlisted and now - listed_for_new >= REFRESH_AGAIN:
                 # An agent runs on a node that is newer than the list: limits count it, too.
                 await self._cluster_events.refresh_nodes()
                 listed_for_new = now
+            await asyncio.sleep(ROUNDS)
+
+    async def _go_rounds(self) -> None:
+        while True:
+            now, wall = self._clocks.now(), self._clocks.earliest()
             unlisted = False
             self._out_of_service.go_round(now)
-            wall = self._clocks.earliest()
             async for some in self._registry.slices():
                 for node_state in some:
                     self._agent_events.note_silence(node_state, now)
                     attached = node_state.agent.attached
                     unlisted |= attached and not self._registry.is_listed(node_state.node)
+            self._has_unlisted = unlisted
             await self._report.count_silence()
             self._report.update()
             self._cluster_events.records.report_stop()
