@@ -152,10 +152,11 @@ class MemoryOperations:
         return await self._cluster.call("read_operation", lambda: self._shelf.by_name.get(name))
 
     async def of(self, node: str) -> list[Operation]:
-        return [one for one in await self.all() if one.spec.node == node]
+        ours = self._cluster.installation
+        return [one for one in await self.all() if one.spec.node == node and one.is_of(ours)]
 
     async def all(self) -> list[Operation]:
-        return await self._cluster.call("list_operations", self._ours)
+        return await self._cluster.call("list_operations", [*self._shelf.by_name.values()].copy)
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         def effect() -> Operation:

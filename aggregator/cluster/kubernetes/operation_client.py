@@ -105,8 +105,7 @@ class KubeOperations:
         return found
 
     async def all(self) -> list[Operation]:
-        found = await list_operations(self._transport)
-        return [one for one in found if one.is_of(self.known.installation)]
+        return await list_operations(self._transport)
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         fence = {"resourceVersion": operation.version, "uid": operation.uid}

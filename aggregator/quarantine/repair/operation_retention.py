@@ -5,7 +5,7 @@ An operation of a quarantine in force is never removed: the ladder counts it.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from attrs import define
@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     Conflict,
     Operation,
     OperationSpec,
+    OperationStatus,
     Refused,
     RepairState,
 )
@@ -40,6 +41,9 @@ EVERY = 300.0
 _SETTLED = 600.0
 _GONE = "its quarantine is gone"
 _NONE = "its node is in no quarantine"
+#: Another installation's claim of a request that has not changed for so long (seconds) is removed:
+#: that installation may be gone. One that is there claims it anew.
+_CLAIM_LASTS = 86_400.0
 #: Ended operations that each node keeps beyond the window of the limits, and the fleet.
 PER_NODE, MOST = 20, 2000
 
@@ -56,6 +60,9 @@ class OperationRetention:
 
     def __attrs_post_init__(self) -> None:
         self._operations = self._cluster.operations
+        #: Requests that other installations have claimed, and when each was first seen so
+        #: (monotonic).
+        self._claimed: dict[tuple[str, str], float] = {}
         #: The last error of the last round, and of this one.
         self._trouble = self._failed = ""
 
@@ -72,33 +79,35 @@ class OperationRetention:
             log.warning("old operations can't be removed", extra={"error": self._failed})
         self._trouble = self._failed
 
-    async def _try(self, operation: Operation, *, ends_at: float | None = None) -> None:
-        """End it, or remove it. One that can't be changed keeps none of the others.
+    async def _try(self, operation: Operation, status: OperationStatus | None = None) -> None:
+        """Write the status, or remove it. One that can't be changed keeps none of the others.
 
         A process that was paused since the list knows quarantines of then: it changes nothing.
         """
         if not self._may_act():
             return
         try:
-            if ends_at is None:
+            if status is None:
                 if not await self._keeps_a_verdict(operation):
                     await self._operations.drop(operation)
             else:
-                await self._end(operation, ends_at)
+                await self._operations.write_status(operation, status)
         except Conflict:
             pass  # the next round decides anew
         except Refused as error:
             self._failed = str(error)
 
     async def _retain(self) -> None:
-        found = await self._operations.all()
+        there = await self._operations.all()
+        found = [one for one in there if one.is_of(self._cluster.installation)]
+        await self._end_claims(one for one in there if not one.is_of(self._cluster.installation))
         quarantines = (one.quarantine for one in self._fleet.node_summaries.values())
         in_force = {one.uid: one.node for one in quarantines if one is not None}
         left = [one for one in found if self._is_left(one, in_force)]
         now = self._clocks.earliest()
         for one in left:
             if one.is_open and not _is_engines(one) and now - one.created_at > _SETTLED:
-                await self._try(one, ends_at=None if _is_unbegun_test(one) else now)
+                await self._try(one, None if _is_unbegun_test(one) else _ended(one, now))
         # What is known of a node is in its newest test, also in one that a person has deleted:
         # without it an earlier failure would be open again, and its number would be used again.
         tests = [one for one in found if is_node_test(one) and self._is_known(one.spec.node)]
@@ -112,6 +121,18 @@ class OperationRetention:
         kept = [one for one in ended if not one.deleting]
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
             await self._try(one)
+
+    async def _end_claims(self, foreign: Iterable[Operation]) -> None:
+        now, before = self._clocks.now(), self._claimed
+        claimed = {
+            (one.uid, one.version): one
+            for one in foreign
+            if one.status.phase is RepairState.PENDING and one.status.installation
+        }
+        self._claimed = {key: before.get(key, now) for key in claimed}
+        for key, since in self._claimed.items():
+            if now - since >= _CLAIM_LASTS:
+                await self._try(claimed[key], replace(claimed[key].status, installation=""))
 
     def _is_known(self, node: str) -> bool:
         return node in self._fleet.node_summaries
@@ -145,16 +166,16 @@ class OperationRetention:
         busy = view.test is not None and view.test.is_busy
         return bool(view.requested) or view.tainted or busy
 
-    async def _end(self, operation: Operation, now: float) -> None:
-        pending = operation.status.phase is RepairState.PENDING
-        has_quarantine = operation.spec.quarantine or operation.status.quarantine
-        status = replace(
-            operation.status,
-            phase=RepairState.CANCELLED if pending else RepairState.UNKNOWN,
-            message=_GONE if has_quarantine else (operation.status.message or _NONE),
-            ended_at=round(now, 3),
-        )
-        await self._operations.write_status(operation, status)
+
+def _ended(operation: Operation, now: float) -> OperationStatus:
+    pending = operation.status.phase is RepairState.PENDING
+    has_quarantine = operation.spec.quarantine or operation.status.quarantine
+    return replace(
+        operation.status,
+        phase=RepairState.CANCELLED if pending else RepairState.UNKNOWN,
+        message=_GONE if has_quarantine else (operation.status.message or _NONE),
+        ended_at=round(now, 3),
+    )
 
 
 def _is_engines(operation: Operation) -> bool:
