@@ -932,7 +932,7 @@ class Quarantines(Protocol):
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine: ...
 
-    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard) -> None:
         """Remove our finalizer and the object, by uid. Gone already is success."""
 
     async def definition_is_going(self) -> bool:
@@ -968,7 +968,7 @@ class Operations(Protocol):
         """All of the node's that may have begun, never from a cache: a release decides on them."""
 
     async def all(self) -> list[Operation]:
-        """All of the fleet's, never from a cache."""
+        """All of the fleet's, of each installation, never from a cache."""
 
     async def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         """`Conflict` where another process has changed it since."""

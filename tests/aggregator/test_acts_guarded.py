@@ -39,11 +39,16 @@ from aggregator.cluster.port import (
     NodeCondition,
     NodeTestCondition,
     Pod,
+    Quarantine,
     QuarantineSpec,
+    QuarantineStatus,
     Taint,
 )
 from aggregator.cluster.reboots import RebootProgress, RebootState
-from aggregator.cluster.slurm.client import SlurmPrograms
+from aggregator.cluster.slurm.client import SlurmClient, SlurmPrograms
+from aggregator.cluster.slurm.cluster import SlurmCluster
+from aggregator.cluster.slurm.drain import FOREIGN
+from aggregator.cluster.slurm.rest import SlurmRest
 from aggregator.config.external import ExternalSection
 from aggregator.hooks.command import CommandHook
 from aggregator.hooks.retried import RetriedHook
@@ -152,6 +157,7 @@ class World:
     """A node in quarantine in a real local cluster, and the guard of an act on it."""
 
     def __init__(self, folder: Path, commands: Commands = NO_COMMANDS) -> None:
+        self.folder = folder
         self.cluster = LocalCluster(folder / "state.sqlite", commands=commands, wall=time.time)
         self.checks = 0
         #: Where the act has no other wait, the first check is the wait.
@@ -208,7 +214,7 @@ async def world(folder: Path, commands: Commands = NO_COMMANDS) -> AsyncIterator
 
 # -- what the code has -----------------------------------------------------------------------
 
-#: Methods of `Cluster` that read, report or undo.
+#: Methods of `Cluster` that read or report, and writes that a version fences.
 NOT_ACTS = {
     *("start", "close", "events", "list_nodes", "list_conditions", "list_node_tests"),
     "has_condition",
@@ -216,10 +222,17 @@ NOT_ACTS = {
     "operations",
     *("read_record", "read_stop", "read_quarantine", "read_node"),
     *("wait_for_node", "pods_labelled", "definition_is_going", "record_place"),
-    *("write_quarantine_spec", "write_quarantine_status", "add_finalizer", "drop_quarantine"),
+    *("write_quarantine_spec", "write_quarantine_status", "add_finalizer"),
     *("announce", "write_event"),
 }
 NOT_ACTS_ON_OBJECTS = {"resource", "get", "find", "select", "lacks"}
+#: A cancellation has no guard.
+NOT_ACTS_ON_SLURM = {"read_nodes", "read_jobs", "read_controller", "cancel_reboot"}
+PROTOCOLS = (
+    (Cluster, NOT_ACTS),
+    (ObjectStore, NOT_ACTS_ON_OBJECTS),
+    (SlurmClient, NOT_ACTS_ON_SLURM),
+)
 
 
 def methods_of(protocol: type) -> set[str]:
@@ -228,6 +241,7 @@ def methods_of(protocol: type) -> set[str]:
         "words",
         "installation",
         "lists_all",
+        "user",
     }
 
 
@@ -250,12 +264,16 @@ def acts() -> set[str]:
     of_nodes = {"write_conditions", "write_test_condition"}  # a local node has no conditions
     found |= {f"local.{name}" for name in methods_of(Cluster) - NOT_ACTS - of_nodes}
     found |= {f"objects.{name}" for name in methods_of(ObjectStore) - NOT_ACTS_ON_OBJECTS}
+    of_slurm = methods_of(SlurmClient) - NOT_ACTS_ON_SLURM
+    found |= {f"slurm.{name}" for name in of_slurm | {"record"}}
+    found |= {f"slurmrestd.{name}" for name in of_slurm - {"reboot"}}  # by a program alone
     found |= {one.__name__ for one in classes_with(aggregator.repairers, "order")}
     return found | {one.__name__ for one in classes_with(aggregator.hooks, "call")}
 
 
 def test_every_method_that_acts_takes_a_guard() -> None:
-    for protocol, others in ((Cluster, NOT_ACTS), (ObjectStore, NOT_ACTS_ON_OBJECTS)):
+    assert takes_guard(SlurmCluster.record)
+    for protocol, others in PROTOCOLS:
         assert others < methods_of(protocol) | {"record_place"}
         for name in methods_of(protocol) - others:
             assert takes_guard(getattr(protocol, name)), name
@@ -265,7 +283,7 @@ def test_every_method_that_acts_takes_a_guard() -> None:
 
 
 def test_every_act_has_a_case() -> None:
-    assert acts() == {*SERVED, *RUN, *AT_ONCE}
+    assert acts() == {name.partition(",")[0] for name in (*SERVED, *RUN, *AT_ONCE)}
 
 
 def test_nothing_sends_a_request_or_runs_a_program_next_to_the_guards() -> None:
@@ -300,10 +318,11 @@ def sessions_in(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Served:
-    """An act by a request; ``reads``: how many requests come before it."""
+    """An act by a request; ``reads``: the requests before it, ``acts`` of which are guarded."""
 
     act: Callable[["Site"], Awaitable[object]]
     reads: int = 0
+    acts: int = 0
 
 
 @dataclass(frozen=True)
@@ -375,6 +394,12 @@ ANSWERS: Mapping[str, Any] = {
     "/apis/cluster.x-k8s.io/v1beta2/namespaces/x/machines/m": MACHINE,
     "/api/v1": served("v1", "ConfigMap", "configmaps", namespaced=True),
     "/api/v1/namespaces/x/pods": {"metadata": {}, "items": []},
+    "/apis/sickbay.dev/v1alpha1/quarantines/held": {
+        "metadata": {"name": "held", "uid": "uid-q", "finalizers": ["sickbay.dev/undo"]},
+    },
+    "/openapi/v3": {
+        "paths": {"/slurm/v0.0.41/nodes/": {}, "/slurm/v0.0.41/node/{node_name}": {}},
+    },
 }
 TEMPLATE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "x"}, "data": {}}
 
@@ -407,12 +432,30 @@ def by_job(site: Site) -> Awaitable[object]:
     return JobRepairer(site.kube.objects(), job_section("x")).order(order, site.guard)
 
 
+async def drop(site: Site, name: str) -> None:
+    gone = Quarantine(name, "uid-q", "1", SPEC, QuarantineStatus())
+    await site.kube.drop_quarantine(gone, guard=site.guard)
+
+
+def slurmrestd(site: Site) -> SlurmRest:
+    token = site.folder / "token"
+    token.write_text("a.e30.c\n")
+    return SlurmRest(site.url, token, SlurmPrograms(), name="u", ca_file=site.ca)
+
+
 HOOK = {"hook": "pre_evict", "node": "n1", "quarantine": "q"}
 #: The reads of each act stand before its request.
 SERVED: Mapping[str, Served] = {
     "kubernetes.write_record": Served(lambda s: s.kube.write_record("{}", "", guard=s.guard)),
     "kubernetes.create_quarantine": Served(
         lambda s: s.kube.create_quarantine("n1", SPEC, guard=s.guard)
+    ),
+    "kubernetes.drop_quarantine": Served(lambda s: drop(s, "n1")),
+    "kubernetes.drop_quarantine, its finalizer": Served(lambda s: drop(s, "held"), 1, acts=1),
+    "slurmrestd.drain": Served(lambda s: slurmrestd(s).drain("n1", "why", guard=s.guard), 1),
+    "slurmrestd.undrain": Served(lambda s: slurmrestd(s).undrain("n1", guard=s.guard), 1),
+    "slurmrestd.write_reason": Served(
+        lambda s: slurmrestd(s).write_reason("n1", "why", guard=s.guard), 1
     ),
     "kubernetes.patch_node": Served(patch),
     "kubernetes.pods_on": Served(lambda s: s.kube.pods_on("n1", guard=s.guard)),
@@ -491,7 +534,7 @@ async def test_a_request_whose_connection_comes_late(
             )
             assert late.done(), f"it ended before its last wait: {await acting}"
             reads = list(server.arrived)
-            assert here.checks == 0, "the guard comes after the last wait"
+            assert here.checks == case.acts, "the guard comes after the last wait"
             await here.change(reason)
             server.let_go.set()
             refused = await outcome(acting)
@@ -501,7 +544,7 @@ async def test_a_request_whose_connection_comes_late(
             assert refused
             assert server.arrived == reads
         else:
-            assert here.checks == 1
+            assert here.checks == case.acts + 1
             assert len(server.arrived) == len(reads) + 1
 
 
@@ -558,13 +601,18 @@ class Reboots:
 
 
 def by_slurm(here: World, program: str, folder: Path) -> Awaitable[object]:
-    (folder / "scontrol").symlink_to(program)
+    scontrol(program, folder)
     return SlurmRepairer(Reboots(folder)).order(ORDER, here.guard)
 
 
 async def cordon(here: World, program: str, folder: Path) -> object:
     node = present(await here.cluster.read_node("n1"))
     return await here.cluster.patch_node(node, TAINTS, guard=here.guard)
+
+
+def scontrol(program: str, folder: Path) -> SlurmPrograms:
+    (folder / "scontrol").symlink_to(program)
+    return SlurmPrograms(folder=str(folder))
 
 
 def drain_pod(here: World) -> Pod:
@@ -585,6 +633,12 @@ RUN: Mapping[str, Run] = {
     "CommandHook": Run(
         lambda here, program, _: CommandHook((program,)).call(HOOK, limit=60, guard=here.guard)
     ),
+    "slurm.drain": Run(lambda h, p, f: scontrol(p, f).drain("n1", "why", guard=h.guard)),
+    "slurm.undrain": Run(lambda h, p, f: scontrol(p, f).undrain("n1", guard=h.guard)),
+    "slurm.write_reason": Run(
+        lambda h, p, f: scontrol(p, f).write_reason("n1", "why", guard=h.guard)
+    ),
+    "slurm.reboot": Run(lambda h, p, f: scontrol(p, f).reboot("n1", guard=h.guard)),
     "local.patch_node": Run(cordon),
     "local.evict": Run(lambda here, *_: here.cluster.evict(drain_pod(here), guard=here.guard)),
     "local.delete_pod": Run(
@@ -697,6 +751,23 @@ async def local_quarantine(here: World) -> bool:
     return await here.cluster.read_quarantine("n2") is not None
 
 
+async def local_drop(here: World) -> bool:
+    made = await here.cluster.create_quarantine("n2", SPEC)
+    await outcome(asyncio.ensure_future(here.cluster.drop_quarantine(made, guard=here.guard)))
+    return await here.cluster.read_quarantine("n2") is None
+
+
+async def slurm_record(here: World) -> bool:
+    cluster = SlurmCluster(here.folder / "slurm.sqlite", client=SlurmPrograms(), wall=time.time)
+    await cluster.start()
+    try:
+        written = cluster.record("n1", FOREIGN, guard=here.guard)
+        await outcome(asyncio.ensure_future(written))
+        return await cluster.recorded("n1") is not None
+    finally:
+        await cluster.close()
+
+
 async def local_pods(here: World) -> bool:
     try:
         await here.cluster.pods_on("n1", guard=here.guard)
@@ -710,6 +781,8 @@ AT_ONCE: Mapping[str, Callable[[World], Awaitable[bool]]] = {
     "UnlessGpuInUse": after_gpu_use,
     "local.write_record": local_record,
     "local.create_quarantine": local_quarantine,
+    "local.drop_quarantine": local_drop,
+    "slurm.record": slurm_record,
     "local.pods_on": local_pods,
 }
 

@@ -377,9 +377,9 @@ async def test_names_that_slurm_does_not_know_or_reads_as_all_nodes_are_refused(
         with pytest.raises(Refused):
             await cluster.create_quarantine(name, XID)
         with pytest.raises(Refused):
-            await SlurmPrograms(conf=str(slurm.conf)).undrain(name)
+            await SlurmPrograms(conf=str(slurm.conf)).undrain(name, guard=UNGUARDED)
     with pytest.raises(NotFound):
-        await SlurmPrograms(conf=str(slurm.conf)).undrain("stranger")
+        await SlurmPrograms(conf=str(slurm.conf)).undrain("stranger", guard=UNGUARDED)
     assert slurm.state("w1") == "IDLE"
 
 
@@ -420,7 +420,7 @@ async def test_agents_names_are_mapped_and_an_ambiguous_one_is_refused(
     for name in ("s1", "w2", "stranger", "localhost"):
         assert await mapped.read_node(name) is None
     with pytest.raises(NotFound, match="no node with NodeHostname s1"):
-        await client.undrain("s1")
+        await client.undrain("s1", guard=UNGUARDED)
     text = r"localhost means several nodes of Slurm \(l1, w1\): .*; set cluster\.slurm\.names"
     with pytest.raises(Refused, match=text):
         await client.drain("localhost", "x", guard=UNGUARDED)

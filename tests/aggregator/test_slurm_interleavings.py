@@ -9,6 +9,7 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.slurm.client import ControllerFacts
 from aggregator.cluster.slurm.cluster import SlurmCluster
+from aggregator.cluster.slurm.drain import OurDrain
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
 from tests.support.present import present
 
@@ -90,7 +92,7 @@ class FakeSlurm:
         self._write(node, reason, "sickbay", drain=True)
         self._fail_sometimes()
 
-    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+    async def undrain(self, node: str, *, guard: Guard) -> None:
         await guard()
         self._fail_sometimes()
         if self.author.get(node) != "sickbay":
@@ -98,7 +100,8 @@ class FakeSlurm:
         self._clear(node)
         self._fail_sometimes()
 
-    async def write_reason(self, node: str, words: str) -> None:
+    async def write_reason(self, node: str, words: str, *, guard: Guard) -> None:
+        await guard()
         if not self.nodes[node].has_drain:
             self._write(node, words, "sickbay", drain=False)
 
@@ -392,7 +395,7 @@ async def test_a_controller_that_loses_its_place_during_an_undrain_leaves_the_re
     holds = True
 
     class Losing(FakeSlurm):
-        async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+        async def undrain(self, node: str, *, guard: Guard) -> None:
             nonlocal holds
             await super().undrain(node, guard=guard)
             holds = False
@@ -410,6 +413,27 @@ async def test_a_controller_that_loses_its_place_during_an_undrain_leaves_the_re
     assert await controller.cluster.recorded("n1") is None
     assert not slurm.nodes["n1"].has_drain
     await controller.cluster.close()
+
+
+async def test_a_late_reading_of_the_drains_forgets_no_record_of_the_next_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was paused after it had read a person's RESUME."""
+    controller = await quarantined(tmp_path, slurm := FakeSlurm(random.Random(1), quiet=True))
+    cluster = controller.cluster
+    slurm._clear("n1")
+    write, ours = cluster.record, present(await cluster.recorded("n1"))
+    anew = replace(ours, at=ours.at + 1)
+
+    async def late(name: str, change: OurDrain | None, **more: Any) -> None:
+        await write(name, anew, guard=UNGUARDED)
+        await write(name, change, **more)
+
+    monkeypatch.setattr(cluster, "record", late)
+    assert await cluster.read_changes() == []
+    assert await cluster.recorded("n1") == anew
+    assert not present(await cluster.read_quarantine("n1")).deleting
+    await cluster.close()
 
 
 async def test_a_controller_that_loses_its_place_before_a_drain_leaves_the_record(

@@ -191,7 +191,9 @@ async def test_a_cancelled_reboot_leaves_the_drain_and_the_job(
     assert not await repairer.cancel(order())
     ours = present(await cluster.recorded("w1"))
     # The order of a node with a job, which no repairer sends, waits for the end of the job.
-    await cluster.record("w1", replace(ours, reboot="q-1", booted=slurm.boot_time("w1")))
+    await cluster.record(
+        "w1", replace(ours, reboot="q-1", booted=slurm.boot_time("w1")), guard=UNGUARDED
+    )
     slurm.run("scontrol", "reboot", "w1")
     assert "REBOOT_REQUESTED" in slurm.state("w1")
     other = await repairer.order(order("q-2"), UNGUARDED)
@@ -212,7 +214,9 @@ async def test_a_reboot_that_somebody_cancels_or_slurm_refuses_has_failed(
 ) -> None:
     repairer, ours = repairer_of(cluster), await cluster.recorded("w1")
     assert ours is not None
-    await cluster.record("w1", replace(ours, reboot="q-1", booted=slurm.boot_time("w1")))
+    await cluster.record(
+        "w1", replace(ours, reboot="q-1", booted=slurm.boot_time("w1")), guard=UNGUARDED
+    )
     failed = await repairer.read_outcome(order())
     assert (failed.state, "was cancelled in Slurm" in failed.text) == (AnswerState.FAILED, True)
     bare = tmp_path / "slurm.conf"
@@ -250,7 +254,7 @@ async def test_a_node_that_slurm_has_set_down_under_our_words_is_its_own_to_retu
             slurm.update("w1", "state=down", f"reason={OURS}")
             ours, [found] = await cluster.recorded("w1"), await cluster._client.read_nodes(["w1"])
             assert ours is not None
-            await cluster.record("w1", replace(ours, at=found.reason_at))
+            await cluster.record("w1", replace(ours, at=found.reason_at), guard=UNGUARDED)
             await patch(cluster, UNMARK)
             await until(lambda: slurm.state("w1") == "IDLE")
 

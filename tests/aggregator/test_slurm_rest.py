@@ -54,9 +54,9 @@ async def test_a_real_slurmrestd_reads_and_scontrol_writes_where_it_can_not(
     assert [one.job_id for one in await rest.read_jobs("w1")] == [job]
     assert await rest.read_jobs("s1") == []
     assert int((await rest.read_controller()).started) > 0
-    await rest.write_reason("w1", "sickbay: xid:48")
+    await rest.write_reason("w1", "sickbay: xid:48", guard=UNGUARDED)
     assert slurm.shown("w1")["Reason"] == "sickbay: xid:48"
-    await rest.undrain("w1")
+    await rest.undrain("w1", guard=UNGUARDED)
     assert "DRAIN" not in slurm.state("w1")
     key = slurm.jwt_key.read_bytes()
     for token, why in (
@@ -111,8 +111,8 @@ async def test_a_newer_slurmrestd_is_read_and_written_by_its_document(
     [found] = await rest.read_nodes(["n1"])
     assert (found.shown, found.reason, found.reason_user) == ("IDLE+DRAIN", "sickbay: x", "ann")
     assert (rest.user, found.reason_at) == ("ann", 99)
-    await rest.write_reason("n1", "sickbay: y")
-    await rest.undrain("n1")
+    await rest.write_reason("n1", "sickbay: y", guard=UNGUARDED)
+    await rest.undrain("n1", guard=UNGUARDED)
     assert (await rest.read_nodes(["n1"]))[0].shown == "IDLE"
     assert (await rest.read_controller()).started == "40000"
     server.started = 3 * 86_400 + 1  # its statistics began anew at midnight
@@ -144,7 +144,7 @@ async def test_hostile_text_is_read_as_it_is_and_no_name_is_an_option(
         server.nodes["n1"]["reason"] = reason
         assert (await rest.read_nodes(["n1"]))[0].reason == reason
         assert (await rest.read_nodes())[0].reason == reason
-        await rest.write_reason("n1", reason)
+        await rest.write_reason("n1", reason, guard=UNGUARDED)
         assert server.nodes["n1"]["reason"] == reason
     server.nodes["n2"]["partitions"] = ["--all", "ALL"]
     assert (await rest.read_nodes(["n2"]))[0].partitions == ("--all", "ALL")

@@ -696,7 +696,7 @@ class MemoryCluster:
 
         return await self._call("add_finalizer", effect)
 
-    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard | None = None) -> None:
         def effect() -> None:
             now = self.world.quarantines.get(quarantine.node)
             if now is None or now.uid != quarantine.uid:
@@ -707,7 +707,8 @@ class MemoryCluster:
                 QuarantineGone(quarantine.node, quarantine.uid, self.world.definition_going)
             )
 
-        await self._call("drop_quarantine", self.act("drop_quarantine", quarantine.node, effect))
+        effect = self.act("drop_quarantine", quarantine.node, effect)
+        await self._call("drop_quarantine", effect, guard)
 
     async def definition_is_going(self) -> bool:
         return await self._call("definition_is_going", lambda: self.world.definition_going)

@@ -117,7 +117,7 @@ class KubeQuarantines:
         )
         return await self._patch_quarantine(path, {"metadata": metadata}, Priority.TAINT)
 
-    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard | None = None) -> None:
         """Delete it, then take our finalizer off; by uid, whatever its version.
 
         A crash in between leaves a deletion to finish. The other order would leave a quarantine
@@ -127,7 +127,7 @@ class KubeQuarantines:
         for _ in range(_TRIES):
             try:
                 left = await request_deletion(
-                    self._transport, path, Priority.RELEASE, quarantine.uid
+                    self._transport, path, Priority.RELEASE, quarantine.uid, guard=guard
                 )
             except Conflict:
                 return  # another one has the name now
@@ -135,7 +135,7 @@ class KubeQuarantines:
             if patch is None:
                 return
             try:
-                await self._patch_quarantine(path, patch, Priority.RELEASE)
+                await self._patch_quarantine(path, patch, Priority.RELEASE, guard=guard)
             except NotFound:
                 return
             except Conflict:
@@ -147,9 +147,17 @@ class KubeQuarantines:
         return (await read_definition(self._transport)).going
 
     async def _patch_quarantine(
-        self, path: str, patch: Mapping[str, object], lane: Priority, *, node: str = ""
+        self,
+        path: str,
+        patch: Mapping[str, object],
+        lane: Priority,
+        *,
+        node: str = "",
+        guard: Guard | None = None,
     ) -> Quarantine:
-        body = await self._transport.request("PATCH", path, lane, body=encode(patch), node=node)
+        body = await self._transport.request(
+            "PATCH", path, lane, body=encode(patch), node=node, guard=guard
+        )
         return self.operations.known.join(decode_quarantine(body, self._installation))
 
 

@@ -298,10 +298,15 @@ class ClusterStore:
         """All that were recorded, by node."""
         return dict(self._rows.read("SELECT node, text FROM drains"))
 
-    def set_drain_of(self, name: str, text: str) -> None:
-        """Durable before the drain is written; an empty text removes it."""
+    def set_drain_of(self, name: str, text: str, before: str | None = None) -> None:
+        """Durable before the drain is written; an empty text removes it. Against the text
+        ``before``, if given.
+        """
 
         def write(run: Run) -> None:
+            query = "SELECT text FROM drains WHERE node = :name"
+            if before is not None and run(query, name=name) != [(before,)]:
+                raise Conflict(f"the record of the drain of {name} was written in between")
             if text:
                 run(
                     "INSERT INTO drains VALUES (:name, :text) ON CONFLICT (node) DO UPDATE"

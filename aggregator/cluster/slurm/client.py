@@ -69,10 +69,10 @@ class SlurmClient(Protocol):
 
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None: ...
 
-    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+    async def undrain(self, node: str, *, guard: Guard) -> None:
         """Take the drain back, and nothing else: a node that is DOWN stays so."""
 
-    async def write_reason(self, node: str, words: str) -> None: ...
+    async def write_reason(self, node: str, words: str, *, guard: Guard) -> None: ...
 
     async def reboot(self, node: str, *, guard: Guard) -> None:
         """Have slurmd run RebootProgram when no job is left there; the drain stays."""
@@ -141,12 +141,12 @@ class SlurmPrograms:
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._update(node, "state=drain", f"reason={reason}", guard=guard)
 
-    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+    async def undrain(self, node: str, *, guard: Guard) -> None:
         await self._update(node, "state=undrain", guard=guard)
 
-    async def write_reason(self, node: str, words: str) -> None:
+    async def write_reason(self, node: str, words: str, *, guard: Guard) -> None:
         # scontrol takes one quote from each end of the words.
-        await self._update(node, f'reason="{words[:_LONGEST_WORDS]}"')
+        await self._update(node, f'reason="{words[:_LONGEST_WORDS]}"', guard=guard)
 
     async def reboot(self, node: str, *, guard: Guard) -> None:
         [name] = checked_names([node])
@@ -166,7 +166,7 @@ class SlurmPrograms:
         code, output = await self._write(name, command, "cancel_reboot", UNGUARDED)
         _expect_success(command, code, output)
 
-    async def _update(self, node: str, *words: str, guard: Guard = UNGUARDED) -> None:
+    async def _update(self, node: str, *words: str, guard: Guard) -> None:
         [name] = checked_names([node])
         command = ["scontrol", "update", f"nodename={name}", *words]
         code, output = await self._write(name, command, words[0], guard)

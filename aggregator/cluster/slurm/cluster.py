@@ -5,6 +5,7 @@ reports that no job runs or ends there. Slurm's own state decides: the row of a 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -224,10 +225,9 @@ class SlurmCluster(LocalCluster):
         if node.name not in self._reported and has_changed(author, ours):
             raise Conflict(f"the drain of {node.name} has changed, and is read first")
         self._reported.discard(node.name)
-        await guard()
         if author is Whose.ANOTHER:
             # No new work starts there already; the words of the other stay.
-            await self.record(node.name, FOREIGN)
+            await self.record(node.name, FOREIGN, guard=guard)
             return found
         if author is Whose.NOBODY:
             ours = OurDrain(
@@ -239,7 +239,7 @@ class SlurmCluster(LocalCluster):
                 slurm_user=self._slurm_user,
                 started=self._started,
             )
-            await self.record(node.name, ours)
+            await self.record(node.name, ours, guard=guard)
             await self._client.drain(node.name, reason, guard=guard)
             # An end of the drain under another slurmctld would be no words of a person.
             self._started, self._slurm_user = await self._client.read_controller()
@@ -248,9 +248,10 @@ class SlurmCluster(LocalCluster):
         if not found.has_drain:
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
         if ours is None or whose(found, ours) is not Whose.OURS:
-            await self.record(node.name, FOREIGN)  # another wrote in the same moment
+            # Another wrote in the same moment.
+            await self.record(node.name, FOREIGN, guard=guard)
             return found
-        await self.record(node.name, replace(ours, at=found.reason_at))
+        await self.record(node.name, replace(ours, at=found.reason_at), guard=guard)
         return found
 
     async def _undrain(self, name: str, guard: Guard) -> SlurmNode:
@@ -260,17 +261,17 @@ class SlurmCluster(LocalCluster):
         """
         ours = await self.recorded(name)
         found = await self.now(name)
-        await guard()
         if ours is None:
+            await guard()
             return found
         if not ours.foreign and found.instance_id == ours.instance_id:
             if whose(found, ours) is Whose.OURS:
                 await self._client.undrain(name, guard=guard)
                 found = await self.now(name)
-                await guard()  # the next controller may have drained it again
+            # The next controller may have drained it again.
             if words := words_to_leave(found, ours):
-                await self._client.write_reason(name, words)
-        await self.record(name, None)
+                await self._client.write_reason(name, words, guard=guard)
+        await self.record(name, None, guard=guard)
         return found
 
     async def now(self, name: str) -> SlurmNode:
@@ -284,10 +285,15 @@ class SlurmCluster(LocalCluster):
         """Our record of the node's drain; None: it is not ours."""
         return _decoded(await self._in_thread(self._open.drain_of, name))
 
-    async def record(self, name: str, ours: OurDrain | None) -> None:
-        """Make our record of the node's drain durable, or forget it."""
+    async def record(
+        self, name: str, ours: OurDrain | None, *, guard: Guard, before: str | None = None
+    ) -> None:
+        """Make our record of the node's drain durable, or forget it. ``before``: the record as it
+        was read, where no guard knows of a later controller: `Conflict` where it has changed.
+        """
         text = msgspec.json.encode(asdict(ours)).decode() if ours is not None else ""
-        await self._write(self._open.set_drain_of, name, text)
+        await guard()
+        await self._write(self._open.set_drain_of, name, text, before)
 
     # -- jobs ----------------------------------------------------------------------------
 
@@ -341,10 +347,14 @@ class SlurmCluster(LocalCluster):
                 continue
             if await self._in_thread(self._open.drain_of, name) != text or name in self.changing:
                 continue
-            events += await self._changes_of(name, one, ours)
+            with contextlib.suppress(Conflict):  # another process has written it: read again
+                events += await self._changes_of(name, one, ours, text)
         return events
 
-    async def _changes_of(self, name: str, one: SlurmNode, ours: OurDrain) -> list[ClusterEvent]:
+    async def _changes_of(
+        self, name: str, one: SlurmNode, ours: OurDrain, text: str
+    ) -> list[ClusterEvent]:
+        """``text``: the record as it was read."""
         author = whose(one, ours)
         restarted = self._started and ours.started not in ("", self._started)
         if author is Whose.NOBODY and (ours.foreign or restarted):
@@ -357,8 +367,10 @@ class SlurmCluster(LocalCluster):
             return [NodeUncordoned(name)]
         self._reported.discard(name)
         if author is Whose.OURS and self._started not in ("", ours.started):
-            await self.record(name, replace(ours, started=self._started))
+            now = replace(ours, started=self._started)
+            await self.record(name, now, guard=UNGUARDED, before=text)
         elif has_changed(author, ours):
+            await self.record(name, None, guard=UNGUARDED, before=text)
             await self._give_up(name, one, author)
         return []
 
@@ -377,7 +389,6 @@ class SlurmCluster(LocalCluster):
                 "user": one.reason_user,
             },
         )
-        await self.record(name, None)
         quarantine = await self.read_quarantine(name)
         if quarantine is not None and quarantine.status.phase is not Phase.RELEASING:
             await self._write(self._open.delete_quarantine, name)

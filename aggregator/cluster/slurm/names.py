@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from aggregator.cluster.port import UNGUARDED, Guard, NotFound, Refused
+from aggregator.cluster.port import Guard, NotFound, Refused
 from aggregator.cluster.slurm.client import ControllerFacts, SlurmClient
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
 
@@ -79,11 +79,11 @@ class MappedSlurm:
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._client.drain(await self._expect(node), reason, guard=guard)
 
-    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
+    async def undrain(self, node: str, *, guard: Guard) -> None:
         await self._client.undrain(await self._expect(node), guard=guard)
 
-    async def write_reason(self, node: str, words: str) -> None:
-        await self._client.write_reason(await self._expect(node), words)
+    async def write_reason(self, node: str, words: str, *, guard: Guard) -> None:
+        await self._client.write_reason(await self._expect(node), words, guard=guard)
 
     async def reboot(self, node: str, *, guard: Guard) -> None:
         await self._client.reboot(await self._expect(node), guard=guard)

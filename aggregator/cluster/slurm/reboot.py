@@ -32,7 +32,7 @@ class Drains(Protocol):
 
     async def recorded(self, name: str) -> OurDrain | None: ...
 
-    async def record(self, name: str, ours: OurDrain | None) -> None: ...
+    async def record(self, name: str, ours: OurDrain | None, *, guard: Guard) -> None: ...
 
 
 class SlurmReboots:
@@ -57,7 +57,8 @@ class SlurmReboots:
         if ours.reboot == operation and _has_begun(found, ours):
             return
         await self._expect_free(node, found)
-        await self._drains.record(node, replace(ours, reboot=operation, booted=found.boot_time))
+        again = replace(ours, reboot=operation, booted=found.boot_time)
+        await self._drains.record(node, again, guard=guard)
         await self._client.reboot(node, guard=guard)
         after = await self._drains.now(node)
         if not after.is_rebooting and after.boot_time <= found.boot_time:
@@ -99,7 +100,7 @@ class SlurmReboots:
         try:
             # Slurm 22.05 removes the drain with the reboot. Until it is there again no reading of
             # the node, of a later process either, may take that as a person's RESUME.
-            await self._drains.record(node, replace(ours, at=0))
+            await self._drains.record(node, replace(ours, at=0), guard=UNGUARDED)
             await self._client.cancel_reboot(node)
             found = await self._drains.now(node)
             if not found.has_drain:
@@ -107,7 +108,7 @@ class SlurmReboots:
                 found = await self._drains.now(node)
             again = replace(ours, at=found.reason_at, reboot="", booted=0)
             is_ours = whose(found, again) is Whose.OURS
-            await self._drains.record(node, again if is_ours else FOREIGN)
+            await self._drains.record(node, again if is_ours else FOREIGN, guard=UNGUARDED)
         finally:
             self._drains.changing.discard(node)
         return not found.is_rebooting

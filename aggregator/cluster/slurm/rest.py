@@ -21,7 +21,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from aggregator.cluster.port import UNGUARDED, Guard, NotFound, Refused, Unreachable
+from aggregator.cluster.port import Guard, NotFound, Refused, Unreachable
 from aggregator.cluster.slurm.client import (
     NO_NODE,
     NO_RIGHT,
@@ -115,11 +115,11 @@ class SlurmRest:
     async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
         await self._update(node, {"state": ["DRAIN"], "reason": reason}, guard=guard)
 
-    async def undrain(self, node: str, *, guard: Guard = UNGUARDED) -> None:
-        await self._update(node, {"state": ["UNDRAIN"]}, guard)
+    async def undrain(self, node: str, *, guard: Guard) -> None:
+        await self._update(node, {"state": ["UNDRAIN"]}, guard=guard)
 
-    async def write_reason(self, node: str, words: str) -> None:
-        await self._update(node, {"reason": words})
+    async def write_reason(self, node: str, words: str, *, guard: Guard) -> None:
+        await self._update(node, {"reason": words}, guard=guard)
 
     async def reboot(self, node: str, *, guard: Guard) -> None:
         """By the programs: slurmrestd has no request for it."""
@@ -128,7 +128,7 @@ class SlurmRest:
     async def cancel_reboot(self, node: str) -> None:
         await self.programs.cancel_reboot(node)
 
-    async def _update(self, node: str, change: dict[str, Any], guard: Guard = UNGUARDED) -> None:
+    async def _update(self, node: str, change: dict[str, Any], *, guard: Guard) -> None:
         [name] = checked_names([node])
         await self._discover()
         if self._version < _WRITES:
@@ -152,7 +152,7 @@ class SlurmRest:
         elif "state" in change:
             await self.programs.undrain(name, guard=guard)
         else:
-            await self.programs.write_reason(name, change["reason"])
+            await self.programs.write_reason(name, change["reason"], guard=guard)
 
     # -- requests ------------------------------------------------------------------------
 

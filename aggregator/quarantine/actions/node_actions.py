@@ -169,9 +169,12 @@ class NodeActions(NodeReports):
 
     async def drop(self, node_state: NodeState, quarantine: Quarantine) -> str:
         """End the object. Returns the boot of a Node that has replaced its own."""
-        await self.place()  # a deletion by uid, which no version fences
-        node_state.own_quarantine_view().note_end(quarantine.uid)
-        await self.cluster.drop_quarantine(quarantine)
+
+        async def check() -> None:  # no version fences a deletion by uid
+            await self.place()
+            node_state.own_quarantine_view().note_end(quarantine.uid)
+
+        await self.cluster.drop_quarantine(quarantine, guard=Guard(check))
         return node_state.own_quarantine_view().drop()
 
     async def write_status(
