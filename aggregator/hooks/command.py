@@ -33,6 +33,4 @@ class CommandHook:
             return HookAnswer(HookResult.DONE, finished.output)
         if finished.code == _NOT_YET:
             return HookAnswer(HookResult.LATER, finished.output)
-        output = f": {finished.output}" if finished.output else ""
-        text = f"{self._argv[0]} exited with {finished.code}{output}"
-        return HookAnswer(HookResult.FAILED, text)
+        return HookAnswer(HookResult.FAILED, finished.in_words)

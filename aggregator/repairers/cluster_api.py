@@ -19,6 +19,7 @@ from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.node_object import NodeFacts, NodeIsAnotherError, read_node_facts
 from aggregator.repairers.object_answers import answer_of, clean_up_of
+from aggregator.repairers.sent_once import SentOnce
 
 #: v1beta1 and v1beta2 agree in what is read here: the version is the one that the cluster prefers.
 MACHINE = ObjectKind("cluster.x-k8s.io/", "Machine")
@@ -41,7 +42,7 @@ class _NotTheirsError(Exception):
 
 
 @define(eq=False, repr=False, slots=False)
-class ClusterApiRepairer:
+class ClusterApiRepairer(SentOnce):
     """Implements `Repairer`. ``machines``: objects of the cluster that has the Machines, which may
     be another one than ``objects``. A second order finds the mark.
     """
@@ -71,10 +72,6 @@ class ClusterApiRepairer:
         return RepairAnswer(
             AnswerState.NOT_SENT, "the Machine changes faster than it can be marked"
         )
-
-    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
-        del order
-        return RepairAnswer(AnswerState.TAKEN)
 
     async def cancel(self, order: RepairOrder) -> bool:
         """Remove our mark; True where no MachineHealthCheck had passed the Machine on."""

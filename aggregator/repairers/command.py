@@ -49,7 +49,7 @@ class CommandRepairer(SentOnce):
                 argv, key=key, values=order.values(), limit=limit, guard=guard
             )
         except SiteCommandFailed as error:
-            if isinstance(error.__cause__, OSError | ValueError):
+            if not error.was_begun:
                 return RepairAnswer(AnswerState.NOT_SENT, str(error))
             ended = AnswerState.INCONCLUSIVE if order.repair == TEST else AnswerState.UNSURE
             return RepairAnswer(ended, str(error))
@@ -57,9 +57,8 @@ class CommandRepairer(SentOnce):
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         if finished.code == 0:
             return RepairAnswer(AnswerState.DONE, finished.output)
-        reply = f": {finished.output}" if finished.output else ""
-        text = f"{argv[0]} exited with {finished.code}{reply}"
         if finished.code == _NOT_YET:
-            return RepairAnswer(AnswerState.NOT_SENT, text)
+            return RepairAnswer(AnswerState.NOT_SENT, finished.in_words)
         no_verdict = order.repair == TEST and finished.code != _TEST_FAILED
-        return RepairAnswer(AnswerState.INCONCLUSIVE if no_verdict else AnswerState.FAILED, text)
+        state = AnswerState.INCONCLUSIVE if no_verdict else AnswerState.FAILED
+        return RepairAnswer(state, finished.in_words)

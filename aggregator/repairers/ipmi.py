@@ -7,11 +7,10 @@ by every user of the machine. The Node's other boot id proves the restart.
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.alerts.http_channel import SecretError
+from aggregator.alerts.http_channel import SecretError, secret_of
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
 from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
-from aggregator.repairers.secret import secret_of
 from aggregator.repairers.sent_once import SentOnce
 
 _ATTEMPT = 60.0
@@ -85,10 +84,8 @@ class IpmiRepairer(SentOnce):
                 guard=guard,
             )
         except SiteCommandFailed as error:
-            not_begun = isinstance(error.__cause__, OSError | ValueError)
-            return RepairAnswer(
-                AnswerState.NOT_SENT if not_begun else AnswerState.UNSURE, str(error)
-            )
+            unsure = AnswerState.UNSURE if error.was_begun else AnswerState.NOT_SENT
+            return RepairAnswer(unsure, str(error))
         except ClusterError as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         lines = [one for one in finished.output.splitlines() if one.strip()]

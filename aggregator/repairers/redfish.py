@@ -13,10 +13,9 @@ from pathlib import Path
 
 import aiohttp
 
-from aggregator.alerts.http_channel import SecretError, words_of
+from aggregator.alerts.http_channel import SecretError, secret_of, words_of
 from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
-from aggregator.repairers.secret import secret_of
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.guarded_connector import guarded_post
 from aggregator.tls.client_context import CaFileError, client_context

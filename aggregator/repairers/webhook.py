@@ -10,27 +10,14 @@ Without one of these, and where the endpoint refuses, the test has no verdict ab
 """
 
 import json
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-import aiohttp
-
-from aggregator.alerts.http_channel import SecretError, words_of
-from aggregator.alerts.webhook import headers
+from aggregator.alerts.signed_call import EndpointAnswer, NoAnswerError, SignedEndpoint
 from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
-from aggregator.repairers.secret import secret_of
-from aggregator.runtime.guarded_connector import guarded_post
-from aggregator.runtime.text import truncate
 
-BODY_VERSION = 1
-#: Seconds for one request: an endpoint that needs longer answers 202.
-_ATTEMPT = 30.0
-_MOST_ANSWER = 2000
-#: Characters of a value: a person may have pasted a log as the reason.
-_LONGEST = 4000
 _VERDICTS = {
     "passed": AnswerState.DONE,
     "failed": AnswerState.FAILED,
@@ -45,9 +32,7 @@ class WebhookRepairer:
     sends_twice = True
 
     def __init__(self, url: str, secret_file: Path, *, wall: Callable[[], float]) -> None:
-        self._url = url
-        self._secret_file = secret_file
-        self._wall = wall
+        self._endpoint = SignedEndpoint(url, secret_file, wall)
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         return await self._post(order, "order", guard)
@@ -66,34 +51,21 @@ class WebhookRepairer:
         return (await self._post(order, "cancel", UNGUARDED)).state is AnswerState.DONE
 
     async def _post(self, order: RepairOrder, event: str, guard: Guard) -> RepairAnswer:
-        timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
-        body: dict[str, object] = {
-            name: truncate(text, _LONGEST) for name, text in order.values().items()
-        }
-        body |= {"version": BODY_VERSION, "source": "sickbay", "event": event}
-        body["gpus"] = list(order.gpus)
+        more: dict[str, object] = {"event": event, "gpus": list(order.gpus)}
         if order.bundle:
-            body["evidence"] = json.loads(order.bundle)
-        content = json.dumps(body).encode()
+            more["evidence"] = json.loads(order.bundle)
+        ident = order.operation if event == "order" else f"{order.operation}-{event}"
         try:
-            secret = await secret_of(self._secret_file)
-            ident = order.operation if event == "order" else f"{order.operation}-{event}"
-            proof = headers(ident, content, secret, self._wall())
-            async with guarded_post(
-                self._url, check=guard, timeout=timeout, data=content, headers=proof
-            ) as response:
-                reply = await response.content.read(_MOST_ANSWER)
-            text = reply.decode(errors="replace").strip()
-            answer = _answer_of(response.status, text)
-            return _verdict(answer, text) if order.repair == TEST else answer
-        except (SecretError, ClusterError) as error:
+            found = await self._endpoint.call(
+                ident, order.values(), more, limit=order.lasts, check=guard
+            )
+        except NoAnswerError as error:
+            unsure = AnswerState.UNSURE if error.sent else AnswerState.NOT_SENT
+            return RepairAnswer(unsure, str(error))
+        except ClusterError as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
-        except aiohttp.ClientConnectorError as error:
-            return RepairAnswer(AnswerState.NOT_SENT, words_of(error))
-        except TimeoutError:
-            return RepairAnswer(AnswerState.UNSURE, f"no answer within {timeout.total:g} s")
-        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            return RepairAnswer(AnswerState.UNSURE, words_of(error))
+        answer = _answer_of(found)
+        return _verdict(answer, found.text) if order.repair == TEST else answer
 
 
 def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:
@@ -113,12 +85,12 @@ def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:
     return RepairAnswer(state, str(reply.get("message", "")))
 
 
-def _answer_of(status: int, text: str) -> RepairAnswer:
-    if status == 200:
-        return RepairAnswer(AnswerState.DONE, text)
-    if status == 202:
-        return RepairAnswer(AnswerState.TAKEN, text)
-    reason = f"HTTP {status}: {text}".rstrip(": ")
-    if status in _NOT_NOW:
-        return RepairAnswer(AnswerState.NOT_SENT, reason)
-    return RepairAnswer(AnswerState.FAILED if 300 <= status < 500 else AnswerState.UNSURE, reason)
+def _answer_of(found: EndpointAnswer) -> RepairAnswer:
+    if found.status == 200:
+        return RepairAnswer(AnswerState.DONE, found.text)
+    if found.status == 202:
+        return RepairAnswer(AnswerState.TAKEN, found.text)
+    if found.status in _NOT_NOW:
+        return RepairAnswer(AnswerState.NOT_SENT, found.refusal)
+    failed = 300 <= found.status < 500
+    return RepairAnswer(AnswerState.FAILED if failed else AnswerState.UNSURE, found.refusal)

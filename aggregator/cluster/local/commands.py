@@ -28,13 +28,22 @@ _TOO_MUCH = 16 * 1024 * 1024
 class SiteCommandFailed(Unreachable):
     """The command did not exit with 0 in its time; it is tried again."""
 
+    @property
+    def was_begun(self) -> bool:
+        return not isinstance(self.__cause__, OSError | ValueError)
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """How a command ended; ``output`` is the end of its stdout and stderr."""
 
+    program: str
     code: int
     output: str
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.program} exited with {self.code}: {self.output}".removesuffix(": ")
 
 
 async def run_command(
@@ -43,8 +52,7 @@ async def run_command(
     """Run it to its success. Raises `SiteCommandFailed`, also where it exits with other than 0."""
     finished = await finish_command(argv, key=key, values=values, limit=limit, guard=guard)
     if finished.code != 0:
-        output = f": {finished.output}" if finished.output else ""
-        raise SiteCommandFailed(f"{argv[0]} exited with {finished.code}{output}")
+        raise SiteCommandFailed(finished.in_words)
 
 
 async def finish_command(
@@ -97,7 +105,7 @@ async def finish_command(
         "site command ended",
         extra={"event": "command.ended", **(fields | {"rc": code, "output": text})},
     )
-    return Finished(code, text)
+    return Finished(argv[0], code, text)
 
 
 def _fill(word: str, values: Mapping[str, str]) -> str:
