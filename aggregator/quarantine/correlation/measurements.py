@@ -1,8 +1,9 @@
 """The trackers that compare measurements of the nodes. Each gives nodes evidence of its own."""
 
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements
+from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
 from aggregator.quarantine.state.fleet import FleetState
 
 #: The signs by which a whole component is over: a person reports it, or another part has replaced
@@ -34,6 +35,40 @@ class MeasurementTracker(Protocol):
 
     def forget_node(self, node: str) -> None:
         """The node is gone."""
+
+
+class OpenFindings:
+    """The evidence that was given of each open finding, by node. ``over``: why one has ended."""
+
+    def __init__(self, check: str, over: str, evidence: NodeEvidence) -> None:
+        self._check = check
+        self._over = over
+        self._evidence = evidence
+        self._by_node: dict[str, dict[MeasuredSeries, Component]] = {}
+
+    def forget(self, node: str) -> None:
+        self._by_node.pop(node, None)
+
+    def of(self, node: str) -> Mapping[MeasuredSeries, Component]:
+        return self._by_node.get(node, {})
+
+    def report(
+        self, node: str, changes: Iterable[tuple[MeasuredSeries, Component | None]], at: float
+    ) -> None:
+        """Give the evidence of findings that have begun; None: the finding is over."""
+        findings = self._by_node.get(node, {})
+        for series, found in changes:
+            if found is not None:
+                findings[series] = found
+            elif findings.pop(series, None) is not None:
+                over = Component(self._check, component(series), Status.OK, "", self._over, at)
+                self._evidence.record(node, over)
+        for found in findings.values():  # again, for the node's evidence may have been discarded
+            self._evidence.record(node, found)
+        if findings:
+            self._by_node[node] = findings
+        else:
+            self._by_node.pop(node, None)
 
 
 def component(series: MeasuredSeries) -> str:

@@ -6,11 +6,12 @@ about. Too small a sample of a pool has no finding (docs/decisions/0016).
 
 from attrs import define, field
 
-from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
+from aggregator.health.model import Cleared, Component, Measurements, Status
 from aggregator.policy.outliers.fleet import Outlier, OutlierChange
 from aggregator.policy.outliers.measures import CHECK, MEASURES
 from aggregator.quarantine.correlation.measurements import (
     NodeEvidence,
+    OpenFindings,
     component,
     ends_component,
     findings_in_quarantine,
@@ -26,8 +27,11 @@ class OutlierTracker:
     _registry: NodeRegistry = field(alias="node_registry")
     _fleet: FleetState
     _evidence: NodeEvidence
-    #: The evidence that was given of each open finding, by node.
-    _findings: dict[str, dict[MeasuredSeries, Component]] = field(factory=dict, init=False)
+    _findings: OpenFindings = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        over = "as the others of the pool again"
+        self._findings = OpenFindings(CHECK, over, self._evidence)
 
     def on_connect(self, node: str) -> None:
         """A new stream of the node: its series are numbered anew."""
@@ -64,24 +68,11 @@ class OutlierTracker:
     def forget_node(self, node: str) -> None:
         """The node is gone, or another replica's."""
         self._fleet.measurements.forget(node)
-        self._findings.pop(node, None)
+        self._findings.forget(node)
 
     def _report(self, node: str, changes: list[OutlierChange], at: float) -> None:
-        findings = self._findings.get(node)
-        if not changes and not findings:
-            return  # nearly every node at nearly every message
-        findings = self._findings.setdefault(node, {})
-        for series, outlier in changes:
-            if outlier is not None:
-                findings[series] = evidence(outlier)
-            elif findings.pop(series, None) is not None:
-                text = "as the others of the pool again"
-                over = Component(CHECK, component(series), Status.OK, "", text, at)
-                self._evidence.record(node, over)
-        for found in findings.values():  # again, for the node's evidence may have been discarded
-            self._evidence.record(node, found)
-        if not findings:
-            del self._findings[node]
+        found = ((series, evidence(one) if one is not None else None) for series, one in changes)
+        self._findings.report(node, found, at)
 
 
 def evidence(outlier: Outlier) -> Component:

@@ -9,6 +9,7 @@ from aggregator.policy.precursors.counters import CHECK, COUNTERS
 from aggregator.policy.precursors.fleet import FleetCounters, Precursor, PrecursorChange
 from aggregator.quarantine.correlation.measurements import (
     NodeEvidence,
+    OpenFindings,
     component,
     ends_component,
     findings_in_quarantine,
@@ -27,8 +28,8 @@ class PrecursorTracker:
         self._fleet = fleet
         self._evidence = evidence
         self._counters = FleetCounters()
-        #: The evidence of each open finding, and when it was last checked for its end.
-        self._findings: dict[str, dict[str, Component]] = {}
+        self._findings = OpenFindings(CHECK, "no further error for a week", evidence)
+        #: When a node's open findings were last checked for their end.
         self._checked_at: dict[str, float] = {}
 
     def on_connect(self, node: str) -> None:
@@ -39,11 +40,12 @@ class PrecursorTracker:
         """Take the values, and compare their rises. ``at`` is monotonic seconds."""
         if self._counters.size(node) != measured.known:
             return  # the node was forgotten within this stream: its next one begins anew
+        changes: list[PrecursorChange] = []
         if measured.series:
             self._counters.add_series(node, measured.series, at)
-            self._restore(node, at)
-        changes = self._counters.update(node, measured.values, at)
-        if node in self._findings and at - self._checked_at.get(node, at) >= _EXPIRE_EVERY:
+            changes += self._restore(node, at)
+        changes += self._counters.update(node, measured.values, at)
+        if self._findings.of(node) and at - self._checked_at.get(node, at) >= _EXPIRE_EVERY:
             self._checked_at[node] = at
             changes += self._counters.expire(node, at)
         self._report(node, changes, at)
@@ -60,37 +62,25 @@ class PrecursorTracker:
     def forget_node(self, node: str) -> None:
         """The node is gone."""
         self._counters.forget(node)
-        self._findings.pop(node, None)
+        self._findings.forget(node)
         self._checked_at.pop(node, None)
 
-    def _restore(self, node: str, at: float) -> None:
+    def _restore(self, node: str, at: float) -> list[PrecursorChange]:
         """Another process found them, and a quarantine rests on them."""
         restored = findings_in_quarantine(self._fleet, node, CHECK)
         if not restored:
-            return
+            return []
         self._counters.restore(node, restored, at)
-        known = self._findings.setdefault(node, {})
-        self._checked_at.setdefault(node, at)
-        for found in self._counters.findings(node):
-            known.setdefault(component(found.series), evidence(found, at))
+        known, found = self._findings.of(node), self._counters.findings(node)
+        return [PrecursorChange(one.series, one) for one in found if one.series not in known]
 
     def _report(self, node: str, changes: list[PrecursorChange], at: float) -> None:
-        findings = self._findings.get(node)
-        if not changes and not findings:
-            return  # nearly every node at nearly every message
-        findings = self._findings.setdefault(node, {})
-        for series, finding in changes:
-            name = component(series)
-            if finding is not None:
-                self._checked_at.setdefault(node, at)
-                findings[name] = evidence(finding, at)
-            elif findings.pop(name, None) is not None:
-                text = "no further error for a week"
-                self._evidence.record(node, Component(CHECK, name, Status.OK, "", text, at))
-        for found in findings.values():  # again, for the node's evidence may have been discarded
-            self._evidence.record(node, found)
-        if not findings:
-            del self._findings[node]
+        found = ((s, evidence(one, at) if one is not None else None) for s, one in changes)
+        self._findings.report(node, found, at)
+        if self._findings.of(node):
+            self._checked_at.setdefault(node, at)
+        else:
+            self._checked_at.pop(node, None)
 
 
 def evidence(found: Precursor, at: float) -> Component:
