@@ -939,27 +939,32 @@ class Quarantines(Protocol):
         """Whether the definition of quarantines is being deleted or is gone (an uninstall)."""
 
 
+class SeenOperations(Protocol):
+    """The operations as last seen: no request is made."""
+
+    @property
+    def requests(self) -> list[Operation]:
+        """People's own that have not ended, the oldest first."""
+
+    @property
+    def deleted_tests(self) -> list[Operation]:
+        """Those of `node_tests` that have ended, and that a person has deleted since."""
+
+    def node_tests(self, node: str = "") -> list[Operation]:
+        """The tests of nodes in no quarantine that have begun, all or of one node."""
+
+
 class Operations(Protocol):
     """The store of operations of one kind of cluster. Every method may raise `ClusterError`."""
+
+    @property
+    def known(self) -> SeenOperations: ...
 
     async def create(self, name: str, spec: OperationSpec) -> Operation:
         """Make it, in phase Pending, with our finalizer. `Conflict` where the name is taken."""
 
     async def adopt(self, operation: Operation) -> Operation:
         """Give a person's request our finalizer and label, at the version that was read."""
-
-    def requests(self) -> list[Operation]:
-        """People's own that have not ended, as last seen: no request is made."""
-
-    def node_tests(self, node: str = "") -> list[Operation]:
-        """The tests of nodes in no quarantine that have begun, all or of one node, as last seen: no
-        request is made.
-        """
-
-    def deleted_tests(self) -> list[Operation]:
-        """Those of `node_tests` that have ended, and that a person has deleted since, as last seen:
-        no request is made.
-        """
 
     async def read(self, name: str) -> Operation | None:
         """Never from a cache."""

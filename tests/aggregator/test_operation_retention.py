@@ -508,7 +508,7 @@ async def test_an_installation_that_stops_testing_leaves_requests_to_the_others(
     other = OperationRequests(staging, theirs, Clocks(lambda: 0.0, lambda: NOW), always)
     ours.node_tests = {"n2": NodeTestView(None, tainted=False, requested="a", held="no room")}
     await reported(world, ours)
-    assert staging.operations.requests() == []
+    assert staging.operations.known.requests == []
     ours.repairs, ours.node_tests = RepairPlan(), {}
     await reported(world, ours)
     theirs.node_tests = {"n2": NodeTestView(None, tainted=False, requested="a", held="stopped")}
@@ -548,7 +548,7 @@ async def test_the_claim_of_an_installation_that_is_gone_ends_after_a_day() -> N
     assert await whose() == ["removed", "removed"]
     turned.time += 1.0
     assert await whose() == ["", "removed"]
-    assert [one.name for one in staging.operations.requests()] == ["claimed"]
+    assert [one.name for one in staging.operations.known.requests] == ["claimed"]
 
 
 async def test_a_claimed_request_ends_with_a_quarantine_of_another_installation() -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import (
+    KnownOperations,
     attempt_of,
     begun_status,
-    is_node_test,
-    is_request,
     spec_of,
     with_attempts,
 )
@@ -134,19 +133,11 @@ class MemoryOperations:
 
         return await self._cluster.call("adopt_operation", effect)
 
-    def requests(self) -> list[Operation]:
-        found = [one for one in self._ours() if one.is_open and is_request(one)]
-        return sorted(found, key=lambda one: (one.created_at, one.name))
-
-    def node_tests(self, node: str = "") -> list[Operation]:
-        return [one for one in self._ours() if is_node_test(one) and node in ("", one.spec.node)]
-
-    def deleted_tests(self) -> list[Operation]:
-        return [one for one in self.node_tests() if one.deleting and not one.is_open]
-
-    def _ours(self) -> list[Operation]:
-        ours = self._cluster.installation
-        return [one for one in self._shelf.by_name.values() if one.is_of(ours)]
+    @property
+    def known(self) -> KnownOperations:
+        known = KnownOperations(self._cluster.installation)
+        known.take_read(self._shelf.by_name.values())
+        return known
 
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.call("read_operation", lambda: self._shelf.by_name.get(name))

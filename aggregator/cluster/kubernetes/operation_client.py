@@ -80,15 +80,6 @@ class KubeOperations:
         change = metadata | {"labels": {NODE_LABEL: label_of(operation.spec.node)}}
         return await self._patch(path, {"metadata": change}, Priority.PHASE)
 
-    def requests(self) -> list[Operation]:
-        return self.known.requests
-
-    def node_tests(self, node: str = "") -> list[Operation]:
-        return self.known.node_tests(node)
-
-    def deleted_tests(self) -> list[Operation]:
-        return self.known.deleted_tests
-
     async def read(self, name: str) -> Operation | None:
         try:
             return self._take(await self._request("GET", _path(name)))

@@ -94,15 +94,6 @@ class LocalOperations:
         """Nothing but its deletion ends a row."""
         return operation
 
-    def requests(self) -> list[Operation]:
-        return self.known.requests
-
-    def node_tests(self, node: str = "") -> list[Operation]:
-        return self.known.node_tests(node)
-
-    def deleted_tests(self) -> list[Operation]:
-        return self.known.deleted_tests
-
     async def read(self, name: str) -> Operation | None:
         return await self._cluster.read_store(lambda store: store.operations.read(name))
 

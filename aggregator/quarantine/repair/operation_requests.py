@@ -67,12 +67,13 @@ class OperationRequests:
         """Write what has changed since the last round; a write that fails comes with the next."""
         if self._fleet.view_lost:
             return
-        pending = (o for o in self._operations.requests() if o.status.phase is RepairState.PENDING)
+        known = self._operations.known
+        pending = (o for o in known.requests if o.status.phase is RepairState.PENDING)
         waiting = [o for o in pending if o.status.installation or not self._is_foreign(o)]
         tests = {node: one.name for node, one in first_tests(waiting).items()}
         changed = (one for one in waiting if self._is_due(one, tests))
         due = {one.name: partial(self._write, one, tests) for one in changed}
-        due |= {one.name: partial(self._forget, one) for one in self._operations.deleted_tests()}
+        due |= {one.name: partial(self._forget, one) for one in known.deleted_tests}
         self._round += 1
         self._tried = {name: self._tried.get(name, 0) for name in due}
         for name in sorted(due, key=self._tried.__getitem__)[:_MOST]:
@@ -112,7 +113,8 @@ class OperationRequests:
         be over, and the number would be used again.
         """
         node, uid = test.spec.node, test.status.node_uid
-        others = [one for one in self._operations.node_tests(node) if one.status.node_uid == uid]
+        known = self._operations.known.node_tests(node)
+        others = [one for one in known if one.status.node_uid == uid]
         newest = max((one for one in others if not is_unread(one)), key=test_order, default=None)
         is_newest = newest is not None and newest.name == test.name
         if is_newest and node not in self._fleet.node_summaries:
@@ -121,10 +123,10 @@ class OperationRequests:
             whose = test.status.installation or test.spec.installation
             number, boot = test.status.number + 1, test.status.boot_id
             name = operation_of(uid, boot, number, installation=whose)
-            known = replace(node_test_of(test), number=number, operation=name, request="")
+            again = replace(node_test_of(test), number=number, operation=name, request="")
             why = f"the verdict of {test.name}, which a person has deleted"
-            spec = OperationSpec(node, TEST, "", known.profile, OURS, why, whose)
-            status = begun_status(known)
+            spec = OperationSpec(node, TEST, "", again.profile, OURS, why, whose)
+            status = begun_status(again)
             made = await open_pending(
                 self._operations, name, spec, is_request=False, deleted=status
             )
