@@ -88,16 +88,16 @@ def _machine_files() -> tuple[str, ...]:
 
 MACHINE_FILES = _machine_files()
 GROUPS: Mapping[str, Group] = {
-    "rest": Group(4, ("tests", *(f"--ignore={one}" for one in (*MACHINE_FILES, *CLUSTER, *APART)))),
+    "rest": Group(5, ("tests", *(f"--ignore={one}" for one in (*MACHINE_FILES, *CLUSTER, *APART)))),
     "machine": Group(1, MACHINE_FILES, then="rest"),
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
     "cluster": Group(4, CLUSTER, then="rest"),
 }
 #: A further run begins only where more files are left than this: its files import some more.
 FEW_LEFT = 20
-#: A further run begins only where fewer runs are at work than this for each processor. With three,
-#: the processors idled for a sixth of the time: half of the runs wait.
-PER_PROCESSOR = 4
+#: A further run begins only where fewer runs are at work than this for each processor. With four,
+#: the processors idled for a fifth of some three minutes: half of the runs wait.
+PER_PROCESSOR = 5
 #: Commands beside the tests. The control plane is built while tests without one run, with a higher
 #: priority where the user is root, because the tests of the cluster wait for it. A build that fails
 #: is a failure, though the tests that need it skip.
