@@ -132,6 +132,14 @@ class Slurm:
         self.conf.write_text(text)
 
     def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _begin(self) -> None:
         (self.folder / "state").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -152,7 +160,6 @@ class Slurm:
         for name in (*self.working, *self.lacking):
             self.start_node(name)
         wait_until(lambda: all(self.state(name) == "IDLE" for name in self.working), what=self.log)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for job in self.run("squeue", "--noheader", "--format=%i", check=False).split():
@@ -183,12 +190,16 @@ class Slurm:
         command = ["slurmctld", "-D", *(["-c"] if clean else [])]
         if self._backup:
             self._controller = self._start(self._on_host("primary", *command))
+            # The backup ends where it reads the cluster's name while the primary writes it.
+            self._wait_for_controllers(1)
             self._start(
                 self._on_host("backup", "slurmctld", "-D", "-f", str(self.folder / "backup.conf"))
             )
         else:
             self._controller = self._start(command)
-        up = 1 + self._backup
+        self._wait_for_controllers(1 + self._backup)
+
+    def _wait_for_controllers(self, up: int) -> None:
         wait_until(
             lambda: self.run("scontrol", "ping", check=False).count("is UP") == up, what=self.log
         )
