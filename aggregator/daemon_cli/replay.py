@@ -177,9 +177,9 @@ def _replay(options: argparse.Namespace) -> int:
         old += before
         new += after
     if not nodes:
-        print(
-            "sickbay-aggregator: that database has no recorded evidence to replay", file=sys.stderr
-        )
+        where = options.record or "that database"
+        text = f"sickbay-aggregator: {where} has no recorded evidence to replay"
+        print(text, file=sys.stderr)
         return TROUBLE
     found.sort(key=lambda one: (not one.shown.acts, one.shown.began))
     sums = totals(old, now), totals(new, now)

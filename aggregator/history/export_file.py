@@ -59,4 +59,6 @@ class ExportFile:
         try:
             return require_regular_file(self._file).open("rb")
         except OSError as error:
-            raise RecordError(f"{self._file} can't be read: {error.strerror}") from error
+            expected = "expected a file of 'sickbay-aggregator history export'"
+            text = f"{self._file} can't be read: {error.strerror}; {expected}"
+            raise RecordError(text) from error

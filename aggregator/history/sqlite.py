@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from aggregator.history.engine import HistoryError
-from aggregator.history.migrate import is_ready, prepare
+from aggregator.history.migrate import VERSIONS, is_ready, prepare
+from aggregator.history.tables import metadata
 from aggregator.runtime.database import reason, sqlite_engine
 
 T = TypeVar("T")
@@ -71,6 +73,8 @@ class Sqlite:
         if self._engine is not None and self._identity() != self._file:
             self.close()  # the file was replaced: SQLite would write on into nowhere
         if self._engine is None:
+            if self._reads:
+                self._expect_tables()
             only_read = self._reads and not _can_write(self._path)
             engine = self._for_reading() if only_read else _engine(self._url, self._path)
             try:
@@ -84,6 +88,18 @@ class Sqlite:
             self._engine = engine
             self._file = self._identity()
         return self._engine
+
+    def _expect_tables(self) -> None:
+        """A file of another program must not get ours from a command that only reads."""
+        where = f"file:{quote(str(self._path.absolute()))}?mode=ro"
+        try:
+            with contextlib.closing(sqlite3.connect(where, uri=True, timeout=5)) as db:
+                found = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        except sqlite3.Error:
+            return  # to open it below gives the reason
+        if not found & {VERSIONS, *metadata.tables}:
+            text = f"{self.name} is no history: it lacks its tables"
+            raise HistoryError(f"{text}; expected the aggregator's history.database")
 
     def _make_tables(self, engine: sa.Engine) -> None:
         """Tried twice: two processes that switch to WAL at the same time conflict with each

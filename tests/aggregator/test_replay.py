@@ -5,11 +5,13 @@ import asyncio
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
 import tracemalloc
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -382,7 +384,7 @@ def test_an_owner_replays_the_aggregators_own_history(
     code, _, err = command(capsys, *carried, "--node", "elsewhere")
     assert (code, err) == (
         2,
-        "sickbay-aggregator: that database has no recorded evidence to replay\n",
+        f"sickbay-aggregator: {record_file} has no recorded evidence to replay\n",
     )
     record_file.write_text('{"at": 1, "node": "a", "kind": "hello", "body": {}}\nnonsense\n')
     code, _, err = command(capsys, *carried)
@@ -392,3 +394,22 @@ def test_an_owner_replays_the_aggregators_own_history(
     code, _, err = command(capsys, *carried)
     assert code == 2
     assert "a at 1.0: KeyError" in err
+
+
+@pytest.mark.parametrize("statement", ["CREATE TABLE mine (a)", ""])
+def test_a_command_that_reads_makes_no_tables_in_another_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
+) -> None:
+    file = tmp_path / "other.db"
+    file.touch()
+    with closing(sqlite3.connect(file)) as database:
+        database.execute(statement)
+    before = file.read_bytes()
+    config = tmp_path / "aggregator.yaml"
+    config.write_text(
+        f'identity: {{kind: insecure-trust-hello}}\nhistory: {{database: "sqlite:///{file}"}}\n'
+        'listen: {grpc: "127.0.0.1:0", web: "127.0.0.1:0"}\n'
+    )
+    code, _, err = command(capsys, "history", "export", "--config", str(config))
+    assert (code, f"{file} is no history: it lacks its tables; expected" in err) == (2, True)
+    assert file.read_bytes() == before
