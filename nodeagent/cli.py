@@ -192,6 +192,10 @@ def _command_checks(options: "argparse.Namespace", environ: Mapping[str, str]) -
 
 def _command_config_check(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     config = load(options.file, environ)
+    from nodeagent.config import credential_files
+
+    if wrong := credential_files.problems(options.file, config):
+        raise ConfigError(wrong)
     on = sum(check.on for check in config.checks.values())
     own = f", {len(config.own)} of them your own" if config.own else ""
     print(f"{options.file}: sound (node {config.node}, {on} checks on{own})")

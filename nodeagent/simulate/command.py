@@ -8,13 +8,13 @@ import os
 import random
 import resource
 import signal
-import ssl
 import sys
 import threading
 from pathlib import Path
 
 from nodeagent import logs
 from nodeagent.clock import SystemClock
+from nodeagent.config.credential_files import wrong_with_authorities
 from nodeagent.config.settings import UplinkConfig
 from nodeagent.configfile import regular_file, values
 from nodeagent.configfile.toml_table import ConfigError, Problem
@@ -161,7 +161,7 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
     if options.cert_dir is not None and options.ca_file is None:
         what = "needs TLS"
         problems.append(Problem("--cert-dir", 0, "", what, "--ca-file too"))
-    if options.ca_file is not None and (what := _wrong_with(options.ca_file)):
+    if options.ca_file is not None and (what := wrong_with_authorities(options.ca_file)):
         problems.append(Problem(str(options.ca_file), 0, "--ca-file", what, "a CA in PEM"))
     try:
         Dialer(_uplink(options, names[0])).check(options.aggregator)
@@ -171,17 +171,6 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
         problems.append(Problem("--aggregator", 0, "", what))
     if problems:
         raise ConfigError(problems)
-
-
-def _wrong_with(ca_file: Path) -> str:
-    """Why the file verifies no server; empty when it can."""
-    if not ca_file.is_file():
-        return "is no file"
-    try:
-        ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # an SSLError is one
-        return f"can't be read as certificates: {error.strerror or error}"
-    return ""
 
 
 def _uplink(options: argparse.Namespace, name: str) -> UplinkConfig:

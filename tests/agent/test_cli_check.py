@@ -96,6 +96,30 @@ def test_config_check_lists_every_error_and_runs_no_check(tmp_path: Path) -> Non
     assert missing.err == f"{tmp_path}/none.toml: there is no such file; expected a TOML file\n"
 
 
+def test_config_check_names_each_file_that_holds_no_token_or_certificate(tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    garbage = tmp_path / "garbage"
+    keys = "ca_file", "cert_file", "key_file"
+    config.write_text(
+        f'metrics_listen = "127.0.0.1:9"\nmetrics_token_file = "{garbage}"\n'
+        '[aggregator]\naddress = "aggregator:8443"\n'
+        + "".join(f'{key} = "{garbage}"\n' for key in keys)
+    )
+    for content in (b"", b"two\nlines", b"\xff\0"):
+        garbage.write_bytes(content)
+        done = agent("config", "check", config)
+        assert (done.code, done.out) == (2, "")
+        assert [line.split(": ")[:2] for line in done.err.splitlines()] == [
+            [str(config), "metrics_token_file"],
+            [str(config), "aggregator.ca_file"],
+            [str(config), "aggregator.cert_file"],
+        ]
+    token = tmp_path / "token"
+    token.write_text("t\n")
+    config.write_text(f'[aggregator]\naddress = "127.0.0.1:1"\ntoken_file = "{token}"\n')
+    assert agent("config", "check", config).code == 0
+
+
 def test_a_machine_without_a_gpu_says_no_gpu_and_does_not_fail(tmp_path: Path) -> None:
     done = agent("check", "--config", configured(tmp_path))
     assert done.code == 0, done
