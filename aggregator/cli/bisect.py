@@ -202,8 +202,9 @@ def read_nodes(path: Path) -> tuple[list[str], dict[str, str]]:
     try:
         lines = read_file_or_pipe(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"--nodes: {path} can't be read: {why}") from error
+        why = getattr(error, "strerror", None) or "it is no text"
+        text = f"{path} can't be read: {why}; expected a node on each line"
+        raise UsageError(f"--nodes: {text}") from error
     nodes: list[str] = []
     domains: dict[str, str] = {}
     for number, line in enumerate(lines, 1):

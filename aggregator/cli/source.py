@@ -158,8 +158,9 @@ def read_token(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
         try:
             token = read_file_or_pipe(Path(options.token_file))
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UsageError(f"--token-file: {options.token_file} can't be read: {why}") from error
+            why = getattr(error, "strerror", None) or "it is no text"
+            text = f"{options.token_file} can't be read: {why}; expected a token"
+            raise UsageError(f"--token-file: {text}") from error
     token = token.strip()
     if not token.isascii() or not token.isprintable() or (options.token_file and not token):
         raise UsageError("--token-file or SICKBAY_TOKEN: expected one token on one line")

@@ -87,6 +87,7 @@ def read_labels(file: Path) -> dict[str, Labels]:
     """The labels by node of the output of `kubectl get nodes -o json`. Raises `NodesFileError`."""
     from aggregator.configfile.regular_file import require_regular_file
 
+    expected = "expected the output of: kubectl get nodes -o json"
     try:
         text = require_regular_file(file, most=_MOST_NODES_FILE).read_text("utf-8")
         items = json.loads(text)["items"]
@@ -97,9 +98,8 @@ def read_labels(file: Path) -> dict[str, Labels]:
             for one in items
         }
     except OSError as error:
-        raise NodesFileError(f"{file} can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        expected = "expected the output of: kubectl get nodes -o json"
+        raise NodesFileError(f"{file} can't be read: {error.strerror}; {expected}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NodesFileError(f"{file} is no list of nodes; {expected}") from error
 
 

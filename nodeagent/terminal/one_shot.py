@@ -81,7 +81,7 @@ class _OneShot:
             pass  # no agent ran since the boot, so no fault is latched
         except Unreleased:
             self._notes.append(f"{path} is of an unreleased version; latched faults are not known")
-        except (OSError, ValueError, StateError) as error:
+        except (OSError, ValueError, RecursionError, StateError) as error:
             self._notes.append(f"{path} can't be used, so latched faults are not known: {error}")
         else:
             state.latch.components.clear()

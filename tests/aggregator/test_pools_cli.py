@@ -103,7 +103,9 @@ def test_a_replay_without_labels_says_so_and_takes_the_milder_action(
     assert "by pool" not in out
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"items": 3}', '{"items": [{"metadata": {}}]}', "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"items": 3}', '{"items": [{"metadata": {}}]}', "\0", "[" * 100_000]
+)
 def test_a_file_that_is_no_list_of_nodes_is_refused(
     tmp_path: Path, config: Path, policy: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
