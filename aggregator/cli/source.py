@@ -41,7 +41,7 @@ class Source:
         return self._client().events(node)
 
     def reader(self) -> "ClusterReader | None":
-        """The cluster's own objects; None where no kubeconfig led here."""
+        """The cluster's own objects, or None where no kubeconfig led here."""
         return None
 
     def require_node(self, node: str) -> None:
@@ -49,7 +49,7 @@ class Source:
         self.get("nodes", node)
 
     def quarantine(self, node: str) -> Any:
-        """The node's quarantine, as in the API's answer about it; None without one. A cluster is
+        """The node's quarantine, as in the API's answer about it, or None. A cluster is
         read itself, as its objects are never older than the aggregator's view.
         """
         return self.get("nodes", node)["quarantine"]

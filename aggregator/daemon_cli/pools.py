@@ -105,8 +105,8 @@ def read_labels(file: Path) -> dict[str, Labels]:
 
 @dataclass(frozen=True, slots=True)
 class PoolEffect:
-    """What rules would have done in one pool, before and after a change; actions as capped by the
-    pool's ``mode``.
+    """The effect of rules in one pool, before and after a change; the pool's ``mode`` caps their
+    actions.
     """
 
     name: str
