@@ -128,15 +128,17 @@ def one_node_name(text: str) -> str:
 
 
 def test_profile(text: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) is None:
-        what = "expected the name of a test profile, such as standard"
-        raise argparse.ArgumentTypeError(f"{text[:300]!r}: {what}")
-    return text
+    what = "expected the name of a test profile, such as standard"
+    return _matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text, what)
 
 
 def namespace(text: str) -> str:
-    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text) is None:
-        what = "expected a namespace's name: small letters, digits and '-', at most 63"
+    what = "expected a namespace's name: small letters, digits and '-', at most 63"
+    return _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text, what)
+
+
+def _matching(pattern: str, text: str, what: str) -> str:
+    if re.fullmatch(pattern, text) is None:
         raise argparse.ArgumentTypeError(f"{text[:300]!r}: {what}")
     return text
 

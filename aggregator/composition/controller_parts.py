@@ -45,7 +45,7 @@ from aggregator.jobs.gpu_reader import PodGpuReader
 from aggregator.jobs.identity import Markers
 from aggregator.jobs.recorder import JobRecorder
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.correlation.drift import DriftWatch
+from aggregator.quarantine.correlation import drift
 from aggregator.quarantine.drain.pod_waits import PodWaits
 from aggregator.quarantine.repair import operation_requests
 from aggregator.quarantine.repair.operation_retention import EVERY, OperationRetention
@@ -220,7 +220,7 @@ class ControllerParts:
             bounds=config.lemons,
             record_evidence=controller.own_evidence.record,
         )
-        self._drift = DriftWatch(fleet, clocks, controller.own_evidence)
+        self._drift = drift.DriftWatch(fleet, clocks, controller.own_evidence)
         self._retention = OperationRetention(
             cluster=cluster,
             fleet=fleet,
@@ -242,7 +242,7 @@ class ControllerParts:
         ending.push_async_callback(self._alerts.close)
         ending.callback(self._event_sink.flush)
         spawn(self._lemons.run(), "lemons", ending)
-        spawn(self._drift.run(), "drift", ending)
+        spawn(repeat(drift.EVERY, self._drift.compare), "drift", ending)
         if self._jobs is not None:
             spawn(self._jobs.run(), "jobs", ending)
         if self._requests is not None:

@@ -484,30 +484,30 @@ def _cluster(config: Config) -> Iterator[_Finding]:
 
 def _unwritable(config: Config) -> Iterator[_Finding]:
     """Conditions that could not be written, or that two entries would write."""
-    seen: set[str] = set()
-    for number, one in enumerate(config.conditions):
-        if not config.cluster.has_api_server:
-            kind = config.cluster.kind
-            text = f'only Kubernetes has conditions, and cluster.kind is "{kind}"; expected none'
-            yield _finding(("conditions", number), text, "cluster")
-        if one.type in seen:
-            text = f'"{one.type}" has an entry already; expected one entry with all of its rules'
-            yield _finding(("conditions", number, "type"), text)
-        seen.add(one.type)
+    none = "" if config.cluster.has_api_server else "only Kubernetes has conditions"
+    names = [one.type for one in config.conditions]
+    again = "has an entry already; expected one entry with all of its rules"
+    yield from _unusable(config, "conditions", "type", names, none=none, again=again)
 
 
 def _unselectable(config: Config) -> Iterator[_Finding]:
     """Pools that could select no node, or that share a name."""
-    seen: set[str] = set()
-    for number, one in enumerate(config.pools):
-        if not config.cluster.traits.has_labels:
-            kind = config.cluster.kind
-            text = f'no node of it has labels, and cluster.kind is "{kind}"; expected none'
-            yield _finding(("pools", number), text, "cluster")
-        if one.name in seen:
-            text = f'"{one.name}" is the name of an earlier pool; expected each name once'
-            yield _finding(("pools", number, "name"), text)
-        seen.add(one.name)
+    none = "" if config.cluster.traits.has_labels else "no node of it has labels"
+    names = [one.name for one in config.pools]
+    again = "is the name of an earlier pool; expected each name once"
+    yield from _unusable(config, "pools", "name", names, none=none, again=again)
+
+
+def _unusable(
+    config: Config, section: str, key: str, names: Sequence[str], *, none: str, again: str
+) -> Iterator[_Finding]:
+    """Entries of which the cluster can have none, and names that come ``again``."""
+    for number, name in enumerate(names):
+        if none:
+            text = f'{none}, and cluster.kind is "{config.cluster.kind}"; expected none'
+            yield _finding((section, number), text, "cluster")
+        if name in names[:number]:
+            yield _finding((section, number, key), f'"{name}" {again}')
 
 
 def _exposed(listen: ListenConfig) -> Iterator[_Finding]:

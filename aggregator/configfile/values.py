@@ -163,21 +163,21 @@ def _short(value: object) -> str:
 
 def page_url(value: object) -> str:
     """``https://host:port`` (or http) without a path, or empty text. Not a secret."""
-    if value == "":
-        return ""
     expected = '"https://HOST:PORT", and nothing behind it'
-    if not isinstance(value, str) or _PAGE.fullmatch(value) is None:
-        raise refuse(f"{_short(value)} is no URL of a page", expected)
-    return http_url(value)
+    return _url_like(_PAGE, value, "is no URL of a page", expected)
 
 
 def documentation_url(value: object) -> str:
     """``https://host/path`` (or http) without query or fragment, or empty text. Not a secret."""
+    expected = '"https://HOST/PATH" of the folder that has docs/, without "?" and "#"'
+    return _url_like(_DOCUMENTATION, value, "is no address of the documentation", expected)
+
+
+def _url_like(pattern: re.Pattern[str], value: object, problem: str, expected: str) -> str:
     if value == "":
         return ""
-    expected = '"https://HOST/PATH" of the folder that has docs/, without "?" and "#"'
-    if not isinstance(value, str) or _DOCUMENTATION.fullmatch(value) is None:
-        raise refuse(f"{_short(value)} is no address of the documentation", expected)
+    if not isinstance(value, str) or pattern.fullmatch(value) is None:
+        raise refuse(f"{_short(value)} {problem}", expected)
     return http_url(value)
 
 

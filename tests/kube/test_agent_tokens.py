@@ -18,6 +18,7 @@ from aggregator.ingest.tokens import TokenAuthenticator
 from tests.controlplane.pytest_plugin import Space
 from tests.support.ingest import site
 from tests.support.kube_cluster import following_pods, kube_cluster
+from tests.support.present import present
 from tests.support.waiting import until
 
 AGENT = "sickbay-agent"
@@ -45,7 +46,9 @@ def authenticator(keys: JwksCache, space: Space) -> TokenAuthenticator:
 
 
 def store(kube: KubeCluster, folder: Path) -> JwksCache:
-    return JwksCache(kube.signing_keys, folder / "jwks.json", now=time.monotonic)
+    return JwksCache(
+        present(kube.capabilities.signing_keys), folder / "jwks.json", now=time.monotonic
+    )
 
 
 async def test_an_agents_token_proves_its_node_and_that_nodes_uid(

@@ -36,6 +36,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.servers import Server
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.pki import Authority
+from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
 from tests.web.cli import in_process, sickbay, start
 from tests.web.support import Hands, running_clocks, serving, small_fleet
@@ -281,7 +282,7 @@ async def test_an_aggregator_that_asks_for_an_identity_gets_a_viewers_token_or_t
     context = page_context(forwarder, cluster_space, tmp_path)
     address, fleet = f"127.0.0.1:{forwarder.port}", small_fleet(Hands())
     async with kube_cluster(plane.kubeconfig, namespace=namespace) as cluster:
-        reviews = cluster.access_reviews()
+        reviews = present(cluster.capabilities.access_reviews)
         seen = list[str]()
 
         class Remembers(SubjectAccessAuthorizer):

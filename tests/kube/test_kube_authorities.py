@@ -21,6 +21,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.present import present
 
 pytestmark = pytest.mark.cluster
 
@@ -40,7 +41,7 @@ class Fleet:
 
     def replica(self, name: str) -> AutomaticCertificates:
         return AutomaticCertificates(
-            self._kube.authorities(),
+            present(self._kube.capabilities.authorities),
             writable_files(self._folder / name),
             frozenset({"localhost"}),
             rules=RULES,

@@ -18,6 +18,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.present import present
 from tests.support.waiting import PATIENCE
 
 SUBJECT_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -30,7 +31,7 @@ class Gate:
     def __init__(self, cluster: KubeCluster, *, audiences: tuple[str, ...] = ()) -> None:
         self.time = 1000.0
         self.cluster = cluster
-        reviews = cluster.access_reviews()
+        reviews = present(cluster.capabilities.access_reviews)
         tokens = TokenReviewAuthenticator(reviews, audiences=audiences, now=lambda: self.time)
         rights = SubjectAccessAuthorizer(reviews, now=lambda: self.time)
         self.gate = AccessGate([tokens], rights, anonymous=False)
@@ -223,7 +224,7 @@ async def test_groups_of_a_certificate_or_proxy_have_their_rights(
         lambda: control_plane.call("POST", SUBJECT_REVIEWS, review)["status"]["allowed"],
         what="the authorizer to hear of the binding",
     )
-    reviews = gate.cluster.access_reviews()
+    reviews = present(gate.cluster.capabilities.access_reviews)
     delete = Access("delete", "sickbay.dev", "quarantines", name="node-1")
     stop = Access("patch", "", "configmaps", namespace="sickbay", name="sickbay-stop")
     for access in (READ, delete, stop):

@@ -4,6 +4,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from aggregator.cluster.agent_pods import PodSink
@@ -28,7 +29,7 @@ from aggregator.cluster.kubernetes.read_ahead import ClusterReadAhead, EventView
 from aggregator.cluster.kubernetes.reflector import Watches
 from aggregator.cluster.kubernetes.server_version import check_version
 from aggregator.cluster.kubernetes.shared_objects import KubeSharedObjects
-from aggregator.cluster.kubernetes.transport import RequestCounters, Transport
+from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.pod_ends import PodEndSink
 from aggregator.cluster.port import ClusterEvent, NodeMeta, QuarantineSeen
@@ -86,6 +87,8 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             watches=Watches(transport, clock, rng, silence),
             wall=options.wall,
         )
+        #: Requests and how they ended, for metrics.
+        self.counters = transport.counters
         self._environ = environ
         self._ahead = ClusterReadAhead(self)
         #: Of other clusters, by kubeconfig.
@@ -96,9 +99,9 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         return Capabilities(
             lease=self.lease,
             read_ahead=self._ahead,
-            signing_keys=self.signing_keys,
-            access_reviews=self.access_reviews(),
-            authorities=self.authorities(),
+            signing_keys=partial(signing_keys, self._transport),
+            access_reviews=KubeAccessReviews(self._transport),
+            authorities=KubeAuthorities(self._transport, self._namespace),
             objects=self.objects,
             carry_out=self.carry_out,
             counters=self.counters,
@@ -108,11 +111,6 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
             runs_jobs=True,
             pod_notes=self,
         )
-
-    @property
-    def counters(self) -> RequestCounters:
-        """Requests and how they ended, for metrics."""
-        return self._transport.counters
 
     async def start(self) -> None:
         """Connect, look for our rights and the definition. Raises Refused that lists the missing
@@ -127,10 +125,6 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
         await self._transport.close()
         for other in self._others.values():
             await other.close()
-
-    async def signing_keys(self) -> tuple[str, str]:
-        """The issuer of service account tokens, and its keys as JWKS text."""
-        return await signing_keys(self._transport)
 
     def lease(self, deadline: float) -> KubeLease:
         """The store of the replicas' Lease, in the record's namespace. ``deadline``: seconds for a
@@ -170,14 +164,6 @@ class KubeCluster(KubeQuarantines, KubeNodes, KubeSharedObjects):
                 deadline=_OTHER_DEADLINE,
             )
         return KubeObjects(self._others[kubeconfig])
-
-    def access_reviews(self) -> KubeAccessReviews:
-        """Tokens and rights: the user that a token names, and the actions that a user may take."""
-        return KubeAccessReviews(self._transport)
-
-    def authorities(self) -> KubeAuthorities:
-        """The store of the certificate authorities that the aggregator makes itself."""
-        return KubeAuthorities(self._transport, self._namespace)
 
     async def events(self) -> AsyncIterator[ClusterEvent]:
         """See the protocol. Each caller has a view of its own; closing the iterator ends it."""

@@ -29,12 +29,6 @@ class DriftWatch:
     #: Node and component of each drift that was reported.
     _reported: set[tuple[str, str]] = field(factory=set, init=False)
 
-    async def run(self) -> None:
-        """Compare for ever."""
-        while True:
-            await asyncio.sleep(EVERY)
-            await self.compare()
-
     async def compare(self) -> list[Drift]:
         """Compare all nodes now, and report what has begun and ended.
 
