@@ -32,6 +32,7 @@ from tests.support.new_node_tests import (
     POOL,
     TIMEOUT,
     UNTESTED,
+    NewNodes,
 )
 from tests.support.replica import FakeLine, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
@@ -378,24 +379,24 @@ async def test_without_a_test_on_any_node_the_nodes_are_not_listed_in_full() -> 
     assert cluster.asked["read_node"] <= reads + 2  # the list with the request is three minutes old
 
 
-class WithoutLists(MemoryCluster):
-    """Its lists of nodes get no answer from some moment on."""
+class SlowLists(MemoryCluster):
+    """The answers to its lists of nodes are late: they come once this is set."""
 
-    hangs = False
+    late: asyncio.Event | None = None
 
     async def list_nodes(self) -> list[NodeMeta]:
-        return await self._unless_it_hangs(super().list_nodes())
+        return await self._late(super().list_nodes())
 
     async def list_node_tests(
         self, taint: str, tested: Collection[str] = ()
     ) -> list[ListedNodeTest]:
-        return await self._unless_it_hangs(super().list_node_tests(taint, tested))
+        return await self._late(super().list_node_tests(taint, tested))
 
-    async def _unless_it_hangs(self, listing: Coroutine[Any, Any, T]) -> T:
-        if self.hangs:
-            listing.close()
-            await asyncio.Event().wait()
-        return await listing
+    async def _late(self, listing: Coroutine[Any, Any, T]) -> T:
+        listed = await listing
+        if self.late is not None:
+            await self.late.wait()
+        return listed
 
 
 @in_virtual_time
@@ -403,17 +404,52 @@ async def test_an_api_server_that_gives_no_list_delays_neither_tests_nor_the_fle
     None
 ):
     site = in_service("n1", "n2")
-    cluster = WithoutLists(site.world)
+    cluster = SlowLists(site.world)
     ask(site)
     site.start(cluster)
     await site.settles(lambda: ended_as(site) == "Succeeded")
-    cluster.hangs = True
+    cluster.late = asyncio.Event()
     await later(HOUR)
     ask(site, "n2")
     await site.settles(lambda: ended_as(site, "r1-n2") == "Succeeded")
     site.replica.agent("n1", snapshot(), line=(line := FakeLine()))
     site.replica.controller.on_disconnect("n1", line, "rebooting")
     await site.settles(lambda: site.replica.fleet.node_summaries["n1"].agent.silent)
+
+
+@in_virtual_time
+async def test_a_late_list_ends_no_evidence_of_a_test_that_has_failed_meanwhile() -> None:
+    site = in_service("n1", "n2", verdicts=(PASSED, FAILED))
+    site.policy = CORDONS
+    cluster = SlowLists(site.world)
+    ask(site, "n2")
+    site.start(cluster)
+    await site.settles(lambda: ended_as(site, "r1-n2") == "Succeeded")
+    cluster.late = asyncio.Event()
+    await later(HOUR)
+    ask(site)
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    cluster.late.set()
+    await later(60)
+    assert evidence(site) != []
+    assert phase_of(site.world, "n1") is Phase.CORDONED
+
+
+@in_virtual_time
+async def test_in_mode_observe_a_new_node_that_a_late_list_lacks_is_reported_once() -> None:
+    site = NewNodes()
+    site.mode = RepairMode.OBSERVE
+    cluster = SlowLists(site.world)
+    site.start(cluster)
+    await later(HOUR)
+    cluster.late = asyncio.Event()
+    await later(HOUR)
+    site.world.add_node("n2", taints=(POOL, UNTESTED))
+    site.replica.agent("n2", snapshot(), node_uid="uid-n2")
+    await site.settles(lambda: site.kinds("n2") == ["repair.suppressed"])
+    cluster.late.set()
+    await later(HOUR)
+    assert site.kinds("n2") == ["repair.suppressed"]
 
 
 async def dies_before_the_order(site: IdleNodes) -> None:

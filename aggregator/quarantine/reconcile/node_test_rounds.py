@@ -120,19 +120,24 @@ class NodeTestRounds:
 
     async def _take_list(self) -> None:
         """Read all nodes that may be tested, and forget those that are done with."""
-        registry, tested = self._shared.registry, self._store.tested()
+        registry, tested, watched = self._shared.registry, self._store.tested(), {*self._nodes}
         self._metas = registry.metas
         known = {meta.uid for meta in registry.metas.values()}
         found = {one.node: one for one in await self._listed(tested)}
         self._list_at = self._shared.clocks.now() + LIST_EVERY
-        self._seen = known | {one.uid for one in found.values()}
+        # The list may lack a node that is watched, or whose test began, since it was requested.
+        begun = self._store.tested() - tested
+        newer = self._nodes.keys() - (watched - begun)
+        uids = {self._nodes[name].uid for name in newer}
+        self._seen = known | uids | {one.uid for one in found.values()}
         reserved = self._shared.record_writer.record.node_tests.keys()
-        self._shared.last.clear()
+        for name in self._shared.last.keys() - newer:
+            del self._shared.last[name]
         for name in found.keys() | tested:
             self._take_listed(name, found.get(name), reserved)
         for name in reserved - self._nodes.keys():  # for example of a Node that is gone
             self._nodes[name] = WatchedNode("", tainted=False)
-        for name in self._nodes.keys() - found.keys() - tested - reserved:
+        for name in self._nodes.keys() - found.keys() - tested - reserved - newer:
             self._drop(name)
         self._idle_choice.forget_old()
 
