@@ -17,7 +17,7 @@ from pathlib import Path
 
 from aggregator.config import repair
 from aggregator.config.settings import Config, ConfigError, load
-from aggregator.config.unreleased_files import unreleased_files
+from aggregator.config.unreleased_files import damaged_files, unreleased_files
 from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy, replay
 from aggregator.daemon_cli.subcommand import add_command
@@ -151,6 +151,7 @@ def _check(options: argparse.Namespace) -> int:
             *_unusable(config),
             *_unusable_alert_files(config),
             *unreleased_files(config),
+            *damaged_files(config),
             *unaccepted_bounds(config),
         ],
     )

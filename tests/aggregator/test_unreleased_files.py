@@ -53,6 +53,21 @@ def test_the_aggregator_does_not_start_on_one(
     assert old.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", OLD)
+def test_a_check_of_the_configuration_names_a_file_that_is_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "aggregator.yaml").write_text(CONFIG.format(folder=tmp_path))
+    (tmp_path / name).write_bytes(b"noise" * 100)
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "check", "aggregator.yaml"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert f"{OLD[name][0]}: " in line
+    assert f"{name} is no database of SQLite (file is not a database); expected one" in line
+
+
 def test_empty_files_and_those_of_this_version_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
