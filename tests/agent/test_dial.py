@@ -1,12 +1,16 @@
 """TLS, client certificates and tokens, each read anew when its file changes."""
 
+import ctypes
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from nodeagent.config.settings import UplinkConfig
+from nodeagent.uplink import dialer
 from nodeagent.uplink.dialer import Dialer, DialError
 from tests.agent.agent_process import AgentProcess
 from tests.support.fake_aggregator import FakeAggregator
@@ -60,6 +64,46 @@ def test_an_aggregator_can_name_no_socket_and_no_nonsense(address: str) -> None:
     with pytest.raises(DialError, match=r"expected host:port$") as refused:
         Dialer(UplinkConfig()).check(address, named_by_aggregator=True)
     assert len(str(refused.value)) < 400
+
+
+def _timer_slack() -> int:
+    """This thread's own, in nanoseconds (prctl(2), PR_GET_TIMERSLACK)."""
+    return int(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))
+
+
+def _slacks(pid: int) -> dict[tuple[str, str], int]:
+    """Those of a process's threads, by number and name."""
+    return {
+        (thread.name, (thread / "comm").read_text().strip()): int(
+            Path(f"/proc/{thread.name}/timerslack_ns").read_text()
+        )
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+    }
+
+
+def test_only_threads_that_start_with_a_channel_have_late_timers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slacks: list[int] = []
+
+    def channel(_: str, options: object) -> object:
+        thread = threading.Thread(target=lambda: slacks.append(_timer_slack()))
+        thread.start()
+        thread.join()
+        return options
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
+    before = _timer_slack()
+    Dialer(UplinkConfig()).open("127.0.0.1:1")
+    assert slacks == [500_000_000]
+    assert _timer_slack() == before < 1_000_000
+
+
+async def test_a_kernel_without_timer_slack_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialer, "_SLACK", tmp_path / "none" / "timerslack_ns")
+    await Dialer(UplinkConfig()).open("127.0.0.1:1").close()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -134,3 +178,17 @@ async def test_a_rotated_client_certificate_is_used_at_the_next_connection(
     shutil.copy(fresh.certificate, cert)
     shutil.copy(fresh.key, key)
     await until(lambda: aggregator.streams, within=40)
+
+
+async def test_the_threads_of_grpc_have_late_timers_and_the_event_loop_has_not(
+    aggregator: FakeAggregator, agent: AgentProcess
+) -> None:
+    agent.aggregator = (await aggregator.start()).address
+    process = agent.start().process
+    assert process is not None
+    await until(lambda: aggregator.streams, within=40)
+    slacks = _slacks(process.pid)
+    late = {name for (_, name), slack in slacks.items() if slack == 500_000_000}
+    assert late >= {"event_engine", "lifeguard"}
+    [own] = [slack for (thread, _), slack in slacks.items() if thread == str(process.pid)]
+    assert own < 1_000_000

@@ -3,9 +3,9 @@
 Eight GPUs by the real pynvml on the test library, the real kernel log, the machine's own disks and
 NICs; the aggregator runs from another copy of the environment, behind a relay that counts the bytes
 on the wire. In the same minutes a bare stream with the same heartbeat runs from a third copy
-(bare_stream.py), which is the least that an agent of gRPC and Python costs. Both run without
-docstrings and assertions, as in the agent's image. Then a burst of Xids
-(burst.py). Run by `make bench-agent`; BENCH_SECONDS sets the time at rest (600).
+(bare_stream.py), which is what an agent of gRPC and Python costs whose threads of gRPC have their
+usual timers. Both run without docstrings and assertions, as in the agent's image. Then a burst of
+Xids (burst.py). Run by `make bench-agent`; BENCH_SECONDS sets the time at rest (600).
 """
 
 import asyncio
