@@ -4,6 +4,8 @@ Placeholders: a word in capitals (NODE, FILE, NAME), "..." and "$VARIABLE" are v
 left out; a|b is a choice; two blanks or a # end a command in a block.
 """
 
+import argparse
+import functools
 import itertools
 import json
 import re
@@ -111,11 +113,16 @@ def _values(word: str) -> list[str]:
     return [word]
 
 
+@functools.cache
+def parser_of(program: str) -> argparse.ArgumentParser:
+    return PROGRAMS[program]()
+
+
 def refusal(program: str, words: list[str]) -> str:
     """The parser's refusal, or empty."""
     try:
         own = own_words(words) if program == "sickbay" else words
-        PROGRAMS[program]().parse_args(own)
+        parser_of(program).parse_args(own)
     except SystemExit as ended:
         return "" if not ended.code else "refused"
     except BadUsage as error:
