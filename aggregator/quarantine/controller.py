@@ -5,6 +5,7 @@ objects and the record bring it back.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from aggregator.quarantine.actions.holds import Proposals
@@ -29,6 +30,12 @@ from aggregator.quarantine.reconcile.worker import NodeWorker
 from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.tasks import run_until_first_exit
+from aggregator.runtime.text import some_of
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: A step that is cancelled delays the controller's end no longer than this (seconds).
+END_WITHIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,7 @@ class Controller:
                 node_events=parts.node_events.run(),
             )
         finally:
+            parts.queue.view = False  # agents report until later: none of that begins a step
             parts.switch.close()
             parts.network.close()
             parts.cluster_events.close()
@@ -115,5 +123,10 @@ class Controller:
                 if node_state.decision.timer is not None:
                     node_state.decision.timer.cancel()
             # The next controller begins their steps again: a site's program that is killed here
-            # must have ended by then.
-            await asyncio.gather(*begun, return_exceptions=True)
+            # must have ended by then. One that hangs in the kernel never does.
+            left = begun and (await asyncio.wait(begun, timeout=END_WITHIN))[1]
+            if left:
+                log.warning(
+                    "steps of nodes go on after the controller's end",
+                    extra={"error": some_of(sorted(one.get_name() for one in left), 5)},
+                )

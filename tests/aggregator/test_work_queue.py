@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from aggregator.cluster.port import Guard, Node, NodeChange
+from aggregator.quarantine.controller import END_WITHIN
 from aggregator.quarantine.reconcile.work_queue import MARKS_FIRST, WorkQueue
 from aggregator.quarantine.state.node import NodeState
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.replica import Replica, fault, snapshot
+from tests.support.virtual_replica import Running, later
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
 
 
 class QueueBench:
@@ -130,3 +135,55 @@ def test_what_waits_for_marks_begins_with_the_last_of_them_and_each_after_its_ow
         assert third.done()
 
     play(test)
+
+
+class Lasting(MemoryCluster):
+    """A change of a Node goes on after its cancellation, as a program does that was killed."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.begun, self.ends = asyncio.Event(), asyncio.Event()
+
+    async def patch_node(
+        self, node: Node, change: NodeChange, *, guard: Guard | None = None
+    ) -> Node:
+        try:
+            self.begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await self.ends.wait()
+        return node
+
+
+async def stopped_in_a_step() -> tuple[Replica, Lasting]:
+    """A controller that was told to stop while it marks n1."""
+    world = World()
+    for name in ("n1", "n2"):
+        world.add_node(name)
+    cluster = Lasting(world)
+    replica = Replica(world, clock=Running(), cluster=cluster)
+    replica.agent("n2", snapshot())
+    replica.agent("n1", snapshot(fault()))
+    await cluster.begun.wait()
+    replica.task.cancel()
+    await later(END_WITHIN / 2)
+    assert not replica.task.done()
+    return replica, cluster
+
+
+@in_virtual_time
+async def test_a_controller_that_stops_begins_no_step_while_it_waits_for_the_last_ones() -> None:
+    replica, cluster = await stopped_in_a_step()
+    replica.agent("n2", snapshot(fault()))
+    await later(END_WITHIN / 4)
+    cluster.ends.set()
+    await asyncio.wait({replica.task})
+    assert cluster.world.quarantines.keys() == {"n1"}
+
+
+@in_virtual_time
+async def test_a_step_that_ends_by_no_cancellation_delays_the_controllers_end_for_seconds() -> None:
+    replica, cluster = await stopped_in_a_step()
+    await later(END_WITHIN)
+    assert replica.task.done()
+    cluster.ends.set()
