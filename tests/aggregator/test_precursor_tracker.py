@@ -71,6 +71,19 @@ def test_a_replaced_gpu_and_a_week_without_a_rise_end_the_finding() -> None:
         assert fleet.reported[-1][1].status is Status.OK
 
 
+def test_a_finding_of_a_part_whose_model_has_another_name_now_ends_by_a_persons_word() -> None:
+    fleet = Fleet()
+    for minute in (0, 9, 21):
+        fleet.count("n5", minute + 1, DAY + minute * MINUTE)
+    fleet.state.node_summaries["n5"] = in_quarantine("nvlink-recoveries GPU-5")
+    fleet.tracker.on_connect("n5")
+    series = (MeasuredSeries("nvlink-recoveries", "GPU-5", "NVIDIA H200"),)
+    fleet.tracker.on_measurements("n5", Measurements(0, series, ((0, 22),), ()), 2 * DAY)
+    sign = Cleared(code="", component="GPU-5", how="operator")
+    fleet.tracker.on_cleared("n5", (sign,), 2 * DAY)
+    assert [one.status for _, one in fleet.reported[-1:]] == [Status.OK]
+
+
 def test_a_node_that_was_forgotten_begins_anew() -> None:
     fleet = Fleet()
     fleet.tracker.forget_node("n5")

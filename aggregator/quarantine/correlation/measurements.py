@@ -44,12 +44,13 @@ class OpenFindings:
         self._check = check
         self._over = over
         self._evidence = evidence
-        self._by_node: dict[str, dict[MeasuredSeries, Component]] = {}
+        #: By component: a part's model may have another name in a later stream.
+        self._by_node: dict[str, dict[str, Component]] = {}
 
     def forget(self, node: str) -> None:
         self._by_node.pop(node, None)
 
-    def of(self, node: str) -> Mapping[MeasuredSeries, Component]:
+    def of(self, node: str) -> Mapping[str, Component]:
         return self._by_node.get(node, {})
 
     def report(
@@ -58,10 +59,11 @@ class OpenFindings:
         """Give the evidence of findings that have begun; None: the finding is over."""
         findings = self._by_node.get(node, {})
         for series, found in changes:
+            name = component(series)
             if found is not None:
-                findings[series] = found
-            elif findings.pop(series, None) is not None:
-                over = Component(self._check, component(series), Status.OK, "", self._over, at)
+                findings[name] = found
+            elif findings.pop(name, None) is not None:
+                over = Component(self._check, name, Status.OK, "", self._over, at)
                 self._evidence.record(node, over)
         for found in findings.values():  # again, for the node's evidence may have been discarded
             self._evidence.record(node, found)

@@ -72,7 +72,8 @@ class PrecursorTracker:
             return []
         self._counters.restore(node, restored, at)
         known, found = self._findings.of(node), self._counters.findings(node)
-        return [PrecursorChange(one.series, one) for one in found if one.series not in known]
+        new = (one for one in found if component(one.series) not in known)
+        return [PrecursorChange(one.series, one) for one in new]
 
     def _report(self, node: str, changes: list[PrecursorChange], at: float) -> None:
         found = ((s, evidence(one, at) if one is not None else None) for s, one in changes)
