@@ -286,6 +286,33 @@ def test_other_wishes_in_the_list_are_read_in_full(monkeypatch: pytest.MonkeyPat
     on_a_bench(monkeypatch, test)
 
 
+def test_a_list_whose_answer_comes_after_a_newer_one_counts_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(bench: Bench) -> None:
+        cluster, late = bench.replica.cluster, asyncio.Event()
+        read = cluster.list_nodes
+
+        async def read_late() -> list[NodeMeta]:
+            found = await read()
+            await late.wait()
+            return found
+
+        monkeypatch.setattr(cluster, "list_nodes", read_late)
+        older = asyncio.ensure_future(bench.cluster_events.refresh_nodes())
+        await asyncio.sleep(1)
+        bench.clock.time += 60
+        bench.world.add_node("n2", labels={"pool": "new"})
+        monkeypatch.setattr(cluster, "list_nodes", read)
+        assert await bench.cluster_events.refresh_nodes()
+        late.set()
+        assert await older
+        assert bench.node_registry.labels_of("n2") == {"pool": "new"}
+        assert bench.cluster_events.listed_at == bench.clock()
+
+    on_a_bench(monkeypatch, test)
+
+
 def test_a_long_list_gives_way_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(bench: Bench) -> None:
         for number in range(450):

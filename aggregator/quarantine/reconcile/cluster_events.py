@@ -373,6 +373,9 @@ class ClusterEventHandler:
             return False
         finally:
             self.listing_nodes = False
+        if requested_at < self.listed_at:
+            return True  # two tasks list: this answer came after a newer one
+        self.listed_at = requested_at
         self._registry.listed(nodes)
         for count, meta in enumerate(nodes, 1):
             self._trackers.network.place(meta)
@@ -387,7 +390,6 @@ class ClusterEventHandler:
                 self._forget(node_state)
             elif self._is_unlisted(node_state):
                 self._queue.add_for_read(node_state)
-        self.listed_at = requested_at
         return True
 
     def _is_unlisted(self, node_state: NodeState) -> bool:
