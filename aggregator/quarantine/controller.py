@@ -6,6 +6,7 @@ objects and the record bring it back.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aggregator.quarantine.actions.holds import Proposals
@@ -28,6 +29,7 @@ from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import NodeWorker
 from aggregator.quarantine.repair.permissions import RepairPermissions
+from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.tasks import run_until_first_exit
 from aggregator.runtime.text import some_of
@@ -114,19 +116,24 @@ class Controller:
             parts.switch.close()
             parts.network.close()
             parts.cluster_events.close()
-            begun = []
-            for node_state in parts.registry.node_states():
-                for task in (node_state.work.task, node_state.quarantine_view.trail):
-                    if task is not None:
-                        task.cancel()
-                        begun.append(task)
-                if node_state.decision.timer is not None:
-                    node_state.decision.timer.cancel()
-            # The next controller begins their steps again: a site's program that is killed here
-            # must have ended by then. One that hangs in the kernel never does.
-            left = begun and (await asyncio.wait(begun, timeout=END_WITHIN))[1]
-            if left:
-                log.warning(
-                    "steps of nodes go on after the controller's end",
-                    extra={"error": some_of(sorted(one.get_name() for one in left), 5)},
-                )
+            await _end_steps(parts.registry.node_states())
+
+
+async def _end_steps(node_states: Iterable[NodeState]) -> None:
+    """Cancel what goes on for each node. The next controller begins the steps again: a site's
+    program that is killed here must have ended by then. One that hangs in the kernel never does.
+    """
+    begun = []
+    for node_state in node_states:
+        for task in (node_state.work.task, node_state.quarantine_view.trail):
+            if task is not None:
+                task.cancel()
+                begun.append(task)
+        if node_state.decision.timer is not None:
+            node_state.decision.timer.cancel()
+    left = begun and (await asyncio.wait(begun, timeout=END_WITHIN))[1]
+    if left:
+        log.warning(
+            "steps of nodes go on after the controller's end",
+            extra={"error": some_of(sorted(one.get_name() for one in left), 5)},
+        )
