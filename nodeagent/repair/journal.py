@@ -142,6 +142,7 @@ class Journal:
         threading.Thread(target=run, name="repair-record", daemon=True).start()
         finished, _ = await asyncio.wait({done}, timeout=self._patience)
         if not finished:
+            done.cancel()  # a late error is nobody's
             raise NotRecorded(f"{self._folder}: no answer of the disk in {self._patience:g} s")
         try:
             return done.result()

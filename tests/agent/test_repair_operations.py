@@ -1,6 +1,7 @@
 """The record of operations and the files that hold it: what must be true after any sequence."""
 
 import asyncio
+import gc
 import json
 import os
 import time
@@ -489,7 +490,9 @@ async def test_accesses_at_the_same_time_wait_for_each_other(tmp_path: Path) -> 
     assert await journal.details("op-1") == {"evidence": "x"}
 
 
-async def test_a_disk_that_hangs_holds_no_order_and_comes_back(tmp_path: Path) -> None:
+async def test_a_disk_that_hangs_holds_no_order_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     os.mkfifo(tmp_path / "operations.json")
     journal = Journal(tmp_path, patience=0.2)
     with pytest.raises(NotRecorded, match=r"no answer of the disk in 0\.2 s"):
@@ -508,6 +511,8 @@ async def test_a_disk_that_hangs_holds_no_order_and_comes_back(tmp_path: Path) -
             else:
                 break
     assert found.get("op-1") == operation()
+    gc.collect()
+    assert caplog.text == "", "the read that was given up ended with an error of nobody's"
 
 
 async def journal_file(folder: Path) -> None:
