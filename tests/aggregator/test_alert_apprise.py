@@ -14,7 +14,7 @@ from aggregator.alerts.settings import ReceiverConfig
 from aggregator.events import EventKind
 from tests.aggregator.test_alert_delivery import delivered, file_of, happened, telling
 from tests.support.config_check import config_check
-from tests.support.receiver import Receiver, hang, status
+from tests.support.receiver import Receiver, hang, status, taken
 from tests.support.waiting import PATIENCE, until
 
 #: The library's plugins use modules of Python that are deprecated.
@@ -54,14 +54,16 @@ async def test_an_alert_and_its_end_arrive_without_mentions(tmp_path: Path) -> N
 
 
 async def test_a_service_that_refuses_is_tried_again_and_no_secret_is_shown(tmp_path: Path) -> None:
-    async with Receiver(answers=[status(500), status(403)]) as receiver:
+    async with Receiver(answers=[status(403)], answer=status(500)) as receiver:
         async with telling(tmp_path, chat(tmp_path, receiver)) as alerts:
             alerts.record_event(happened("n1"))
             await until(lambda: "500" in alerts.problem, lambda: alerts.problem)
             assert SECRET not in alerts.problem
+            receiver.answer = taken
             await until(lambda: delivered(alerts) == 1, lambda: alerts.problem)
-            assert alerts.tallies()["to-chat"].failed_attempts == 2
-        assert len(receiver.requests) == 3
+            failed = alerts.tallies()["to-chat"].failed_attempts
+        assert failed >= 2
+        assert len(receiver.requests) == failed + 1
 
 
 async def test_a_service_that_never_answers_delays_no_other(tmp_path: Path) -> None:

@@ -232,13 +232,14 @@ async def test_a_receiver_that_is_down_is_told_when_it_is_up(
 async def test_a_receiver_that_hangs_is_cut_off_and_tried_again(
     tmp_path: Path, secret_file: Path
 ) -> None:
-    async with Receiver(answers=[hang]) as receiver:
+    async with Receiver(answer=hang) as receiver:
         where = Hook(receiver.url(), secret_file, timeout=0.2)
         async with telling(tmp_path, where) as alerts:
             alerts.record_event(happened())
             await until(lambda: "no answer within 0.2 s" in alerts.problem)
+            receiver.answer = taken
             await until(lambda: delivered(alerts) == 1)
-        assert len(receiver.requests) == 2
+        assert len(receiver.requests) >= 2
 
 
 async def test_retry_after_is_honoured(tmp_path: Path, secret_file: Path) -> None:
@@ -252,13 +253,17 @@ async def test_retry_after_is_honoured(tmp_path: Path, secret_file: Path) -> Non
 
 async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> None:
     async with Receiver() as target:
-        answers = [status(307, Location=target.url()), status(302, Location=target.url())]
-        async with Receiver(answers=answers) as receiver:
-            async with telling(tmp_path, address(receiver, secret_file)) as alerts:
-                alerts.record_event(happened())
-                await until(lambda: "redirects, which is not followed" in alerts.problem)
-                await until(lambda: delivered(alerts) == 1)
-            assert len(receiver.requests) == 3
+        elsewhere = status(302, Location=target.url())
+        answers = [status(307, Location=target.url())]
+        async with (
+            Receiver(answers=answers, answer=elsewhere) as receiver,
+            telling(tmp_path, address(receiver, secret_file)) as alerts,
+        ):
+            alerts.record_event(happened())
+            await until(lambda: len(receiver.requests) >= 3)
+            await until(lambda: "redirects, which is not followed" in alerts.problem)
+            receiver.answer = taken
+            await until(lambda: delivered(alerts) == 1)
         assert target.requests == []
 
 
