@@ -174,8 +174,8 @@ async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_releas
     await until(lambda: not holds[0])
     await asyncio.sleep(300)
     assert hook.ended == 0
-    told = {"quarantine.hook_failed", "quarantine.released"} & set(replica.notes.kinds("n1"))
-    assert (told, phase_of(world, "n1")) == (set(), Phase.RELEASING)
+    noted = {"quarantine.hook_failed", "quarantine.released"} & set(replica.notes.kinds("n1"))
+    assert (noted, phase_of(world, "n1")) == (set(), Phase.RELEASING)
 
 
 @virtual_time.in_virtual_time

@@ -156,7 +156,7 @@ class Lasting(MemoryCluster):
 
 
 async def stopped_in_a_step() -> tuple[Replica, Lasting]:
-    """A controller that was told to stop while it marks n1."""
+    """A controller that receives its stop while it marks n1."""
     world = World()
     for name in ("n1", "n2"):
         world.add_node(name)

@@ -24,7 +24,7 @@ LONG_AFTER_BOOT = 3600.0
 
 
 class WoundClock:
-    """Stands still but where it is wound forward, so that no figure is one of the machine."""
+    """A clock that moves only where a test winds it forward: no figure is one of the machine."""
 
     def __init__(self, start: float = LONG_AFTER_BOOT) -> None:
         self._now = start
