@@ -29,16 +29,7 @@ class Parser(SuggestingParser):
         arguments.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**arguments)
 
-    def value(
-        self,
-        names: str,
-        metavar: str,
-        text: str,
-        kind: Callable[[str], Any] = str,
-        default: object = None,
-    ) -> None:
-        """See `add_value`."""
-        add_value(self, names, metavar, text, kind, default)
+    value = add_value
 
     def flag(self, names: str, text: str) -> None:
         """An option without a value."""
