@@ -120,6 +120,7 @@ def _uncordon(sim: Simulation, _: str, node: str) -> None:
     there = sim.world.nodes.get(node)
     if there is not None and there.unschedulable:
         sim.agents[node].overruled |= sim.agents[node].ill is not None
+        sim.agents[node].released_at = sim.time.now
         sim.world.person_uncordons(node)
 
 

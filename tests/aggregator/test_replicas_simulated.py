@@ -77,6 +77,20 @@ def test_a_controller_that_wakes_remakes_no_record_of_before_its_pause() -> None
     assert play(4276839737, events, REPAIRING).wrong == []
 
 
+def test_a_fault_in_the_instant_of_an_uncordon_may_count_as_seen_by_the_person() -> None:
+    """The watch and the agent's stream are not ordered. Found by `make bench-repair`."""
+    events: list[Event] = [
+        (0.05, "fault", "r2", "n1"),
+        (45.0, "wake", "r0", "n2"),
+        (45.0, "mended", "r2", "n1"),
+        (45.0, "pod bound", "r0", "n0"),
+        (0.0, "person uncordons", "r2", "n1"),
+        (0.0, "fault", "r2", "n1"),
+    ]
+    sim = play(3800951884, events, REPAIRING)
+    assert (_phase(sim, "n1"), sim.wrong) == (None, [])
+
+
 def _phase(sim: Simulation, node: str) -> str | None:
     quarantine = sim.world.quarantines.get(node)
     return quarantine.status.phase.value if quarantine is not None else None
