@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from aggregator.cluster.node_names import TAINT
-from aggregator.cluster.port import Action, NodeChange, NotFound, QuarantineSpec, Refused, Taint
+from aggregator.cluster.port import (
+    UNGUARDED,
+    Action,
+    NodeChange,
+    NotFound,
+    QuarantineSpec,
+    Refused,
+    Taint,
+)
 from aggregator.cluster.slurm.client import SlurmPrograms
 from aggregator.cluster.slurm.cluster import PARTITION, SlurmCluster
 from aggregator.cluster.slurm.names import MappedSlurm, NameRules
@@ -66,7 +74,7 @@ async def quarantined(cluster: SlurmCluster, name: str) -> None:
 async def released(cluster: SlurmCluster, name: str) -> None:
     await patched(cluster, name, UNMARK)
     quarantine = present(await cluster.read_quarantine(name))
-    await cluster.drop_quarantine(quarantine)
+    await cluster.drop_quarantine(quarantine, guard=UNGUARDED)
 
 
 async def patched(cluster: SlurmCluster, name: str, change: NodeChange) -> None:

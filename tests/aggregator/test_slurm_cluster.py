@@ -191,7 +191,7 @@ async def test_a_resume_and_new_words_by_a_person_end_the_quarantine_and_are_lef
         await released(cluster, "w1")
         assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == (state, reason)
         gone = present(await cluster.read_quarantine("w1"))
-        await cluster.drop_quarantine(gone)
+        await cluster.drop_quarantine(gone, guard=UNGUARDED)
         seen.clear()
     following.cancel()
 

@@ -211,7 +211,7 @@ class Controller:
 
     async def undo(self, quarantine: Quarantine) -> None:
         await self.patch(quarantine.node, UNMARK)
-        await self.cluster.drop_quarantine(quarantine)
+        await self.cluster.drop_quarantine(quarantine, guard=UNGUARDED)
 
     async def patch(self, name: str, change: NodeChange) -> None:
         node = present(await self.cluster.read_node(name))
@@ -445,4 +445,83 @@ async def test_a_controller_that_loses_its_place_before_a_drain_leaves_the_recor
     with pytest.raises(GuardRefused):
         await controller.cluster.patch_node(node, MARK, guard=Guard(refuse))
     assert await controller.cluster.recorded("n1") is None
+    await controller.cluster.close()
+
+
+async def test_a_drain_is_known_to_be_in_force_where_the_place_is_lost_after_it(
+    tmp_path: Path,
+) -> None:
+    """Else its end, by a person's RESUME, would have no author."""
+    holds = True
+
+    class Losing(FakeSlurm):
+        async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
+            nonlocal holds
+            await super().drain(node, reason, guard=guard)
+            holds = False
+
+    async def check() -> None:
+        if not holds:
+            await refuse()
+
+    controller = Controller(tmp_path / "cluster.db", slurm := Losing(random.Random(1), quiet=True))
+    await controller.start()
+    cluster = controller.cluster
+    await cluster.create_quarantine("n1", SPEC)
+    node = present(await cluster.read_node("n1"))
+    await cluster.patch_node(node, MARK, guard=Guard(check))
+    assert present(await cluster.recorded("n1")).was_seen
+    slurm._clear("n1")
+    assert await cluster.read_changes() == []
+    assert present(await cluster.read_quarantine("n1")).deleting
+    await cluster.close()
+
+
+async def test_a_persons_resume_ends_no_quarantine_that_was_made_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that was paused after it had forgotten the drain of the earlier one."""
+    controller = await quarantined(tmp_path, slurm := FakeSlurm(random.Random(1), quiet=True))
+    cluster = controller.cluster
+    slurm._clear("n1")
+    write = cluster.record
+
+    async def replaced(name: str, change: OurDrain | None, **more: Any) -> str:
+        written = await write(name, change, **more)
+        await cluster.drop_quarantine(present(await cluster.read_quarantine(name)), guard=UNGUARDED)
+        await cluster.create_quarantine(name, SPEC)
+        return written
+
+    monkeypatch.setattr(cluster, "record", replaced)
+    assert await cluster.read_changes() == []
+    assert not present(await cluster.read_quarantine("n1")).deleting
+    await cluster.close()
+
+
+@pytest.mark.parametrize("undone", [True, False])
+async def test_a_reboots_cancellation_drains_no_node_again_that_was_released_meanwhile(
+    tmp_path: Path, *, undone: bool
+) -> None:
+    """Slurm 22.05 takes our drain back with the reboot."""
+
+    class Cancelled(FakeSlurm):
+        async def reboot(self, node: str, *, guard: Guard) -> None:
+            await guard()
+            one = self.nodes[node]
+            self.nodes[node] = replace(one, flags=one.flags | {"REBOOT_REQUESTED"})
+
+        async def cancel_reboot(self, node: str) -> None:
+            self._clear(node)
+            if undone:  # by the next controller
+                await controller.cluster.record(node, None, guard=UNGUARDED)
+
+    controller = await quarantined(tmp_path, slurm := Cancelled(random.Random(1), quiet=True))
+    reboots = present(controller.cluster.capabilities.reboots)
+    await reboots.order("n1", "reboot-1", guard=UNGUARDED)
+    if undone:
+        with pytest.raises(GuardRefused):
+            await reboots.cancel("n1", "reboot-1")
+    else:
+        assert await reboots.cancel("n1", "reboot-1")
+    assert slurm.nodes["n1"].has_drain is not undone
     await controller.cluster.close()

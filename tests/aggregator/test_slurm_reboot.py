@@ -175,7 +175,7 @@ async def test_nothing_is_rebooted_with_a_job_by_anothers_drain_or_against_the_g
 async def patch_again(cluster: SlurmCluster, slurm: Machines) -> None:
     """Another quarantine's drain."""
     found = present(await cluster.read_quarantine("w1"))
-    await cluster.drop_quarantine(found)
+    await cluster.drop_quarantine(found, guard=UNGUARDED)
     await patch(cluster, UNMARK)
     await patch(cluster, MARK)
     assert "DRAIN" in slurm.state("w1")

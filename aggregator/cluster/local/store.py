@@ -191,14 +191,18 @@ class ClusterStore:
 
         return self._joined(self._rows.change(write))
 
-    def delete_quarantine(self, node: str) -> None:
-        """A person's deletion: with a finalizer the row is only marked."""
+    def delete_quarantine(self, node: str, uid: str | None = None) -> None:
+        """A person's deletion: with a finalizer the row is only marked. ``uid``: of that one
+        alone.
+        """
+        which = "node = :node AND uid = coalesce(:uid, uid)"
 
         def write(run: Run) -> None:
-            run("DELETE FROM quarantines WHERE node = :node AND finalizer = 0", node=node)
+            run(f"DELETE FROM quarantines WHERE {which} AND finalizer = 0", node=node, uid=uid)  # noqa: S608
             run(
-                "UPDATE quarantines SET deleting = 1, version = version + 1 WHERE node = :node",
+                f"UPDATE quarantines SET deleting = 1, version = version + 1 WHERE {which}",  # noqa: S608
                 node=node,
+                uid=uid,
             )
 
         self._rows.change(write)

@@ -32,6 +32,7 @@ from aggregator.cluster.port import (
     NotFound,
     Phase,
     Pod,
+    Quarantine,
     Unreachable,
 )
 from aggregator.cluster.slurm.client import SlurmClient
@@ -220,7 +221,8 @@ class SlurmCluster(LocalCluster):
             raise Conflict(f"{node.name} is another machine now")
         quarantine = await self.read_quarantine(node.name)
         reason = reason_of(quarantine.spec.reason if quarantine is not None else "quarantine")
-        ours = await self.recorded(node.name)
+        text = await self.recorded_text(node.name)
+        ours = _decoded(text)
         author = whose(found, ours)
         if node.name not in self._reported and has_changed(author, ours):
             raise Conflict(f"the drain of {node.name} has changed, and is read first")
@@ -239,19 +241,22 @@ class SlurmCluster(LocalCluster):
                 slurm_user=self._slurm_user,
                 started=self._started,
             )
-            await self.record(node.name, ours, guard=guard)
+            text = await self.record(node.name, ours, guard=guard)
             await self._client.drain(node.name, reason, guard=guard)
             # An end of the drain under another slurmctld would be no words of a person.
             self._started, self._slurm_user = await self._client.read_controller()
             ours = replace(ours, slurm_user=self._slurm_user, started=self._started)
             found = await self.now(node.name)
+        else:
+            await guard()
         if not found.has_drain:
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
-        if ours is None or whose(found, ours) is not Whose.OURS:
-            # Another wrote in the same moment.
-            await self.record(node.name, FOREIGN, guard=guard)
-            return found
-        await self.record(node.name, replace(ours, at=found.reason_at), guard=guard)
+        seen = FOREIGN  # another wrote in the same moment
+        if ours is not None and whose(found, ours) is Whose.OURS:
+            seen = replace(ours, at=found.reason_at)
+        # No guard: without its time our drain has no author, and a person's RESUME would count for
+        # nothing. The record of a later controller stays.
+        await self.record(node.name, seen, guard=UNGUARDED, before=text)
         return found
 
     async def _undrain(self, name: str, guard: Guard) -> SlurmNode:
@@ -283,17 +288,23 @@ class SlurmCluster(LocalCluster):
 
     async def recorded(self, name: str) -> OurDrain | None:
         """Our record of the node's drain; None: it is not ours."""
-        return _decoded(await self._in_thread(self._open.drain_of, name))
+        return _decoded(await self.recorded_text(name))
+
+    async def recorded_text(self, name: str) -> str:
+        """The same as it is stored; empty: none."""
+        return await self._in_thread(self._open.drain_of, name)
 
     async def record(
         self, name: str, ours: OurDrain | None, *, guard: Guard, before: str | None = None
-    ) -> None:
+    ) -> str:
         """Make our record of the node's drain durable, or forget it. ``before``: the record as it
         was read, where no guard knows of a later controller: `Conflict` where it has changed.
+        Returns it as it is stored.
         """
         text = msgspec.json.encode(asdict(ours)).decode() if ours is not None else ""
         await guard()
         await self._write(self._open.set_drain_of, name, text, before)
+        return text
 
     # -- jobs ----------------------------------------------------------------------------
 
@@ -345,7 +356,7 @@ class SlurmCluster(LocalCluster):
             one, ours = found.get(name), _RECORD.decode(text)
             if one is None or not ours.was_seen:
                 continue
-            if await self._in_thread(self._open.drain_of, name) != text or name in self.changing:
+            if await self.recorded_text(name) != text or name in self.changing:
                 continue
             with contextlib.suppress(Conflict):  # another process has written it: read again
                 events += await self._changes_of(name, one, ours, text)
@@ -370,11 +381,15 @@ class SlurmCluster(LocalCluster):
             now = replace(ours, started=self._started)
             await self.record(name, now, guard=UNGUARDED, before=text)
         elif has_changed(author, ours):
+            quarantine = await self.read_quarantine(name)
+            # Once the record is gone a later controller may make another quarantine of this name.
             await self.record(name, None, guard=UNGUARDED, before=text)
-            await self._give_up(name, one, author)
+            await self._give_up(name, one, author, quarantine)
         return []
 
-    async def _give_up(self, name: str, one: SlurmNode, author: Whose) -> None:
+    async def _give_up(
+        self, name: str, one: SlurmNode, author: Whose, quarantine: Quarantine | None
+    ) -> None:
         """A person's RESUME, or a person's words on our drain: the node is theirs, as if the
         quarantine had been deleted by hand.
         """
@@ -389,9 +404,8 @@ class SlurmCluster(LocalCluster):
                 "user": one.reason_user,
             },
         )
-        quarantine = await self.read_quarantine(name)
         if quarantine is not None and quarantine.status.phase is not Phase.RELEASING:
-            await self._write(self._open.delete_quarantine, name)
+            await self._write(self._open.delete_quarantine, name, quarantine.uid)
 
 
 def _decoded(text: str) -> OurDrain | None:

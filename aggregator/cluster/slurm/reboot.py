@@ -6,9 +6,10 @@ The order has neither ASAP nor a next state: Slurm keeps the drain then, also af
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from aggregator.cluster.port import UNGUARDED, Conflict, Guard, Refused
+from aggregator.cluster.port import UNGUARDED, Conflict, Guard, GuardRefused, Refused
 from aggregator.cluster.reboots import RebootProgress, RebootState
 from aggregator.cluster.slurm.client import SlurmClient
 from aggregator.cluster.slurm.drain import FOREIGN, OurDrain, Whose, whose, words_of_slurm
@@ -32,7 +33,11 @@ class Drains(Protocol):
 
     async def recorded(self, name: str) -> OurDrain | None: ...
 
-    async def record(self, name: str, ours: OurDrain | None, *, guard: Guard) -> None: ...
+    async def recorded_text(self, name: str) -> str: ...
+
+    async def record(
+        self, name: str, ours: OurDrain | None, *, guard: Guard, before: str | None = None
+    ) -> str: ...
 
 
 class SlurmReboots:
@@ -92,6 +97,7 @@ class SlurmReboots:
         return RebootProgress(RebootState.FAILED, text)
 
     async def cancel(self, node: str, operation: str) -> bool:
+        before = await self._drains.recorded_text(node)
         found, ours = await self._drains.now(node), await self._drains.recorded(node)
         ordered = ours is not None and ours.reboot == operation
         if ours is None or not ordered or not found.waits_for_reboot:
@@ -100,18 +106,25 @@ class SlurmReboots:
         try:
             # Slurm 22.05 removes the drain with the reboot. Until it is there again no reading of
             # the node, of a later process either, may take that as a person's RESUME.
-            await self._drains.record(node, replace(ours, at=0), guard=UNGUARDED)
+            waiting = replace(ours, at=0)
+            text = await self._drains.record(node, waiting, guard=UNGUARDED, before=before)
             await self._client.cancel_reboot(node)
             found = await self._drains.now(node)
             if not found.has_drain:
-                await self._client.drain(node, ours.reason, guard=UNGUARDED)
+                guard = Guard(partial(self._expect_record, node, text))
+                await self._client.drain(node, ours.reason, guard=guard)
                 found = await self._drains.now(node)
             again = replace(ours, at=found.reason_at, reboot="", booted=0)
-            is_ours = whose(found, again) is Whose.OURS
-            await self._drains.record(node, again if is_ours else FOREIGN, guard=UNGUARDED)
+            seen = again if whose(found, again) is Whose.OURS else FOREIGN
+            await self._drains.record(node, seen, guard=UNGUARDED, before=text)
         finally:
             self._drains.changing.discard(node)
         return not found.is_rebooting
+
+    async def _expect_record(self, node: str, text: str) -> None:
+        """Raises `GuardRefused` where a later controller has undone the drain, or drained anew."""
+        if await self._drains.recorded_text(node) != text:
+            raise GuardRefused(f"the record of the drain of {node} was written in between")
 
 
 def _has_begun(found: SlurmNode, ours: OurDrain) -> bool:
