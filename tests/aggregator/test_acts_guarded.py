@@ -31,6 +31,7 @@ from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.objects import ClusterObject, ObjectResource, ObjectStore
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Cluster,
     Guard,
@@ -199,7 +200,7 @@ class World:
             self._switch.apply_seen(await self.cluster.read_stop())
         elif reason == "object":
             self.cluster._open.delete_quarantine("n1")
-            await self.cluster.drop_quarantine(self.quarantine)
+            await self.cluster.drop_quarantine(self.quarantine, guard=UNGUARDED)
 
 
 @asynccontextmanager
@@ -280,6 +281,12 @@ def test_every_method_that_acts_takes_a_guard() -> None:
     for package, method in ((aggregator.repairers, "order"), (aggregator.hooks, "call")):
         for one in classes_with(package, method):
             assert takes_guard(getattr(one, method)), one
+
+
+def test_no_client_ends_a_quarantine_without_a_guard() -> None:
+    for client in (KubeCluster, LocalCluster, SlurmCluster):
+        guard = inspect.signature(client.drop_quarantine).parameters["guard"]
+        assert guard.default is inspect.Parameter.empty, client
 
 
 def test_every_act_has_a_case() -> None:

@@ -19,6 +19,7 @@ from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.local.sqlite_rows import SqliteRows
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Blocker,
     Cluster,
@@ -102,7 +103,7 @@ async def late_status(one: LocalCluster, other: LocalCluster) -> None:
 
 async def status_of_another_object(one: LocalCluster, other: LocalCluster) -> None:
     quarantine = await one.create_quarantine("n1", SPEC)
-    await other.drop_quarantine(quarantine)
+    await other.drop_quarantine(quarantine, guard=UNGUARDED)
     await other.create_quarantine("n1", SPEC)
     await one.write_quarantine_status(quarantine, QuarantineStatus(Phase.CORDONED))
 
@@ -187,9 +188,9 @@ async def test_everything_written_comes_back_as_it_was(path: Path) -> None:
 async def test_dropping_is_by_uid_and_twice_is_no_error(path: Path) -> None:
     async with opened(path) as cluster:
         old = await cluster.create_quarantine("n1", SPEC)
-        await cluster.drop_quarantine(old)
+        await cluster.drop_quarantine(old, guard=UNGUARDED)
         new = await cluster.create_quarantine("n1", SPEC)
-        await cluster.drop_quarantine(old)
+        await cluster.drop_quarantine(old, guard=UNGUARDED)
         assert await cluster.read_quarantine("n1") == new
         with pytest.raises((NotFound, Conflict)):
             await cluster.write_quarantine_status(old, QuarantineStatus())
@@ -209,7 +210,7 @@ async def test_news_begin_with_all_there_is_and_go_on_with_what_changes(path: Pa
             assert heard[3] == WatchSynced(frozenset())
             changed = await cluster.write_quarantine_status(first, QuarantineStatus(Phase.CORDONED))
             await until(lambda: heard[-1] == QuarantineSeen(changed))
-            await cluster.drop_quarantine(changed)
+            await cluster.drop_quarantine(changed, guard=UNGUARDED)
             await until(lambda: heard[-1] == QuarantineGone("n1", first.uid))
 
 
@@ -294,7 +295,7 @@ async def test_a_file_that_is_taken_away_is_not_gone_on_with_in_secret(
             assert str(path) in lost.reason
             assert "restart" in lost.reason
             with pytest.raises(Unreachable, match="restart"):
-                await cluster.drop_quarantine(quarantine)
+                await cluster.drop_quarantine(quarantine, guard=UNGUARDED)
             if instead == "nothing":
                 await asyncio.to_thread(aside.rename, path)
                 await until(lambda: any(isinstance(item, WatchSynced) for item in heard))

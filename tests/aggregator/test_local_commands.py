@@ -263,6 +263,6 @@ async def test_the_drain_command_is_tried_until_it_succeeds_and_then_no_more(
     async with opened(path, Commands(drain=drain)) as again:
         assert await again.pods_on("n1") == []
         quarantine = present(await again.read_quarantine("n1"))
-        await again.drop_quarantine(quarantine)
+        await again.drop_quarantine(quarantine, guard=UNGUARDED)
         await again.create_quarantine("n1", SPEC)
         assert len(await again.pods_on("n1")) == 1  # another quarantine is another drain

@@ -14,6 +14,7 @@ import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Phase,
     QuarantineSpec,
@@ -136,7 +137,7 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     held = present(await kube.read_quarantine(node))
     assert held.deleting
     await drop_operations(kube, node)
-    await kube.drop_quarantine(held)
+    await kube.drop_quarantine(held, guard=UNGUARDED)
 
 
 async def test_a_node_is_exempted_and_pinned_and_let_go(

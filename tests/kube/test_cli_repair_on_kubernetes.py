@@ -14,6 +14,7 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Operation,
     Phase,
@@ -92,7 +93,7 @@ async def test_a_request_is_made_with_the_persons_own_rights_while_no_aggregator
     typo = await in_process("repair", "no-such-node", "reboot", "--yes", *person)
     assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
     await drop_operations(kube, node)
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def test_the_condition_and_its_column_follow_the_attempts(
@@ -118,7 +119,7 @@ async def test_the_condition_and_its_column_follow_the_attempts(
     [found] = [one for one in read.status.conditions if one.type == "Repaired"]
     assert (found.status, found.message) == ("False", "no further repair is on its ladder")
     await drop_operations(kube, name)
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def column(kube: KubeCluster, name: str) -> str | None:
@@ -146,4 +147,4 @@ async def test_kubectl_waits_for_a_repair(kube: KubeCluster, cluster_space: Spac
     )
     assert ended.returncode == 0, ended.stderr
     await drop_operations(kube, name)
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)

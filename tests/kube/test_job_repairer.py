@@ -368,7 +368,7 @@ async def test_a_cancelled_test_is_over_when_its_pod_has_ended(case: Case) -> No
 async def test_the_job_goes_with_its_quarantine(case: Case, kube: KubeCluster) -> None:
     await case.running()
     made = present(await kube.read_quarantine(case.order.node))
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
     await until(lambda: case.jobs.one(case.order) is None, "the garbage collector")
 
 

@@ -13,6 +13,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.list_reader import ListReader
 from aggregator.cluster.operations import spec_of
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Conflict,
     EvidenceItem,
@@ -266,7 +267,7 @@ async def test_a_quarantine_is_stored_whole_and_read_again(
     assert (await kube.write_quarantine_spec(rewritten, lesser)).spec == lesser
     read = present(await kube.read_quarantine(name))
     assert (read.spec, decided(read.status)) == (lesser, fewer)
-    await kube.drop_quarantine(read)
+    await kube.drop_quarantine(read, guard=UNGUARDED)
     assert await kube.read_quarantine(name) is None
 
 
@@ -289,7 +290,7 @@ async def test_an_attempt_at_a_repair_is_stored_whole_and_written_by_one_process
     read = present(await kube.read_quarantine(name))
     assert read.status.repair == repair
     await drop_operations(kube, name)
-    await kube.drop_quarantine(read)
+    await kube.drop_quarantine(read, guard=UNGUARDED)
 
 
 async def test_a_node_has_one_quarantine(kube: KubeCluster, cluster_space: Space) -> None:
@@ -297,7 +298,7 @@ async def test_a_node_has_one_quarantine(kube: KubeCluster, cluster_space: Space
     made = await kube.create_quarantine(name, SPEC)
     with pytest.raises(Conflict):
         await kube.create_quarantine(name, SPEC)
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def test_of_two_who_change_a_phase_one_fails(kube: KubeCluster, cluster_space: Space) -> None:
@@ -307,7 +308,7 @@ async def test_of_two_who_change_a_phase_one_fails(kube: KubeCluster, cluster_sp
         await kube.write_quarantine_status(made, QuarantineStatus(Phase.RELEASING))
     with pytest.raises(Conflict):
         await kube.write_quarantine_spec(made, SPEC)
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def test_what_is_dropped_is_that_quarantine_and_no_namesake(
@@ -315,15 +316,15 @@ async def test_what_is_dropped_is_that_quarantine_and_no_namesake(
 ) -> None:
     name = f"{cluster_space.node_prefix}-a"
     first = await kube.create_quarantine(name, SPEC)
-    await kube.drop_quarantine(first)
-    await kube.drop_quarantine(first)  # gone already is success
+    await kube.drop_quarantine(first, guard=UNGUARDED)
+    await kube.drop_quarantine(first, guard=UNGUARDED)  # gone already is success
     second = await kube.create_quarantine(name, SPEC)
-    await kube.drop_quarantine(first)
+    await kube.drop_quarantine(first, guard=UNGUARDED)
     kept = present(await kube.read_quarantine(name))
     assert (kept.uid, kept.deleting) == (second.uid, False)
     with pytest.raises(Conflict):
         await kube.write_quarantine_status(first, QuarantineStatus(Phase.CORDONED))
-    await kube.drop_quarantine(second)
+    await kube.drop_quarantine(second, guard=UNGUARDED)
 
 
 async def test_dropping_leaves_another_finalizer_to_its_owner(
@@ -334,7 +335,7 @@ async def test_dropping_leaves_another_finalizer_to_its_owner(
     plane, path = cluster_space.plane, quarantine_path(name)
     both = {"metadata": {"finalizers": ["sickbay.dev/undo", "example.com/audit"]}}
     plane.call("PATCH", path, both, MERGE_PATCH)
-    await kube.drop_quarantine(made)  # its version is old: dropping goes by uid
+    await kube.drop_quarantine(made, guard=UNGUARDED)  # its version is old: dropping goes by uid
     assert plane.call("GET", path)["metadata"]["finalizers"] == ["example.com/audit"]
     plane.call("PATCH", path, {"metadata": {"finalizers": None}}, MERGE_PATCH)
     plane.wait_gone(path)
@@ -361,7 +362,7 @@ async def test_a_person_makes_one_by_hand_and_ends_it(
     assert ending.deleting
     with pytest.raises(Conflict):
         await kube.add_finalizer(ending)
-    await kube.drop_quarantine(ending)
+    await kube.drop_quarantine(ending, guard=UNGUARDED)
     assert await kube.read_quarantine(name) is None
 
 

@@ -15,6 +15,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.read_ahead import as_one_state
 from aggregator.cluster.kubernetes.reflector import Resource, Watch, WatchEvent
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     ClusterEvent,
     Conflict,
@@ -107,7 +108,7 @@ async def test_what_exists_is_told_before_the_view_is_whole(
         before = listener.heard[: listener.heard.index(whole)]
         assert RecordSeen(record) in before
         assert QuarantineSeen(made) in before
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def test_what_is_read_ahead_is_not_read_again_and_is_whole_at_the_end(
@@ -131,7 +132,7 @@ async def test_what_is_read_ahead_is_not_read_again_and_is_whole_at_the_end(
         await kube.list_nodes()
         assert answers[lists] == 3, "an answer is used once"
     ahead.end()
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 SYNCED = WatchSynced(frozenset({"n"}))
@@ -163,7 +164,7 @@ async def test_changes_are_told_as_they_come(kube: KubeCluster, cluster_space: S
         status = QuarantineStatus(Phase.CORDONED, "x")
         cordoned = await kube.write_quarantine_status(made, status)
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == cordoned)
-        await kube.drop_quarantine(cordoned)
+        await kube.drop_quarantine(cordoned, guard=UNGUARDED)
         gone = await listener.wait(QuarantineGone, lambda gone: gone.node == name)
         assert gone == QuarantineGone(name, made.uid, with_definition=False)
         record = await kube.read_record()
@@ -216,7 +217,7 @@ async def test_an_uncordon_while_nobody_listened_is_told_at_the_start(
         assert NodeUncordoned(cordoned) not in before
         assert NodeUncordoned(admitted) not in before  # its node was not touched yet
     for one in made:
-        await kube.drop_quarantine(one)
+        await kube.drop_quarantine(one, guard=UNGUARDED)
 
 
 async def test_a_silent_watch_is_asked_for_anew_and_nothing_is_missed(
@@ -234,7 +235,7 @@ async def test_a_silent_watch_is_asked_for_anew_and_nothing_is_missed(
         await listener.wait(RecordSeen, lambda seen: seen.record == record)
         made = await kube.create_quarantine(name, SPEC)
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
-        await kube.drop_quarantine(made)
+        await kube.drop_quarantine(made, guard=UNGUARDED)
         assert listener.of(WatchLost) == []
 
 
@@ -291,7 +292,7 @@ async def test_the_definitions_deletion_releases_nobody(plane: ControlPlane) -> 
         # undo.
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine.deleting)
         assert await kube.definition_is_going()
-        await kube.drop_quarantine(mine)
+        await kube.drop_quarantine(mine, guard=UNGUARDED)
         both = [await listener.wait(QuarantineGone, of_node(name)) for name in ("n1", handmade)]
         assert [gone.with_definition for gone in both] == [True, True]
         await asyncio.to_thread(plane.wait_gone, DEFINITION)
@@ -304,7 +305,7 @@ async def test_the_definitions_deletion_releases_nobody(plane: ControlPlane) -> 
         await listener.wait(
             QuarantineSeen, lambda seen: seen.quarantine.uid == made.uid, since=place
         )
-        await kube.drop_quarantine(made)
+        await kube.drop_quarantine(made, guard=UNGUARDED)
         gone = await listener.wait(QuarantineGone, lambda news: news.node == "n3")
         assert not gone.with_definition
 
@@ -345,7 +346,7 @@ async def test_the_view_survives_the_api_servers_death_and_return(plane: Control
         await listener.wait(WatchLost, since=place)
         place = len(listener.heard)
         await asyncio.to_thread(plane.restart_apiserver)
-        await kube.drop_quarantine(ended)
+        await kube.drop_quarantine(ended, guard=UNGUARDED)
         plane.call("PATCH", f"/api/v1/nodes/{goes}", {"spec": {"unschedulable": None}}, MERGE_PATCH)
         gone = await listener.wait(QuarantineGone, since=place)
         assert (gone.node, gone.uid, gone.with_definition) == (goes, ended.uid, False)
@@ -408,7 +409,7 @@ async def test_two_listeners_each_have_the_whole_view(
         for listener in (one, other):
             whole = await listener.wait(WatchSynced)
             assert made.node in whole.quarantined_nodes
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def test_a_cluster_that_is_away_at_the_start_is_a_lost_view_and_no_error() -> None:

@@ -19,6 +19,7 @@ from aggregator.cluster.kubernetes.operation_client import (
 )
 from aggregator.cluster.operations import is_request
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     ClusterEvent,
     Conflict,
@@ -144,7 +145,7 @@ async def test_a_change_of_an_operation_is_one_of_its_quarantine(
     finally:
         await events.aclose()  # type: ignore[attr-defined]
         await drop_operations(kube, name)
-        await kube.drop_quarantine(made)
+        await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 async def until_seen(

@@ -14,6 +14,7 @@ from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.rbac import needed
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Evicted,
     NodeChange,
@@ -98,7 +99,7 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
         )
         assert not await restricted.definition_is_going()
         assert name in {one.name for one in await restricted.list_nodes()}
-        await restricted.drop_quarantine(made)
+        await restricted.drop_quarantine(made, guard=UNGUARDED)
         assert await restricted.read_quarantine(name) is None
     store = restricted.lease(deadline=10.0)
     held = await store.read()
@@ -197,7 +198,7 @@ async def test_without_operations_a_quarantine_needs_no_right_to_them(
             assert await cluster.operations.of(name) == []
             assert await cluster.operations.all() == []
             assert await cluster.operations.read("x") is None
-            await cluster.drop_quarantine(made)
+            await cluster.drop_quarantine(made, guard=UNGUARDED)
         refused = {key for key in cluster.counters.answers if key[2] in {401, 403}}
         assert refused == set()
     finally:

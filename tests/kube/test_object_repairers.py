@@ -562,7 +562,7 @@ async def test_the_object_goes_with_its_quarantine(
     """By the cluster's garbage collector: a process that died would not remember it."""
     _, order, made = await quarantined(given, kube)
     await ExternalRepairer(account.objects(), example).order(order, UNGUARDED)
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
     await until(lambda: given.remediation(order.node) is None, "the garbage collector")
 
 
@@ -755,7 +755,7 @@ async def test_kureds_sentinel_is_a_file_on_the_node_that_the_kubelet_makes_for_
     await repairer.clean_up(order)
     await until(lambda: given.space.plane.call("GET", jobs)["items"] == [], "its deletion")
     assert (await repairer.clean_up(order)).state is AnswerState.DONE
-    await kube.drop_quarantine(made)
+    await kube.drop_quarantine(made, guard=UNGUARDED)
 
 
 # -- rights -------------------------------------------------------------------------

@@ -696,7 +696,7 @@ class MemoryCluster:
 
         return await self._call("add_finalizer", effect)
 
-    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard | None = None) -> None:
+    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard) -> None:
         def effect() -> None:
             now = self.world.quarantines.get(quarantine.node)
             if now is None or now.uid != quarantine.uid:

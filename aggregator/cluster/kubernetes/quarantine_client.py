@@ -117,7 +117,7 @@ class KubeQuarantines:
         )
         return await self._patch_quarantine(path, {"metadata": metadata}, Priority.TAINT)
 
-    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard | None = None) -> None:
+    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard) -> None:
         """Delete it, then take our finalizer off; by uid, whatever its version.
 
         A crash in between leaves a deletion to finish. The other order would leave a quarantine

@@ -291,8 +291,8 @@ class LocalCluster:
             self._open.write_quarantine, replace(quarantine, has_finalizer=True)
         )
 
-    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard | None = None) -> None:
-        await pass_guard(guard)
+    async def drop_quarantine(self, quarantine: Quarantine, *, guard: Guard) -> None:
+        await guard()
         await self._write(self._open.drop_quarantine, quarantine)
 
     async def definition_is_going(self) -> bool:
