@@ -116,21 +116,24 @@ class Controller:
             parts.switch.close()
             parts.network.close()
             parts.cluster_events.close()
-            await _end_steps(parts.registry.node_states())
+            await _end_steps(parts.registry.node_states(), parts.record_writer.writing)
 
 
-async def _end_steps(node_states: Iterable[NodeState]) -> None:
-    """Cancel what goes on for each node. The next controller begins the steps again: a site's
-    program that is killed here must have ended by then. One that hangs in the kernel never does.
+async def _end_steps(
+    node_states: Iterable[NodeState], writing: "asyncio.Task[None] | None"
+) -> None:
+    """Cancel what goes on for each node, and the write of the record for them. The next controller
+    begins the steps again: a site's program that is killed here must have ended by then. One that
+    hangs in the kernel never does.
     """
-    begun = []
+    tasks = [writing]
     for node_state in node_states:
-        for task in (node_state.work.task, node_state.quarantine_view.trail):
-            if task is not None:
-                task.cancel()
-                begun.append(task)
+        tasks += node_state.work.task, node_state.quarantine_view.trail
         if node_state.decision.timer is not None:
             node_state.decision.timer.cancel()
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
     left = begun and (await asyncio.wait(begun, timeout=END_WITHIN))[1]
     if left:
         log.warning(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.port import Guard, Node, NodeChange
+from aggregator.cluster.port import Guard, Node, NodeChange, RecordText
 from aggregator.quarantine.controller import END_WITHIN
 from aggregator.quarantine.reconcile.work_queue import MARKS_FIRST, WorkQueue
 from aggregator.quarantine.state.node import NodeState
@@ -187,3 +187,35 @@ async def test_a_step_that_ends_by_no_cancellation_delays_the_controllers_end_fo
     await later(END_WITHIN)
     assert replica.task.done()
     cluster.ends.set()
+
+
+class Writing(MemoryCluster):
+    """A write of the record goes on until its cancellation, and then for a moment."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.begun, self.ended = asyncio.Event(), False
+
+    async def write_record(
+        self, text: str, version: str, *, guard: Guard | None = None
+    ) -> RecordText:
+        try:
+            self.begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await later(END_WITHIN / 2)
+            self.ended = True
+        raise AssertionError("unreachable")
+
+
+@in_virtual_time
+async def test_a_controller_that_stops_waits_for_the_writer_of_the_record() -> None:
+    world = World()
+    world.add_node("n1")
+    cluster = Writing(world)
+    replica = Replica(world, clock=Running(), cluster=cluster)
+    replica.agent("n1", snapshot(fault()))
+    await cluster.begun.wait()
+    replica.task.cancel()
+    await asyncio.wait({replica.task})
+    assert cluster.ended

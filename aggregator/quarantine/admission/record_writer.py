@@ -121,7 +121,8 @@ class AdmissionRecordWriter:
         self._writing: tuple[str, Record] | None = None
         self._scribe = RecordSerializer()
         self._waiting: list[_Request] = []
-        self._worker: asyncio.Task[None] | None = None
+        #: Writes what waits; None before the first request.
+        self.writing: asyncio.Task[None] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
 
@@ -192,7 +193,7 @@ class AdmissionRecordWriter:
         newest = self.quarantine_index.newest if self.quarantine_index.whole else 0
         if self._stored is not None and not self.problem and self.record.generation < newest:
             self._doubted = self._doubted or "may have been rolled back"
-        if (self._lost or self._doubted) and (self._worker is None or self._worker.done()):
+        if (self._lost or self._doubted) and (self.writing is None or self.writing.done()):
             self._begin_repair()
 
     def _begin_repair(self) -> None:
@@ -310,8 +311,8 @@ class AdmissionRecordWriter:
 
     def _put(self, request: _Request) -> None:
         self._waiting.append(request)
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work(), name="registrar")
+        if self.writing is None or self.writing.done():
+            self.writing = asyncio.create_task(self._work(), name="registrar")
 
     async def _work(self) -> None:
         while self._waiting:
