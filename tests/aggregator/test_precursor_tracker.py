@@ -7,6 +7,7 @@ import pytest
 
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
+from aggregator.quarantine.correlation.measurements import OpenFindings
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.replica import shipped_policy
@@ -82,6 +83,14 @@ def test_a_finding_of_a_part_whose_model_has_another_name_now_ends_by_a_persons_
     sign = Cleared(code="", component="GPU-5", how="operator")
     fleet.tracker.on_cleared("n5", (sign,), 2 * DAY)
     assert [one.status for _, one in fleet.reported[-1:]] == [Status.OK]
+
+
+def test_a_message_without_news_of_a_node_without_findings_ends_at_once() -> None:
+    class NoNews(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("the findings of a node without any are gone through")
+
+    OpenFindings("check", "over", SimpleNamespace(record=None)).report("n1", NoNews(), 0.0)
 
 
 def test_a_node_that_was_forgotten_begins_anew() -> None:

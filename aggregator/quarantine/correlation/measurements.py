@@ -1,6 +1,6 @@
 """The trackers that compare measurements of the nodes. Each gives nodes evidence of its own."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
@@ -54,10 +54,12 @@ class OpenFindings:
         return self._by_node.get(node, {})
 
     def report(
-        self, node: str, changes: Iterable[tuple[MeasuredSeries, Component | None]], at: float
+        self, node: str, changes: Sequence[tuple[MeasuredSeries, Component | None]], at: float
     ) -> None:
         """Give the evidence of findings that have begun; None: the finding is over."""
         findings = self._by_node.get(node, {})
+        if not (changes or findings):
+            return  # nearly every node at nearly every message
         for series, found in changes:
             name = component(series)
             if found is not None:

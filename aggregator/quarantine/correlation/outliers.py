@@ -71,7 +71,7 @@ class OutlierTracker:
         self._findings.forget(node)
 
     def _report(self, node: str, changes: list[OutlierChange], at: float) -> None:
-        found = ((series, evidence(one) if one is not None else None) for series, one in changes)
+        found = [(series, evidence(one) if one is not None else None) for series, one in changes]
         self._findings.report(node, found, at)
 
 

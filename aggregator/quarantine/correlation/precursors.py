@@ -76,7 +76,7 @@ class PrecursorTracker:
         return [PrecursorChange(one.series, one) for one in new]
 
     def _report(self, node: str, changes: list[PrecursorChange], at: float) -> None:
-        found = ((s, evidence(one, at) if one is not None else None) for s, one in changes)
+        found = [(s, evidence(one, at) if one is not None else None) for s, one in changes]
         self._findings.report(node, found, at)
         if self._findings.of(node):
             self._checked_at.setdefault(node, at)
