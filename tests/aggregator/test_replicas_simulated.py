@@ -91,6 +91,21 @@ def test_a_fault_in_the_instant_of_an_uncordon_may_count_as_seen_by_the_person()
     assert (_phase(sim, "n1"), sim.wrong) == (None, [])
 
 
+def test_an_order_that_a_released_node_may_still_get_counts_until_its_deadline() -> None:
+    """Else the next repair in its failure domain begins beside it. Found as the one above."""
+    events: list[Event] = [
+        (1.0, "fault", "r1", "n4"),
+        (11.0, "kill", "r0", "n2"),
+        (0.3, "clock jumps", "r1", "n1"),
+        (0.0, "pause", "r1", "n0"),
+        (11.0, "clock jumps", "r2", "n2"),
+        (20.0, "wake", "r0", "n1"),
+        (4.0, "person uncordons", "r2", "n4"),
+        (0.05, "fault", "r1", "n5"),
+    ]
+    assert play(2291656230, events, REPAIRING).wrong == []
+
+
 def _phase(sim: Simulation, node: str) -> str | None:
     quarantine = sim.world.quarantines.get(node)
     return quarantine.status.phase.value if quarantine is not None else None

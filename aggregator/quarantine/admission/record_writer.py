@@ -21,6 +21,7 @@ from aggregator.cluster.port import (
     GuardRefused,
     QuarantineSpec,
     RecordText,
+    RepairState,
     SharedObjects,
     is_older,
 )
@@ -293,11 +294,13 @@ class AdmissionRecordWriter:
 
     def is_over(self, running: RunningOperation) -> bool:
         """Whether a reservation counts no more: its attempt has ended, or no attempt holds it and
-        its time is over. No attempt loses its reservation by time.
+        its time is over. No attempt under way loses its reservation by time.
+
+        The end of one that a release left as `Unknown` is no proof: its order may still act.
         """
         repair = self.quarantine_index.repair_of(running.node)
         for one in repair.attempts if repair is not None else ():
-            if one.operation == running.operation:
+            if one.operation == running.operation and one.state is not RepairState.UNKNOWN:
                 return one.state not in BUSY
         return self.times.time_of(running.operation, running.at) >= running.until
 
