@@ -4,11 +4,11 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from aggregator.cluster.local.rows import Rows
+from aggregator.cluster.local.rows import Row, Rows, delete, expect_row, insert, select, update
 from aggregator.cluster.operation_conditions import with_conditions
 from aggregator.cluster.operations import unknown_outcome
 from aggregator.cluster.port import (
@@ -22,16 +22,7 @@ from aggregator.cluster.port import (
 
 S = TypeVar("S", OperationStatus, QuarantineStatus)
 
-_COLUMNS = "name, uid, version, spec, status, created_at, deleting"
-_INSERT = """
-INSERT INTO operations VALUES (:name, :uid, 1, :node, :spec, :status, :created_at, 0)
-ON CONFLICT DO NOTHING RETURNING name, uid, version, spec, status, created_at, deleting
-"""
-_UPDATE = """
-UPDATE operations SET status = :status, version = version + 1
-WHERE name = :name AND uid = :uid AND version = :version
-RETURNING name, uid, version, spec, status, created_at, deleting
-"""
+_TABLE = "operations"
 _SPEC = msgspec.json.Decoder(OperationSpec)
 
 
@@ -45,55 +36,46 @@ class OperationTable:
     def create(self, name: str, spec: OperationSpec) -> Operation:
         """Raises Conflict where the name is taken."""
         made = self._rows.change(
-            lambda run: run(
-                _INSERT,
+            lambda run: insert(
+                run,
+                _TABLE,
                 name=name,
                 uid=str(uuid.uuid4()),
+                version=1,
                 node=spec.node,
                 spec=json.dumps(asdict(spec)),
                 status=json.dumps(asdict(OperationStatus())),
                 created_at=float(self._wall()),
             )
         )
-        if not made:
-            raise Conflict(f"there is an operation {name}")
-        return _operation(made[0])
+        return _operation(expect_row(made, f"there is an operation {name}"))
 
     def read(self, name: str) -> Operation | None:
-        query = f"SELECT {_COLUMNS} FROM operations WHERE name = :name"  # noqa: S608 - a constant
-        rows = self._rows.read(query, name=name)
-        return _operation(rows[0]) if rows else None
+        return next(iter(self._select(name=name)), None)
 
     def of(self, node: str) -> list[Operation]:
-        query = f"SELECT {_COLUMNS} FROM operations WHERE node = :node"  # noqa: S608 - a constant
-        return [_operation(row) for row in self._rows.read(query, node=node)]
+        return self._select(node=node)
 
     def all(self) -> list[Operation]:
-        query = f"SELECT {_COLUMNS} FROM operations"  # noqa: S608 - a constant
-        return [_operation(row) for row in self._rows.read(query)]
+        return self._select()
+
+    def _select(self, **where: object) -> list[Operation]:
+        return [_operation(row) for row in select(self._rows.read, _TABLE, **where)]
 
     def write_status(self, operation: Operation, status: OperationStatus) -> Operation:
         """Against the version that was read."""
         written = with_conditions(operation.status, status, self._wall())
-        rows = self._rows.change(
-            lambda run: run(
-                _UPDATE,
-                status=json.dumps(asdict(written)),
-                name=operation.name,
-                uid=operation.uid,
-                version=int(operation.version),
-            )
-        )
-        if not rows:
-            raise Conflict(f"operation {operation.name} was written in between")
-        return _operation(rows[0])
+        values = {"status": json.dumps(asdict(written))}
+        rows = self._rows.change(lambda run: update(run, _TABLE, values, **_as_read(operation)))
+        return _operation(expect_row(rows, _late(operation)))
 
     def cancel(self, operation: Operation) -> None:
         """A person deletes it: one that has not begun is gone, another one is to be cancelled."""
+        which = {"name": operation.name, "uid": operation.uid}
         there: Operation | None = operation
         while there is not None and there.uid == operation.uid:
             if there.status.phase is not RepairState.PENDING:
-                self._mark_deleted(there)
+                self._rows.change(lambda run: update(run, _TABLE, {"deleting": 1}, **which))
                 return
             try:
                 self.drop(there)
@@ -102,45 +84,35 @@ class OperationTable:
             else:
                 return
 
-    def _mark_deleted(self, operation: Operation) -> None:
-        self._rows.change(
-            lambda run: run(
-                "UPDATE operations SET deleting = 1, version = version + 1"
-                " WHERE name = :name AND uid = :uid",
-                name=operation.name,
-                uid=operation.uid,
-            )
-        )
-
     def drop(self, operation: Operation) -> None:
         """Against the version that was read."""
-        gone = self._rows.change(
-            lambda run: run(
-                "DELETE FROM operations WHERE name = :name AND uid = :uid AND version = :version"
-                " RETURNING name",
-                name=operation.name,
-                uid=operation.uid,
-                version=int(operation.version),
-            )
-        )
+        gone = self._rows.change(lambda run: delete(run, _TABLE, **_as_read(operation)))
         if not gone and self.read(operation.name) is not None:
-            raise Conflict(f"operation {operation.name} was written in between")
+            raise Conflict(_late(operation))
 
 
-def _operation(row: tuple[Any, ...]) -> Operation:
-    name, ident, version, text, progress, created_at, deleting = row
-    spec = _SPEC.decode(text)
-    status, why, _ = read_fields(OperationStatus, progress)
+def _as_read(operation: Operation) -> dict[str, object]:
+    """Its row at the version that was read."""
+    return {"name": operation.name, "uid": operation.uid, "version": int(operation.version)}
+
+
+def _late(operation: Operation) -> str:
+    return f"operation {operation.name} was written in between"
+
+
+def _operation(row: Row) -> Operation:
+    spec = _SPEC.decode(row["spec"])
+    status, why, _ = read_fields(OperationStatus, row["status"])
     if why is not None:  # a later version wrote it: nothing follows it
-        status = unknown_outcome(name, spec, status, why)
+        status = unknown_outcome(row["name"], spec, status, why)
     return Operation(
-        name=name,
-        uid=ident,
-        version=str(version),
+        name=row["name"],
+        uid=row["uid"],
+        version=str(row["version"]),
         spec=spec,
         status=status,
-        created_at=created_at,
-        deleting=bool(deleting),
+        created_at=row["created_at"],
+        deleting=bool(row["deleting"]),
     )
 
 

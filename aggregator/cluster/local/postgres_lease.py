@@ -8,11 +8,12 @@ for people: each replica measures by its own monotonic clock.
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from aggregator.cluster.local.postgres_rows import run_statement
+from aggregator.cluster.local.rows import Row
 from aggregator.leader.lease import (
     Candidate,
     Draft,
@@ -26,18 +27,19 @@ from aggregator.runtime.worker_thread import WorkerThread
 
 T = TypeVar("T")
 
-_COLUMNS = "uid, number, holder, epoch, address, page, version, transitions"
-_READ = f"SELECT {_COLUMNS} FROM lease"  # noqa: S608 - constants
+_READ = "SELECT * FROM lease"
 _CREATE = (
-    "INSERT INTO lease VALUES (1, :uid, 1, :holder, :epoch, :address, :page, :version,"  # noqa: S608
-    f" :transitions, now(), now()) ON CONFLICT DO NOTHING RETURNING {_COLUMNS}"
+    "INSERT INTO lease VALUES (1, :uid, 1, :holder, :epoch, :address, :page, :version,"
+    " :transitions, now(), now()) ON CONFLICT DO NOTHING RETURNING *"
 )
 _RENEW = (
-    "UPDATE lease SET number = number + 1, holder = :holder, epoch = :epoch, address = :address,"  # noqa: S608
+    "UPDATE lease SET number = number + 1, holder = :holder, epoch = :epoch, address = :address,"
     " page = :page, version = :version, transitions = :transitions, renewed_at = now(),"
     " acquired_at = CASE WHEN :acquires = 1 THEN now() ELSE acquired_at END"
-    f" WHERE uid = :uid AND number = :number RETURNING {_COLUMNS}"
+    " WHERE uid = :uid AND number = :number RETURNING *"
 )
+#: The columns with the facts about its holder, next to its name.
+_FACTS = ("epoch", "address", "page", "version")
 
 
 class PostgresLease:
@@ -58,8 +60,7 @@ class PostgresLease:
     async def write(self, draft: Draft) -> Lease:
         """See the protocol."""
         holder = draft.holder or Candidate("")
-        names = ("epoch", "address", "page", "version")
-        values = {name: getattr(holder, name) for name in names}
+        values = {name: getattr(holder, name) for name in _FACTS}
         values |= {"holder": holder.name, "transitions": draft.transitions}
 
         def create(connection: sa.Connection) -> Lease:
@@ -128,11 +129,11 @@ class _Line:
         self._thread.stop()
 
 
-def _lease(row: tuple[Any, ...]) -> Lease:
-    uid, number, holder, epoch, address, page, version, transitions = row
+def _lease(row: Row) -> Lease:
+    holder = Candidate(row["holder"], *(row[name] for name in _FACTS))
     return Lease(
-        Candidate(holder, epoch, address, page, version) if holder else None,
-        version=f"{uid}.{number}",
-        uid=uid,
-        transitions=transitions,
+        holder if holder.name else None,
+        version=f"{row['uid']}.{row['number']}",
+        uid=row["uid"],
+        transitions=row["transitions"],
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from aggregator.cluster.local.rows import TABLES, Run
+from aggregator.cluster.local.rows import TABLES, Row, Run
 from aggregator.cluster.port import Refused, Unreachable
 from aggregator.runtime.database import Engine
 
@@ -49,7 +49,7 @@ def is_ready(connection: sa.Connection, name: str) -> bool:
     """Whether the tables are there. Raises `Refused` where a newer sickbay made them."""
     if not sa.inspect(connection).has_table("format", schema=SCHEMA):
         return False
-    ((found,),) = run_statement(connection, f"SELECT version FROM {SCHEMA}.format")  # noqa: S608
+    found = run_statement(connection, f"SELECT version FROM {SCHEMA}.format")[0]["version"]  # noqa: S608
     if found > FORMAT:
         raise Refused(
             f"{name} was written by a newer sickbay (tables {found}, this one knows {FORMAT}); "
@@ -66,10 +66,10 @@ def prepare(connection: sa.Connection, name: str) -> None:
             connection.exec_driver_sql(statement)
 
 
-def run_statement(connection: sa.Connection, query: str, **values: Any) -> list[tuple[Any, ...]]:
+def run_statement(connection: sa.Connection, query: str, **values: Any) -> list[Row]:
     """Its rows, if it returns any."""
     result = connection.execute(sa.text(query), values)
-    return [tuple(row) for row in result] if result.returns_rows else []
+    return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
 
 class PostgresRows:
@@ -81,7 +81,7 @@ class PostgresRows:
     def close(self) -> None:
         self._engine.close()
 
-    def read(self, query: str, **values: object) -> list[tuple[Any, ...]]:
+    def read(self, query: str, **values: object) -> list[Row]:
         return self._call(lambda connection: run_statement(connection, query, **values))
 
     def change(self, work: Callable[[Run], T]) -> T:
@@ -94,8 +94,7 @@ class PostgresRows:
 
     def changed_elsewhere(self) -> int:
         """Counts this process's changes too."""
-        ((number,),) = self.read("SELECT number FROM changes")
-        return int(number)
+        return int(self.read("SELECT number FROM changes")[0]["number"])
 
     def _call(self, work: Callable[[sa.Connection], T], *, write: bool = False) -> T:
         try:

@@ -1,11 +1,13 @@
 """The tables of a cluster without Kubernetes, wherever they are: SQLite or PostgreSQL.
 
-The SQL of `store` is what both have in common. Values are named (``:node``); a write returns the
-rows that it changed, so that no second statement reads them.
+The SQL is what both have in common. Values are named (``:node``); a write returns the rows that it
+changed, so that no second statement reads them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
+
+from aggregator.cluster.port import Conflict
 
 T = TypeVar("T")
 
@@ -39,14 +41,16 @@ CREATE TABLE operations (
 );
 """
 
+#: By column.
+Row = dict[str, Any]
 #: Runs one statement within a change. Returns the rows that it reads, or changed (RETURNING).
-Run = Callable[..., list[tuple[Any, ...]]]
+Run = Callable[..., list[Row]]
 
 
 class Rows(Protocol):
     """Blocking. Raises `Unreachable` where a statement fails, or the answer to a commit is lost."""
 
-    def read(self, query: str, **values: object) -> list[tuple[Any, ...]]:
+    def read(self, query: str, **values: object) -> list[Row]:
         """The rows, as they are committed."""
 
     def change(self, work: Callable[[Run], T]) -> T:
@@ -58,3 +62,46 @@ class Rows(Protocol):
         """A number that differs after another process's change."""
 
     def close(self) -> None: ...
+
+
+# Names of tables and columns are the code's own; values alone come from outside.
+
+
+def select(run: Run, table: str, **where: object) -> list[Row]:
+    """The rows with these values; without any, all."""
+    return run(f"SELECT * FROM {table}{_with(where)}", **where)  # noqa: S608
+
+
+def insert(run: Run, table: str, **values: object) -> list[Row]:
+    """The new row; none where there is one with its key."""
+    columns, places = ", ".join(values), ", ".join(f":{one}" for one in values)
+    return run(
+        f"INSERT INTO {table} ({columns}) VALUES ({places}) ON CONFLICT DO NOTHING RETURNING *",  # noqa: S608
+        **values,
+    )
+
+
+def update(run: Run, table: str, values: Mapping[str, object], **where: object) -> list[Row]:
+    """The rows as they are then, at their next version."""
+    changes = ", ".join(f"{one} = :{one}" for one in values)
+    return run(
+        f"UPDATE {table} SET {changes}, version = version + 1{_with(where)} RETURNING *",  # noqa: S608
+        **values,
+        **where,
+    )
+
+
+def delete(run: Run, table: str, **where: object) -> list[Row]:
+    """The rows that were removed."""
+    return run(f"DELETE FROM {table}{_with(where)} RETURNING *", **where)  # noqa: S608
+
+
+def expect_row(found: list[Row], text: str) -> Row:
+    """The one row. Raises Conflict without it: another process has written since."""
+    if not found:
+        raise Conflict(text)
+    return found[0]
+
+
+def _with(where: Mapping[str, object]) -> str:
+    return " WHERE " + " AND ".join(f"{one} = :{one}" for one in where) if where else ""

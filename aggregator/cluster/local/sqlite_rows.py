@@ -6,9 +6,9 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from aggregator.cluster.local.rows import Run
+from aggregator.cluster.local.rows import Row, Run
 from aggregator.cluster.port import Refused, Unreachable
 from aggregator.runtime.sqlite_format import LOCAL_CLUSTER, is_of_no_release, of_no_release
 
@@ -43,6 +43,7 @@ class SqliteRows:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_MARK + schema)
+            self._db.row_factory = sqlite3.Row
             self._file = _identity(path)
         except (sqlite3.Error, OSError) as error:
             why = getattr(error, "strerror", None) or error
@@ -52,9 +53,9 @@ class SqliteRows:
     def close(self) -> None:
         self._db.close()
 
-    def read(self, query: str, **values: object) -> list[tuple[Any, ...]]:
+    def read(self, query: str, **values: object) -> list[Row]:
         try:
-            return self._db.execute(query, values).fetchall()
+            return [dict(row) for row in self._db.execute(query, values)]
         except sqlite3.Error as error:
             raise Unreachable(f"{self._path}: {error}") from error
 
@@ -74,8 +75,7 @@ class SqliteRows:
 
     def changed_elsewhere(self) -> int:
         self._expect_file()
-        ((version,),) = self.read("PRAGMA data_version")
-        return int(version)
+        return int(self.read("PRAGMA data_version")[0]["data_version"])
 
     def _expect_file(self) -> None:
         """Without this check the process would continue with a deleted file: a person's stop would

@@ -14,7 +14,17 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.local.operation_table import OperationTable, read_fields
-from aggregator.cluster.local.rows import TABLES, Rows, Run
+from aggregator.cluster.local.rows import (
+    TABLES,
+    Row,
+    Rows,
+    Run,
+    delete,
+    expect_row,
+    insert,
+    select,
+    update,
+)
 from aggregator.cluster.local.sqlite_rows import SqliteRows
 from aggregator.cluster.operations import with_attempts
 from aggregator.cluster.port import (
@@ -59,53 +69,41 @@ class ClusterStore:
         """A number that differs after another process's change."""
         return self._rows.changed_elsewhere()
 
-    def all_rows(self) -> dict[str, list[tuple[Any, ...]]]:
+    def all_rows(self) -> dict[str, list[Row]]:
         """All that commands of people read or change, by table."""
-        return {name: self._rows.read(f"SELECT * FROM {name}") for name in _COPIED}  # noqa: S608
+        return {name: select(self._rows.read, name) for name in _COPIED}
 
-    def take_rows(self, tables: Mapping[str, list[tuple[Any, ...]]]) -> None:
+    def take_rows(self, tables: Mapping[str, list[Row]]) -> None:
         """Have these and no others."""
 
         def write(run: Run) -> None:
             for name, rows in tables.items():
-                run(f"DELETE FROM {name}")  # noqa: S608
+                delete(run, name)
                 for row in rows:
-                    values = {f"c{number}": value for number, value in enumerate(row)}
-                    places = ", ".join(f":{one}" for one in values)
-                    run(f"INSERT INTO {name} VALUES ({places})", **values)  # noqa: S608
+                    insert(run, name, **row)
 
         self._rows.change(write)
 
     # -- the record -------------------------------------------------------------------
 
     def record(self) -> RecordText:
-        rows = self._rows.read("SELECT text, version FROM record")
+        rows = select(self._rows.read, "record")
         if not rows:
-            empty = "INSERT INTO record VALUES (1, '', 1) ON CONFLICT DO NOTHING"
-            self._rows.change(lambda run: run(empty))
+            self._rows.change(lambda run: insert(run, "record", id=1, text="", version=1))
             return self.record()
-        ((text, version),) = rows
-        return RecordText(text, str(version))
+        return RecordText(rows[0]["text"], str(rows[0]["version"]))
 
     def write_record(self, text: str, version: str) -> RecordText:
-        def write(run: Run) -> RecordText:
-            written = run(
-                "UPDATE record SET text = :text, version = version + 1 WHERE version = :version"
-                " RETURNING text, version",
-                text=text,
-                version=int(version),
-            )
-            if not written:
-                raise Conflict("the record was written in between")
-            ((kept, now),) = written
-            return RecordText(kept, str(now))
-
-        return self._rows.change(write)
+        written = self._rows.change(
+            lambda run: update(run, "record", {"text": text}, version=int(version))
+        )
+        now = expect_row(written, "the record was written in between")
+        return RecordText(now["text"], str(now["version"]))
 
     def stop(self) -> StopText:
         """The stop switch. A deleted row leaves it unset."""
-        rows = self._rows.read("SELECT reason, version FROM stop")
-        return StopText(rows[0][0], str(rows[0][1])) if rows else StopText()
+        rows = select(self._rows.read, "stop")
+        return StopText(rows[0]["reason"], str(rows[0]["version"])) if rows else StopText()
 
     def stopped(self) -> str:
         """Why all is stopped; empty: it is not."""
@@ -119,11 +117,8 @@ class ClusterStore:
         """
 
         def write(run: Run) -> None:
-            run(
-                "INSERT INTO stop VALUES (1, :reason, 1) ON CONFLICT (id) DO UPDATE"
-                " SET reason = excluded.reason, version = stop.version + 1",
-                reason=reason,
-            )
+            if not update(run, "stop", {"reason": reason}):
+                insert(run, "stop", id=1, reason=reason, version=1)
             run("UPDATE record SET version = version + 1")
 
         self._rows.change(write)
@@ -131,15 +126,12 @@ class ClusterStore:
     # -- quarantines --------------------------------------------------------------------
 
     def quarantines(self) -> list[Quarantine]:
-        rows = self._rows.read(f"SELECT {_COLUMNS} FROM quarantines")  # noqa: S608
+        rows = select(self._rows.read, "quarantines")
         operations = self.operations.all()
         return [with_attempts(_quarantine(row), operations) for row in rows]
 
     def quarantine(self, node: str) -> Quarantine | None:
-        rows = self._rows.read(
-            f"SELECT {_COLUMNS} FROM quarantines WHERE node = :node",  # noqa: S608 - a constant
-            node=node,
-        )
+        rows = select(self._rows.read, "quarantines", node=node)
         return self._joined(_quarantine(rows[0])) if rows else None
 
     def _joined(self, quarantine: Quarantine) -> Quarantine:
@@ -152,88 +144,66 @@ class ClusterStore:
         except ValueError as error:
             raise Refused(str(error)) from error
 
-        def write(run: Run) -> Quarantine:
-            made = run(
-                "INSERT INTO quarantines"
-                " VALUES (:node, :uid, 1, :spec, :status, :created_at, 0, :finalizer)"
-                " ON CONFLICT DO NOTHING RETURNING *",
+        made = self._rows.change(
+            lambda run: insert(
+                run,
+                "quarantines",
                 node=node,
                 uid=str(uuid.uuid4()),
+                version=1,
                 spec=json.dumps(asdict(spec)),
                 status=_encode_status(QuarantineStatus()),
                 created_at=float(self._wall()),
+                deleting=0,
                 finalizer=int(finalizer),
             )
-            if not made:
-                raise Conflict(f"{node} has a quarantine already")
-            return _quarantine(made[0])
-
-        return self._rows.change(write)
+        )
+        return _quarantine(expect_row(made, f"{node} has a quarantine already"))
 
     def write_quarantine(self, quarantine: Quarantine) -> Quarantine:
         """Write spec, status and finalizer against the version that was read."""
 
-        def write(run: Run) -> Quarantine:
-            written = run(
-                "UPDATE quarantines SET spec = :spec, status = :status, finalizer = :finalizer,"
-                " version = version + 1 WHERE node = :node AND uid = :uid AND version = :version"
-                " RETURNING *",
-                spec=json.dumps(asdict(quarantine.spec)),
-                status=_encode_status(quarantine.status, _unread_of(run, quarantine)),
-                finalizer=int(quarantine.has_finalizer),
-                node=quarantine.node,
-                uid=quarantine.uid,
-                version=int(quarantine.version),
-            )
-            if not written:
-                raise Conflict(f"the quarantine of {quarantine.node} was written in between")
-            return _quarantine(written[0])
+        def write(run: Run) -> list[Row]:
+            values = {
+                "spec": json.dumps(asdict(quarantine.spec)),
+                "status": _encode_status(quarantine.status, _unread_of(run, quarantine)),
+                "finalizer": int(quarantine.has_finalizer),
+            }
+            which = {"node": quarantine.node, "uid": quarantine.uid}
+            return update(run, "quarantines", values, **which, version=int(quarantine.version))
 
-        return self._joined(self._rows.change(write))
+        late = f"the quarantine of {quarantine.node} was written in between"
+        return self._joined(_quarantine(expect_row(self._rows.change(write), late)))
 
     def delete_quarantine(self, node: str, uid: str | None = None) -> None:
         """A person's deletion: with a finalizer the row is only marked. ``uid``: of that one
         alone.
         """
-        which = "node = :node AND uid = coalesce(:uid, uid)"
+        which = {"node": node} if uid is None else {"node": node, "uid": uid}
 
         def write(run: Run) -> None:
-            run(f"DELETE FROM quarantines WHERE {which} AND finalizer = 0", node=node, uid=uid)  # noqa: S608
-            run(
-                f"UPDATE quarantines SET deleting = 1, version = version + 1 WHERE {which}",  # noqa: S608
-                node=node,
-                uid=uid,
-            )
+            delete(run, "quarantines", **which, finalizer=0)
+            update(run, "quarantines", {"deleting": 1}, **which)
 
         self._rows.change(write)
 
     def drop_quarantine(self, quarantine: Quarantine) -> None:
-        self._rows.change(
-            lambda run: run(
-                "DELETE FROM quarantines WHERE node = :node AND uid = :uid",
-                node=quarantine.node,
-                uid=quarantine.uid,
-            )
-        )
+        which = {"node": quarantine.node, "uid": quarantine.uid}
+        self._rows.change(lambda run: delete(run, "quarantines", **which))
 
     # -- nodes --------------------------------------------------------------------------
 
     def nodes(self) -> list[Node]:
-        return [_node(row) for row in self._rows.read(f"SELECT {_NODE} FROM nodes")]  # noqa: S608
+        return [_node(row) for row in select(self._rows.read, "nodes")]
 
     def node(self, name: str) -> Node:
         """The node; a read of a node adds it to the local cluster."""
         found = self.node_now(name)
         if found is not None:
             return found
-        self._rows.change(
-            lambda run: run(
-                "INSERT INTO nodes (name, uid, version, unschedulable, taints, labels, annotations)"
-                " VALUES (:name, :uid, 1, 0, '[]', '{}', '{}') ON CONFLICT DO NOTHING",
-                name=name,
-                uid=str(uuid.uuid4()),
-            )
-        )
+        empty = {"taints": "[]", "labels": "{}", "annotations": "{}"}
+        new = {"name": name, "uid": str(uuid.uuid4()), "version": 1, "unschedulable": 0, **empty}
+        self._rows.change(lambda run: insert(run, "nodes", **new))
         return self.node(name)
 
     def write_node(self, node: Node) -> Node:
@@ -243,18 +213,13 @@ class ClusterStore:
             now = _expected(run, node)
             if replace(node, boot_id=now.boot_id, ready=now.ready) == now:
                 return now
-            written = run(
-                "UPDATE nodes SET version = version + 1, unschedulable = :unschedulable,"
-                " taints = :taints, labels = :labels, annotations = :annotations"
-                " WHERE name = :name AND version = :version RETURNING *",
-                unschedulable=int(node.unschedulable),
-                taints=json.dumps([asdict(taint) for taint in node.taints]),
-                labels=json.dumps(dict(node.labels)),
-                annotations=json.dumps(dict(node.annotations)),
-                name=node.name,
-                version=int(node.version),
-            )
-            return _node(written[0])
+            values = {
+                "unschedulable": int(node.unschedulable),
+                "taints": json.dumps([asdict(taint) for taint in node.taints]),
+                "labels": json.dumps(dict(node.labels)),
+                "annotations": json.dumps(dict(node.annotations)),
+            }
+            return _node(update(run, "nodes", values, name=node.name)[0])
 
         return self._rows.change(write)
 
@@ -263,13 +228,9 @@ class ClusterStore:
 
         def write(run: Run) -> None:
             _expected(run, node)
-            gone = run(
-                "DELETE FROM nodes WHERE name = :name"
-                " AND name NOT IN (SELECT node FROM quarantines) RETURNING name",
-                name=node.name,
-            )
-            if not gone:
+            if select(run, "quarantines", node=node.name):
                 raise Conflict(f"{node.name} has a quarantine")
+            delete(run, "nodes", name=node.name)
 
         self._rows.change(write)
 
@@ -282,8 +243,8 @@ class ClusterStore:
 
     def drained_for(self, name: str) -> str:
         """The uid of the quarantine for which the drain command has succeeded."""
-        rows = self._rows.read("SELECT drained_for FROM nodes WHERE name = :name", name=name)
-        return str(rows[0][0]) if rows else ""
+        rows = select(self._rows.read, "nodes", name=name)
+        return str(rows[0]["drained_for"]) if rows else ""
 
     def set_drained_for(self, name: str, uid: str) -> None:
         self.node(name)  # a row to write to
@@ -295,12 +256,12 @@ class ClusterStore:
 
     def drain_of(self, name: str) -> str:
         """The record of the drain in the workload manager; empty: none is ours."""
-        rows = self._rows.read("SELECT text FROM drains WHERE node = :name", name=name)
-        return str(rows[0][0]) if rows else ""
+        rows = select(self._rows.read, "drains", node=name)
+        return str(rows[0]["text"]) if rows else ""
 
     def drains(self) -> dict[str, str]:
         """All that were recorded, by node."""
-        return dict(self._rows.read("SELECT node, text FROM drains"))
+        return {row["node"]: row["text"] for row in select(self._rows.read, "drains")}
 
     def set_drain_of(self, name: str, text: str, before: str | None = None) -> None:
         """Durable before the drain is written; an empty text removes it. Against the text
@@ -308,18 +269,11 @@ class ClusterStore:
         """
 
         def write(run: Run) -> None:
-            query = "SELECT text FROM drains WHERE node = :name"
-            if before is not None and run(query, name=name) != [(before,)]:
+            there = delete(run, "drains", node=name)
+            if before is not None and [row["text"] for row in there] != [before]:
                 raise Conflict(f"the record of the drain of {name} was written in between")
             if text:
-                run(
-                    "INSERT INTO drains VALUES (:name, :text) ON CONFLICT (node) DO UPDATE"
-                    " SET text = excluded.text",
-                    name=name,
-                    text=text,
-                )
-            else:
-                run("DELETE FROM drains WHERE node = :name", name=name)
+                insert(run, "drains", node=name, text=text)
 
         self._rows.change(write)
 
@@ -335,8 +289,8 @@ def _unread_of(run: Run, quarantine: Quarantine) -> dict[str, Any]:
     """The fields of its status that can't be read, as they are stored."""
     if not quarantine.unread_fields:
         return {}
-    rows = run("SELECT status FROM quarantines WHERE node = :node", node=quarantine.node)
-    there = json.loads(rows[0][0]) if rows else {}
+    rows = select(run, "quarantines", node=quarantine.node)
+    there = json.loads(rows[0]["status"]) if rows else {}
     kept = {name: there[name] for name in quarantine.unread_fields if name in there}
     if quarantine.status.phase is Phase.RELEASING:
         kept.pop("phase", None)
@@ -344,10 +298,7 @@ def _unread_of(run: Run, quarantine: Quarantine) -> dict[str, Any]:
 
 
 def _node_now(run: Run, name: str) -> Node | None:
-    rows = run(
-        f"SELECT {_NODE} FROM nodes WHERE name = :name",  # noqa: S608 - a constant
-        name=name,
-    )
+    rows = select(run, "nodes", name=name)
     return _node(rows[0]) if rows else None
 
 
@@ -359,21 +310,17 @@ def _expected(run: Run, node: Node) -> Node:
 
 
 _SPEC = msgspec.json.Decoder(QuarantineSpec)
-#: All columns, in the order of the table.
-_COLUMNS = "node, uid, version, spec, status, created_at, deleting, finalizer"
-_NODE = "name, uid, version, unschedulable, taints, labels, annotations"
 
 
-def _node(row: tuple[Any, ...]) -> Node:
-    name, uid, version, unschedulable, taints, labels, annotations, *_ = row
+def _node(row: Row) -> Node:
     return Node(
-        name,
-        uid,
-        str(version),
-        bool(unschedulable),
-        tuple(Taint(**taint) for taint in json.loads(taints)),
-        json.loads(labels),
-        json.loads(annotations),
+        row["name"],
+        row["uid"],
+        str(row["version"]),
+        bool(row["unschedulable"]),
+        tuple(Taint(**taint) for taint in json.loads(row["taints"])),
+        json.loads(row["labels"]),
+        json.loads(row["annotations"]),
     )
 
 
@@ -387,18 +334,17 @@ def _encode_status(status: QuarantineStatus, unread: Mapping[str, Any] = EMPTY) 
     return json.dumps(found)
 
 
-def _quarantine(row: tuple[Any, ...]) -> Quarantine:
-    node, uid, version, spec, text, created_at, deleting, finalizer = row
-    status, why, unread_fields = read_fields(QuarantineStatus, text)
+def _quarantine(row: Row) -> Quarantine:
+    status, why, unread_fields = read_fields(QuarantineStatus, row["status"])
     return Quarantine(
-        node,
-        uid,
-        str(version),
-        _SPEC.decode(spec),
+        row["node"],
+        row["uid"],
+        str(row["version"]),
+        _SPEC.decode(row["spec"]),
         status,
-        created_at,
-        bool(deleting),
-        bool(finalizer),
+        row["created_at"],
+        bool(row["deleting"]),
+        bool(row["finalizer"]),
         unread=f"status: {why}" if why is not None else "",
         unread_fields=unread_fields,
     )
