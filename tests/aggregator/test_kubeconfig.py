@@ -159,7 +159,7 @@ async def test_a_plugins_certificate_is_used_and_its_token_renewed_before_its_en
         status = {"token": token, "expirationTimestamp": end}
         answer.write_text(json.dumps({"apiVersion": V1, "status": status}))
         await (settings.renew() if settings.expires else settings.authenticate())
-        assert await settings.get_api_key_with_prefix("") == f"Bearer {token}"
+        assert await settings.authorization() == f"Bearer {token}"
     answer.write_text("{")
     await settings.renew()  # it is valid for long: the plugin is not run
 

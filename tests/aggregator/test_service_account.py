@@ -33,9 +33,9 @@ async def test_a_renewed_token_is_read_within_a_minute(tmp_path: Path) -> None:
     token.write_text("old")
     account = ServiceAccount(tmp_path, ENVIRON, now=clock)
     token.write_text("new")
-    assert await account.get_api_key_with_prefix("") == "Bearer old"
+    assert await account.authorization() == "Bearer old"
     clock.time += REREAD
-    assert await account.get_api_key_with_prefix("") == "Bearer new"
+    assert await account.authorization() == "Bearer new"
     assert account.host == "https://10.0.0.1:443"
 
 
@@ -46,7 +46,7 @@ async def test_an_empty_token_is_named(tmp_path: Path) -> None:
     token.write_text(" \n")
     clock.time += REREAD
     with pytest.raises(ValueError, match="token is empty"):
-        await account.get_api_key_with_prefix("")
+        await account.authorization()
 
 
 @pytest.mark.parametrize("lacks", list(ENVIRON))

@@ -91,7 +91,7 @@ class ApiCredentials:
         be read, or does not hold a token.
         """
         try:
-            value: str | None = await self._configuration.get_api_key_with_prefix("BearerToken")
+            value = await self._configuration.authorization()
         except _CONFIG_ERRORS as error:
             raise Unreachable(f"our token can't be read: {_words(error)}") from error
         if value is None:

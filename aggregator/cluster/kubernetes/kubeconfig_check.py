@@ -51,10 +51,13 @@ def files_in(paths: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The cluster and the user of a context; None: a plaintext server that needs no user."""
+    """The cluster and the user of a context, and the files for TLS; None where there is none."""
 
     cluster: KubeconfigItem
     user: KubeconfigItem | None
+    authority: "NamedFile | None" = None
+    certificate: "NamedFile | None" = None
+    key: "NamedFile | None" = None
 
 
 def choose(paths: str, context: str) -> Chosen:
@@ -90,8 +93,8 @@ def choose(paths: str, context: str) -> Chosen:
     named = chosen.data.get("user")
     if named:
         user = _pick(paths, found["users"], "users", named, of)
-        _check_user(user, cluster.file, with_tls=with_tls)
-        return Chosen(cluster, user)
+        pair = _check_user(user, cluster.file, with_tls=with_tls)
+        return Chosen(cluster, user, authority, *pair) if with_tls else Chosen(cluster, user)
     if with_tls:  # a plaintext server, as kubectl proxy, needs no user
         text = f'its context "{chosen.name}" has no user; expected the name of one'
         raise KubeconfigError(chosen.file, text)
@@ -130,7 +133,7 @@ def is_address(url: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class NamedFile:
     """The value under one of an item's keys: the content itself, or the name of its file."""
 
     item: KubeconfigItem
@@ -154,16 +157,26 @@ class _Named:
         except (TypeError, ValueError) as error:
             raise self.wrong("is no base64; expected PEM, in base64") from error
         try:
-            file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "content")
-            file.write_bytes(content)
-        except OSError as error:  # the library needs as much
+            return temporary_file(content, ends)
+        except OSError as error:
             text = f"is to be put into a file for OpenSSL, and can't: {error}; expected room"
             raise self.wrong(f"{text} in the temporary folder") from error
-        return str(file)
 
 
-def _check_user(user: KubeconfigItem, config_file: str, *, with_tls: bool) -> None:
-    """``config_file``: the file next to which the library looks for certificates, the cluster's."""
+def temporary_file(content: bytes, ends: ExitStack) -> str:
+    """A file with the content, until the end of ``ends``. Raises OSError."""
+    folder = tempfile.TemporaryDirectory(prefix="sickbay-")
+    file = Path(ends.enter_context(folder), "content")
+    file.write_bytes(content)
+    return str(file)
+
+
+def _check_user(
+    user: KubeconfigItem, config_file: str, *, with_tls: bool
+) -> "tuple[NamedFile | None, NamedFile | None]":
+    """Its certificate and key. ``config_file``: the file next to which these are looked for, the
+    cluster's.
+    """
     _must_hold(user, "exec", "auth-provider")
     if "auth-provider" in user.data:
         text = f'auth-provider of "{user.name}" is not supported; expected exec, with a plugin'
@@ -177,9 +190,10 @@ def _check_user(user: KubeconfigItem, config_file: str, *, with_tls: bool) -> No
     key = _ordinary(user, "client-key", "client-key-data", config_file, read=with_tls)
     if with_tls and certificate is not None:
         _check_pair(certificate, key)
+    return certificate, key
 
 
-def _check_authority(authority: _Named) -> None:
+def _check_authority(authority: NamedFile) -> None:
     with ExitStack() as ends:
         try:
             _tls().load_verify_locations(authority.at(ends))
@@ -187,7 +201,7 @@ def _check_authority(authority: _Named) -> None:
             raise authority.holds_no("certificate") from error
 
 
-def _check_pair(certificate: _Named, key: _Named | None) -> None:
+def _check_pair(certificate: NamedFile, key: NamedFile | None) -> None:
     """OpenSSL reports that a pair can't be used, and not which of the two is wrong."""
     prompted: list[bool] = []
 
@@ -231,13 +245,13 @@ def _must_hold(item: KubeconfigItem, *keys: str) -> None:
 
 def _ordinary(
     item: KubeconfigItem, key: str, instead: str, config_file: str, *, read: bool
-) -> _Named | None:
+) -> NamedFile | None:
     """Check that the library will read a file. ``instead`` has its content, and goes first.
 
     Returns None where there is neither. ``read``: whether the library reads it, be it empty or not.
     """
-    if instead in item.data:
-        return None if item.data[instead] == "" else _Named(item, instead, None)
+    if item.data.get(instead, "") != "":
+        return NamedFile(item, instead, None)
     named = item.data.get(key)
     if not named and not (read and key in item.data):
         return None
@@ -253,7 +267,7 @@ def _ordinary(
     except OSError as error:
         text = f'{key} of "{item.name}": {file} can\'t be read: {error.strerror}'
         raise KubeconfigError(item.file, f"{text}; expected a readable file") from error
-    return _Named(item, key, file)
+    return NamedFile(item, key, file)
 
 
 def _read(file: str) -> dict[str, Any]:

@@ -4,16 +4,21 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 import sys
-import tempfile
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, KubeconfigItem, choose
+from aggregator.cluster.kubernetes.kubeconfig_check import (
+    KubeconfigError,
+    KubeconfigItem,
+    NamedFile,
+    choose,
+    temporary_file,
+)
 
 #: A token is renewed this long (seconds) before it expires.
 _EARLY = 300.0
@@ -29,30 +34,26 @@ class KubeconfigSettings:
     def __init__(self, paths: str, context: str) -> None:
         """Raises KubeconfigError."""
         chosen = choose(paths, context)
-        self._cluster, self._user = chosen.cluster, chosen.user
+        self._user = chosen.user
         self._expires_at: float | None = None
         self._authorization: str | None = None
-        self._folder: Path | None = None
-        cluster = self._cluster.data
+        self._ends = ExitStack()
+        weakref.finalize(self, self._ends.close)
+        cluster = chosen.cluster.data
         self.host: str = cluster["server"].rstrip("/")
         self.verify_ssl = not cluster.get("insecure-skip-tls-verify")
         self.tls_server_name: str | None = cluster.get("tls-server-name")
         self.proxy: str | None = cluster.get("proxy-url")
-        self.ssl_ca_cert: str | None = None
-        self.cert_file: str | None = None
-        self.key_file: str | None = None
-        if self.host.startswith("https"):
-            self.ssl_ca_cert = self._file(self._cluster, "certificate-authority")
-            if self._user is not None:
-                self.cert_file = self._file(self._user, "client-certificate")
-                self.key_file = self._file(self._user, "client-key")
+        self.ssl_ca_cert = self._file(chosen.authority)
+        self.cert_file = self._file(chosen.certificate)
+        self.key_file = self._file(chosen.key)
 
     @property
     def expires(self) -> bool:
         """Whether a plugin gave a token that `renew` has to replace."""
         return self._expires_at is not None
 
-    async def get_api_key_with_prefix(self, _: str) -> str | None:
+    async def authorization(self) -> str | None:
         """The Authorization header, None where there is no token."""
         return self._authorization
 
@@ -66,7 +67,8 @@ class KubeconfigSettings:
         elif user.get("token"):
             self._authorization = f"Bearer {user['token']}"
         elif user.get("tokenFile"):
-            token = _next_to(self._user.file, user["tokenFile"]).read_text("utf-8")
+            beside = Path(self._user.file).parent  # a small file of this machine
+            token = (beside / user["tokenFile"]).read_text("utf-8")
             self._authorization = f"Bearer {token}"
         elif "username" in user and "password" in user:
             pair = f"{user['username']}:{user['password']}".encode()
@@ -78,23 +80,8 @@ class KubeconfigSettings:
         if self._expires_at is not None and self._expires_at - now <= _EARLY:
             await self.authenticate()
 
-    # -- files -------------------------------------------------------------------------
-
-    def _file(self, item: KubeconfigItem, key: str) -> str | None:
-        """The file under ``key``, or one with the content under ``key``-data, which goes first."""
-        content = item.data.get(f"{key}-data")
-        if content:
-            return self._written(key, base64.standard_b64decode(content))
-        named = item.data.get(key)
-        return str(_next_to(self._cluster.file, named)) if named else None
-
-    def _written(self, name: str, content: bytes) -> str:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="sickbay-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        file = self._folder / name
-        file.write_bytes(content)
-        return str(file)
+    def _file(self, named: NamedFile | None) -> str | None:
+        return named.at(self._ends) if named is not None else None
 
     # -- plugins -----------------------------------------------------------------------
 
@@ -120,15 +107,12 @@ class KubeconfigSettings:
             until = status.get("expirationTimestamp")
             self._expires_at = None if until is None else _seconds(user, until)
         elif "clientCertificateData" in status and "clientKeyData" in status:
-            content = {name: str(status[f"client{name}Data"]) for name in ("Certificate", "Key")}
-            self.cert_file = self._written("certificate", content["Certificate"].encode())
-            self.key_file = self._written("key", content["Key"].encode())
+            pair = [str(status[f"client{name}Data"]) for name in ("Certificate", "Key")]
+            self.cert_file, self.key_file = (
+                temporary_file(text.encode(), self._ends) for text in pair
+            )
         else:
             raise _wrong(user, "exec: it gave neither a token nor a certificate with its key")
-
-
-def _next_to(kubeconfig: str, name: str) -> Path:
-    return Path(kubeconfig).absolute().parent / name
 
 
 def _call_of(user: KubeconfigItem) -> tuple[list[str], str, dict[str, str]]:

@@ -31,7 +31,7 @@ class ServiceAccount:
         self._now = now
         self._read()
 
-    async def get_api_key_with_prefix(self, _: str) -> str:
+    async def authorization(self) -> str:
         """The Authorization header. Raises OSError or ValueError."""
         if self._now() - self._read_at >= REREAD:
             self._read()
