@@ -11,6 +11,7 @@ import msgspec
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Review, decode
+from aggregator.cluster.kubernetes.rbac import attributes_of
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.users import Access, User
 
@@ -64,7 +65,7 @@ class KubeAccessReviews:
             "groups": list(user.groups),
             "uid": user.uid,
             "extra": {key: list(values) for key, values in user.extra},
-            **_attributes(access),
+            **attributes_of(access),
         }
         body = await self._post(
             paths.SUBJECT_ACCESS_REVIEWS, "authorization.k8s.io/v1", "SubjectAccessReview", spec
@@ -80,10 +81,3 @@ class KubeAccessReviews:
             body=encode({"apiVersion": version, "kind": kind, "spec": spec}),
             deadline=_DEADLINE,
         )
-
-
-def _attributes(access: Access) -> dict[str, object]:
-    if access.path:
-        return {"nonResourceAttributes": {"verb": access.verb, "path": access.path}}
-    names = ("verb", "group", "resource", "namespace", "name")
-    return {"resourceAttributes": {name: getattr(access, name) for name in names}}

@@ -15,10 +15,11 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.deletion import request_deletion
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, RawList, decode
-from aggregator.cluster.kubernetes.rbac import Permission, is_allowed
+from aggregator.cluster.kubernetes.rbac import is_allowed
 from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
 from aggregator.cluster.port import Guard, NotFound, Refused
+from aggregator.cluster.users import Access
 
 #: Objects decoded before the event loop runs other tasks; some milliseconds.
 _SLICE = 50
@@ -161,7 +162,7 @@ class KubeObjects:
     ) -> Sequence[str]:
         await self._transport.open()
         where = namespace if resource.namespaced else ""
-        rights = [Permission(verb, resource.group, resource.plural, where) for verb in verbs]
+        rights = [Access(verb, resource.group, resource.plural, where) for verb in verbs]
         allowed = [await is_allowed(self._transport, right) for right in rights]
         return [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
 

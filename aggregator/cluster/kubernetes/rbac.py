@@ -1,7 +1,6 @@
 """The permissions that sickbay needs to start, and the fix for a person where one is missing."""
 
 import asyncio
-from dataclasses import dataclass
 
 from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.kubernetes import paths
@@ -20,6 +19,7 @@ from aggregator.cluster.kubernetes.objects import (
 from aggregator.cluster.kubernetes.quarantine_codec import DEFINITION, GROUP, PLURAL, VERSION
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import Refused
+from aggregator.cluster.users import Access
 
 OPERATIONS = "operations"
 _BRING_DEFINITION = "apply deploy/kubernetes/crd.yaml, or `helm upgrade` with crds.enabled=true"
@@ -29,35 +29,7 @@ _RIGHTS_FILE = "deploy/kubernetes/aggregator-rbac.yaml"
 _REVIEWS_AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
-    """One thing that we must be allowed. An empty ``namespace`` is all of the cluster."""
-
-    verb: str
-    group: str
-    resource: str  # with its subresource: pods/eviction
-    namespace: str = ""
-    name: str = ""
-
-    def __str__(self) -> str:
-        where = f" in namespace {self.namespace}" if self.namespace else ""
-        group = f".{self.group}" if self.group else ""
-        return f"{self.verb} {self.resource}{group}{f' {self.name}' if self.name else ''}{where}"
-
-    def attributes(self) -> dict[str, str]:
-        """As a SelfSubjectAccessReview has it."""
-        resource, _, subresource = self.resource.partition("/")
-        return {
-            "verb": self.verb,
-            "group": self.group,
-            "resource": resource,
-            "subresource": subresource,
-            "namespace": self.namespace,
-            "name": self.name,
-        }
-
-
-def needed(namespace: str, options: OpenOptions) -> list[Permission]:
+def needed(namespace: str, options: OpenOptions) -> list[Access]:
     """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
 
     ``certificates``: with those for certificates that the aggregator makes itself. ``access``: with
@@ -65,58 +37,51 @@ def needed(namespace: str, options: OpenOptions) -> list[Permission]:
     by the page. ``evictions``, ``events``: with those to create these. ``operations``: with
     all of those to Operations.
     """
-    authorities = [
-        *(Permission(verb, "", "secrets", namespace, CA_KEYS_NAME) for verb in ("get", "update")),
-        Permission("create", "", "secrets", namespace),
-        *(Permission(verb, "", "configmaps", namespace, CA_NAME) for verb in ("get", "update")),
+    own = {"namespace": namespace}
+    found = [
+        *_rights("get update", "coordination.k8s.io", "leases", name=LEASE_NAME, **own),
+        *_rights("create", "coordination.k8s.io", "leases", **own),
+        *_rights("get list watch patch", "", "nodes"),
+        *_rights("patch", "", "nodes/status"),
+        *_rights("list watch", "", "pods"),
+        *_rights("get list watch update", "", "configmaps", name=RECORD_NAME, **own),
+        *_rights("get list watch", "", "configmaps", name=STOP_NAME, **own),
+        *_rights("create", "", "configmaps", **own),
     ]
-    lease = [
-        *(
-            Permission(verb, "coordination.k8s.io", "leases", namespace, LEASE_NAME)
-            for verb in ("get", "update")
-        ),
-        Permission("create", "coordination.k8s.io", "leases", namespace),
-    ]
-    reviews = [
-        Permission("create", "authentication.k8s.io", "tokenreviews"),
-        Permission("create", "authorization.k8s.io", "subjectaccessreviews"),
-    ]
-    plurals = (PLURAL, OPERATIONS) if options.operations else (PLURAL,)
-    in_default = Permission("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE)
-    return [
-        *(reviews if options.access else ()),
-        *(
-            (Permission("patch", "", "configmaps", namespace, STOP_NAME),)
-            if options.actions
-            else ()
-        ),
-        *lease,
-        *(authorities if options.certificates else ()),
-        *(
-            Permission(verb, GROUP, plural)
-            for plural in plurals
-            for verb in ("get", "list", "watch", "patch", "delete", "create")
-        ),
-        *(Permission("patch", GROUP, f"{plural}/status") for plural in plurals),
-        *(
-            Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=name)
-            for name in _definitions(options)
-        ),
-        *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
-        Permission("patch", "", "nodes/status"),
-        *(Permission(verb, "", "pods") for verb in ("list", "watch")),
-        *((Permission("create", "", "pods/eviction"),) if options.evictions else ()),
-        *(
-            Permission(verb, "", "configmaps", namespace, RECORD_NAME)
-            for verb in ("get", "list", "watch", "update")
-        ),
-        *(
-            Permission(verb, "", "configmaps", namespace, STOP_NAME)
-            for verb in ("get", "list", "watch")
-        ),
-        Permission("create", "", "configmaps", namespace),
-        *((in_default,) if options.events else ()),
-    ]
+    for plural in (PLURAL, OPERATIONS) if options.operations else (PLURAL,):
+        found += _rights("get list watch patch delete create", GROUP, plural)
+        found += _rights("patch", GROUP, f"{plural}/status")
+    for name in _definitions(options):
+        found += _rights("get", "apiextensions.k8s.io", "customresourcedefinitions", name=name)
+    if options.access:
+        found += _rights("create", "authentication.k8s.io", "tokenreviews")
+        found += _rights("create", "authorization.k8s.io", "subjectaccessreviews")
+    if options.actions:
+        found += _rights("patch", "", "configmaps", name=STOP_NAME, **own)
+    if options.certificates:
+        found += _rights("get update", "", "secrets", name=CA_KEYS_NAME, **own)
+        found += _rights("create", "", "secrets", **own)
+        found += _rights("get update", "", "configmaps", name=CA_NAME, **own)
+    if options.evictions:
+        found += _rights("create", "", "pods/eviction")
+    if options.events:
+        found += _rights("create", "events.k8s.io", "events", namespace=paths.EVENTS_NAMESPACE)
+    return found
+
+
+def _rights(verbs: str, group: str, resource: str, **where: str) -> list[Access]:
+    """``verbs`` have blanks between them."""
+    return [Access(verb, group, resource, **where) for verb in verbs.split()]
+
+
+def attributes_of(access: Access) -> dict[str, object]:
+    """The right as a SubjectAccessReview has it."""
+    if access.path:
+        return {"nonResourceAttributes": {"verb": access.verb, "path": access.path}}
+    resource, _, subresource = access.resource.partition("/")
+    names = ("verb", "group", "namespace", "name")
+    found = {name: getattr(access, name) for name in names}
+    return {"resourceAttributes": {**found, "resource": resource, "subresource": subresource}}
 
 
 async def check(transport: Transport, namespace: str, options: OpenOptions) -> None:
@@ -135,10 +100,10 @@ def _definitions(options: OpenOptions) -> tuple[str, ...]:
     return (DEFINITION, f"{OPERATIONS}.{GROUP}") if options.operations else (DEFINITION,)
 
 
-async def _missing_rights(transport: Transport, rights: list[Permission]) -> str:
+async def _missing_rights(transport: Transport, rights: list[Access]) -> str:
     few = asyncio.Semaphore(_REVIEWS_AT_ONCE)
 
-    async def allows(right: Permission) -> bool:
+    async def allows(right: Access) -> bool:
         async with few:
             return await is_allowed(transport, right)
 
@@ -167,12 +132,12 @@ async def _missing_definition(transport: Transport, name: str) -> str:
     raise answer.error()
 
 
-async def is_allowed(transport: Transport, right: Permission) -> bool:
+async def is_allowed(transport: Transport, right: Access) -> bool:
     """Whether this identity has the right, by a SelfSubjectAccessReview."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": right.attributes()},
+        "spec": attributes_of(right),
     }
     body = await transport.request(
         "POST", paths.ACCESS_REVIEWS, Priority.RECORD, body=encode(review)
