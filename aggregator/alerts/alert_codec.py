@@ -3,7 +3,11 @@
 import json
 from dataclasses import asdict
 
-from aggregator.alerts.alert import Alert, AlertState, Ending
+import msgspec
+
+from aggregator.alerts.alert import Alert
+
+_ALERT = msgspec.json.Decoder(Alert)
 
 
 def encode_alert(alert: Alert) -> str:
@@ -11,14 +15,5 @@ def encode_alert(alert: Alert) -> str:
 
 
 def decode_alert(text: str) -> Alert:
-    """The alert of a row. Raises ValueError, KeyError and TypeError."""
-    data = json.loads(text)
-    ending = data.get("ending")
-    return Alert(
-        **{
-            **data,
-            "nodes": tuple(data["nodes"]),
-            "state": AlertState(data["state"]),
-            "ending": Ending(**ending) if ending else None,
-        }
-    )
+    """The alert of a row. Raises ValueError."""
+    return _ALERT.decode(text)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from aggregator.alerts.alert import Alert, AlertState, Ending, common, group, named
+import msgspec
+
+from aggregator.alerts.alert import Alert, AlertState, common, group, named
 from aggregator.documentation import address, of_alert
 from aggregator.health.node import hide_gpus
 from aggregator.rfc3339 import read_time
@@ -232,21 +234,6 @@ def _rank(severity: str) -> int:
 
 def _alert(data: Mapping[str, Any]) -> Alert:
     over = data.get("resolved")
-    return Alert(
-        id=data["id"],
-        kind=data["kind"],
-        severity=data["severity"],
-        at=read_time(data["at"]),
-        node=data["node"],
-        nodes=tuple(data["nodes"]),
-        summary=data["summary"],
-        incident=data["incident"],
-        details=data["details"],
-        key=data["key"],
-        state=AlertState(data["state"]),
-        labels=data["labels"],
-        ending=None
-        if over is None
-        else Ending(read_time(over["at"]), over["summary"], over["delivery"], over["open"]),
-        advice=data["advice"],
-    )
+    ending = None if over is None else {**over, "at": read_time(over["at"])}
+    found = {**data, "at": read_time(data["at"]), "ending": ending}
+    return msgspec.convert(found, Alert)

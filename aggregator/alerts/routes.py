@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any
 
+from attrs import define
+
 from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
 from aggregator.alerts.composition import BatchWait
 from aggregator.alerts.message import Message
@@ -150,27 +152,19 @@ _RECEIVERS: Mapping[str, Callable[[Any, ReceiverConfig], Receiver]] = {
 # -- one alert -------------------------------------------------------------------------------------
 
 
+@define(eq=False, repr=False, slots=False)
 class Router:
     """Decides for one alert at a time. ``context`` knows the nodes, ``owners`` the namespaces."""
 
-    def __init__(
-        self,
-        targets: Sequence[RouteTarget],
-        settings: AlertSettings,
-        context: Contexts,
-        owners: Owners = no_owner,
-        advise: Advisor = no_advice,
-    ) -> None:
-        self._advise = advise
-        self._targets = list(targets)
-        self._silences = settings.silences
-        self._context = context
-        self._owners = owners
-        self._named = _named_labels(settings)
-        kinds: set[str] = set()
-        for target in self._targets:
-            kinds |= set(_kinds(target.matchers))
-        self._kinds = frozenset(kinds)
+    _targets: Sequence[RouteTarget]
+    _settings: AlertSettings
+    _context: Contexts
+    _owners: Owners = no_owner
+    _advise: Advisor = no_advice
+
+    def __attrs_post_init__(self) -> None:
+        self._named = _named_labels(self._settings)
+        self._kinds = {kind for one in self._targets for kind in _kinds(one.matchers)}
 
     def wants(self, kind: EventKind) -> bool:
         """Whether any route sends alerts of this kind."""
@@ -208,7 +202,7 @@ class Router:
     def silence(self, alert: Alert, now: float) -> float:
         """Until when a silence holds the alert; 0: no silence does."""
         contexts = [self._context(node) for node in alert.nodes]
-        return silenced_until(self._silences, alert, contexts, now)
+        return silenced_until(self._settings.silences, alert, contexts, now)
 
     def exempt_until(self, alert: Alert, now: float) -> float:
         """Until when its node is exempt; 0: it is not, or this alert must be reported."""

@@ -7,9 +7,9 @@ import contextlib
 import logging
 import random
 import ssl
-from dataclasses import dataclass, field
 
 import aiohttp
+from attrs import Factory, define, field
 
 from aggregator.alerts.http_channel import Exchange, SecretError, words_of
 from aggregator.alerts.message import Message, alerts_of
@@ -29,7 +29,7 @@ _LEASE_BEYOND = 30.0
 _SHARED_EVERY = 15.0
 
 
-@dataclass(slots=True)
+@define
 class DeliveryStats:
     """Counted since the start: alerts delivered and dead, attempts that failed, and how long each
     attempt took.
@@ -38,30 +38,23 @@ class DeliveryStats:
     delivered: int = 0
     dead: int = 0
     failed_attempts: int = 0
-    durations: Histogram = field(default_factory=lambda: Histogram(REQUEST))
+    durations: Histogram = Factory(lambda: Histogram(REQUEST))
 
 
+@define(eq=False, repr=False, slots=False)
 class RouteSender:
     """`run` until cancelled. `wake` it when something was accepted."""
 
-    def __init__(
-        self,
-        target: RouteTarget,
-        *,
-        outbox: AlertOutbox,
-        thread: WorkerThread,
-        session: aiohttp.ClientSession,
-        clocks: Clocks,
-        rng: random.Random,
-        retry: Retry,
-    ) -> None:
-        self._target = target
-        self._outbox = outbox
-        self._thread = thread
-        self._exchange = Exchange(session, thread, clocks.wall)
-        self._clocks = clocks
-        self._rng = rng
-        self._retry = retry
+    _target: RouteTarget
+    _outbox: AlertOutbox = field(kw_only=True)
+    _thread: WorkerThread = field(kw_only=True)
+    _session: aiohttp.ClientSession = field(kw_only=True)
+    _clocks: Clocks = field(kw_only=True)
+    _rng: random.Random = field(kw_only=True)
+    _retry: Retry = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._exchange = Exchange(self._session, self._thread, self._clocks.wall)
         self._resend_at = 0.0
         self._some = asyncio.Event()
         self.tally = DeliveryStats()

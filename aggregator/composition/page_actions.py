@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from attrs import define
+
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.kube_actions import KubeActions
 from aggregator.cli.local_actions import LocalActions, scratch_copy
@@ -16,16 +18,12 @@ from aggregator.events import Transition
 from aggregator.web.action_endpoints import ActionSetup
 
 
+@define(eq=False, repr=False, frozen=True)
 class _LoopCalls:
     """`ApiCalls` of a thread, carried out on the aggregator's loop and connections."""
 
-    def __init__(
-        self,
-        carry_out: Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._carry_out = carry_out
-        self._loop = loop
+    _carry_out: Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]]
+    _loop: asyncio.AbstractEventLoop
 
     def call(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Raises ClusterError."""

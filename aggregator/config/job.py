@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from aggregator.configfile.section import Section, Strings
-from aggregator.configfile.values import LabelKey, Namespace, kind_of, refuse, show
+from aggregator.configfile.values import LabelKey, Namespace, kind_of, refuse, shaped, show
 from aggregator.configfile.yaml_source import Key
 from aggregator.quarantine.decide.profiles import PROFILE
 
@@ -32,7 +32,8 @@ _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"({_HOST}/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?"
 )
-_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+_NAME_EXPECTED = "small letters, digits, hyphens and dots"
 
 
 def _image(value: Any) -> Any:
@@ -42,23 +43,10 @@ def _image(value: Any) -> Any:
     return value
 
 
-def _command(value: Any) -> Any:
-    if value == []:
-        raise refuse("is empty", "a program and its arguments")
-    return value
-
-
 def _profiles(value: Any) -> Any:
-    expected = 'a section for each profile, such as "quick: {command: [/tests/quick]}"'
-    if not isinstance(value, dict):
-        raise refuse(kind_of(value), expected)
-    if not value:
-        raise refuse("is empty", expected)
-    for name, profile in value.items():
-        if not isinstance(name, str) or PROFILE.fullmatch(name) is None:
+    for name in value if isinstance(value, dict) else ():
+        if PROFILE.fullmatch(name) is None:
             raise refuse(f"has the profile {show(name)}", "letters, digits, hyphens, 64 at most")
-        if not isinstance(profile, dict):
-            raise refuse(f"profile {name} is {kind_of(profile)}", "a section with command")
     return value
 
 
@@ -68,26 +56,10 @@ def _gpus(value: Any) -> Any:
     return value
 
 
-def _object_name(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(_NAME, value) is None:
-        raise refuse(f"{show(value)} is no name", "small letters, digits, hyphens and dots")
-    return value
-
-
-def _name_or_none(value: Any) -> Any:
-    return value if value == "" else _object_name(value)
-
-
-def _section(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise refuse(kind_of(value), "a section: a pod template with metadata and spec")
-    return value
-
-
 class JobProfile(Section):
     """The programs of a test profile."""
 
-    command: Annotated[Strings, Field(min_length=1), BeforeValidator(_command)]
+    command: Annotated[Strings, Field(min_length=1)]
     """No shell. Exit code 0: passed; 1: failed; all others: no verdict about the node."""
 
 
@@ -113,13 +85,11 @@ class JobSection(Section):
     """The resource that is requested."""
     privileged: bool = False
     """Whether the container of the pod is privileged."""
-    service_account: Annotated[str, Field(pattern=_NAME), BeforeValidator(_object_name)] = "default"
+    service_account: Annotated[str, shaped(_NAME, _NAME_EXPECTED)] = "default"
     """Of the pod. Its token is not mounted."""
-    priority_class: Annotated[
-        str, Field(pattern=rf"{_NAME}|^$"), BeforeValidator(_name_or_none)
-    ] = ""
+    priority_class: Annotated[str, shaped(rf"({_NAME})?", _NAME_EXPECTED)] = ""
     """Of the pod; empty: the cluster's default."""
-    template: Annotated[Mapping[str, Any], Field(strict=False), BeforeValidator(_section)] = {}
+    template: Annotated[Mapping[str, Any], Field(strict=False)] = {}
     """A pod template that is merged in: metadata (labels, annotations), and spec with volumes,
     further tolerations and one container.
     """

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
+from attrs import define, field
+
 from aggregator.clock import Clocks
 from aggregator.rfc3339 import write_time
 from aggregator.runtime.backoff import Backoff
@@ -60,32 +62,25 @@ _RETRY = Backoff(first=1.0, most=POLL_EVERY)
 _WRITES_IN_A_ROW = 8
 
 
+@define(eq=False, repr=False, slots=False)
 class AutomaticCertificates:
     """Makes authorities and the serving certificate in ``files``, and renews them.
 
-    ``names`` are the DNS names and addresses by which clients reach this replica.
+    ``names`` are the DNS names and addresses by which clients reach this replica. ``poll_every``:
+    seconds between reads; 0: several within `Rules.publish_wait`.
     """
 
-    def __init__(
-        self,
-        store: AuthorityStore,
-        files: PairFiles,
-        names: frozenset[str],
-        *,
-        rules: Rules,
-        clocks: Clocks,
-        rng: random.Random,
-        poll_every: float | None = None,
-    ) -> None:
-        """``poll_every``: seconds between reads; by default several within `Rules.publish_wait`."""
-        self.files = files
+    _store: AuthorityStore
+    files: PairFiles
+    _names: frozenset[str]
+    _rules: Rules = field(kw_only=True)
+    _clocks: Clocks = field(kw_only=True)
+    _rng: random.Random = field(kw_only=True)
+    _poll_every: float = field(default=0.0, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self._is_placeholder = False
-        self._store = store
-        self._names = names
-        self._rules = rules
-        self._clocks = clocks
-        self._rng = rng
-        self._poll_every = poll_every or min(POLL_EVERY, rules.publish_wait / 3)
+        self._poll_every = self._poll_every or min(POLL_EVERY, self._rules.publish_wait / 3)
         self._publication = Publication(longest_gap=2 * self._poll_every)
         #: The last content of the Secret; it is restored from here.
         self._known: tuple[Authority, ...] = ()

@@ -215,7 +215,7 @@ BAD: list[tuple[str, str]] = [
     ),
     (
         "repair: {repairers: [{kind: test, job: {namespace: t, image: a/b:1, profiles: true}}]}",
-        "repair.repairers[0].job.profiles: true; expected a section for each profile",
+        "repair.repairers[0].job.profiles: true; expected a section: keys, indented, below it",
     ),
     ("marks: {taint: {key: ''}}", "marks.taint.key: is empty; expected text"),
     ("marks: {taint: {effect: Evict}}", 'marks.taint.effect: "Evict" is no effect of a taint; exp'),
