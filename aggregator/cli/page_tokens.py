@@ -33,7 +33,7 @@ def tokens(session: KubeSession, namespace: str) -> Iterator[str]:
         return str(json.loads(body)["status"]["token"])
 
     async def own(api: Transport) -> str:
-        scheme, _, token = (await api.authorization() or "").partition(" ")
+        scheme, _, token = (await api.credentials.authorization() or "").partition(" ")
         return token if scheme.lower() == "bearer" else ""
 
     for work in (make, own):

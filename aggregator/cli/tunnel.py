@@ -128,7 +128,7 @@ class Tunnel:
         """
 
         async def pair(api: Transport) -> tuple[str, str] | None:
-            return api.client_pair
+            return api.credentials.client_pair
 
         found = self._session.attempt(pair)
         if found is not None:

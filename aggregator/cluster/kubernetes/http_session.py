@@ -27,8 +27,6 @@ MOST_CONNECTIONS = 132
 #: the rest.
 _LEASE_CONNECTIONS = 4
 CONNECT_S = 5.0
-#: Connections that were replaced are closed after this: longer than any request lasts.
-_RETIRED_AFTER_S = 150.0
 
 # A peer that vanished without closing (power loss, a firewall's table) is noticed in about 30 s.
 _KEEPALIVE = (
@@ -48,7 +46,7 @@ class HttpSession:
         self.url = credentials.url
         # Taken apart once: to parse each request's URL anew costs twice as much as to build it.
         self._parts = urlsplit(credentials.url)
-        self._credentials = credentials
+        self.credentials = credentials
         self._fresh = (
             asyncio.create_task(credentials.keep_fresh(), name="kube-credentials")
             if credentials.expires
@@ -56,7 +54,6 @@ class HttpSession:
         )
         self._session = _session(credentials, MOST_CONNECTIONS)
         self._lease_session = _session(credentials, _LEASE_CONNECTIONS)
-        self._retiring: dict[asyncio.Task[None], aiohttp.ClientSession] = {}
 
     async def send(
         self,
@@ -74,7 +71,7 @@ class HttpSession:
         ``target`` is path and query, quoted. ``guard`` is awaited once the connection is there,
         and its errors are raised.
         """
-        credentials = self._credentials
+        credentials = self.credentials
         session = self._lease_session if is_lease else self._session
         authorization = await self._authorization()
         try:
@@ -94,7 +91,7 @@ class HttpSession:
 
     async def websocket(self, target: str, protocol: str) -> aiohttp.ClientWebSocketResponse:
         """An open websocket. Raises as aiohttp does: WSServerHandshakeError for a refusal."""
-        credentials = self._credentials
+        credentials = self.credentials
         try:
             return await self._session.ws_connect(
                 self._url_of(target),
@@ -107,29 +104,8 @@ class HttpSession:
         except aiohttp.ClientHttpProxyError as error:
             raise self._without_password(error) from None
 
-    def replace_connections(self) -> None:
-        """Send later requests over new connections: those that wait for one may be dead as well.
-
-        Requests that are under way have until their deadline.
-        """
-        for session in (self._session, self._lease_session):
-            task = asyncio.create_task(_close(session, after_s=_RETIRED_AFTER_S))
-            self._retiring[task] = session
-            task.add_done_callback(self._retiring.pop)
-        self._session = _session(self._credentials, MOST_CONNECTIONS)
-        self._lease_session = _session(self._credentials, _LEASE_CONNECTIONS)
-
-    async def authorization(self) -> str | None:
-        """The Authorization header; None where a client certificate authenticates us."""
-        return await self._credentials.authorization()
-
-    @property
-    def client_pair(self) -> tuple[str, str] | None:
-        """The files of our client certificate and its key, where there is one."""
-        return self._credentials.client_pair
-
     async def _authorization(self) -> Mapping[str, str]:
-        value = await self._credentials.authorization()
+        value = await self.credentials.authorization()
         return {} if value is None else {hdrs.AUTHORIZATION: value}
 
     def _url_of(self, target: str) -> yarl.URL:
@@ -144,7 +120,7 @@ class HttpSession:
 
     def _without_password(self, error: aiohttp.ClientHttpProxyError) -> Exception:
         """The library's own words have the proxy's whole URL, and so its password."""
-        proxy = urlsplit(self._credentials.proxy or "").netloc.rpartition("@")[2]
+        proxy = urlsplit(self.credentials.proxy or "").netloc.rpartition("@")[2]
         text = f"the proxy {proxy} answered {error.status} {error.message}"
         return aiohttp.ClientConnectionError(text)
 
@@ -156,20 +132,8 @@ class HttpSession:
         finally:
             if self._fresh is not None:
                 self._fresh.cancel()
-            retiring = dict(self._retiring)
-            for task in retiring:
-                task.cancel()
-            await asyncio.gather(*retiring, return_exceptions=True)
-            # A task that is cancelled before its first step has closed nothing.
-            for session in (*retiring.values(), self._session, self._lease_session):
+            for session in (self._session, self._lease_session):
                 await session.close()
-
-
-async def _close(session: aiohttp.ClientSession, *, after_s: float) -> None:
-    try:
-        await asyncio.sleep(after_s)
-    finally:
-        await session.close()
 
 
 def _session(credentials: ApiCredentials, most: int) -> aiohttp.ClientSession:

@@ -19,7 +19,8 @@ import msgspec
 from aiohttp import hdrs
 from attrs import define, field
 
-from aggregator.cluster.kubernetes import credentials, paths
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.credentials import ApiCredentials, CredentialSources, load
 from aggregator.cluster.kubernetes.errors import Failure, parse_failure
 from aggregator.cluster.kubernetes.http_session import CONNECT_S, HttpSession
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
@@ -41,8 +42,9 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 _LONGEST_PAUSE_S = 60.0
 #: Credentials that the server refused are read again at most this often.
 _RELOAD_EVERY_S = 10.0
-#: Requests on the old credentials may end within this time; watches reconnect after it.
-_RETIRED_AFTER_S = 30.0
+#: Connections that were replaced are closed after this: watches on old credentials then reconnect,
+#: and dead connections have waited longer than any request lasts.
+_RETIRED_AFTER_S, _DEAD_AFTER_S = 30.0, 150.0
 #: For refused websockets, whose answers the library does not read.
 _NO_BODY, _NO_KUBELET = b"refused", b"refused; the kubelet of the pod's node may be out of reach"
 #: Watches are opened anew because of a dead connection at most this often.
@@ -156,7 +158,7 @@ async def _pour(response: aiohttp.ClientResponse, sink: BodySink) -> bytes:
 class Transport:
     """Speaks to one API server. ``deadline`` is in seconds, for a request's answer as a whole."""
 
-    _sources: credentials.CredentialSources
+    _sources: CredentialSources
     _limiter: Limiter
     _clock: Callable[[], float] = field(kw_only=True)
     _rng: random.Random = field(kw_only=True)
@@ -175,7 +177,7 @@ class Transport:
         """Read the credentials. Raises Refused where they can't be read."""
         async with self._reload:
             if self._wire is None:
-                self._wire = HttpSession(await credentials.load(self._sources))
+                self._wire = HttpSession(await load(self._sources))
 
     async def close(self) -> None:
         """End every request. The transport can't be opened again."""
@@ -239,14 +241,10 @@ class Transport:
                 answer = await self._once(self._current(), request)
             return answer
 
-    async def authorization(self) -> str | None:
-        """The Authorization header of our requests; None where a certificate proves who we are."""
-        return await self._current().authorization()
-
     @property
-    def client_pair(self) -> tuple[str, str] | None:
-        """The files of the client certificate and its key, where there is one."""
-        return self._current().client_pair
+    def credentials(self) -> ApiCredentials:
+        """Those of our requests."""
+        return self._current().credentials
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -359,7 +357,8 @@ class Transport:
         if now < self._reopened_at + _REOPEN_EVERY_S:
             return
         self._reopened_at = now
-        wire.replace_connections()
+        if self._wire is wire:  # requests that wait for a connection may get a dead one as well
+            self._replace(wire, wire.credentials, _DEAD_AFTER_S)
         silent = [one for one in self._streams if one.received_at <= (began + now) / 2]
         for stream in silent:
             stream.close()
@@ -386,14 +385,19 @@ class Transport:
                 return False
             self._reloaded_at = self._clock()
             try:
-                self._wire = HttpSession(await credentials.load(self._sources))
+                renewed = await load(self._sources)
             except Refused as error:
                 _LOG.warning("the credentials were refused and can't be read again: %s", error)
                 return False
-            task = asyncio.create_task(refused.close(after_s=_RETIRED_AFTER_S))
-            self._retired[task] = refused
-            task.add_done_callback(self._retired.pop)
+            self._replace(refused, renewed, _RETIRED_AFTER_S)
             return True
+
+    def _replace(self, wire: HttpSession, renewed: ApiCredentials, after_s: float) -> None:
+        """Send later requests over new connections; those under way have until then (seconds)."""
+        self._wire = HttpSession(renewed)
+        task = asyncio.create_task(wire.close(after_s=after_s))
+        self._retired[task] = wire
+        task.add_done_callback(self._retired.pop)
 
     def _current(self) -> HttpSession:
         if self._wire is None:
