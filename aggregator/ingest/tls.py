@@ -17,6 +17,7 @@ from attrs import define, field
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from aggregator.configfile.regular_file import version_of
 from aggregator.ingest.stats import IngestStats
 from aggregator.tls.certificate import Validity, signers_of
 
@@ -78,7 +79,7 @@ class CertificateFiles:
         if self._verified_by is None or not self._chain:
             return ""
         try:
-            compared = (self._chain[0], _stamp(self._verified_by))
+            compared = (self._chain[0], version_of(self._verified_by))
             if compared != self._compared:
                 text = self._verified_by.read_bytes()
                 by = signers_of(self._chain, x509.load_pem_x509_certificates(text))
@@ -158,7 +159,7 @@ class CertificateFiles:
 
     def _signature(self) -> tuple[tuple[int, int, int], ...]:
         try:
-            return tuple(_stamp(file) for file in self._files)
+            return version_of(*self._files)
         except OSError as error:
             raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
 
@@ -193,12 +194,6 @@ class CertificateFiles:
             return x509.load_pem_x509_certificates(text)
         except ValueError as error:
             raise TlsError(f"{file} is no certificate in PEM: {_briefly(error)}") from None
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    """A value that changes when the file does."""
-    stat = file.stat()
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _aged(chain: list[x509.Certificate], wall: float) -> str:
