@@ -31,12 +31,33 @@ def place_of(database: Path | str) -> StorePlace:
     return shared_place(database)
 
 
-def _expect_ours(path: Path) -> None:
+@contextmanager
+def local_actions(
+    place: StorePlace,
+    *,
+    how: str,
+    known: Callable[[str], bool] | None = None,
+    dry_run: bool = False,
+) -> Iterator["LocalActions"]:
+    """On the state at ``place``, or in a dry run on a copy of it, which goes at the end. The other
+    arguments are those of `LocalActions`. Raises UsageError where there is no such file,
+    CommandFailed where no copy can be made.
+    """
+    if isinstance(place, FilePlace):
+        _expect_ours(place.path, writes=not dry_run)
+    if not dry_run:
+        yield LocalActions(place, how=how, known=known)
+        return
+    with _scratch_copy(place) as copy:
+        yield LocalActions(copy, how=how, known=known)
+
+
+def _expect_ours(path: Path, *, writes: bool) -> None:
     """Raises UsageError for a file in which the aggregator would read no request. To open it as a
-    `LocalStore` would make it one.
+    `LocalStore` would make it one. ``writes``: this user has to have the right to.
     """
     try:
-        why = _foreign(path)
+        why = _foreign(path, writes=writes)
     except FileNotFoundError:
         why = f"there is no database at {path}"
     except OSError as error:
@@ -45,10 +66,10 @@ def _expect_ours(path: Path) -> None:
         raise UsageError(f"--local: {why}; expected the aggregator's cluster.local.database")
 
 
-def _foreign(path: Path) -> str:
+def _foreign(path: Path, *, writes: bool) -> str:
     """Why this is no local cluster's database; empty where it is one. Raises OSError."""
-    if not os.access(require_regular_file(path), os.R_OK | os.W_OK):
-        return f"this user may not read and write {path}"
+    if not os.access(require_regular_file(path), os.R_OK | (os.W_OK if writes else 0)):
+        return f"this user may not read{' and write' if writes else ''} {path}"
     try:
         with closing(_read_only(path)) as database:
             query = "SELECT count(*) FROM sqlite_master WHERE name IN ('record', 'quarantines')"
@@ -80,8 +101,8 @@ def _damage(place: StorePlace) -> str:
 
 
 @contextmanager
-def scratch_copy(place: StorePlace) -> Iterator[FilePlace]:
-    """A copy of the state that goes at the end, for a dry run. Raises CommandFailed."""
+def _scratch_copy(place: StorePlace) -> Iterator[FilePlace]:
+    """A copy of the state that goes at the end. Raises CommandFailed."""
     with tempfile.TemporaryDirectory(prefix="sickbay-dry-run-") as folder:
         copy = Path(folder) / "cluster.db"
         if isinstance(place, FilePlace):
@@ -111,7 +132,7 @@ def _copy_rows(place: StorePlace, copy: Path) -> None:
 
 
 class LocalActions:
-    """`ClusterActions` on the state at ``place``. Raises UsageError where there is no such file.
+    """`ClusterActions` on the state at ``place``.
 
     ``how``: the options that select it again, for people; it begins with a space. ``known``:
     whether a node of this name is known by other means than the file; None: those are out of reach.
@@ -120,8 +141,6 @@ class LocalActions:
     def __init__(
         self, place: StorePlace, *, how: str, known: Callable[[str], bool] | None = None
     ) -> None:
-        if isinstance(place, FilePlace):
-            _expect_ours(place.path)
         self._place = place
         self._how = how
         self._known = known

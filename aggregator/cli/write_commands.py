@@ -35,17 +35,12 @@ def open_actions(options: argparse.Namespace) -> Iterator[ClusterActions]:
     """The target of the request. Imported here: it costs a second of imports."""
     how = flags_of(options)
     if options.local is not None:
-        from aggregator.cli.local_actions import LocalActions, place_of, scratch_copy
+        from aggregator.cli.local_actions import local_actions, place_of
 
         if "name" in options:
             _expect_one_node(options.name)
-        place = place_of(options.local)
-        there = LocalActions(place, how=how)
-        if options.dry_run:
-            with scratch_copy(place) as copy:
-                yield LocalActions(copy, how=how)
-        else:
-            yield there
+        with local_actions(place_of(options.local), how=how, dry_run=options.dry_run) as actions:
+            yield actions
         return
     from aggregator.cli.kube_actions import KubeActions
 

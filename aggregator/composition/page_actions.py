@@ -9,7 +9,7 @@ from attrs import define
 
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.kube_actions import KubeActions
-from aggregator.cli.local_actions import LocalActions, scratch_copy
+from aggregator.cli.local_actions import local_actions
 from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.local.place import FilePlace
 from aggregator.config.settings import Config
@@ -58,11 +58,8 @@ def build_actions(
             yield KubeActions(calls, where.namespace, how=where.how, dry_run=dry_run)
             return
         place = build_store(config) or FilePlace(where.settings.database)
-        if not dry_run:
-            yield LocalActions(place, how=where.how, known=known)
-            return
-        with scratch_copy(place) as copy:
-            yield LocalActions(copy, how=where.how, known=known)
+        with local_actions(place, how=where.how, known=known, dry_run=dry_run) as actions:
+            yield actions
 
     return ActionSetup(
         acting,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cli.local_actions import LocalActions, scratch_copy
+from aggregator.cli.local_actions import LocalActions, local_actions
 from aggregator.cluster.local import cluster as local_module
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.local.place import StorePlace
@@ -331,8 +331,7 @@ async def test_drains_in_slurm_are_told_apart_by_what_the_database_has_of_them(
 
 async def test_people_act_on_it_and_a_dry_run_writes_nothing(place: StorePlace) -> None:
     def dry() -> str:
-        with scratch_copy(place) as copy:
-            actions = LocalActions(copy, how="")
+        with local_actions(place, how="", dry_run=True) as actions:
             actions.stop("drill")
             return actions.release("n1")
 

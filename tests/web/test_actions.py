@@ -14,7 +14,7 @@ import pytest
 from aggregator.access.gate import AccessGate
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.cli.actions import ClusterActions
-from aggregator.cli.local_actions import LocalActions, scratch_copy
+from aggregator.cli.local_actions import local_actions
 from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.operations import begun_status, spec_of
@@ -79,11 +79,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
     @contextmanager
     def on_file(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
-        if dry_run:
-            with scratch_copy(FilePlace(database)) as copy:
-                yield LocalActions(copy, how="")
-        else:
-            yield LocalActions(FilePlace(database), how="")
+        with local_actions(FilePlace(database), how="", dry_run=dry_run) as actions:
+            yield actions
 
     setup = ActionSetup(on_file, happened.append, time.time)
     async with serving(

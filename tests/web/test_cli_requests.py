@@ -402,3 +402,19 @@ async def test_a_local_database_of_another_user_is_refused(
     done = await in_process("stop", "x", "--local", str(path))
     assert done.code == 2
     assert f"this user may not read and write {path}; expected the aggregator's" in done.err
+
+
+async def test_a_dry_run_needs_the_right_to_read_the_local_database_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_database(tmp_path)
+    path = tmp_path / "whole.db"
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)
+    where = ["--local", str(path), "--dry-run"]
+    done = await in_process("stop", "the power fails", *where)
+    assert (done.code, done.err) == (0, "")
+    assert "DRY RUN, nothing is written" in done.out
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    done = await in_process("stop", "the power fails", *where)
+    assert done.code == 2
+    assert f"this user may not read {path}; expected the aggregator's" in done.err
