@@ -32,7 +32,6 @@ Row = tuple[str, str, float, str]
 PASSED, FAILED, NO_VERDICT = 0, 1, 3
 _CODES = {"Succeeded": PASSED, "Failed": FAILED}
 _BUSY = ("Ordering", "Ordered")
-_KIND = "quarantine.sickbay.dev"
 _EVERY = 1.0
 #: Seconds until a test's end is not waited for any more.
 _WAITS = 7200.0
@@ -53,15 +52,13 @@ _MOST_NODES = 200
 
 def test(options: argparse.Namespace) -> None:
     """With --history it reads; else it writes a request on the node, and waits for the verdict."""
-    if options.output.name not in {"table", "json"}:
-        raise UsageError(f"-o {options.output.name}: expected table or json")
     if options.history:
         for name, given in _about_a_new_test(options).items():
             if given:
                 raise UsageError(f"{name} is about a new test; --history shows those of before")
         with open_source(options) as source:
             answer = history_of(source, options.name)
-        print_answer(options, answer, history_lines, kind=_KIND)
+        print_answer(options, answer, history_lines)
         return
     try:
         _confirm(options)
@@ -129,7 +126,7 @@ def _confirm(options: argparse.Namespace) -> None:
         if attempt is not None:
             attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
     result = {"node": options.name, "request": ident, "test": attempt}
-    print_answer(options, result, result_lines, kind=_KIND)
+    print_answer(options, result, result_lines)
     sys.stdout.flush()
     sys.exit(NO_VERDICT if attempt is None else _CODES.get(attempt["state"], NO_VERDICT))
 

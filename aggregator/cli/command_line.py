@@ -45,12 +45,13 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
     parser.set_defaults(extra="cli")
     commands = Subcommands(parser)
     read = reading_options(environ)
-    _add_fleet(commands, read)
-    _add_nodes(commands, read, source_options(environ))
+    source = source_options(environ)
+    _add_fleet(commands, read, source)
+    _add_nodes(commands, read, source)
     _add_bisect(commands)
     _add_acting(commands, acting_options())
     _add_repair(commands, read)
-    _add_test(commands, read)
+    _add_test(commands, source)
     _add_alert(commands, read)
     completion = commands.add(
         _OTHER,
@@ -93,7 +94,9 @@ def _add_reason(parser: Parser) -> None:
     parser.add_argument("--reason", required=True, help="why, for the next person on call")
 
 
-def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+def _add_fleet(
+    commands: Subcommands, read: argparse.ArgumentParser, source: argparse.ArgumentParser
+) -> None:
     add = partial(commands.add, _FLEET, parents=[read])
     listed = list_options()
     add("status", "the fleet at a glance", read_commands.status)
@@ -128,8 +131,10 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     history.value("--since", "TIME", "only later events: 1h, 7d, or 2026-01-31T03:14:00Z")
     history.value("--until", "TIME", "only events up to then; as --since")
     history.value("--limit", "N", "the latest N (default: %(default)s)", positive, 50)
-    watch = add("watch", "events as they occur (Ctrl-C ends it)", read_commands.watch)
+    what = "events as they occur (Ctrl-C ends it)"
+    watch = add("watch", what, read_commands.watch, parents=[source])
     watch.value("--node", "NAME", "only about this node")
+    sentence_option(watch)
 
 
 def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
@@ -394,13 +399,13 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     yes_option(made)
 
 
-def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+def _add_test(commands: Subcommands, source: argparse.ArgumentParser) -> None:
     made = commands.add(
         _ACT,
         "test",
         "test a node in quarantine, a new one or one without work, or show its past tests",
         active_test.test,
-        parents=[read],
+        parents=[source],
         more="Exit code: 0 the node passed, 1 it failed, 2 the command line is invalid or the node "
         "can't be tested in its present state, 3 no verdict.",
         examples=["test gpu-0042", "test gpu-0042 --profile long", "test gpu-0042 --history"],
@@ -419,6 +424,7 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "--no-wait", dest="wait", action="store_false", help="do not wait for the verdict"
     )
     made.value("--timeout", "TIME", "the longest wait for the verdict (default: 2h)", duration)
+    sentence_option(made)
     local_option(made)
     dry_run_option(made)
     yes_option(made)
