@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
+from aggregator.cli.attempts import BUSY, attempt_answer
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.options import flags_of
@@ -25,25 +27,24 @@ from aggregator.cli.text_table import clean, printable, table
 from aggregator.cli.wait import state
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.cluster.node_names import TEST_CONDITION
+from aggregator.cluster.operations import attempt_of
+from aggregator.cluster.port import Operation, RepairAttempt
 from aggregator.policy.repairs import TEST
+from aggregator.rfc3339 import write_time
 
 #: Measure, component, value, unit.
 Row = tuple[str, str, float, str]
 PASSED, FAILED, NO_VERDICT = 0, 1, 3
 _CODES = {"Succeeded": PASSED, "Failed": FAILED}
-_BUSY = ("Ordering", "Ordered")
 _EVERY = 1.0
 #: Seconds until a test's end is not waited for any more.
 _WAITS = 7200.0
-#: The startup taint is not shown for this long (seconds): longer than a replica that takes the node
-#: over needs for its list of nodes.
-_TAINT_GONE = 200.0
-#: The same for the node itself, and for a request.
-_GONE = 200.0
-_UNSEEN = (
-    "the test has not begun: the aggregator has not seen the request yet; it does within three "
-    "minutes"
-)
+#: Seconds without any answer of the cluster after which the wait ends.
+_SILENT = 200.0
+#: Seconds within which the history has the end of a test.
+_RECORDED_WITHIN = 5.0
+_UNSEEN = "the aggregator has not reported on it yet; it does within three minutes"
+_GONE = "the request is gone: a person has cancelled it"
 #: Transitions of one page, and pages of other nodes that are looked through for tests.
 _PAGE, _MOST_PAGES = 1000, 10
 #: Other nodes whose pool is looked up.
@@ -111,18 +112,17 @@ def _confirm(options: argparse.Namespace) -> None:
             else:
                 print(printable(question), file=sys.stderr)
             requested = actions.request_operation(ident, spec)
-        if options.dry_run or not options.wait:
-            report(options, requested)
-            return
-        print(printable(requested), file=sys.stderr)
-        wait = _wait if in_quarantine else _wait_without_quarantine
-        commands = _commands(options, in_quarantine=in_quarantine)
-        try:
-            attempt = wait(source, options.name, ident, options.timeout or _WAITS, commands)
-        except KeyboardInterrupt:
-            text = f"{options.name}: the wait has ended, and the request stays: {commands.show}"
-            print(printable(text), file=sys.stderr)
-            raise
+            if options.dry_run or not options.wait:
+                report(options, requested)
+                return
+            print(printable(requested), file=sys.stderr)
+            commands = _commands(options, in_quarantine=in_quarantine)
+            read = partial(actions.operation, ident)
+            try:
+                attempt = _wait(read, options.name, options.timeout or _WAITS, commands)
+            except KeyboardInterrupt:
+                _note(options.name, f"the wait has ended, and the request stays: {commands.show}")
+                raise
         if attempt is not None:
             attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
     result = {"node": options.name, "request": ident, "test": attempt}
@@ -140,7 +140,7 @@ def _is_new(known: Answer) -> bool:
 def _effect_on_new(options: argparse.Namespace, known: Answer) -> str:
     found = known["new_node"]
     after = ""
-    if found["test"] is not None and found["test"]["state"] in _BUSY:
+    if found["test"] is not None and found["test"]["state"] in BUSY:
         after = "; a test of it is under way, and this one follows the end of that"
     opens = f"Its pass removes the taint {found['taint']}."
     if not found["removes_taint"]:
@@ -262,212 +262,84 @@ def _commands(options: argparse.Namespace, *, in_quarantine: bool) -> _Commands:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """How far a test is. ``now``: the same in words. ``begun``: an attempt answers the request."""
-
-    now: str = ""
-    begun: bool = False
-    is_over: bool = False
-    answer: Answer | None = None
-
-
-def _poll(
-    read_state: Callable[[], _State],
+def _wait(
+    read: Callable[[], Operation | None],
     node: str,
     timeout: float,
     commands: _Commands,
-    clock: Callable[[], float],
+    clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
-    """The answer of the ended test; None without one, and stderr states why."""
+    """The ended test; None without an end, and stderr states why. ``read``: the operation that
+    requests it, into which the aggregator writes why it waits, and how it ends.
+    """
     end, shown = clock() + timeout, ""
-    refused_at: float | None = None
-    last: _State | None = None
+    answered_at = clock()
+    last: RepairAttempt | None = None
     while True:
-        now = ""
         try:
-            last = read_state()
-            now, refused_at = last.now, None
-            if last.is_over:
-                return last.answer
-        except Unreached:  # the connection may be lost for a time
-            pass
-        except CommandFailed as error:  # a replica that has just begun does not know the node yet
-            refused_at = clock() if refused_at is None else refused_at
-            if clock() - refused_at >= _GONE:
-                print(printable(f"{node}: {error}"), file=sys.stderr)
-                return None
+            found = read()
+        except CommandFailed as error:  # the connection may be lost for a time
             now = f"{error}; trying again"
-        if now and now != shown:
+            if clock() - answered_at >= _SILENT:
+                _note(node, str(error))
+                return None
+        else:
+            if found is None:
+                _note(node, _GONE)
+                return None
+            answered_at, last = clock(), attempt_of(found)
+            if not found.is_open:
+                return attempt_answer(last)
+            now = _progress(last)
+        if now != shown:
             shown = now
-            print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
+            _note(node, now)
         if clock() >= end:
-            text = f"{node}: no end within {timeout:g} s; {_why_no_end(last, commands)}"
-            print(printable(text), file=sys.stderr)
+            _note(node, f"no end within {timeout:g} s; {_why_no_end(last, commands)}")
             return None
         time.sleep(_EVERY)
 
 
-def _why_no_end(last: _State | None, commands: _Commands) -> str:
+def _note(node: str, text: str) -> None:
+    print(printable(f"{node}: {text}"), file=sys.stderr, flush=True)
+
+
+def _progress(test: RepairAttempt) -> str:
+    """How far it is, in words."""
+    if test.state in BUSY:
+        return f"test {test.state}, until {write_time(test.deadline_at)} at the latest"
+    return f"the test has not begun: {test.message or _UNSEEN}"
+
+
+def _why_no_end(last: RepairAttempt | None, commands: _Commands) -> str:
     """The state of the test after the wait. ``last``: None where no answer came at all."""
     if last is None:
         return (
-            f"the aggregator gave no answer, so that the test may have begun or not: "
-            f"{commands.show}"
+            f"the cluster gave no answer, so that the test may have begun or not: {commands.show}"
         )
-    if last.begun:
+    if last.state in BUSY:
         return (
             f"the test has begun, and goes on: {commands.show}. To end it without a verdict: "
             f"{commands.end}"
         )
     return (
-        f"{last.now}. The request stays, and the test may begin later: {commands.show}. To "
+        f"{_progress(last)}. The request stays, and the test may begin later: {commands.show}. To "
         f"withdraw the request: {commands.end}"
     )
 
 
-def _wait(
-    source: Source,
-    node: str,
-    ident: str,
-    timeout: float,
-    commands: _Commands,
-    clock: Callable[[], float] = time.monotonic,
-) -> Answer | None:
-    """The ended attempt that answers the request; None without one, and stderr states why."""
-    is_known = False
-    last: Answer | None = None
-
-    def read_state() -> _State:
-        nonlocal is_known, last
-        quarantine = source.quarantine(node)
-        found = repair_of(quarantine)
-        attempts = found["attempts"] if found is not None else []
-        mine = next((one for one in attempts if one["request"] == ident), None)
-        last = mine or last
-        if mine is not None and mine["state"] not in _BUSY:
-            return _State(is_over=True, answer=dict(mine))
-        if quarantine is None:
-            return _State(is_over=True, answer=_from_history(source, node, last))
-        requested = found["requested"] if found is not None else ""
-        if is_known and mine is None and requested and f"({ident})" not in requested:
-            text = f"{node}: another request has taken its place: {requested}"
-            print(printable(text), file=sys.stderr)
-            return _State(is_over=True)
-        is_known = is_known or f"({ident})" in requested
-        return _State(_progress(found, mine, is_known=is_known), begun=last is not None)
-
-    return _poll(read_state, node, timeout, commands, clock)
-
-
-def _wait_without_quarantine(
-    source: Source,
-    node: str,
-    ident: str,
-    timeout: float,
-    commands: _Commands,
-    clock: Callable[[], float] = time.monotonic,
-) -> Answer | None:
-    """The same for a new node, and for one in service."""
-    tainted_at: float | None = None
-    known_at: float | None = None
-    is_known = False
-
-    def read_state() -> _State:
-        nonlocal tainted_at, known_at, is_known
-        answer = source.get("nodes", node)
-        found = answer.get("new_node") or {}
-        test = found.get("test")
-        mine = test if test is not None and test["request"] == ident else None
-        if mine is not None and mine["state"] not in _BUSY:
-            return _State(is_over=True, answer=dict(mine))
-        requested = found.get("requested", "")
-        now, tainted = clock(), found.get("tainted", False)
-        if ident in (requested, mine["request"] if mine is not None else ""):
-            is_known, known_at = True, now
-        tainted_at = now if tainted else tainted_at
-        lost = ""
-        if mine is None:
-            gone = tainted_at is not None and not tainted and now - tainted_at >= _TAINT_GONE
-            lost = _why_lost(answer, taint_gone=gone)
-            if is_known and requested not in ("", ident):
-                lost = f"another request has taken its place: {requested}"
-            if not lost and known_at is not None and now - known_at >= _GONE:
-                lost = (
-                    "the request is gone: it was taken back, or another one has taken its place, "
-                    f"and the history has its end: sickbay test {node} --history"
-                )
-        if lost:
-            print(printable(f"{node}: {lost}"), file=sys.stderr)
-            return _State(is_over=True)
-        waits = found.get("waits", "") or _why_none_begins(answer)
-        if mine is None and not is_known and not waits:
-            return _State(_UNSEEN)
-        return _State(_state_of(mine, waits), begun=mine is not None)
-
-    return _poll(read_state, node, timeout, commands, clock)
-
-
-def _why_lost(answer: Answer, *, taint_gone: bool) -> str:
-    """Why a request in no quarantine is followed by no test any more; empty: one may follow."""
-    if answer["quarantine"] is not None:
-        return (
-            "it came into quarantine before the test began, and the request ends with that: once "
-            "it is drained, request it again"
-        )
-    tests = answer.get("tests")
-    in_service = tests is not None and tests["in_service"]
-    if taint_gone and not in_service:
-        return (
-            "its startup taint is gone, so that it is no new node any more, and no test of it "
-            "begins"
-        )
-    return ""
-
-
-def _why_none_begins(answer: Answer) -> str:
-    """Why the aggregator begins no test now, by its configuration."""
-    tests = answer["tests"]
-    observed = tests is not None and tests["mode"] != "repair"
-    return f"repair.mode of the aggregator is {tests['mode']}" if observed else ""
-
-
-def _state_of(mine: Answer | None, waits: str) -> str:
-    if mine is not None:
-        return f"test {mine['state']}, until {mine['deadline_at']} at the latest"
-    return f"the test has not begun{f': {waits}' if waits else ''}"
-
-
-def _progress(found: Answer | None, mine: Answer | None, *, is_known: bool) -> str:
-    if mine is None and not is_known:
-        return _UNSEEN
-    return _state_of(mine, found["waits"] if found is not None else "")
-
-
-def _from_history(source: Source, node: str, last: Answer | None) -> Answer | None:
-    """The quarantine has ended, for example of a node that has passed: the history has the
-    result.
-    """
-    ended = _past_test(source, node, last["operation"]) if last is not None else None
-    if last is not None and ended is not None:
-        return {**last, "state": ended["outcome"], "message": ended["summary"]}
-    print(printable(f"{node}: its quarantine ended before the test did"), file=sys.stderr)
-    return None
-
-
 def _measurements(source: Source, node: str, operation: str) -> list[Row]:
-    """The measurements of a test, as the history has them."""
-    ended = _past_test(source, node, operation)
-    return _measured(ended["measurements"]) if ended is not None else []
-
-
-def _past_test(source: Source, node: str, operation: str) -> Answer | None:
-    """A test in the history; None where that has none, or can't be read."""
+    """The measurements of a test, as the history has them: it records the end a moment later."""
+    end = time.monotonic() + _RECORDED_WITHIN
     with suppress(CommandFailed):
-        return next(
-            (one for one in _tests(source, node=node) if one["operation"] == operation), None
-        )
-    return None
+        while True:
+            for one in _tests(source, node=node):
+                if one["operation"] == operation:
+                    return _measured(one["measurements"])
+            if time.monotonic() >= end:
+                break
+            time.sleep(_EVERY)
+    return []
 
 
 def result_lines(answer: Answer, screen: Screen) -> Iterator[str]:

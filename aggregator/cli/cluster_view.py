@@ -7,11 +7,11 @@ unknown here, because health lives in the aggregator alone.
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from aggregator.cli.attempts import attempt_answer, time_or_none
 from aggregator.cli.tunnel import AggregatorPod
 from aggregator.cluster.port import Quarantine, RepairStatus
 from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
-from aggregator.rfc3339 import write_time
 
 #: The value of "source" in answers that are made here.
 SOURCE = "cluster"
@@ -24,8 +24,6 @@ _TIMES = (
 )
 _TEXTS = ("released_because", "release_held", "override", "uncordoned", "overruled")
 _OF_EVIDENCE = ("code", "component", "rule", "message", "cleared_by")
-_OF_ATTEMPT = ("operation", "repair", "request", "message", "profile")
-_TIMES_OF_ATTEMPT = ("began_at", "deadline_at", "ended_at")
 
 
 def quarantine_answer(found: Quarantine) -> dict[str, Any]:
@@ -37,22 +35,22 @@ def quarantine_answer(found: Quarantine) -> dict[str, Any]:
         "action": spec.action.value,
         "kind": spec.kind,
         "phase": status.phase.value,
-        "phase_since": _time(found.phase_since),
+        "phase_since": time_or_none(found.phase_since),
         "reason": spec.reason,
         "requester": spec.requester,
         "incident": spec.incident,
         "message": found.problem or found.unread or status.message,
-        "created_at": _time(found.created_at),
-        **{name: _time(getattr(status, name)) for name in _TIMES},
+        "created_at": time_or_none(found.created_at),
+        **{name: time_or_none(getattr(status, name)) for name in _TIMES},
         "pre_evict": str(status.pre_evict or ""),
         "pods_remaining": status.pods_remaining,
         "blockers": [
-            {"pod": one.pod, "reason": one.reason, "since": _time(one.since)}
+            {"pod": one.pod, "reason": one.reason, "since": time_or_none(one.since)}
             for one in status.blockers
         ],
         **{name: getattr(status, name) for name in _TEXTS},
         "unmarked": f"the node lacks {', '.join(marks.missing)}" if marks and marks.missing else "",
-        "unmarked_since": _time(marks.since) if marks else None,
+        "unmarked_since": time_or_none(marks.since) if marks else None,
         "agent": "unknown",
         "last_error": "",
         "evidence": [
@@ -80,18 +78,11 @@ def _repair(found: RepairStatus | None) -> dict[str, Any] | None:
         "mode": "",
         "ladder": [],
         "repairers": [],
-        "attempts": [
-            {
-                **{name: getattr(one, name) for name in _OF_ATTEMPT},
-                **{name: _time(getattr(one, name)) for name in _TIMES_OF_ATTEMPT},
-                "state": one.state.value,
-            }
-            for one in found.attempts
-        ],
+        "attempts": [attempt_answer(one) for one in found.attempts],
         "requested": ", ".join(f"{one.what} ({one.name})" for one in found.requests),
         "waits": found.exhausted or found.held,
         "exhausted": found.exhausted,
-        "exhausted_at": _time(found.exhausted_at),
+        "exhausted_at": time_or_none(found.exhausted_at),
     }
 
 
@@ -182,7 +173,3 @@ def status_answer(
         "quarantines": len(phases),
         "phases": {phase: phases.count(phase) for phase in sorted(set(phases))},
     }
-
-
-def _time(at: float) -> str | None:
-    return write_time(at) if at else None

@@ -6,15 +6,13 @@ Pure: made from the API's answer about one node, or from the cluster's own objec
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from aggregator.cli.attempts import BUSY
 from aggregator.cli.render_nodes import startup_taint
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock
+from aggregator.cli.text_table import Answer, ago, clean, clock
 from aggregator.cli.words import words_of
 from aggregator.cluster.words import KUBERNETES
-
-Answer = dict[str, Any]
 
 _MAY_COME_BACK = "the controller that removes it by the condition may set it again"
 
@@ -167,7 +165,7 @@ def _by_hand(answer: Answer) -> str:
     if found is None or found["tainted"]:
         return ""
     test = found["test"]
-    if test is not None and test["state"] in ("Ordering", "Ordered"):
+    if test is not None and test["state"] in BUSY:
         return f"Test {test['profile']} of it is under way; work that comes ends it."
     if not found["requested"]:
         return ""
@@ -181,7 +179,7 @@ def _of_new_node(found: Answer) -> str:
     test = found["test"]
     if found["passed"]:
         return "Another controller removes its startup taint."
-    if test is not None and test["state"] in ("Ordering", "Ordered"):
+    if test is not None and test["state"] in BUSY:
         return f"Test {test['profile']} of it is under way."
     return f"Its test waits: {found['waits']}" if found["waits"] else "Its test begins next."
 

@@ -22,6 +22,7 @@ from aggregator.cluster.kubernetes.objects import (
     to_stop,
 )
 from aggregator.cluster.kubernetes.operation_client import (
+    KubeOperations,
     join_operations,
     list_operations,
     operation_body,
@@ -33,7 +34,14 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
     encode_spec,
 )
 from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
-from aggregator.cluster.port import Conflict, NotFound, OperationSpec, QuarantineSpec, Refused
+from aggregator.cluster.port import (
+    Conflict,
+    NotFound,
+    Operation,
+    OperationSpec,
+    QuarantineSpec,
+    Refused,
+)
 from aggregator.rfc3339 import write_time
 
 T = TypeVar("T")
@@ -154,6 +162,10 @@ class KubeActions:
                 "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
             ) from error
         return actions.operation_requested(name, spec, how=self._how)
+
+    @with_api
+    async def operation(self, api: Transport, name: str) -> Operation | None:
+        return await KubeOperations(api, time.time).read(name)
 
     @with_api
     async def cancel_operations(self, api: Transport, node: str) -> str:

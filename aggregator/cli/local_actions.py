@@ -14,7 +14,13 @@ from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cluster.local.place import FilePlace, StorePlace
 from aggregator.cluster.local.sqlite_rows import UnreleasedFile
 from aggregator.cluster.local.store import ClusterStore
-from aggregator.cluster.port import ClusterError, Conflict, OperationSpec, QuarantineSpec
+from aggregator.cluster.port import (
+    ClusterError,
+    Conflict,
+    Operation,
+    OperationSpec,
+    QuarantineSpec,
+)
 from aggregator.configfile.regular_file import require_regular_file
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 
@@ -219,6 +225,10 @@ class LocalActions:
         with self._store() as store:
             store.operations.create(name, spec)
             return actions.operation_requested(name, spec, how=self._how)
+
+    def operation(self, name: str) -> Operation | None:
+        with self._store() as store:
+            return store.operations.read(name)
 
     def cancel_operations(self, node: str) -> str:
         with self._store() as store:

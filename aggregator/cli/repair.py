@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from aggregator.cli.actions import none_follows
+from aggregator.cli.attempts import BUSY
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import UsageError
 from aggregator.cli.options import flags_of
@@ -22,7 +23,6 @@ from aggregator.cluster.port import OperationSpec
 from aggregator.policy.repairs import TEST
 from aggregator.runtime.text import shell_quoted
 
-_BUSY = ("Ordering", "Ordered")
 _KIND = "quarantine.sickbay.dev"
 
 
@@ -129,7 +129,7 @@ def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
     if known.get("source") != "cluster":
         _require_repairs(node, found, what)
     last = found["attempts"][-1] if found is not None and found["attempts"] else None
-    busy = last["repair"] if last is not None and last["state"] in _BUSY else ""
+    busy = last["repair"] if last is not None and last["state"] in BUSY else ""
     if not what:
         return _effect_of_cancel(node, busy)
     after = f"; {busy} is under way, and it follows the end of that" if busy else ""
@@ -142,7 +142,7 @@ def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
 def _require_repairs(node: str, found: Answer | None, what: str) -> None:
     """Raise UsageError where the aggregator's configuration repairs no node in this way."""
     mode = found["mode"] if found is not None else "off"
-    busy = found is not None and any(one["state"] in _BUSY for one in found["attempts"])
+    busy = found is not None and any(one["state"] in BUSY for one in found["attempts"])
     if not what and (busy or mode != "off"):
         return
     if mode != "repair":

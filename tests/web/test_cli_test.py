@@ -9,15 +9,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from aggregator.cli import active_test
-from aggregator.cli.errors import CommandFailed, Unreached
-from aggregator.cli.source import Source
+from aggregator.cli.errors import CommandFailed
 from aggregator.cluster.local.store import LocalStore
-from aggregator.cluster.port import Operation, Phase, RepairAttempt, RepairState
+from aggregator.cluster.port import Operation, OperationSpec, OperationStatus, Phase, RepairState
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.node_tests import NodeTest
@@ -53,6 +52,14 @@ def request_in(database: Path, node: str = "node-2") -> Operation | None:
         return next(iter(store.operations.of(node)), None)
 
 
+def write_end(database: Path, request: Operation, state: RepairState, **more: Any) -> None:
+    """As the aggregator ends the test that a person requested."""
+    times = {"began_at": HANDS.wall, "deadline_at": HANDS.wall + 9, "ended_at": HANDS.wall}
+    status = replace(request.status, phase=state, **{**times, **more})
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        store.operations.write_status(request, status)
+
+
 def ended(
     node: str, operation: str, outcome: str, value: float, at: float = 0.0, **more: Any
 ) -> Transition:
@@ -84,51 +91,21 @@ async def test_the_verdict_is_waited_for_printed_and_the_exit_code(
     process = await start_on(DEVNULL, "test", "node-2", "--yes", *where)
     assert process.stderr is not None
     told = ""
-    while "the aggregator has not seen the request yet" not in told:
+    while "the aggregator has not reported on it yet" not in told:
         line = (await process.stderr.readline()).decode()
         assert line, told
         told += line
     asked = present(request_in(database))
     assert (asked.spec.kind, asked.spec.profile) == ("test", "")
-    attempt = RepairAttempt(
-        "q-1-test",
-        "test",
-        state,
-        request=asked.name,
-        began_at=HANDS.wall,
-        deadline_at=HANDS.wall + 9,
-        ended_at=HANDS.wall,
-        message="fio: as it was",
-        profile="standard",
-    )
     served.feed.record_event(ended("node-2", "q-1-test", state.value, 1840.0))
-    repaired(served.fleet.node_summaries["node-2"], attempt)
-    HANDS.advance(5)
+    more = {"operation": "q-1-test", "message": "fio: as it was", "profile": "standard"}
+    write_end(database, asked, state, **more)
     out, err = await process.communicate()
     assert process.returncode == code, err
     text = out.decode()
     assert f"node-2: test standard {state.value}: fio: as it was\n" in text
     assert "disk-write-bandwidth" in text
     assert "1840" in text
-
-
-def test_a_request_that_another_one_has_replaced_is_waited_for_no_longer(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(active_test, "_EVERY", 0.0)
-    looks = iter(["test (older)", "test (mine)", "reboot (theirs)"])
-
-    class Replaced:
-        def quarantine(self, node: str) -> dict[str, Any]:
-            return {"repair": {"attempts": [], "requested": next(looks), "waits": "held"}}
-
-    source = cast("Source", Replaced())
-    assert active_test._wait(source, "node-1", "mine", 30, COMMANDS) is None
-    assert capsys.readouterr().err.splitlines() == [
-        f"node-1: {active_test._UNSEEN}",
-        "node-1: the test has not begun: held",
-        "node-1: another request has taken its place: reboot (theirs)",
-    ]
 
 
 async def test_without_a_wait_the_request_alone_is_written(served: Served, database: Path) -> None:
@@ -144,57 +121,119 @@ async def test_no_end_within_the_time_is_no_verdict(served: Served, database: Pa
     where = ["--url", served.url, "--local", str(database)]
     done = await in_process("test", "node-2", "--yes", "--timeout", "1s", *where)
     assert done.code == 3
-    assert "no end within 1 s; the test has not begun: the aggregator has not seen" in done.err
+    assert "no end within 1 s; the test has not begun: the aggregator has not rep" in done.err
     assert "The request stays, and the test may begin later: sickbay repair node-2" in done.err
     cancel = f"withdraw the request: sickbay repair node-2 --cancel --local {database}\n"
     assert done.err.endswith(cancel)
 
 
-def waited(told: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]) -> str:
-    """The last line about a request whose answer is this one until the end of the wait."""
-
-    class Same:
-        def get(self, *path: str) -> dict[str, Any]:
-            if told is None:
-                raise Unreached("no connection")
-            return told
-
-    times = iter(range(0, 100, 10))
-    found = active_test._wait_without_quarantine(
-        cast("Source", Same()), "node-1", "mine", 60, COMMANDS, clock=lambda: float(next(times))
-    )
-    assert found is None
-    return capsys.readouterr().err.splitlines()[-1]
+def operation(phase: RepairState, message: str = "") -> Operation:
+    status = OperationStatus(phase, message, deadline_at=NIGHT)
+    return Operation("mine", "u-1", "1", OperationSpec("node-1", "test"), status)
 
 
+def waited(
+    found: list[Operation | CommandFailed | None], timeout: float = 60
+) -> dict[str, Any] | None:
+    """The end of a wait whose reads find these, and the last one from then on."""
+
+    def read() -> Operation | None:
+        one = found.pop(0) if len(found) > 1 else found[0]
+        if isinstance(one, CommandFailed):
+            raise one
+        return one
+
+    times = iter(range(0, 100_000, 5))
+    return active_test._wait(read, "node-1", timeout, COMMANDS, lambda: float(next(times)))
+
+
+PENDING, ORDERED = RepairState.PENDING, RepairState.ORDERED
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        (
+            operation(ORDERED),
+            (
+                "the test has begun, and goes on: sickbay node node-1. To end it without a "
+                "verdict: kubectl delete --wait=false operation test-1"
+            ),
+        ),
+        (
+            operation(PENDING, "2 nodes are tested"),
+            (
+                "the test has not begun: 2 nodes are tested. The request stays, and the test may "
+                "begin later: sickbay node node-1. To withdraw the request: "
+                "kubectl delete --wait=false operation test-1"
+            ),
+        ),
+        (
+            CommandFailed("no connection"),
+            (
+                "the cluster gave no answer, so that the test may have begun or not: "
+                "sickbay node node-1"
+            ),
+        ),
+    ],
+)
 def test_the_end_of_the_wait_tells_a_test_that_runs_from_one_that_waits(
+    last: Operation | CommandFailed,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(active_test, "_EVERY", 0.0)
+    assert waited([last]) is None
+    assert capsys.readouterr().err.splitlines()[-1] == f"node-1: no end within 60 s; {text}"
+
+
+def test_the_wait_prints_each_reason_once_and_outlives_a_lost_connection(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(active_test, "_EVERY", 0.0)
-    test = {"request": "mine", "state": "Ordered", "operation": "o", "deadline_at": "14:00"}
-    tests = {"in_service": True, "mode": "repair"}
-    rest: dict[str, Any] = {"quarantine": None, "tests": tests}
-    held = {"tainted": False, "test": None, "requested": "mine", "waits": "2 nodes are tested"}
-    start = "node-1: no end within 60 s; "
-    assert waited(rest | {"new_node": {"tainted": False, "test": test}}, capsys) == (
-        f"{start}the test has begun, and goes on: sickbay node node-1. To end it without a "
-        "verdict: kubectl delete --wait=false operation test-1"
-    )
-    stands = (
-        "The request stays, and the test may begin later: sickbay node node-1. To withdraw the "
-        "request: kubectl delete --wait=false operation test-1"
-    )
-    assert waited(rest | {"new_node": held}, capsys) == (
-        f"{start}the test has not begun: 2 nodes are tested. {stands}"
-    )
-    off = rest | {"new_node": None, "tests": tests | {"mode": "off"}}
-    assert waited(off, capsys) == (
-        f"{start}the test has not begun: repair.mode of the aggregator is off. {stands}"
-    )
-    assert waited(None, capsys) == (
-        f"{start}the aggregator gave no answer, so that the test may have begun or not: "
-        "sickbay node node-1"
-    )
+    held = operation(PENDING, "2 nodes are tested")
+    lost = CommandFailed("no connection")
+    found = waited([operation(PENDING), held, held, lost, operation(RepairState.SUCCEEDED, "fio")])
+    assert found is not None
+    assert (found["state"], found["message"], found["repair"]) == ("Succeeded", "fio", "test")
+    assert capsys.readouterr().err.splitlines() == [
+        f"node-1: the test has not begun: {active_test._UNSEEN}",
+        "node-1: the test has not begun: 2 nodes are tested",
+        "node-1: no connection; trying again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("then", "text"), [(None, "the request is gone"), (CommandFailed("forbidden"), "forbidden")]
+)
+def test_a_request_that_is_gone_and_a_lasting_error_end_the_wait_without_a_verdict(
+    then: CommandFailed | None,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(active_test, "_EVERY", 0.0)
+    assert waited([operation(PENDING), then], timeout=7200) is None
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"node-1: {text}")
+    assert "trying again" not in last
+
+
+async def test_a_request_that_ends_before_it_begins_has_its_reason_and_no_verdict(
+    served: Served, database: Path
+) -> None:
+    """The aggregator ends it, for example because the node came into quarantine in between."""
+    where = ["--url", served.url, "--local", str(database)]
+    process = await start_on(DEVNULL, "test", "node-2", "--yes", *where)
+    assert process.stderr is not None
+    while b"has not reported" not in (line := await process.stderr.readline()):
+        assert line
+    request = present(request_in(database))
+    write_end(database, request, RepairState.CANCELLED, message="it came into quarantine")
+    out, err = await process.communicate()
+    assert process.returncode == 3, err
+    assert out.decode() == "node-2: test Cancelled: it came into quarantine\n"
 
 
 async def test_a_reader_that_has_gone_is_no_pass(served: Served, database: Path) -> None:
@@ -332,12 +371,9 @@ async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
     assert (spec.kind, spec.profile, spec.quarantine) == ("test", "quick", "")
     assert "To follow it: sickbay node node-3\n" in told
     assert f"To cancel it: sickbay repair node-3 --cancel --local {database}\n" in told
-    test = replace(
-        failed, number=2, operation="u-b-2-test", state=state, request=asked.name, message="done"
-    )
     served.feed.record_event(ended("node-3", "u-b-2-test", state.value, 1840.0))
-    served.fleet.node_tests = {"node-3": NodeTestView(test, tainted=state is RepairState.FAILED)}
-    HANDS.advance(5)
+    more = {"operation": "u-b-2-test", "message": "done", "profile": "quick"}
+    write_end(database, asked, state, **more)
     out, err = await process.communicate()
     assert process.returncode == code, err
     assert f"node-3: test quick {state.value}: done" in out.decode()
@@ -418,99 +454,6 @@ async def test_the_default_profile_is_checked_too(served: Served) -> None:
         done = await in_process("test", node, *where)
         assert done.code == 2
         assert f"has no profile {profile}; expected --profile, one of: thorough" in done.err
-
-
-@pytest.mark.parametrize(
-    ("last", "text"),
-    [
-        ({"new_node": None}, "node-1: its startup taint is gone, so that it is no new node"),
-        ({"quarantine": {"phase": "Admitted"}}, "node-1: it came into quarantine before"),
-        (
-            {"new_node": {"tainted": True, "test": None, "requested": "theirs"}},
-            "node-1: another request has taken its place: theirs",
-        ),
-    ],
-)
-def test_the_wait_ends_when_no_test_can_follow_the_request(
-    last: dict[str, Any],
-    text: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(active_test, "_EVERY", 0.0)
-    monkeypatch.setattr(active_test, "_TAINT_GONE", 0.0)
-    mine = {"tainted": True, "test": None, "requested": "mine", "waits": "2 others are tested"}
-    rest = {"quarantine": None, "tests": {"in_service": False, "mode": "repair"}}
-    looks = iter([rest | {"new_node": mine}, rest | {"new_node": mine} | last])
-
-    class Changes:
-        def get(self, *path: str) -> dict[str, Any]:
-            return next(looks)
-
-    source = cast("Source", Changes())
-    assert active_test._wait_without_quarantine(source, "node-1", "mine", 30, COMMANDS) is None
-    waits, ends = capsys.readouterr().err.splitlines()
-    assert waits == "node-1: the test has not begun: 2 others are tested"
-    assert ends.startswith(text)
-
-
-def test_a_taint_that_is_not_shown_for_a_moment_does_not_end_the_wait(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A replica that takes the node over has not listed it yet."""
-    monkeypatch.setattr(active_test, "_EVERY", 0.0)
-    rest = {"quarantine": None, "tests": {"in_service": False, "mode": "repair"}}
-    test = {"request": "mine", "state": "Succeeded", "operation": "o"}
-    found: list[dict[str, Any] | None] = [
-        {"tainted": True, "test": None, "requested": "mine"},
-        None,
-        {"tainted": False, "test": test},
-    ]
-    looks = iter(rest | {"new_node": one} for one in found)
-
-    class Changes:
-        def get(self, *path: str) -> dict[str, Any]:
-            return next(looks)
-
-    source = cast("Source", Changes())
-    assert active_test._wait_without_quarantine(source, "node-1", "mine", 30, COMMANDS) == test
-
-
-def test_a_request_that_is_gone_and_an_error_of_the_aggregator_end_the_wait_without_a_verdict(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(active_test, "_EVERY", 0.0)
-    rest: dict[str, Any] = {"quarantine": None}
-    rest["tests"] = {"in_service": True, "mode": "repair"}
-    known = rest | {"new_node": {"tainted": False, "test": None, "requested": "mine"}}
-
-    class Changes:
-        def __init__(self, then: dict[str, Any] | CommandFailed) -> None:
-            self.looks: list[dict[str, Any] | CommandFailed] = [known, then]
-
-        def get(self, *path: str) -> dict[str, Any]:
-            found = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-            if isinstance(found, CommandFailed):
-                raise found
-            return found
-
-    for then, text in (
-        (rest | {"new_node": None}, "the request is gone"),
-        (CommandFailed("no such node"), "no such node"),
-    ):
-        times = iter(range(0, 100_000, 10))
-        source = cast("Source", Changes(then))
-        found = active_test._wait_without_quarantine(
-            source,
-            "node-1",
-            "mine",
-            7200,
-            COMMANDS,
-            clock=lambda: float(next(times)),  # noqa: B023
-        )
-        assert found is None
-        assert text in capsys.readouterr().err.splitlines()[-1]
-        assert next(times) < 1000
 
 
 async def test_the_new_nodes_that_are_not_tested_are_counted_and_listed(served: Served) -> None:
