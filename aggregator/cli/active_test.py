@@ -19,6 +19,7 @@ from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.options import flags_of
 from aggregator.cli.output import Answer, print_answer
+from aggregator.cli.past import transitions
 from aggregator.cli.read_commands import node_answer
 from aggregator.cli.repair import effect, operation_of, repair_of
 from aggregator.cli.screen import Screen
@@ -45,8 +46,8 @@ _SILENT = 200.0
 _RECORDED_WITHIN = 5.0
 _UNSEEN = "the aggregator has not reported on it yet; it does within three minutes"
 _GONE = "the request is gone: a person has cancelled it"
-#: Transitions of one page, and pages of other nodes that are looked through for tests.
-_PAGE, _MOST_PAGES = 1000, 10
+#: Pages of transitions of other nodes that are looked through for tests.
+_MOST_PAGES = 10
 #: Other nodes whose pool is looked up.
 _MOST_NODES = 200
 
@@ -422,28 +423,22 @@ def history_lines(answer: Answer, screen: Screen) -> Iterator[str]:
 
 def _tests(source: Source, *, node: str = "", pages: int = 1) -> Iterator[Answer]:
     """The ended tests that the history has, of one node or of all, the latest first."""
-    until = ""
     seen: set[str] = set()
-    for _ in range(pages):
-        items = source.get("transitions", node=node, until=until, limit=_PAGE)["items"]
-        for one in items:
-            details = one["details"]
-            operation = details.get("operation", "")
-            ended = one["kind"] == "repair.ended" and details.get("repair") == TEST
-            if ended and operation not in seen:
-                seen.add(operation)
-                yield {
-                    "at": one["at"],
-                    "node": one["node"],
-                    "operation": operation,
-                    "profile": details.get("profile", ""),
-                    "outcome": details.get("outcome", ""),
-                    "summary": one["summary"],
-                    "measurements": details.get("measurements", ""),
-                }
-        if len(items) < _PAGE or items[-1]["at"] == until:
-            return
-        until = items[-1]["at"]
+    for one in transitions(source, node=node, pages=pages):
+        details = one["details"]
+        operation = details.get("operation", "")
+        ended = one["kind"] == "repair.ended" and details.get("repair") == TEST
+        if ended and operation not in seen:
+            seen.add(operation)
+            yield {
+                "at": one["at"],
+                "node": one["node"],
+                "operation": operation,
+                "profile": details.get("profile", ""),
+                "outcome": details.get("outcome", ""),
+                "summary": one["summary"],
+                "measurements": details.get("measurements", ""),
+            }
 
 
 def _measured(text: str) -> list[Row]:

@@ -9,16 +9,17 @@ import json
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from aggregator.cli.output import Answer
+from aggregator.cli.past import PAGE, transitions
 from aggregator.cli.secret_patterns import MARK, scrubbed
 from aggregator.cli.source import Source
 from aggregator.cli.text_table import clean
 
-Answer = dict[str, Any]
-
-#: Transitions of one request, and of the archive.
-_PAGE, _MOST = 1000, 5000
+#: Transitions of an archive.
+_MOST = 5000
 #: Annotations of other parties may hold anything; ours state what sickbay did.
 _OURS = "sickbay.dev/"
 _ABOUT = {
@@ -94,18 +95,7 @@ def versions(
 
 def history(source: Source, node: str) -> Sequence[Answer]:
     """The node's transitions, the latest first. Raises as the source does."""
-    found: list[Answer] = []
-    until = ""
-    while len(found) < _MOST:
-        page = source.get("transitions", node=node, until=until, limit=_PAGE)["items"]
-        # The page begins with the last of the page before.
-        known = [json.dumps(one, sort_keys=True) for one in found[-_PAGE:]]
-        fresh = [one for one in page if json.dumps(one, sort_keys=True) not in known]
-        found += fresh
-        if len(page) < _PAGE or not fresh:
-            break
-        until = page[-1]["at"]
-    return found[:_MOST]
+    return list(islice(transitions(source, node=node, pages=_MOST // PAGE + 1), _MOST))
 
 
 def readme(node: str, content: Content, at: dt.datetime, client: str) -> str:
