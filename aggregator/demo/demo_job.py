@@ -2,37 +2,30 @@
 drain (`drain.pre_evict`, `drain.notice`).
 """
 
-import http.server
 import json
 import threading
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
+
+from aggregator.demo.receiver import LoopbackReceiver
 
 _STEP = 0.2
 #: Seconds in which a step and its checkpoint are written.
 _SAVES = 10.0
-_MAX_BODY = 1 << 20
 
 
-class DemoJob:
-    """Use it as a context manager. Its checkpoint is ``file``; ``node`` is where it trains."""
+class DemoJob(LoopbackReceiver):
+    """Its checkpoint is ``file``; ``node`` is where it trains."""
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         self.node = ""
         self.file = file
         self.step = 0
         self._notice, self._saved = threading.Event(), threading.Event()
         self._ended = threading.Event()
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, daemon=True),
-            threading.Thread(target=self._train, daemon=True),
-        ]
-
-    @property
-    def url(self) -> str:
-        """The address of its webhook."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+        self._training = threading.Thread(target=self._train, daemon=True)
 
     @property
     def checkpoint(self) -> dict[str, Any] | None:
@@ -49,38 +42,20 @@ class DemoJob:
                 self.file.write_text(json.dumps({"step": self.step}))
                 self._saved.set()
 
-    def save(self) -> tuple[int, str]:
-        """The status and text of the answer: 202 is "not yet", and the next call repeats it."""
+    def answer(self, body: dict[str, Any]) -> tuple[HTTPStatus, str]:
+        """202 is "not yet", and the next call repeats the notice."""
+        if body["node"] != self.node:
+            return HTTPStatus.OK, "no job runs there"
         self._notice.set()
         if not self._saved.wait(_SAVES):
-            return 202, "the step has not ended"
-        return 200, f"saved at step {self.step}"
+            return HTTPStatus.ACCEPTED, "the step has not ended"
+        return HTTPStatus.OK, f"saved at step {self.step}"
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
+        self._training.start()
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
-        self._server.shutdown()
-        self._server.server_close()
-        for thread in self._threads:
-            thread.join()
-
-    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        job = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = min(int(self.headers.get("Content-Length", "0")), _MAX_BODY)
-                node = json.loads(self.rfile.read(length))["node"]
-                status, text = job.save() if node == job.node else (200, "no job runs there")
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_args: object) -> None:
-                """The demo's output is its story alone."""
-
-        return Handler
+        super().__exit__(*error)
+        self._training.join()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from aggregator.demo.alert_receiver import AlertReceiver
+from aggregator.demo.demo_job import DemoJob
 from aggregator.demo.event_poller import EventPoller, NotSeen
 from aggregator.demo.terminal import headline, note
 
@@ -37,21 +39,6 @@ class Pace:
     disk: float
 
 
-class Alerts(Protocol):
-    """The alerts that were delivered: alert_receiver.py."""
-
-    def received(self) -> list[dict[str, Any]]: ...
-
-    def forget(self) -> None: ...
-
-
-class SavedJob(Protocol):
-    """A job on a node: demo_job.py."""
-
-    @property
-    def checkpoint(self) -> dict[str, Any] | None: ...
-
-
 LEISURELY = Pace(first=10, between=6, disk=10)
 BRISK = Pace(first=1, between=0.5, disk=4)
 
@@ -64,7 +51,7 @@ class Story:
     inject: Inject
     pace: Pace
 
-    def job_saves_first(self, node: str, job: SavedJob, key: str) -> None:
+    def job_saves_first(self, node: str, job: DemoJob, key: str) -> None:
         """``key`` of the configuration requests the notice."""
         headline(f"{node}: Xid 119, the firmware of a GPU is stuck; a job runs on the other GPUs")
         began = time.time()
@@ -98,7 +85,7 @@ class Story:
         self._seen("quarantine.cordoned", node)
         self._seen("quarantine.released", node)
 
-    def common_cause_holds(self, nodes: Sequence[str], alerts: Alerts) -> None:
+    def common_cause_holds(self, nodes: Sequence[str], alerts: AlertReceiver) -> None:
         headline(f"{len(nodes)} nodes at once: Xid 48, as after a bad driver roll-out")
         alerts.forget()
         self.inject(nodes=list(nodes), fault="xid:48", gpu=1)
