@@ -1,14 +1,15 @@
-"""One family of jobs: the markers on its pods, and what one lost pod costs. Pure.
+"""The families of jobs: the markers on their pods, and what one lost pod costs.
 
-A marker is a label or an annotation. Both are the text of whoever may create pods in a namespace,
-so a marker names a job within the pod's own namespace alone.
+Pure, except that it reads families.yaml at import, which describes each family and each key.
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aggregator.cluster.port import Pod
+from aggregator.policy.shipped_yaml import read_shipped_file
 
 
 class Loss(enum.StrEnum):
@@ -21,15 +22,7 @@ class Loss(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of job. ``kind`` is the name of its objects for people.
-
-    ``job_keys``: the markers whose value names the job. ``gang_keys``: those whose equal value
-    makes a gang. ``size_keys``: those with the number of a gang's pods. ``owner_kinds``: the kinds
-    of controlling owners that name the job where no marker does. ``only_with``: a pod without this
-    marker is not of the family; with ``only_value`` the marker must have this value. ``progress``:
-    a lost pod loses the work since its last checkpoint; a server has none. ``loss_of`` decides the
-    loss where the pod's role matters.
-    """
+    """One kind of job. families.yaml describes the fields."""
 
     name: str
     kind: str
@@ -41,8 +34,9 @@ class Family:
     owner_kinds: tuple[str, ...] = ()
     only_with: str = ""
     only_value: str = ""
+    head_label: str = ""
+    head_value: str = ""
     progress: bool = True
-    loss_of: Callable[[Pod], Loss] | None = None
 
     def name_in(self, pod: Pod) -> tuple[str, str]:
         """The job's name and the label that its pods can be listed by; empty where it is not of the
@@ -65,3 +59,16 @@ class Family:
 def marker(pod: Pod, key: str) -> str:
     """The value of a label or, without one, of an annotation; empty for neither."""
     return pod.labels.get(key) or pod.annotations.get(key) or ""
+
+
+def _family(name: str, fields: Mapping[str, Any]) -> Family:
+    lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+    return Family(name, **{**fields, **lists, "loss": Loss(fields["loss"])})
+
+
+_SHIPPED = read_shipped_file("aggregator.jobs", "families.yaml")
+_BY_NAME = {name: _family(name, fields) for name, fields in _SHIPPED["families"].items()}
+#: In the order in which they name a pod's job.
+FAMILIES = tuple(_BY_NAME.values())
+#: In the order in which they name its gang.
+GANG_FAMILIES = tuple(_BY_NAME[name] for name in _SHIPPED["gangs"])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Pod
-from aggregator.jobs.families import GANG_FAMILIES
+from aggregator.jobs.family import GANG_FAMILIES
 
 SHIPPED_KEYS = tuple(key for family in GANG_FAMILIES for key in family.gang_keys)
 _SPEC = "spec"

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Pod
-from aggregator.jobs.families import FAMILIES, GANG_FAMILIES
-from aggregator.jobs.family import Family, Loss, marker
+from aggregator.jobs.family import FAMILIES, GANG_FAMILIES, Family, Loss, marker
 from aggregator.jobs.gangs import Gang, gang_of
 from aggregator.runtime.text import visible
 
@@ -155,8 +154,9 @@ def _loss(pod: Pod, family: Family, gang: Gang | None) -> Loss:
     stated = pod.annotations.get(POD_LOSS, "")
     if stated in set(Loss):
         return Loss(stated)
-    if family.loss_of is not None:
-        return family.loss_of(pod)
+    if family.head_label:
+        is_head = pod.labels.get(family.head_label) == family.head_value
+        return Loss.GANG if is_head else family.loss
     if family.loss is Loss.REPLICA and gang is not None and family.progress:
         return Loss.GANG
     return family.loss

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from aggregator.jobs.families import FAMILIES
+from aggregator.jobs.family import FAMILIES
 from aggregator.jobs.recorder import JobCounts
 from aggregator.web.metric_families import Values
 

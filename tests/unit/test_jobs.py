@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.kubernetes.objects import PodObject, to_pod
 from aggregator.cluster.port import Pod
-from aggregator.jobs.families import FAMILIES, GANG_FAMILIES
-from aggregator.jobs.family import Loss
+from aggregator.jobs.family import FAMILIES, GANG_FAMILIES, Loss
 from aggregator.jobs.hit import evicted_details
 from aggregator.jobs.identity import (
     MOST_DECLARED,

@@ -58,7 +58,7 @@ log = logging.getLogger("sickbay.slurm")
 
 #: The label with a node's first partition, by which pools and rules choose nodes.
 PARTITION = "slurm.schedmd.com/partition"
-#: As `aggregator.jobs.families.slurm` reads a job.
+#: As aggregator/jobs/families.yaml has a job.
 JOB, ACCOUNT = "SlurmJob", "slurm.schedmd.com/account"
 #: A read is good enough for the decision to act for this long (seconds).
 _KNOWN_FOR = 60.0
