@@ -1,12 +1,17 @@
 """The OpenAPI 3.1 document, made from the endpoints and models that serve the answers."""
 
+import ast
+import inspect
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from aggregator.web import models
+from aggregator.cluster import port
+from aggregator.quarantine.state import fleet
+from aggregator.web import job_models, models, person_actions
 from aggregator.web.action_endpoints import ACCESS, schemas
 from aggregator.web.api import ENDPOINTS, Endpoint
 from aggregator.web.person_actions import (
@@ -33,6 +38,8 @@ STREAM_EVENTS: dict[str, type[models.Shape]] = {
     "beat": models.Beat,
     "changed": models.Beat,
 }
+#: The modules of the shapes; of two shapes of a name the last is the document's.
+_MODULES = (fleet, port, models, job_models, person_actions)
 
 
 def document(version: str) -> dict[str, Any]:
@@ -40,6 +47,10 @@ def document(version: str) -> dict[str, Any]:
     named = [endpoint.shape for endpoint in ENDPOINTS]
     kinds = [*named, *STREAM_EVENTS.values(), models.Problem, *schemas()]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    if sys.flags.optimize > 1:  # python -OO leaves the docstrings out
+        for name, text in _docstrings():
+            if name in components:
+                components[name]["description"] = text
     paths = {endpoint.path: {"get": _operation(endpoint)} for endpoint in ENDPOINTS}
     paths[ACCESS] = {"get": _reader()}
     paths |= {action.path: {"post": _action(action)} for action in ACTIONS.values()}
@@ -62,6 +73,14 @@ def document(version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": {name: _tidy(one) for name, one in components.items()}},
     }
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    """Those of the shapes by name, as their source has them."""
+    for module in _MODULES:
+        for one in ast.parse(inspect.getsource(module)).body:
+            if isinstance(one, ast.ClassDef) and (text := ast.get_docstring(one)):
+                yield one.name, text
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
