@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 #: Columns by which the nodes can be sorted, in addition to the labels.
 COLUMNS = ("node", "state", "why", "agent")
 AGENTS = ("attached", "silent", "never", "unknown")
-_GROUP_COLUMNS = ("value", "nodes", *(state.value for state in QuarantineSummary))
+_STATES = tuple(state.value for state in QuarantineSummary)
+_GROUP_COLUMNS = ("value", "nodes", *_STATES)
 _LABEL = "label:"
 _CHUNK = 250
 #: A label's key and value, as Kubernetes allows them.
@@ -35,7 +36,7 @@ _MOST_TERMS = 16
 _WORST_FIRST = {state: number for number, state in enumerate(WORST_FIRST)}
 
 FILTERS = (
-    Param("state", Form.STATE, "Only nodes of this state.", ""),
+    Param("state", Form.CHOICE, "Only nodes of this state.", "", choices=_STATES),
     Param("q", Form.TEXT, "Only nodes whose name holds this.", ""),
     Param("why", Form.TEXT, "Only nodes whose line in words holds this.", ""),
     Param("agent", Form.CHOICE, "Only nodes whose agent is so.", "", choices=AGENTS),

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from aggregator.quarantine.state.fleet import QuarantineSummary
-
 
 class BadQuery(Exception):
     """An invalid parameter: the text gives the problem and the expected form."""
@@ -25,7 +23,6 @@ class Form(enum.Enum):
     TEXT = "text"
     WHOLE = "whole"
     TIME = "time"
-    STATE = "state"
     CHOICE = "choice"
 
 
@@ -52,8 +49,6 @@ class Param:
                     "maximum": self.most,
                     "default": self.default,
                 }
-            case Form.STATE:
-                return {"type": "string", "enum": [state.value for state in QuarantineSummary]}
             case Form.CHOICE:
                 return {"type": "string", "enum": list(self.choices)}
             case _:
@@ -71,10 +66,6 @@ class Param:
                 if at is not None:
                     return at
                 expected = "seconds since the epoch, or RFC 3339 such as 2026-01-31T03:14:00Z"
-            case Form.STATE:
-                if text in set(QuarantineSummary):
-                    return text
-                expected = "one of " + ", ".join(QuarantineSummary)
             case Form.CHOICE:
                 if text in self.choices:
                     return text
