@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
 from aiohttp import web
 
 from aggregator.access.identity import AccessRefused, UserIdentity
@@ -13,7 +12,6 @@ from aggregator.cli.errors import CommandFailed
 from aggregator.cluster.port import ClusterError, Refused, Unreachable
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.node_name import EXPECTED, is_node_name
-from aggregator.web import models
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.api import respond
 from aggregator.web.forwarded_client import address_of
@@ -29,6 +27,7 @@ from aggregator.web.person_actions import (
     PersonAction,
     read_request,
 )
+from aggregator.web.query_params import RequestProblem
 
 log = logging.getLogger("sickbay.access")
 
@@ -61,7 +60,7 @@ class ActionEndpoints:
         self._setup = setup
 
     def handler(self, action: PersonAction) -> _Handler:
-        """The route's handler. Raises AccessRefused."""
+        """The route's handler. Raises AccessRefused and RequestProblem."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             return await self._act(request, action)
@@ -99,10 +98,8 @@ class ActionEndpoints:
             raise AccessRefused(403, "actions_off", "this page is read only", "Use sickbay.")
         node = request.match_info.get("name", "")
         if action.of_node and not is_node_name(node):
-            return _problem(400, f"{node[:300]!r} is no node's name", EXPECTED)
+            raise RequestProblem(400, f"{node[:300]!r} is no node's name", EXPECTED)
         body = await self._read(request, action)
-        if isinstance(body, web.Response):
-            return body
         try:
             await gate.expect(identity, *action.rights(node, setup.namespace))
         except AccessRefused as refused:
@@ -113,7 +110,7 @@ class ActionEndpoints:
         self._audit(request, identity, action, body, "done" if status == 200 else text)
         if status != 200:
             error, _, hint = text.partition("\n")
-            return _problem(status, error, hint.strip())
+            raise RequestProblem(status, error, hint.strip())
         if not body.dry_run:
             setup.record(self._event(setup, action, context))
         return respond(
@@ -122,20 +119,20 @@ class ActionEndpoints:
             )
         )
 
-    async def _read(
-        self, request: web.Request, action: PersonAction
-    ) -> ActionRequest | web.Response:
+    async def _read(self, request: web.Request, action: PersonAction) -> ActionRequest:
+        """The body. Raises RequestProblem."""
         if request.content_type != "application/json":
-            return _problem(415, "an action is requested in JSON", "Content-Type: application/json")
+            expected = "Content-Type: application/json"
+            raise RequestProblem(415, "an action is requested in JSON", expected)
         raw = await request.content.read(_MOST + 1)
         while len(raw) <= _MOST and (more := await request.content.read(_MOST + 1 - len(raw))):
             raw += more
         if len(raw) > _MOST:
-            return _problem(413, "the body is too long", f"Expected {_MOST} bytes at most.")
+            raise RequestProblem(413, "the body is too long", f"Expected {_MOST} bytes at most.")
         try:
             return read_request(raw, action)
         except BadAction as error:
-            return _problem(400, str(error), "See docs/api.md")
+            raise RequestProblem(400, str(error), "See docs/api.md") from error
 
     async def _run(
         self, setup: ActionSetup, action: PersonAction, context: ActionContext
@@ -202,12 +199,3 @@ class ActionEndpoints:
                 "address": address_of(request),
             },
         )
-
-
-def _problem(status: int, error: str, hint: str) -> web.Response:
-    return respond(models.Problem(error=error, hint=hint), status=status)
-
-
-def schemas() -> tuple[type[msgspec.Struct], ...]:
-    """The models of these routes, for the OpenAPI document."""
-    return (ActionRequest, ActionAnswer, PageReader)

@@ -15,7 +15,7 @@ from aggregator.web.job_models import JobReport
 from aggregator.web.job_view import PARAMS as JOB_PARAMS
 from aggregator.web.job_view import job_report
 from aggregator.web.queries import TIMELINE, FleetQueries
-from aggregator.web.query_params import BadQuery, Form, Param, read_query
+from aggregator.web.query_params import BadQuery, Form, Param, RequestProblem, read_query
 from aggregator.web.timefmt import wall_time
 
 #: Rows of one answer unless the query sets another number, and at most.
@@ -26,13 +26,11 @@ _WORTH_COMPRESSING = 2048
 _MOST_WRONG, _MOST_COMPARED = 2, 500
 
 
-class NotThere(Exception):
-    """The requested name is not known: the text names it, and the next step."""
+class NotThere(RequestProblem):
+    """The requested name is not known."""
 
     def __init__(self, error: str, hint: str) -> None:
-        super().__init__(error)
-        self.error = error
-        self.hint = hint
+        super().__init__(404, error, hint)
 
 
 #: Of the query and of the path's braces, by name.

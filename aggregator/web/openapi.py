@@ -12,7 +12,7 @@ import msgspec
 from aggregator.cluster import port
 from aggregator.quarantine.state import fleet
 from aggregator.web import job_models, models, person_actions
-from aggregator.web.action_endpoints import ACCESS, schemas
+from aggregator.web.action_endpoints import ACCESS
 from aggregator.web.api import ENDPOINTS, Endpoint
 from aggregator.web.person_actions import (
     ACTIONS,
@@ -45,7 +45,8 @@ _MODULES = (fleet, port, models, job_models, person_actions)
 def document(version: str) -> dict[str, Any]:
     """The document, as plain values."""
     named = [endpoint.shape for endpoint in ENDPOINTS]
-    kinds = [*named, *STREAM_EVENTS.values(), models.Problem, *schemas()]
+    of_actions = (ActionRequest, ActionAnswer, PageReader)
+    kinds = [*named, *STREAM_EVENTS.values(), models.Problem, *of_actions]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     if sys.flags.optimize > 1:  # python -OO leaves the docstrings out
         for name, text in _docstrings():

@@ -8,13 +8,21 @@ from difflib import get_close_matches
 from typing import Any
 
 
-class BadQuery(Exception):
-    """An invalid parameter: the text gives the problem and the expected form."""
+class RequestProblem(Exception):
+    """Why a request is not answered: the HTTP status, the problem, and the next step."""
 
-    def __init__(self, error: str, hint: str) -> None:
+    def __init__(self, status: int, error: str, hint: str) -> None:
         super().__init__(error)
+        self.status = status
         self.error = error
         self.hint = hint
+
+
+class BadQuery(RequestProblem):
+    """An invalid parameter; ``hint`` gives the expected form."""
+
+    def __init__(self, error: str, hint: str) -> None:
+        super().__init__(400, error, hint)
 
 
 class Form(enum.Enum):

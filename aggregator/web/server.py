@@ -23,7 +23,7 @@ from aggregator.runtime.histogram import PAGE, Histogram
 from aggregator.web import models, openapi, probes, sse
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.action_endpoints import ACCESS, ActionEndpoints, ActionSetup
-from aggregator.web.api import ENDPOINTS, Endpoint, NotThere, respond
+from aggregator.web.api import ENDPOINTS, Endpoint, respond
 from aggregator.web.assets import Assets
 from aggregator.web.change_notifier import ChangeNotifier
 from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, listen
@@ -38,7 +38,7 @@ from aggregator.web.oidc_routes import OidcRoutes
 from aggregator.web.pages import Pages
 from aggregator.web.person_actions import ACTIONS
 from aggregator.web.queries import FleetQueries
-from aggregator.web.query_params import BadQuery
+from aggregator.web.query_params import RequestProblem
 from aggregator.web.response_headers import dress
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
@@ -270,9 +270,8 @@ class Web:
                 response = self._misdirected(request, name_of(host or ""))
         except web.HTTPException as error:
             response = self._http_error(request, error)
-        except (BadQuery, NotThere) as error:
-            status = 400 if isinstance(error, BadQuery) else 404
-            response = self._problem(request, status, error.error, error.hint)
+        except RequestProblem as error:
+            response = self._problem(request, error.status, error.error, error.hint)
         except AccessRefused as refused:
             response = self._refused(request, refused)
         except TooManyStreams as error:
