@@ -341,29 +341,27 @@ def hold(fleet: FleetState, node_summary: NodeSummary) -> models.Hold | None:
 
     Returns None without a hold.
     """
-    found: NodeHold | None = node_summary.decision.hold
+    found = node_summary.decision.hold
     would, spared = node_summary.decision.would, node_summary.decision.spared
     if node_summary.quarantine is not None and (found is None or found.limit != "stop"):
         return None
-    if found is None and not would:
-        return None
     mode, how = fleet.mode_of(node_summary), fleet.how
     if found is not None:
-        return models.shape_of(
-            models.Hold,
-            found,
-            node=node_summary.node,
-            advice=advice.for_hold(node_summary, found, mode, how, fleet.words),
-            documentation=documentation.of_hold(found.limit),
-        )
-    return models.Hold(
+        to_do = advice.for_hold(node_summary, found, mode, how, fleet.words)
+    elif not would:
+        return None
+    elif spared:
+        found = NodeHold("exempt", spared, f"a person exempted it; else: {would}", since=0.0)
+        to_do = advice.for_exempt(node_summary, mode, how)
+    else:
+        found = NodeHold("mode", mode, f"would {would}", since=0.0)
+        to_do = advice.for_mode(node_summary, mode, how)
+    return models.shape_of(
+        models.Hold,
+        found,
         node=node_summary.node,
-        limit="exempt" if spared else "mode",
-        value=spared or mode,
-        reason=f"a person exempted it; else: {would}" if spared else f"would {would}",
-        since=None,
-        advice=(advice.for_exempt if spared else advice.for_mode)(node_summary, mode, how),
-        documentation=documentation.of_hold("exempt" if spared else "mode"),
+        advice=to_do,
+        documentation=documentation.of_hold(found.limit),
     )
 
 
