@@ -9,7 +9,6 @@ no more at once. A group that the issuer takes from the person counts until the 
 import hashlib
 import hmac
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from jwt.types import Options
 from aggregator.access.identity import AccessRefused, Authorizer, RequestFacts, UserIdentity
 from aggregator.access.oidc_provider import ProviderAway
 from aggregator.cluster.users import Access, User
+from aggregator.runtime.recent import Recent
 
 #: How identities of these sessions are named in logs and answers.
 HOW = "oidc"
@@ -108,7 +108,7 @@ class OidcSessions:
         self._cookies = cookies
         self._known = frozenset(known)
         self._lasts = lasts
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: Recent[str, None] = Recent(_MOST_ENDED)
 
     def begin(self, user: str, groups: Sequence[str]) -> str:
         """The cookie of a new session. Raises ProviderAway, and AccessRefused where browsers would
@@ -131,8 +131,6 @@ class OidcSessions:
         found = self._cookies.read(_SESSION, cookie)
         if found is not None:
             self._ended[str(found.get("jti"))] = None
-            while len(self._ended) > _MOST_ENDED:
-                self._ended.popitem(last=False)
 
     async def authenticate(self, facts: RequestFacts) -> UserIdentity | None:
         if facts.token or not facts.session:

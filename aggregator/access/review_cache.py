@@ -1,9 +1,10 @@
 """Remembers the answers of reviews for a short time. Callers that come together share a review."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
+
+from aggregator.runtime.recent import Recent
 
 T = TypeVar("T")
 
@@ -23,8 +24,7 @@ class ReviewCache(Generic[T]):
     ) -> None:
         self._now = now
         self._lasts = lasts
-        self._most = most
-        self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
+        self._known: Recent[Hashable, tuple[float, T]] = Recent(most)
         self._pending: dict[Hashable, asyncio.Task[T]] = {}
 
     def __len__(self) -> int:
@@ -52,9 +52,6 @@ class ReviewCache(Generic[T]):
             began = self._now()
             answer = await review()
             self._known[key] = (began + self._lasts(answer), answer)
-            self._known.move_to_end(key)
-            while len(self._known) > self._most:
-                self._known.popitem(last=False)
             return answer
         finally:
             del self._pending[key]

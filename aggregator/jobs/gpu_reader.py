@@ -6,7 +6,6 @@ pod. So an agent that gives no answer for a moment widens no drain that is under
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Pod
 from aggregator.jobs.gpu_report import GpuReport, GpusOfPod, gpus_by_pod
+from aggregator.runtime.recent import Recent
 
 #: Seconds: a report is requested again, also after a failure; and at most it counts for this long.
 FRESH, RETRY, MOST_AGE = 600.0, 60.0, 3600.0
@@ -45,7 +45,7 @@ class PodGpuReader:
 
     reports: GpuReports
     clocks: Clocks
-    _known: OrderedDict[str, _Known] = field(default_factory=OrderedDict)
+    _known: Recent[str, _Known] = field(default_factory=lambda: Recent(_MOST_NODES))
 
     async def read(self, node: str, pods: Sequence[Pod]) -> Mapping[str, GpusOfPod]:
         """By uid, the GPUs of these pods of the node. Never raises for an agent."""
@@ -79,7 +79,4 @@ class PodGpuReader:
             uids |= known.pods  # a report is of the whole node
         made = _Known(report, uids, -math.inf if report.unknown else now, now)
         self._known[node] = made
-        self._known.move_to_end(node)
-        while len(self._known) > _MOST_NODES:
-            self._known.popitem(last=False)
         return made

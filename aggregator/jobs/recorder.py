@@ -36,6 +36,7 @@ from aggregator.jobs.hit import (
 from aggregator.jobs.identity import Job, Markers
 from aggregator.jobs.settings import JobRules
 from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.recent import Recent
 from aggregator.runtime.text import visible
 
 log = logging.getLogger("sickbay.jobs")
@@ -131,7 +132,7 @@ class JobRecorder:
         self._nodes: OrderedDict[str, _Node] = OrderedDict()
         self._due: dict[str, None] = {}
         self._some = asyncio.Event()
-        self._lists: OrderedDict[tuple[str, str, str], tuple[float, list[Pod]]] = OrderedDict()
+        self._lists: Recent[tuple[str, str, str], tuple[float, list[Pod]]] = Recent(_MOST_LISTS)
         self.counts = JobCounts()
 
     def record_event(self, transition: Transition) -> None:
@@ -284,8 +285,6 @@ class JobRecorder:
             return known[1]
         pods = await self._cluster.pods_labelled(*key, background=True)
         self._lists[key] = (now, pods)
-        while len(self._lists) > _MOST_LISTS:
-            self._lists.popitem(last=False)
         return pods
 
 

@@ -6,6 +6,7 @@ Pure, except `MapLayouts`, which remembers the latest layouts.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from aggregator.runtime.recent import Recent
 from aggregator.web import models
 from aggregator.web.fleet_view import LETTERS, FleetViewFindings, natural
 from aggregator.web.page_delta import tag_of
@@ -81,7 +82,7 @@ class MapLayouts:
     """Each layout serves until a node comes or goes, and for half a minute at most."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[float, tuple[str, ...], MapLayout]] = {}
+        self._made: Recent[str, tuple[float, tuple[str, ...], MapLayout]] = Recent(_MOST_LAYOUTS)
 
     def of(
         self,
@@ -102,10 +103,7 @@ class MapLayouts:
         layout = map_layout(names, value_of, "" if key == ONE_BLOCK else key)
         present = (one for one in keys if any(value_of(name, one) for name in names))
         layout = replace(layout, keys=tuple(present))
-        self._made.pop(requested, None)
         self._made[requested] = (now + _LASTS, names, layout)
-        while len(self._made) > _MOST_LAYOUTS:
-            del self._made[next(iter(self._made))]
         return layout
 
 

@@ -8,6 +8,8 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from aggregator.runtime.recent import Recent
+
 #: Texts are remembered up to this number of characters in all; a reader of a forgotten one gets the
 #: whole page.
 MOST_CHARACTERS = 16 * 2**20
@@ -39,7 +41,7 @@ class PageDeltas:
         self._most = most_characters
         self._texts: OrderedDict[str, str] = OrderedDict()
         self._characters = 0
-        self._deltas: OrderedDict[tuple[str, str], list[Part] | None] = OrderedDict()
+        self._deltas: Recent[tuple[str, str], list[Part] | None] = Recent(_MOST_DELTAS)
 
     def remember(self, text: str) -> str:
         """Keep the text; the tag that it is known by."""
@@ -63,8 +65,6 @@ class PageDeltas:
         key = base, tag
         if key not in self._deltas:
             self._deltas[key] = difference(self._texts[base], self._texts[tag])
-            if len(self._deltas) > _MOST_DELTAS:
-                self._deltas.popitem(last=False)
         return self._deltas[key]
 
 

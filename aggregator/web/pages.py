@@ -9,7 +9,6 @@ JSON.
 """
 
 import datetime as dt
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ from markupsafe import Markup
 
 from aggregator.jobs.report import GROUPS
 from aggregator.quarantine.state.fleet import QuarantineSummary
+from aggregator.runtime.recent import Recent
 from aggregator.web import (
     cases,
     cost_chart,
@@ -119,7 +119,7 @@ class Pages:
         """
         self._queries = queries
         self._deltas = PageDeltas()
-        self._texts: OrderedDict[tuple[object, ...], _Text] = OrderedDict()
+        self._texts: Recent[tuple[object, ...], _Text] = Recent(_MOST_TEXTS)
         self._assets, self._access, self._actions = assets, access, actions
         self._oidc, self._tokens = oidc, tokens
 
@@ -365,8 +365,6 @@ class Pages:
         tag = self._deltas.remember(text) if values["fragment"] else ""
         if is_shared and snapshot is not None and tag:
             self._texts[_key(name, values)] = _Text(snapshot, self._queries.feed.latest, text, tag)
-            if len(self._texts) > _MOST_TEXTS:
-                self._texts.popitem(last=False)
         return self._respond(text, values, tag, status)
 
     def _known_text(
