@@ -150,7 +150,7 @@ class FleetViewBuilder:
         self._pools: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
         self._policy_pools = PoolCounter(fleet)
-        self._pool_label = _setting(fleet.limits, "pool_label")
+        self._pool_label = fleet.limits.get("pool_label", "")
         self._requested: list[models.NodeRow] = []
         self._never = self._attached = self._conflicts = self._exempt = 0
         self._untested = 0
@@ -249,33 +249,32 @@ class FleetViewBuilder:
 
     def _limits(self) -> Iterable[models.LimitUse]:
         for key, value in self._fleet.limits.items():
-            name = f"limits.{key.removeprefix('limits.')}"
-            yield self._limit(name, value)
+            yield self._limit(key, value)
         yield from repair_view.limits(self._fleet.repairs, self._fleet.repairing, len(self._states))
 
-    def _limit(self, name: str, value: str) -> models.LimitUse:
-        nodes = len(self._states)
+    def _limit(self, key: str, value: str) -> models.LimitUse:
+        """``value``: a number, a percentage or a duration, as `limits_for_people` has it."""
+        name, nodes = f"limits.{key}", len(self._states)
         used = self._fleet.record_entries - self._fleet.absent_entries
         lately = self._fleet.admitted_lately
-        within = f"within {_setting(self._fleet.limits, 'window')}"
-        percent = _percent(value)
-        match name.removeprefix("limits."):
-            case "concurrent" if value.isdecimal():
+        within = f"within {self._fleet.limits.get('window', '')}"
+        of_all = f"{value} of {nodes:,} {_nodes(nodes)}"
+        match key:
+            case "concurrent":
                 return limit_use(name, value, used, int(value), "nodes in quarantine at once")
-            case "concurrent_percent" if nodes and percent is not None:
-                most = self._floored(allowance(nodes, percent), nodes)
-                return limit_use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
-            case "pool_percent" if percent is not None and self._pools:
-                pool, taken, most = self._fullest_pool(percent)
+            case "concurrent_percent" if nodes:
+                most = self._floored(allowance(nodes, _percent(value)), nodes)
+                return limit_use(name, value, used, most, of_all)
+            case "pool_percent" if self._pools:
+                pool, taken, most = self._fullest_pool(_percent(value))
                 text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
                 return limit_use(name, value, taken, most, text)
-            case "new_per_window" if value.isdecimal():
+            case "new_per_window":
                 return limit_use(name, value, lately, int(value), f"new quarantines {within}")
-            case "new_per_window_percent" if nodes and percent is not None and percent < 100:
-                most = allowance(nodes, percent)
-                text = f"{value} of {nodes:,} {_nodes(nodes)}, new {within}"
-                return limit_use(name, value, lately, most, text)
-        return limit_use(name, value, None, None, _TEXTS.get(name.removeprefix("limits."), ""))
+            case "new_per_window_percent" if nodes and _percent(value) < 100:
+                most = allowance(nodes, _percent(value))
+                return limit_use(name, value, lately, most, f"{of_all}, new {within}")
+        return limit_use(name, value, None, None, _TEXTS.get(key, ""))
 
     def _fullest_pool(self, percent: float) -> tuple[str, int, int]:
         shares = [
@@ -288,8 +287,8 @@ class FleetViewBuilder:
 
     def _floored(self, most: int, of: int) -> int:
         """With the floor of small fleets."""
-        floor = self._fleet.limits.get("small_fleet_floor", "")
-        return floored(most, int(floor) if floor.isdecimal() else 1, of=of, fleet=len(self._states))
+        floor = int(self._fleet.limits.get("small_fleet_floor", "1"))
+        return floored(most, floor, of=of, fleet=len(self._states))
 
 
 def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:
@@ -315,12 +314,5 @@ def _nodes(count: int) -> str:
     return "node" if count == 1 else "nodes"
 
 
-def _setting(limits: Mapping[str, str], key: str) -> str:
-    return limits.get(key, "") or limits.get(f"limits.{key}", "")
-
-
-def _percent(value: str) -> float | None:
-    try:
-        return float(value.removesuffix("%"))
-    except ValueError:
-        return None
+def _percent(value: str) -> float:
+    return float(value.removesuffix("%"))

@@ -11,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator import advice
-from aggregator.cluster.port import NAMESPACE_DELETED, Blocker, HookState, HookStatus, Phase
+from aggregator.cluster.port import (
+    NAMESPACE_DELETED,
+    Action,
+    Blocker,
+    HookState,
+    HookStatus,
+    Phase,
+)
 from aggregator.cluster.words import KUBERNETES
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
+from aggregator.quarantine.settings import Settings, limits_for_people
 from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
 from aggregator.web import node_view, timefmt
 from aggregator.web.fleet_view import FleetViewFindings, natural
@@ -147,14 +155,12 @@ def test_the_fullest_pool_is_shown() -> None:
     assert "small" in found.text
 
 
-def test_a_limit_that_is_no_number_is_shown_as_it_is() -> None:
+def test_each_shipped_limit_has_a_text_and_a_new_one_is_shown_as_it_is() -> None:
     fleet = small_fleet(HANDS)
-    fleet.limits = {"concurrent": "many", "concurrent_percent": "x%", "new_one": "7"}
-    assert [(one.value, one.most) for one in view_of(fleet).limits] == [
-        ("many", None),
-        ("x%", None),
-        ("7", None),
-    ]
+    fleet.limits = {**limits_for_people(Settings(mode=Action.DRAIN)), "new_one": "7"}
+    *shown, new_one = (one for one in view_of(fleet).limits)
+    assert [one.name for one in shown if not one.text] == []
+    assert (new_one.name, new_one.value, new_one.most) == ("limits.new_one", "7", None)
 
 
 def test_a_quarantine_says_phase_pods_and_who_is_in_the_way() -> None:
