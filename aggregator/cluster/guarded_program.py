@@ -28,8 +28,12 @@ async def run_guarded(
     output: IO[bytes],
     errors: IO[bytes],
     most: int = TOO_MUCH,
+    grace: float = 0.0,
 ) -> int:
     """Its exit code. No shell runs.
+
+    With ``grace`` it gets SIGTERM first, so that a launcher can end its processes elsewhere, and as
+    many seconds to end; and what it leaves running at its own end is killed, too.
 
     Raises `ProgramStopped` where it does not end within ``limit`` seconds or before ``guard`` is
     lost, or writes more than ``most`` bytes; OSError and ValueError where it can't be begun; and
@@ -42,7 +46,7 @@ async def run_guarded(
         stdout=output,
         stderr=errors,
         env=dict(environ),
-        start_new_session=True,
+        start_new_session=True,  # a Ctrl-C at a terminal reaches us alone
     )
     try:
         async with asyncio.timeout(limit):
@@ -51,11 +55,26 @@ async def run_guarded(
         raise ProgramStopped(f"did not end within {limit:g} s") from None
     finally:
         # Its time is over, or we stop: the program runs again, and must not run twice at once.
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        if process.returncode is None or grace:
+            # It is shielded: a second interruption must not leave the program running.
+            await asyncio.shield(_end_group(process, grace))
     if not ended:
         why = guard.lost() or f"it wrote more than {most // 2**20} MiB"
         raise ProgramStopped(f"was ended: {why}")
     return process.returncode or 0
+
+
+async def _end_group(process: asyncio.subprocess.Process, grace: float) -> None:
+    """End the program, and each process of its group."""
+    if grace and process.returncode is None:
+        _signal(process.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await process.wait()
+    _signal(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

@@ -130,7 +130,7 @@ async def test_a_test_that_hangs_is_ended_with_all_that_it_started_and_gives_no_
     assert done.code == 1, done.err
     assert "SUSPECT gpu-09" in done.out
     assert "NOT KNOWN gpu-03: its test next to gpu-" in done.out
-    assert "no end within 1 s" in done.out
+    assert "it did not end within 1 s" in done.out
     await until(lambda: not _alive(int((site.folder / "hanging").read_text())))
 
 
