@@ -151,9 +151,7 @@ class EventBroker:
 
     def recent(self, node: str = "", limit: int = 50) -> list[Transition]:
         """The latest transitions, newest first, of this node or of all."""
-        noted = [one.transition for one in reversed(self._ring)]
-        known = set(map(_identity, noted))
-        noted += [one for one in self._past if _identity(one) not in known]
+        noted = merged((one.transition for one in reversed(self._ring)), self._past)
         wanted = [one for one in noted if node in {"", one.node}]
         return newest_first(wanted)[:limit]
 
@@ -212,5 +210,13 @@ def frame(name: str, data: models.Shape, ident: str = "") -> bytes:
     return f"{head}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 
 
+def merged(one: Iterable[Transition], other: Iterable[Transition]) -> list[Transition]:
+    """All of ``one``, then those of ``other`` that it lacks."""
+    found = list(one)
+    known = set(map(_identity, found))
+    return [*found, *(each for each in other if _identity(each) not in known)]
+
+
 def _identity(one: Transition) -> tuple[float, str, str, str]:
+    # Databases keep times to the microsecond.
     return (round(one.at, 3), one.kind, one.node, one.summary)

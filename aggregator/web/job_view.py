@@ -12,7 +12,7 @@ from aggregator.quarantine.state.gpus import GpuCounts, count_gpus
 from aggregator.web.cost_chart import days_of, groups_of
 from aggregator.web.job_models import JobRecord, JobReport, JobRow
 from aggregator.web.models import Shape
-from aggregator.web.queries import FleetQueries
+from aggregator.web.queries import FleetQueries, read_history
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.timefmt import bounded_time
 
@@ -46,23 +46,12 @@ async def job_report(queries: FleetQueries, values: Mapping[str, Any]) -> JobRep
     since = values["since"] if values["since"] >= 0 else until - LATELY
     if until <= since:
         raise BadQuery("until is before since: no fault can be in between", "expected it later")
-    past, trouble = await _past(queries, since, until)
+    read = queries.history.of_kinds(KINDS, since, until)
+    past, trouble = await read_history(read, _PATIENCE)
     inputs = await _inputs(queries, past)
     wanted = {**values, "since": since, "until": until}
     # Outside the event loop, which admits nodes too: a month has tens of thousands of records.
     return await asyncio.to_thread(_made, past, inputs, wanted, trouble)
-
-
-async def _past(
-    queries: FleetQueries, since: float, until: float
-) -> tuple[Sequence[Transition], str]:
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            return await queries.history.of_kinds(KINDS, since, until), ""
-    except TimeoutError:
-        return (), f"history gave no answer in {_PATIENCE:g} s"
-    except OSError as error:
-        return (), f"history can't be read: {error}"
 
 
 async def _inputs(queries: FleetQueries, past: Sequence[Transition]) -> FleetInputs:

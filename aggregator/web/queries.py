@@ -14,7 +14,7 @@ from aggregator.history.dedup import newest_first
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.interning import EMPTY
 from aggregator.web import models, node_view
-from aggregator.web.event_broker import REMEMBERED, EventBroker
+from aggregator.web.event_broker import REMEMBERED, EventBroker, merged
 from aggregator.web.fleet_trend import FleetTrend
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.map_view import POOL, MapLayout, MapLayouts
@@ -169,28 +169,25 @@ class FleetQueries:
         self.feed.prime(past.transitions)
 
 
+async def read_history(
+    read: Awaitable[list[Transition]], patience: float
+) -> tuple[list[Transition], str]:
+    """The rows, or why there are none. ``patience``: seconds for the read."""
+    try:
+        async with asyncio.timeout(patience):
+            return await read, ""
+    except TimeoutError:
+        return [], f"history gave no answer in {patience:g} s"
+    except OSError as error:
+        return [], f"history can't be read: {error}"
+
+
 async def _with_kept(
     fresh: list[Transition], read: Awaitable[list[Transition]], limit: int
 ) -> PastEvents:
     """``fresh`` and the rows that ``read`` gets from the history."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            kept = await read
-    except TimeoutError:
-        return PastEvents(fresh, f"history gave no answer in {PATIENCE:g} s")
-    except OSError as error:
-        return PastEvents(fresh, f"history can't be read: {error}")
-    return PastEvents(_merged(kept, fresh, limit))
-
-
-def _merged(one: list[Transition], other: list[Transition], limit: int) -> list[Transition]:
-    """The newest of both, each once; repeats are merged into the first one."""
-    known = {_identity(each) for each in one}
-    merged = [*one, *(each for each in other if _identity(each) not in known)]
-    merged.sort(key=lambda each: each.at, reverse=True)
-    return newest_first(merged)[:limit]
-
-
-def _identity(one: Transition) -> tuple[float, str, str, str]:
-    # Databases keep times to the microsecond.
-    return (round(one.at, 3), one.kind, one.node, one.summary)
+    kept, trouble = await read_history(read, PATIENCE)
+    if trouble:
+        return PastEvents(fresh, trouble)
+    found = sorted(merged(kept, fresh), key=lambda one: one.at, reverse=True)
+    return PastEvents(newest_first(found)[:limit])
