@@ -13,20 +13,23 @@ from cryptography.exceptions import InvalidSignature
 
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.cluster.users import User
-from aggregator.configfile.regular_file import MOST, require_regular_file, version_of
+from aggregator.configfile.regular_file import version_of
+from aggregator.tls.certificate import read_certificates
+from aggregator.tls.client_context import CaFileError
 
 
 class CaCertificates:
     """The certificates in a file, read again when it changes.
 
-    While a changed file can't be read, the earlier content counts. Raises ValueError or OSError
-    when it can't be read at first.
+    While a changed file can't be read, the earlier content counts. Raises CaFileError when it
+    can't be read at first.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen = version_of(self._file)
-        self._certificates = self._read()
+        self._certificates = read_certificates(file)
+        #: The version that was read. The first one counts as none: it may have changed meanwhile.
+        self._seen: object = None
 
     def issued(self, certificate: x509.Certificate) -> bool:
         """Whether one of them signed it."""
@@ -37,13 +40,9 @@ class CaCertificates:
         try:
             now = version_of(self._file)
             if now != self._seen:
-                self._certificates, self._seen = self._read(), now
-        except (OSError, ValueError):
+                self._certificates, self._seen = read_certificates(self._file), now
+        except (OSError, CaFileError):
             return
-
-    def _read(self) -> list[x509.Certificate]:
-        with require_regular_file(self._file, most=MOST).open("rb") as opened:
-            return x509.load_pem_x509_certificates(opened.read())
 
 
 class ClientCertificateAuthenticator:

@@ -67,6 +67,25 @@ class Metadata:
     secret_in_body: bool
 
 
+def read_client_secret(file: Path) -> str:
+    """The client's secret in a file. Raises ProviderAway, whose text has none of it."""
+    why = ""
+    try:
+        text = require_regular_file(file, most=_MOST_SECRET).read_text("utf-8-sig").strip()
+    except OSError as error:
+        text, why = "", f"can't be read: {error.strerror}"
+    except UnicodeDecodeError:
+        text, why = "", "is no text in UTF-8"
+    if not text.isprintable():
+        why = "has more than one line, or characters that are not printable"
+    elif not text:
+        why = why or "is empty"
+    if why:
+        expected = "expected the client's secret on one line"
+        raise ProviderAway(f"access.oidc.client_secret_file {file} {why}; {expected}")
+    return text
+
+
 class OidcProvider:
     """``now`` is monotonic seconds."""
 
@@ -81,14 +100,7 @@ class OidcProvider:
 
     def secret(self) -> str:
         """The client's secret, as the file has it now. Raises ProviderAway."""
-        file = self.settings.client_secret_file
-        try:
-            text = require_regular_file(file, most=_MOST_SECRET).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProviderAway(f"access.oidc.client_secret_file can't be read: {error}") from error
-        if not text:
-            raise ProviderAway(f"access.oidc.client_secret_file: {file} is empty")
-        return text
+        return read_client_secret(self.settings.client_secret_file)
 
     async def authorization_url(self, *, state: str, nonce: str, verifier: str) -> str:
         """Where a browser begins the log-in. Raises ProviderAway."""

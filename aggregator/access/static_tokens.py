@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.access.identity import RequestFacts, UserIdentity
-from aggregator.access.token_review import invalid_token
+from aggregator.access.token_review import MAX_TOKEN, invalid_token
 from aggregator.cluster.users import Access, User
 from aggregator.configfile.regular_file import MOST, require_regular_file, version_of
 
@@ -84,31 +84,40 @@ class StaticTokens:
 
 
 def _read(file: Path) -> list[_Entry]:
+    expected = "expected lines such as TOKEN,USER,viewer"
     try:
-        with require_regular_file(file, most=MOST).open("r", encoding="utf-8") as opened:
-            lines = opened.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StaticTokensError(f"{file} can't be read: {error}") from None
+        lines = require_regular_file(file, most=MOST).read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise StaticTokensError(f"{file} can't be read: {error.strerror}; {expected}") from None
+    except UnicodeDecodeError:
+        raise StaticTokensError(f"{file} is no text in UTF-8; {expected}") from None
     entries = [
         _entry(f"{file}:{number}", line.strip())
         for number, line in enumerate(lines, 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if not entries:
-        raise StaticTokensError(f"{file} has no token; expected lines such as TOKEN,USER,viewer")
+        raise StaticTokensError(f"{file} has no token; {expected}")
     return entries
 
 
 def _entry(where: str, line: str) -> _Entry:
+    """No text of an error has the line: it may be a token."""
     parts = [part.strip() for part in line.split(",")]
     if len(parts) != 3 or not all(parts) or parts[2] not in ROLES:
-        raise StaticTokensError(f"{where}: expected TOKEN,USER,ROLE with role {' or '.join(ROLES)}")
-    if len(parts[0]) < SHORTEST:
-        raise StaticTokensError(
-            f"{where}: the token is shorter than {SHORTEST} characters; expected one such as "
-            "`openssl rand -base64 24` makes"
-        )
-    return _Entry(_digest(parts[0]), parts[1], parts[2])
+        form = f"expected TOKEN,USER,ROLE with role {' or '.join(ROLES)}"
+        raise StaticTokensError(f"{where}: the line has another form; {form}")
+    token, user, role = parts
+    made = "expected one such as `openssl rand -base64 24` makes"
+    if len(token) < SHORTEST:
+        raise StaticTokensError(f"{where}: the token is shorter than {SHORTEST} characters; {made}")
+    if len(token) > MAX_TOKEN or not token.isascii() or not token.isprintable():
+        why = "is too long for a request, or has characters that none can carry"
+        raise StaticTokensError(f"{where}: the token {why}; {made}")
+    if not user.isprintable():
+        why = "the user has characters that are not printable; expected a name"
+        raise StaticTokensError(f"{where}: {why}")
+    return _Entry(_digest(token), user, role)
 
 
 def _digest(token: str) -> bytes:

@@ -131,7 +131,8 @@ def tls_context(options: HttpOptions) -> ssl.SSLContext:
         else:
             context = ssl.create_default_context()
         if options.cert_file is not None:
-            context.load_cert_chain(options.cert_file, options.key_file)
+            # An empty passphrase: OpenSSL would read one from the terminal, and wait.
+            context.load_cert_chain(options.cert_file, options.key_file, password="")
     except CaFileError as error:
         raise SecretError(f"ca_file: {error}") from None
     except (OSError, ssl.SSLError) as error:

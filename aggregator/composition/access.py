@@ -19,6 +19,7 @@ from aggregator.config.access import OidcConfig
 from aggregator.config.settings import Config
 from aggregator.ingest.identity import IdentityError
 from aggregator.relay.auth import ReplicaAuthenticator
+from aggregator.tls.client_context import CaFileError
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.forwarded_client import VerifyReplica
 
@@ -129,8 +130,8 @@ def _gate(
         if access.client_ca_file is not None:
             authorities = CaCertificates(access.client_ca_file)
             found.append(ClientCertificateAuthenticator(authorities, wall=wall))
-    except (OSError, ValueError) as error:
-        raise AccessSetupError(f"access: a CA file can't be read: {error}") from error
+    except CaFileError as error:
+        raise AccessSetupError(f"access: {error}") from error
     by_review = SubjectAccessAuthorizer(reviews, now=now)
     return AccessGate(found, _authorizer(access.oidc, by_review), **rules)
 

@@ -574,6 +574,7 @@ def _unprovable(config: Config) -> Iterator[_Finding]:
 
 _SECRETS = {
     "bearer_token_file",
+    "client_secret_file",
     "password_file",
     "routing_key_file",
     "secret_file",
@@ -582,17 +583,24 @@ _SECRETS = {
 }
 
 
+#: Bytes of a shared secret: the reader refuses a longer one at each use.
+_LONGEST_SECRET = 4096
+
+
 def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
     for key, file in _files(config):
         try:
             with require_regular_file(root / file.relative_to("/"), most=MOST).open("rb") as opened:
-                empty = key[-1] in _SECRETS and not opened.read(4096).strip()
+                begin = opened.read(_LONGEST_SECRET + 1) if key[-1] in _SECRETS else b"unread"
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"
             yield _finding(key, text)
             continue
-        if empty:  # an unsigned alert is not sent: no alert would ever leave
+        if not begin.strip():  # an unsigned alert is not sent: no alert would ever leave
             yield _finding(key, f"{file} is empty; expected a file with a secret in it")
+        if key[-1] == "secret_file" and len(begin.rstrip()) > _LONGEST_SECRET:
+            text = f"{file} is longer than {_LONGEST_SECRET} bytes; expected the shared secret"
+            yield _finding(key, text)
 
 
 def _no_databases(config: Config, root: Path) -> Iterator[_Finding]:

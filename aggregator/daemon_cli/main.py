@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from aggregator.config.settings import Config, ConfigError, load
 from aggregator.config.unreleased_files import damaged_files, unreleased_files
 from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy, replay
+from aggregator.daemon_cli.file_check import unusable_alert_files, unusable_files
 from aggregator.daemon_cli.subcommand import add_command
 from aggregator.ingest import grpc_env
 from aggregator.runtime.imports import imports_without_collections
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
             *_wrong_cluster(config),
             *_unknown_rules(config),
             *_unusable_rules(config),
-            *_unusable_alert_files(config),
+            *unusable_alert_files(config),
             *unreleased_files(config),
         ],
     )
@@ -148,8 +148,8 @@ def _check(options: argparse.Namespace) -> int:
             *_wrong_cluster(config),
             *_unknown_rules(config),
             *_unusable_rules(config),
-            *_unusable(config),
-            *_unusable_alert_files(config),
+            *unusable_files(config),
+            *unusable_alert_files(config),
             *unreleased_files(config),
             *damaged_files(config),
             *unaccepted_bounds(config),
@@ -242,66 +242,6 @@ def _absent(config: Config) -> Iterator[tuple[Key, str]]:
         if command and "{" not in command[0] and shutil.which(command[0]) is None:
             hint = "right if the aggregator runs elsewhere, or in an image that has it"
             yield key, f"no program can be run here as {command[0]!r}; {hint}"
-
-
-def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
-    """The keys of certificates that exist but are invalid, and the reason."""
-    # Imports take a while, so they happen only where there is a file to read.
-    tls = config.listen.tls
-    if tls is not None:
-        from aggregator.ingest.stats import IngestStats
-        from aggregator.ingest.tls import CertificateFiles, TlsError
-
-        files = CertificateFiles(
-            tls.cert_file,
-            tls.key_file,
-            tls.client_ca_file,
-            verified_by=config.replicas.ca_file,
-            stats=IngestStats(),
-            now=time.monotonic,
-            wall=time.time,
-        )
-        try:
-            files.credentials(require_client_certificate=tls.client_ca_file is not None)
-        except TlsError as error:
-            yield ("listen", "tls"), f"{error}; expected a certificate with its key, in PEM"
-        else:
-            if trouble := files.trouble():
-                text = f"{trouble}; expected one that others take"
-                yield ("listen", "tls", "cert_file"), text
-            yield from _unreachable(config)
-    for section, file in (
-        (("replicas",), config.replicas.ca_file),
-        (("history",), config.history.ca_file),
-        (("cluster", "store"), config.cluster.store.ca_file),
-    ):
-        if file is not None:
-            from aggregator.tls.client_context import CaFileError, client_context
-
-            try:
-                client_context(file)
-            except CaFileError as error:
-                yield (*section, "ca_file"), str(error)
-
-
-def _unusable_alert_files(config: Config) -> Iterator[tuple[Key, str]]:
-    """The keys of receivers' files that exist but are invalid, and the reason."""
-    if config.alerts.receivers:
-        from aggregator.alerts.file_check import unusable_files
-
-        for key, text in unusable_files(config.alerts.settings):
-            yield ("alerts", *key), text
-
-
-def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
-    """Only where the file gives the replica's address itself: in a domain it is the host's name."""
-    if config.replicas.address:
-        from aggregator.composition.identity import ReplicaIdentityError, local_candidate
-
-        try:
-            local_candidate(config, hostname="any", epoch="", version="")
-        except ReplicaIdentityError as error:
-            yield ("replicas", "address"), str(error)
 
 
 def parser() -> argparse.ArgumentParser:

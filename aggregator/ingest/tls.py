@@ -8,6 +8,7 @@ replicas that does not cover the certificate that is served.
 """
 
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,12 @@ from pathlib import Path
 import grpc
 from attrs import define, field
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from aggregator.configfile.regular_file import version_of
 from aggregator.ingest.stats import IngestStats
-from aggregator.tls.certificate import Validity, signers_of
+from aggregator.tls.certificate import Validity, parse_certificates, signers_of
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class CertificateFiles:
             compared = (self._chain[0], version_of(self._verified_by))
             if compared != self._compared:
                 text = self._verified_by.read_bytes()
-                by = signers_of(self._chain, x509.load_pem_x509_certificates(text))
+                by = signers_of(self._chain, parse_certificates(text))
                 whose = f"is signed by none of replicas.ca_file {self._verified_by}"
                 self._uncovered, self._compared = "" if by else whose, compared
                 self._authority_until = _latest_end(by)
@@ -173,6 +175,7 @@ class CertificateFiles:
         if authority is not None:
             clients = self._must_be_certificates(self._files[2], authority)
             self._client_authority_until = _latest_end(clients)
+        self._must_be_taken_by_openssl()
         served = grpc.ssl_server_certificate_configuration([(texts[1], texts[0])], authority)
         return served, chain
 
@@ -180,7 +183,7 @@ class CertificateFiles:
         chain = self._must_be_certificates(self._files[0], certificate)
         try:
             private = serialization.load_pem_private_key(key, password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise TlsError(
                 f"{self._files[1]} is no private key in PEM: {_briefly(error)}"
             ) from None
@@ -188,10 +191,22 @@ class CertificateFiles:
             raise TlsError(f"{self._files[1]} is not the key of {self._files[0]}")
         return chain
 
+    def _must_be_taken_by_openssl(self) -> None:
+        """It reads the same files for the page, and takes no text in front of a certificate."""
+        context, client_ca = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._client_ca_file
+        try:
+            context.load_cert_chain(self._cert_file, self._key_file, password="")
+            if client_ca is not None:
+                context.load_verify_locations(client_ca)
+        except OSError as error:  # ssl.SSLError is one
+            files = ", ".join(map(str, self._files))
+            why = getattr(error, "reason", None) or error.strerror or "no certificate is there"
+            raise TlsError(f"OpenSSL takes one of {files} for none in PEM ({why})") from None
+
     @staticmethod
     def _must_be_certificates(file: Path, text: bytes) -> list[x509.Certificate]:
         try:
-            return x509.load_pem_x509_certificates(text)
+            return parse_certificates(text)
         except ValueError as error:
             raise TlsError(f"{file} is no certificate in PEM: {_briefly(error)}") from None
 

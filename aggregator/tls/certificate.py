@@ -6,12 +6,15 @@ because of it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
+from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.rfc3339 import write_time
+from aggregator.tls.client_context import CaFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,32 @@ class Validity:
         if wall < self.since:
             return f"is good from {write_time(self.since)} on (or this machine's clock is behind)"
         return ""
+
+
+def parse_certificates(text: bytes) -> list[x509.Certificate]:
+    """Those in a text in PEM, at least one. Raises ValueError, also for one whose key or times
+    can't be read: the library reads these later.
+    """
+    found = x509.load_pem_x509_certificates(text)
+    try:
+        for one in found:
+            one.public_key()
+            Validity.of(one)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    return found
+
+
+def read_certificates(file: Path) -> list[x509.Certificate]:
+    """Those in a file. Raises CaFileError."""
+    try:
+        return parse_certificates(require_regular_file(file, most=MOST).read_bytes())
+    except ValueError as error:
+        text = f"{file} holds no certificate; expected PEM, with -----BEGIN and -----END"
+        raise CaFileError(text) from error
+    except OSError as error:
+        text = f"{file} can't be read: {error.strerror}; expected a readable file"
+        raise CaFileError(text) from error
 
 
 def signers_of(
