@@ -25,7 +25,7 @@ ABOUT_KUBERNETES = (
     "composition/controller_parts",
     *("quarantine/decide/new_nodes", "quarantine/decide/idle_nodes", "policy/label_selector"),
     *("quarantine/decide/node_tests", "quarantine/decide/node_marks"),
-    *("quarantine/decide/returned_pods", "cluster/words", "cluster/users", "cluster/local/"),
+    *("quarantine/decide/returned_pods", "cluster/users", "cluster/local/"),
 )
 #: How many texts of each other part are about Kubernetes: its options, pods, objects and labels.
 TEXTS = {
