@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 
 from aggregator.cluster.agent_pods import PodEvent, PodGone, PodSeen, PodsListed
+from aggregator.runtime.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +41,12 @@ class DeletedPods:
         self._now = now
         self._alive: set[str] = set()
         #: Pods whose tokens were presented, and that the cluster has not named; since when.
-        self._unseen: dict[str, float] = {}
+        self._unseen: Recent[str, float] = Recent(MOST_KEPT)
         #: Reported as deleted, and when; and pods that the last list lacked.
         self._deleted: dict[str, float] = {}
         self._absent: set[str] = set()
         #: Their tokens are refused, the latest last.
-        self._gone: dict[str, None] = {}
+        self._gone: Recent[str, None] = Recent(MOST_KEPT)
         self._ended_at: deque[float] = deque()
         self._logged_at = float("-inf")
 
@@ -58,8 +59,6 @@ class DeletedPods:
         if uid in self._alive or uid in self._gone or uid in self._unseen:
             return
         self._unseen[uid] = self._now()
-        if len(self._unseen) > MOST_KEPT:
-            del self._unseen[next(iter(self._unseen))]
 
     def take(self, news: PodEvent) -> None:
         """The cluster's report."""
@@ -127,10 +126,7 @@ class DeletedPods:
 
     def _refuse(self, uid: str) -> None:
         self._unseen.pop(uid, None)
-        self._gone.pop(uid, None)
         self._gone[uid] = None
-        while len(self._gone) > MOST_KEPT:
-            del self._gone[next(iter(self._gone))]
 
     def _complain(self, what: str, count: int) -> None:
         if self._now() - self._logged_at >= _LOG_EVERY:

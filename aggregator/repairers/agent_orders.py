@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aggregator.repairers.gpu_use import GpuUseRequests
 from aggregator.repairers.permission_answers import PermissionAnswers
+from aggregator.runtime.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class AgentOrders:
         #: The latest of these whose end was reported, by node.
         self._ended: dict[str, str] = {}
         #: The evidence of a quarantine's operations, by node; the one that came last is the last.
-        self._collected: dict[str, tuple[str, dict[str, str]]] = {}
+        self._collected: Recent[str, tuple[str, dict[str, str]]] = Recent(_MOST_NODES)
         #: Operations whose end is durable, by node, the latest ones.
         self._over: dict[str, deque[str]] = {}
         self._changed: dict[str, asyncio.Event] = {}
@@ -240,8 +241,6 @@ class AgentOrders:
         if len(texts) > _MOST_COLLECTED:
             del texts[list(texts)[-2]]
         self._collected[node] = quarantine, texts
-        if len(self._collected) > _MOST_NODES:
-            del self._collected[next(iter(self._collected))]
 
     def begin(self, node: str, operation: str, quarantine: str) -> None:
         """Another order of the node begins: no earlier one is of interest any more."""

@@ -24,13 +24,14 @@ lists with which many drains begin would leave the server idle while reports wai
 import asyncio
 import enum
 import heapq
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from attrs import Factory, define, field
 
 from aggregator.cluster.port import Unreachable
+from aggregator.runtime.recent import Recent
 
 
 class Priority(enum.IntEnum):
@@ -214,7 +215,7 @@ class Limiter:
         self._lines = {(lane, is_list): _Line() for lane in Priority for is_list in (False, True)}
         self._turn = 0
         #: By node: when its taint went, by turn and by the clock; the oldest first.
-        self._tainted: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._tainted: Recent[str, tuple[int, float]] = Recent(_MOST_TAINTED)
         #: By group: how often its oldest was overtaken while it had a place.
         self._unfair: Counter[tuple[bool, bool]] = Counter()
         self._paused_until = self._trailing_paused_until = self._clock()
@@ -266,9 +267,6 @@ class Limiter:
             return lane, turn
         if lane is Priority.TAINT:
             self._tainted[node] = turn, now
-            self._tainted.move_to_end(node)
-            if len(self._tainted) > _MOST_TAINTED:
-                self._tainted.popitem(last=False)
         elif lane >= Priority.PHASE and (known := self._tainted.get(node)) is not None:
             rank, at = known
             if now - at < TRAILS_FOR:

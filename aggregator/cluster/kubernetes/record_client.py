@@ -7,6 +7,7 @@ from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import RECORD_NAME, ConfigMap, decode, to_record
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import Conflict, Guard, NotFound, RecordPlace, RecordText, Refused
+from aggregator.runtime.recent import Recent
 
 #: Objects kept to write against, by version. One is the rule; a failed write leaves another.
 _KEPT = 4
@@ -28,7 +29,7 @@ class RecordClient:
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
         self._namespace = namespace
-        self._records: dict[str, bytes] = {}
+        self._records: Recent[str, bytes] = Recent(_KEPT)
 
     async def read_record(self) -> RecordText:
         """From etcd, made empty if it is not there. Raises Refused without the namespace."""
@@ -75,8 +76,6 @@ class RecordClient:
         """Remember the object by its version, to write against; the last few are enough."""
         record = to_record(decode(body, ConfigMap))
         self._records[record.version] = body
-        while len(self._records) > _KEPT:
-            del self._records[next(iter(self._records))]
         return record
 
     async def _get_record(self) -> RecordText:

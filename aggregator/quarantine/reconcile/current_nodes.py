@@ -13,6 +13,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime.recent import Recent
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -33,7 +34,7 @@ class CurrentNodes:
     def __attrs_post_init__(self) -> None:
         self._now = self._clocks.now
         #: Each answer, and until when it counts.
-        self._kept: dict[tuple[str, str], tuple[bool | None, float]] = {}
+        self._kept: Recent[tuple[str, str], tuple[bool | None, float]] = Recent(MOST_KEPT)
         self._reads: dict[tuple[str, str], asyncio.Task[bool | None]] = {}
 
     async def is_current(self, node: str, node_uid: str) -> bool | None:
@@ -62,10 +63,7 @@ class CurrentNodes:
             current = await self._read(*key)
         finally:
             del self._reads[key]
-        self._kept.pop(key, None)
         self._kept[key] = current, self._now() + KEPT[current]
-        while len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
         return current
 
     async def _read(self, node: str, node_uid: str) -> bool | None:

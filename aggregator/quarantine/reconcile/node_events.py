@@ -28,6 +28,7 @@ from aggregator.quarantine.decide.node_events import (
     event_of,
 )
 from aggregator.quarantine.state.registry import NodePools, NodeRegistry
+from aggregator.runtime.recent import Recent
 from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.quarantine")
@@ -70,7 +71,7 @@ class NodeEventPublisher:
         self._waiting: OrderedDict[tuple[str, str], NodeEvent] = OrderedDict()
         #: Begins of drains by quarantine, and when each is due (monotonic), the oldest first.
         self._begins: OrderedDict[str, tuple[float, NodeEvent]] = OrderedDict()
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: Recent[str, None] = Recent(_MOST_KNOWN)
         self._more = asyncio.Event()
         self.dropped = 0
 
@@ -98,8 +99,6 @@ class NodeEventPublisher:
             self.dropped += 1
             return
         self._known[event.name] = None
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
         if event.reason == DRAINING:
             self._begins[event.quarantine_uid] = self._now() + DRAINING_AFTER, event
         else:
