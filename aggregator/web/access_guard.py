@@ -12,6 +12,7 @@ from aiohttp import web
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.access.oidc_log_in import OidcLogIn
+from aggregator.access.oidc_provider import ProviderAway
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.web.forwarded_client import VerifyReplica, accept, address_of, certificate_of
 from aggregator.web.same_origin import ACTION_HEADER, foreign_because
@@ -130,6 +131,18 @@ class AccessGuard:
         found = facts_of(request)
         session = request.cookies.get(self._session, "") if self._session else ""
         return replace(found, session=session) if session else found
+
+    def end_session(self, request: web.Request, response: web.Response) -> None:
+        """End the session by OpenID Connect that the browser has, and have it forget the cookie."""
+        oidc = self._access.oidc
+        if oidc is None:
+            return
+        if cookie := request.cookies.get(self._session, ""):
+            try:
+                oidc.sessions.end(cookie)
+            except ProviderAway as error:
+                self.note(request, AccessRefused(503, "oidc_unusable", str(error), ""))
+        response.del_cookie(self._session, path="/", secure=oidc.page.startswith("https:"))
 
     def note(self, request: web.Request, refused: AccessRefused) -> None:
         """Log it, at most once in a while for each reason."""

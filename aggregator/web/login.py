@@ -33,15 +33,11 @@ Render = Callable[..., web.Response]
 
 @define(eq=False, repr=False, slots=False)
 class LogIn:
-    """The routes /login and /logout, and the answer to a browser that is not logged in.
-
-    ``end_session`` ends a session by OpenID Connect, and forgets its cookie.
-    """
+    """The routes /login and /logout, and the answer to a browser that is not logged in."""
 
     _access: PageAccess
     _guard: AccessGuard
     _render: Render
-    _end_session: Callable[[web.Request, web.Response], None] = lambda *_: None
 
     async def form(self, request: web.Request) -> web.Response:
         """GET /login."""
@@ -70,7 +66,7 @@ class LogIn:
             known=_known(request),
         )
         if refused.reason == "invalid_session":
-            self._end_session(request, response)
+            self._guard.end_session(request, response)
         if refused.reason == "invalid_token":
             response.del_cookie(cookie_name(request), path="/", secure=request.secure)
         return response
@@ -98,7 +94,7 @@ class LogIn:
             self._guard.note(request, refused)
             return self._respond(refused.status, refused.error, refused.hint, path)
         response = web.Response(status=303, headers={"Location": path})
-        self._end_session(request, response)
+        self._guard.end_session(request, response)
         set_cookie(response, cookie_name(request), token, secure=request.secure)
         self._guard.log_log_in(request, identity.name, identity.how)
         return response
@@ -110,7 +106,7 @@ class LogIn:
             return self._respond(403, f"this log-out is not the page's own: {why}", "", "/")
         response = web.Response(status=303, headers={"Location": "/login"})
         response.del_cookie(cookie_name(request), path="/", secure=request.secure)
-        self._end_session(request, response)
+        self._guard.end_session(request, response)
         return response
 
     def refuse(self, refused: AccessRefused, path: str) -> web.Response:

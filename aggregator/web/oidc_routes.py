@@ -11,7 +11,6 @@ from aiohttp import web
 
 from aggregator.access.identity import AccessRefused
 from aggregator.access.oidc_log_in import OidcLogIn
-from aggregator.access.oidc_provider import ProviderAway
 from aggregator.access.oidc_session import BEGUN_FOR
 from aggregator.web.access_guard import AccessGuard, session_name, set_cookie
 from aggregator.web.forwarded_client import address_of
@@ -62,17 +61,6 @@ class OidcRoutes:
             self._guard.log_log_in(request, found.user, "oidc")
         response.del_cookie(self._begun_name, path="/", secure=self._secure)
         return response
-
-    def log_out(self, request: web.Request, response: web.Response) -> None:
-        """End the session that the browser has."""
-        name = session_name(secure=self._secure)
-        cookie = request.cookies.get(name, "")
-        if cookie:
-            try:
-                self._oidc.sessions.end(cookie)
-            except ProviderAway as error:
-                self._guard.note(request, AccessRefused(503, "oidc_unusable", str(error), ""))
-        response.del_cookie(name, path="/", secure=self._secure)
 
     def _refused(self, request: web.Request, refused: AccessRefused, path: str) -> web.Response:
         self._guard.note(request, refused)

@@ -114,17 +114,12 @@ class Web:
             tokens=access.tokens,
         )
         self._guard_access = AccessGuard(access, now=clocks.now, words=fleet.words)
+        self._log_in = LogIn(access, self._guard_access, self._pages.log_in)
         self._oidc = None
         if access.oidc is not None:
             self._oidc = OidcRoutes(
-                access.oidc, self._guard_access, self._refuse_log_in, self._pages.logged_in
+                access.oidc, self._guard_access, self._log_in.refuse, self._pages.logged_in
             )
-        self._log_in = LogIn(
-            access,
-            self._guard_access,
-            self._pages.log_in,
-            *([self._oidc.log_out] if self._oidc is not None else []),
-        )
         self._actions = ActionEndpoints(access, self._guard_access, actions)
         self._change_notifier = ChangeNotifier(self._queries.current_snapshot, details, feed)
         self._feed, self._fleet = feed, fleet
@@ -290,9 +285,6 @@ class Web:
             self._connections.end(request.protocol)
         self._count(request, response.status, self._now() - began)
         return response
-
-    def _refuse_log_in(self, refused: AccessRefused, path: str) -> web.Response:
-        return self._log_in.refuse(refused, path)
 
     def _refused(self, request: web.Request, refused: AccessRefused) -> web.StreamResponse:
         if request.path == "/metrics":
