@@ -45,12 +45,12 @@ def parse_certificates(text: bytes) -> list[x509.Certificate]:
     """Those in a text in PEM, at least one. Raises ValueError, also for one whose key or times
     can't be read: the library reads these later.
     """
-    found = x509.load_pem_x509_certificates(text)
     try:
+        found = x509.load_pem_x509_certificates(text)
         for one in found:
             one.public_key()
             Validity.of(one)
-    except UnsupportedAlgorithm as error:
+    except (UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ValueError(str(error)) from error
     return found
 

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import os
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,9 +69,32 @@ def is_folder(file: Path) -> None:
     file.mkdir()
 
 
+def damaged(file: Path, old: bytes, new: bytes) -> None:
+    """With other bytes in the certificate, which is still in PEM."""
+    content = ssl.PEM_cert_to_DER_cert(file.read_text())
+    assert old in content
+    file.write_text(ssl.DER_cert_to_PEM_cert(content.replace(old, new, 1)))
+
+
+VERSION = b"\xa0\x03\x02\x01\x02"
+POINT = b"\x03\x42\x00\x04"
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
+        (
+            lambda one: damaged(one.clients, VERSION, VERSION[:-1] + b"\x6e"),
+            "clients.crt is no certificate in PEM: 110 is not a valid X509 version",
+        ),
+        (
+            lambda one: damaged(one.pair.certificate, POINT, POINT[:-1] + b"\x05"),
+            "server.crt is no certificate in PEM",
+        ),
+        (
+            lambda one: one.clients.write_bytes(b"\xff" + one.clients.read_bytes()),
+            "OpenSSL takes one of .*clients.crt for none in PEM",
+        ),
         (lambda one: is_folder(one.pair.certificate), "server.crt can't be read: Is a directory"),
         (lambda one: is_folder(one.clients), "clients.crt can't be read: Is a directory"),
         (lambda one: one.pair.certificate.unlink(), "server.crt can't be read: No such file"),
