@@ -4,12 +4,13 @@ route has a sender of its own, so a receiver that is away delays no other.
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 import ssl
 
 import aiohttp
-from attrs import Factory, define, field
+from attrs import define, field
 
 from aggregator.alerts.http_channel import Exchange, SecretError, words_of
 from aggregator.alerts.message import Message, alerts_of
@@ -29,7 +30,7 @@ _LEASE_BEYOND = 30.0
 _SHARED_EVERY = 15.0
 
 
-@define
+@dataclasses.dataclass(slots=True)
 class DeliveryStats:
     """Counted since the start: alerts delivered and dead, attempts that failed, and how long each
     attempt took.
@@ -38,7 +39,7 @@ class DeliveryStats:
     delivered: int = 0
     dead: int = 0
     failed_attempts: int = 0
-    durations: Histogram = Factory(lambda: Histogram(REQUEST))
+    durations: Histogram = dataclasses.field(default_factory=lambda: Histogram(REQUEST))
 
 
 @define(eq=False, repr=False, slots=False)
