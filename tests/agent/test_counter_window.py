@@ -6,33 +6,28 @@ from hypothesis import strategies as st
 from nodeagent.checks.counter_window import CounterIncrease, CounterIncreases
 
 
-def test_what_was_counted_before_the_first_look_is_no_rise() -> None:
-    assert CounterIncrease(600).add(0, 4711) == 0
+def test_a_rise_leaves_its_window_a_sixtieth_of_it_at_a_time() -> None:
+    rise = CounterIncrease(600.0)
+    assert rise.add(0.0, 100) == 0, "what it stood at when first seen is no rise"
+    assert rise.add(10.0, 103) == 3
+    assert rise.add(19.9, 104) == 4, "within ten seconds of the step before: one step"
+    assert rise.add(20.0, 106) == 6, "a step of its own"
+    assert rise.add(609.9, 106) == 6
+    assert rise.add(610.0, 106) == 2, "ten minutes after it began"
+    assert rise.add(620.0, 106) == 0
 
 
-def test_a_rise_counts_until_it_leaves_the_window() -> None:
-    rise = CounterIncrease(600)
-    rise.add(0, 10)
-    assert rise.add(60, 15) == 5
-    assert rise.add(120, 16) == 6
-    assert rise.add(650, 16) == 6
-    assert rise.add(665, 16) == 1
-    assert rise.add(730, 16) == 0
+def test_a_counter_that_falls_begins_anew_and_keeps_what_it_had_counted() -> None:
+    rise = CounterIncrease(600.0)
+    assert [rise.add(at, value) for at, value in ((0.0, 5), (60.0, 9), (120.0, 0))] == [0, 4, 4]
+    assert rise.add(180.0, 1) == 5
 
 
-def test_a_reset_is_a_new_beginning_and_forgets_nothing() -> None:
-    rise = CounterIncrease(600)
-    rise.add(0, 100)
-    assert rise.add(10, 103) == 3
-    assert rise.add(20, 0) == 3
-    assert rise.add(30, 2) == 5
-
-
-def test_a_counter_that_went_away_begins_anew() -> None:
-    rises = CounterIncreases(600)
-    rises.add(0, {"a": 1, "b": 1})
-    assert rises.add(10, {"a": 3}) == {"a": 2}
-    assert rises.add(20, {"a": 3, "b": 9}) == {"a": 2, "b": 0}
+def test_a_counter_that_is_not_told_for_once_is_forgotten() -> None:
+    rises = CounterIncreases(600.0)
+    assert rises.add(0.0, {"a": 1, "b": 1}) == {"a": 0, "b": 0}
+    assert rises.add(60.0, {"a": 2}) == {"a": 1}
+    assert rises.add(120.0, {"a": 2, "b": 9}) == {"a": 1, "b": 0}
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 2**64)), max_size=300))

@@ -17,7 +17,7 @@ from nodeagent.checks import dns
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.dns import Reply, nameservers, parse_nameservers, query, question, read_reply
+from nodeagent.sources.dns import nameservers, parse_nameservers, query, question, read_reply
 from nodeagent.sources.host import HostRoots
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.support.waiting import PATIENCE
@@ -90,34 +90,10 @@ def test_questions() -> None:
     assert question("a.example.", 0x1234) == head + b"\1a\7example\0" + bytes.fromhex("00010001")
 
 
-@pytest.mark.parametrize("text", ["", ".", "a..b", "a b", "http://a", "x" * 64, "\ud800", "a:53"])
-def test_what_is_no_name_is_refused_when_configured(text: str) -> None:
-    with pytest.raises(ValueError):
-        dns.parse_names([text])
-
-
 @given(st.binary(max_size=64), st.integers(0, 65535))
 def test_garbage_is_no_answer(packet: bytes, ident: int) -> None:
     code = read_reply(packet, ident)
     assert code is None or packet[:2] == ident.to_bytes(2, "big")
-
-
-@pytest.mark.parametrize(
-    ("name", "reply", "verdict"),
-    [
-        ("a", Reply("", "", 0.01, ""), OK),
-        ("a", Reply("", "no-such-name", 0.01, ""), OK),  # it answers; the name's check reports it
-        ("a", Reply("", "servfail", 0.01, ""), (Status.FAILED, "servfail")),
-        ("a", Reply("", "refused", 0.01, ""), (Status.FAILED, "refused")),
-        ("", Reply("", "refused", 0.01, ""), OK),
-        ("", Reply("", "servfail", 0.01, ""), OK),
-        ("", Reply("", "", 2.5, ""), (Status.DEGRADED, "slow")),
-        ("", Reply("timeout", "", 5, ""), (Status.FAILED, "timeout")),
-    ],
-)
-def test_what_a_server_answers(name: str, reply: Reply, verdict: tuple[Status, str]) -> None:
-    found = dns.evaluate_server("10.0.0.2", name, reply, slow=2.0)
-    assert (found.component, found.status, found.reason) == ("dns://10.0.0.2", *verdict)
 
 
 async def test_a_server_that_answers_and_one_that_is_not_there(tmp_path: Path) -> None:

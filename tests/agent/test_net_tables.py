@@ -14,7 +14,7 @@ from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.net_tables import NetTable, neighbours, parse_stat
+from nodeagent.sources.net_tables import neighbours, parse_stat
 from tests.agent.machines import (
     built,
     made_up,
@@ -29,7 +29,6 @@ from tests.support.present import present
 
 OK, FULL = (Status.OK, ""), (Status.FAILED, "full")
 FILLING = (Status.DEGRADED, "filling")
-LIMITS = net_tables.TableLimits(80, 95)
 ARP = """\
 entries  allocs   destroys hash_grows lookups  hits     res_failed table_fulls
 {0:08x} 0000007d 0000008f 00000000   000002ae 0000013e 00000014   {1:08x}
@@ -62,22 +61,6 @@ def filled(
         path = machine.proc / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("table", "refused", "verdict"),
-    [
-        (NetTable(0, 1024, 900), 0, OK),
-        (NetTable(818, 1024, 0), 0, OK),
-        (NetTable(820, 1024, 0), 0, FILLING),
-        (NetTable(973, 1024, 0), 0, FULL),
-        (NetTable(10, 1024, 4), 4, FULL),  # it was full, and will be again
-        (NetTable(0, 0, 0), 0, FULL),
-    ],
-)
-def test_a_table(table: NetTable, refused: int, verdict: tuple[Status, str]) -> None:
-    found = net_tables.evaluate("conntrack", table, refused, LIMITS)
-    assert (found.status, found.reason) == verdict
 
 
 async def test_tables_fill_overflow_and_recover(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.disk_probe import DiskProbe, Hung, Result
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.network import Link, Traffic
+from nodeagent.sources.network import Link
 from tests.agent.machines import (
     built,
     made_up,
@@ -24,9 +24,6 @@ from tests.agent.machines import (
 )
 
 OK = (Status.OK, "")
-LIMITS = nic_health.NicLimits(
-    errors_degrade_above=0.01, errors_fail_above=1.0, drops_degrade_above=5.0, least_errors=100
-)
 
 
 class Stepped(SystemClock):
@@ -51,52 +48,6 @@ def port(machine: HostRoots, name: str = "eth0", **files: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("rose", "verdict"),
-    [
-        (Traffic(0, 0, 0), None),
-        (Traffic(1_000_000, 99, 99), None),
-        (Traffic(1_000_000, 101, 0), (Status.DEGRADED, "errors")),
-        (Traffic(10_000_000, 500, 0), None),  # 0.005 %
-        (Traffic(10_000, 500, 0), (Status.FAILED, "errors")),
-        (Traffic(0, 500, 0), (Status.FAILED, "errors")),  # no packet comes through
-        (Traffic(10_000, 0, 400), None),
-        (Traffic(10_000, 0, 4000), (Status.DEGRADED, "drops")),
-        (Traffic(10_000, 500, 4000), (Status.FAILED, "errors")),
-    ],
-)
-def test_errors_and_drops(rose: Traffic, verdict: tuple[Status, str] | None) -> None:
-    found = nic_health.evaluate_traffic("eth0", rose, LIMITS)
-    assert (found and (found.status, found.reason)) == verdict
-
-
-@pytest.mark.parametrize(
-    ("speed", "wanted", "seen", "verdict"),
-    [
-        (100_000, 0, 100_000, None),
-        (100_000, 100_000, 0, None),
-        (200_000, 100_000, 0, None),
-        (25_000, 100_000, 25_000, (Status.FAILED, "slow")),
-        (25_000, 0, 100_000, (Status.DEGRADED, "slow")),
-        (0, 100_000, 100_000, None),  # unknown is no speed
-    ],
-)
-def test_speeds(speed: int, wanted: int, seen: int, verdict: tuple[Status, str] | None) -> None:
-    found = nic_health.evaluate_speed("eth0", speed, wanted=wanted, seen=seen)
-    assert (found and (found.status, found.reason)) == verdict
-
-
-def test_speeds_as_they_are_configured() -> None:
-    assert nic_health.parse_speeds(["eth*=200G", "ib=0=800M", "x=1T"]) == (
-        ("eth*", 200_000),
-        ("ib=0", 800),
-        ("x", 1_000_000),
-    )
-    for text in ("eth0", "eth0=", "=100G", "eth0=100", "eth0=0G", "eth0=fastG", "eth0=-1G"):
-        with pytest.raises(ValueError):
-            nic_health.parse_speeds([text])
-
-
 async def test_a_port_that_comes_back_slower_is_told_and_again_when_well(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     port(machine)
@@ -116,15 +67,6 @@ async def test_a_port_that_comes_back_slower_is_told_and_again_when_well(tmp_pat
     assert verdicts(await check.run_check())["eth0"] == OK
     port(machine, carrier_up_count=3, operstate="down")
     assert verdicts(await check.run_check())["eth0"] == OK, "nic-link's business"
-
-
-async def test_a_port_that_was_always_slow_needs_to_be_told(tmp_path: Path) -> None:
-    machine = made_up(tmp_path)
-    port(machine, speed=50000)
-    check = built(
-        nic_health.SPEC, sources(machine), options(nic_health.SPEC, speeds=("eth0=100G", "*=1G"))
-    )
-    assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "slow")}
 
 
 async def test_errors_count_for_ten_minutes_and_a_new_driver_is_no_rate(tmp_path: Path) -> None:

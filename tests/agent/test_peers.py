@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from nodeagent.checks import peers
 from nodeagent.checks.base import Off
-from nodeagent.model import Status
 from nodeagent.sources.peers import MOST, Peers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
@@ -37,20 +36,6 @@ def test_garbage_is_nobody(addresses: list[str]) -> None:
     named = Peers()
     named.named(addresses)
     assert len(named.addresses) <= MOST
-
-
-@pytest.mark.parametrize(
-    ("seconds", "answered", "verdict"),
-    [
-        (0.001, True, (Status.OK, "")),
-        (0.001, False, (Status.OK, "")),
-        (None, True, (Status.FAILED, "unreachable")),
-        (None, False, (Status.UNKNOWN, "never-answered")),
-    ],
-)
-def test_silence(*, seconds: float | None, answered: bool, verdict: tuple[Status, str]) -> None:
-    found = peers.evaluate("10.0.0.2", seconds, "", answered=answered)
-    assert (found.component, found.status, found.reason) == ("10.0.0.2", *verdict)
 
 
 async def test_no_peers_is_off(tmp_path: Path) -> None:
