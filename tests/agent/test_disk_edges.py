@@ -177,6 +177,7 @@ def test_only_what_fails_of_a_remote_filesystem_becomes_degraded() -> None:
         (errno.ENOTCONN, (Status.FAILED, "shut-down")),
         (errno.ESTALE, (Status.FAILED, "stale")),
         (errno.EPERM, (Status.UNKNOWN, "probe-failed")),
+        (errno.ENOENT, (Status.UNKNOWN, "probe-failed")),
     ],
 )
 def test_each_refusal_by_its_errno(number: int, verdict: tuple[Status, str]) -> None:
@@ -204,28 +205,11 @@ def test_mounts_are_named_without_the_last_slash() -> None:
     assert disk_common.absolute_paths(["/", "//", "/data//", "/a/b"]) == ("/", "/", "/data", "/a/b")
     with pytest.raises(ValueError, match="'' is not an absolute path"):
         disk_common.absolute_paths([""])
+    with pytest.raises(ValueError, match="'data' is not an absolute path"):
+        disk_common.absolute_paths(["/ok", "data"])
 
 
 # -- disk-write and disk-mounts -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("result", "verdict", "message"),
-    [
-        (Written(0.0024), OK, "took 2 ms"),
-        (ProbeRefused(errno.ENOTDIR, "open"), (Status.UNKNOWN, "no-directory"), "there is no such"),
-        (ProbeRefused(errno.EPERM, "open"), (Status.UNKNOWN, "not-permitted"), "open"),
-        (ProbeRefused(errno.EUCLEAN, "fsync"), (Status.FAILED, "io-error"), "fsync"),
-        (NotProbed("no python"), (Status.UNKNOWN, "probe-failed"), "no python"),
-    ],
-)
-def test_the_words_of_a_write_probe(
-    result: Result, verdict: tuple[Status, str], message: str
-) -> None:
-    found = disk_write.evaluate("/data", result)
-    assert (found.check, found.component) == ("disk-write", "/data")
-    assert (found.status, found.reason) == verdict
-    assert message in found.message
 
 
 class Refusing:
@@ -385,41 +369,6 @@ def test_a_controller_that_is_not_live(
 
 
 @pytest.mark.parametrize(
-    ("health", "new", "reason", "words"),
-    [
-        (HEALTHY, 0, "", "3 % of its life used, 41 degrees Celsius"),
-        (replace(HEALTHY, used=99), 0, "", "99 % of its life used, 41 degrees Celsius"),
-        (replace(HEALTHY, used=100), 0, "worn", "100 % of its rated life is used"),
-        (
-            replace(HEALTHY, media_errors=9, warning=0x13, used=100),
-            1,
-            "media-errors",
-            "1 media errors within a day, 9 in all",
-        ),
-        (
-            replace(HEALTHY, warning=0x13, spare=9, used=100),
-            0,
-            "spare-low",
-            "9 % of spare blocks left, below 10 %",
-        ),
-        (replace(HEALTHY, warning=0x12, used=100), 0, "hot", "41 degrees Celsius"),
-        (
-            replace(HEALTHY, warning=0x10, used=100),
-            0,
-            "backup-failed",
-            "the backup of its volatile memory has failed",
-        ),
-    ],
-)
-def test_of_what_a_drive_says_the_worst_is_told(
-    health: Health, new: int, reason: str, words: str
-) -> None:
-    found = disk_nvme.evaluate_health(DRIVE, health, new)
-    assert found.status is (Status.DEGRADED if reason else Status.OK)
-    assert (found.reason, found.message) == (reason, f"PM9A3 S1: {words}")
-
-
-@pytest.mark.parametrize(
     ("model", "serial", "said"),
     [("M", "", "M: live"), ("", "S", "S: live"), ("", "", "live"), ("M", "S", "M S: live")],
 )
@@ -535,22 +484,6 @@ def test_a_filesystem_that_has_shut_down_is_told_before_all_else() -> None:
     )
     assert (found.status, found.reason) == (Status.FAILED, "shut-down")
     assert found.message == "xfs on /dev/sda1 has shut itself down after an error"
-
-
-@pytest.mark.parametrize(
-    ("line", "writable"),
-    [
-        ("/dev/sda1 /data ext4 defaults", True),  # the last two fields may be left out
-        ("/dev/sda1 /data ext4", False),
-        ("/dev/sda1 /data ext4 noauto,rw 0 0", False),
-        ("/dev/sda1 /data ext4 nofail,ro 0 0", False),
-        ("/dev/sda1 /data ext4 errors=remount-ro,nofail 0 0", True),
-        ("#/dev/sda1 /data ext4 defaults 0 0", False),
-        ("# /data /data ext4 defaults 0 0", False),
-    ],
-)
-def test_a_line_of_fstab(line: str, *, writable: bool) -> None:
-    assert ("/data" in disk_readonly.writable_in_fstab(line)) is writable
 
 
 @pytest.mark.parametrize(

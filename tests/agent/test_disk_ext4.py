@@ -8,9 +8,9 @@ import pytest
 
 from nodeagent.checks import disk_ext4
 from nodeagent.checks.base import Off
-from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import (
     built,
     made_up,
@@ -25,13 +25,6 @@ from tests.support.waiting import patiently
 
 OK, NEW, OLD = (Status.OK, ""), (Status.FAILED, "errors"), (Status.DEGRADED, "old-errors")
 LINE = "25 1 8:{0} / {1}/d{0} rw,relatime shared:1 - ext4 /dev/sda{0} rw\n"
-
-
-class Up(SystemClock):
-    """A machine that has been up for an hour."""
-
-    def boottime(self) -> float:
-        return 3600.0
 
 
 def disk(machine: HostRoots, number: int, **files: object) -> Path:
@@ -52,7 +45,7 @@ def disk(machine: HostRoots, number: int, **files: object) -> Path:
 
 
 async def test_errors_of_this_boot_and_of_earlier_ones_are_told_apart(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, Up())
+    machine = made_up(tmp_path, HandClock(3600.0))
     now = int(time.time())
     disk(machine, 1)
     disk(machine, 2, errors_count=3, last_error_time=now - 60, last_error_func="ext4_lookup")
@@ -66,7 +59,7 @@ async def test_errors_of_this_boot_and_of_earlier_ones_are_told_apart(tmp_path: 
 
 
 async def test_a_count_that_rises_is_new_whatever_the_clock_said(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, Up())
+    machine = made_up(tmp_path, HandClock(3600.0))
     folder = disk(machine, 1, errors_count=1, last_error_time=1)
     check = built(disk_ext4.SPEC, sources(machine), options(disk_ext4.SPEC))
     assert verdicts(await check.run_check()) == {"/d1": OLD}
@@ -79,7 +72,7 @@ async def test_a_count_that_rises_is_new_whatever_the_clock_said(tmp_path: Path)
 
 @pytest.mark.parametrize("nonsense", ["what?", "-", "", "\udcff"])
 async def test_what_cannot_be_read_is_left_out(tmp_path: Path, nonsense: str) -> None:
-    machine = made_up(tmp_path, Up())
+    machine = made_up(tmp_path, HandClock(3600.0))
     folder = disk(machine, 1)
     other = disk(machine, 2, errors_count=1)
     (other / "last_error_time").unlink()

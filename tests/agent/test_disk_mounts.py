@@ -1,7 +1,6 @@
 """Expected mounts, and a remote filesystem that goes away: a FUSE process that is stopped."""
 
 import asyncio
-import errno
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -14,8 +13,7 @@ from nodeagent.checks.base import Off
 from nodeagent.checks.disk_common import Watch
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space
-from nodeagent.sources.mountinfo import MountTable, parse
+from nodeagent.sources.mountinfo import MountTable
 from tests.agent.fuse_server import Filer
 from tests.agent.machines import (
     built,
@@ -31,26 +29,6 @@ from tests.support.waiting import patiently
 
 OK = (Status.OK, "")
 MISSING = (Status.FAILED, "not-mounted")
-HOME = parse(b"2 1 0:9 / /home rw - nfs4 filer:/home rw")[0]
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [
-        (Space(1, 1, 0, 0, 0), OK),  # full is disk-space's
-        (Hung(12, "D in rpc_wait_bit_killable"), (Status.DEGRADED, "hung")),
-        (Hung(60, "D in rpc_wait_bit_killable"), (Status.FAILED, "hung")),
-        (ProbeRefused(errno.ESTALE, "statvfs"), (Status.FAILED, "stale")),
-        (ProbeRefused(errno.EIO, "statvfs"), (Status.FAILED, "io-error")),
-        (ProbeRefused(errno.EHOSTDOWN, "statvfs"), (Status.FAILED, "io-error")),
-        (ProbeRefused(errno.ENOTCONN, "statvfs"), (Status.FAILED, "shut-down")),
-        (ProbeRefused(errno.EACCES, "statvfs"), (Status.UNKNOWN, "probe-failed")),
-        (NotProbed("no child"), (Status.UNKNOWN, "probe-failed")),
-    ],
-)
-def test_what_a_remote_filesystem_answers(answer: Result, verdict: tuple[Status, str]) -> None:
-    found = disk_mounts.evaluate(HOME, answer)
-    assert (found.component, found.status, found.reason) == ("/home", *verdict)
 
 
 async def test_expected_mounts_and_those_of_an_automounter(tmp_path: Path) -> None:

@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from nodeagent.checks import disk_nvme
 from nodeagent.checks.base import Off
 from nodeagent.child_process import python
-from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, NotProbed, Page, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 
 OK = (Status.OK, "")
 DRIVE = Controller("nvme0", "live", "SOMETHING PM9A3", "S64GNE0R")
 HEALTHY = Health(warning=0, temperature=41, spare=100, spare_threshold=10, used=3, media_errors=0)
+BAD = replace(HEALTHY, warning=0x13, spare=9, used=100, media_errors=9)
+WORN = (Status.DEGRADED, "worn")
 
 
 def controller(machine: HostRoots, number: int, **files: str) -> Path:
@@ -58,13 +60,6 @@ class Drives(DiskProbe):
         return dict.fromkeys(devices, self.answer)
 
 
-class Stepped(SystemClock):
-    now = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
-
-
 def nvme(machine: HostRoots, probe: DiskProbe, **settings: object) -> disk_nvme.DiskNvme:
     found = replace(sources(machine), disk=probe)
     chosen = options(disk_nvme.SPEC, **settings)
@@ -87,25 +82,29 @@ def test_a_garbled_page_is_an_error_or_a_page(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "new", "verdict"),
+    ("health", "new", "verdict", "words"),
     [
-        (HEALTHY, 0, OK),
-        (replace(HEALTHY, media_errors=900), 0, OK),  # years old
-        (replace(HEALTHY, warning=8), 0, (Status.FAILED, "read-only")),
-        (replace(HEALTHY, warning=4), 0, (Status.FAILED, "unreliable")),
-        (replace(HEALTHY, warning=15), 0, (Status.FAILED, "read-only")),
-        (replace(HEALTHY, warning=3), 2, (Status.DEGRADED, "media-errors")),
-        (replace(HEALTHY, warning=1, spare=9), 0, (Status.DEGRADED, "spare-low")),
-        (replace(HEALTHY, warning=2), 0, (Status.DEGRADED, "hot")),
-        (replace(HEALTHY, warning=16), 0, (Status.DEGRADED, "backup-failed")),
-        (replace(HEALTHY, used=104), 0, (Status.DEGRADED, "worn")),
-        (replace(HEALTHY, warning=0xE0), 0, OK),  # bits that we don't know
+        (HEALTHY, 0, OK, "3 % of its life used, 41 degrees Celsius"),
+        (replace(HEALTHY, media_errors=900), 0, OK, "3 % of its life used"),  # years old
+        (replace(HEALTHY, warning=0xE0), 0, OK, "3 % of its life used"),  # bits that we don't know
+        (replace(HEALTHY, used=99), 0, OK, "99 % of its life used, 41 degrees Celsius"),
+        (replace(HEALTHY, used=100), 0, WORN, "100 % of its rated life is used"),
+        (replace(BAD, warning=0x1F), 1, (Status.FAILED, "read-only"), "the drive takes no writes"),
+        (replace(BAD, warning=8), 0, (Status.FAILED, "read-only"), "the drive takes no writes"),
+        (replace(BAD, warning=0x17), 1, (Status.FAILED, "unreliable"), "the drive calls itself"),
+        (replace(BAD, warning=4), 0, (Status.FAILED, "unreliable"), "the drive calls itself"),
+        (BAD, 1, (Status.DEGRADED, "media-errors"), "1 media errors within a day, 9 in all"),
+        (BAD, 0, (Status.DEGRADED, "spare-low"), "9 % of spare blocks left, below 10 %"),
+        (replace(BAD, warning=0x12), 0, (Status.DEGRADED, "hot"), "41 degrees Celsius"),
+        (replace(BAD, warning=0x10), 0, (Status.DEGRADED, "backup-failed"), "the backup of its"),
     ],
 )
-def test_what_the_drive_says(health: Health, new: int, verdict: tuple[Status, str]) -> None:
+def test_of_what_a_drive_says_the_worst_is_told(
+    health: Health, new: int, verdict: tuple[Status, str], words: str
+) -> None:
     found = disk_nvme.evaluate_health(DRIVE, health, new)
     assert (found.status, found.reason) == verdict
-    assert found.message.startswith("SOMETHING PM9A3 S64GNE0R: ")
+    assert found.message.startswith(f"SOMETHING PM9A3 S64GNE0R: {words}")
 
 
 async def test_drives_of_this_machine_and_none_of_a_network(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ async def test_drives_of_this_machine_and_none_of_a_network(tmp_path: Path) -> N
 
 
 async def test_a_controller_that_does_not_come_back_is_stuck(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock(1000.0)
     machine = made_up(tmp_path, clock)
     folder = controller(machine, 0, state="resetting")
     check = nvme(machine, Drives(machine))
@@ -194,7 +193,7 @@ async def test_drives_that_were_never_there_are_missed_by_their_number(tmp_path:
 
 
 async def test_media_errors_count_when_they_rise_and_for_a_day(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock(1000.0)
     machine = made_up(tmp_path, clock)
     controller(machine, 0)
     drives = Drives(machine)

@@ -139,15 +139,8 @@ async def test_a_machine_without_a_gpu_has_no_driver_to_watch(tmp_path: Path) ->
 # -- who waits in the driver ---------------------------------------------------------------------
 
 
-class HandClock(SystemClock):
-    now = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
-
-
 async def waiters(tmp_path: Path, *, skip: tuple[int, ...] = ()) -> list[tuple[int, str]]:
-    clock = HandClock()
+    clock = HandClock(1000.0)
     found = DriverWaiters(HostRoots(clock=clock, proc=tmp_path))
     assert await found.sample(skip) == [], "the first look has no duration"
     clock.now += 60
@@ -200,7 +193,7 @@ async def test_the_agents_own_workers_are_no_witness(tmp_path: Path) -> None:
 async def test_a_thread_that_moved_between_two_looks_does_not_wait(
     tmp_path: Path, groups: int
 ) -> None:
-    clock = HandClock()
+    clock = HandClock(1000.0)
     tree = ProcTree(tmp_path)
     found = DriverWaiters(HostRoots(clock=clock, proc=tmp_path))
     for switches in range(5, 9):
@@ -228,7 +221,7 @@ async def test_a_machine_of_many_threads_is_read_up_to_a_bound(tmp_path: Path) -
     tree = ProcTree(tmp_path)
     for pid in range(100, 120):
         tree.add(pid, "python3", state="D", wchan="os_acquire_mutex")
-    clock = HandClock()
+    clock = HandClock(1000.0)
     found = DriverWaiters(HostRoots(clock=clock, proc=tmp_path), most=12)
     await found.sample(())
     clock.now += 60

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from nodeagent.checks import infiniband
 from nodeagent.checks.base import Off
-from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.infiniband import COUNTERS, Port, parse_port
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import (
     built,
     made_up,
@@ -28,13 +28,6 @@ from tests.agent.machines import (
 
 OK = (Status.OK, "")
 DOWN, MISSING = (Status.FAILED, "link-down"), (Status.FAILED, "missing")
-
-
-class Stepped(SystemClock):
-    now = 10_000.0
-
-    def boottime(self) -> float:
-        return self.now
 
 
 def device(machine: HostRoots, name: str, pci: str, ports: int = 1) -> list[Path]:
@@ -151,7 +144,7 @@ async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path
 
 
 async def test_counters_count_by_the_hour_and_survive_their_reset(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock()
     machine = made_up(tmp_path, clock)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     write_counters(port, symbol_error="4000", link_downed="3")

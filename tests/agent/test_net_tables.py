@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from nodeagent.checks import net_tables
 from nodeagent.checks.base import Off
-from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.net_tables import neighbours, parse_stat
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import (
     built,
     made_up,
@@ -40,13 +40,6 @@ entries  clashres found new invalid ignore delete chainlength insert insert_fail
 """
 
 
-class Stepped(SystemClock):
-    now = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
-
-
 def filled(
     machine: HostRoots, arp: int = 0, fulls: int = 0, tracked: int = 0, drop: int = 0
 ) -> None:
@@ -64,7 +57,7 @@ def filled(
 
 
 async def test_tables_fill_overflow_and_recover(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock()
     machine = made_up(tmp_path, clock)
     check = built(net_tables.SPEC, sources(machine), options(net_tables.SPEC))
     assert isinstance(await check.run_check(), Off)

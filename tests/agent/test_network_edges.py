@@ -8,7 +8,6 @@ import pytest
 
 from nodeagent.checks import dns, infiniband, net_tables, nic_health, nic_link, peers, reach
 from nodeagent.checks.base import Off
-from nodeagent.clock import SystemClock
 from nodeagent.model import Observation, Status
 from nodeagent.sources.disk_probe import DiskProbe, Result
 from nodeagent.sources.dns import Reply
@@ -19,19 +18,13 @@ from nodeagent.sources.infiniband import Place, Port
 from nodeagent.sources.net_tables import NetTable
 from nodeagent.sources.network import DefaultRoute, Link, Traffic
 from nodeagent.sources.tcp_probe import Connection
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.agent.test_infiniband import device, write_counters
 from tests.agent.test_nic_health import port
 
 OK = (Status.OK, "")
 DEGRADED, FAILED, UNKNOWN = Status.DEGRADED, Status.FAILED, Status.UNKNOWN
-
-
-class Stepped(SystemClock):
-    now = 10_000.0
-
-    def boottime(self) -> float:
-        return self.now
 
 
 # -- nic-health -----------------------------------------------------------------------------------
@@ -142,7 +135,7 @@ def watching(machine: HostRoots, **settings: object) -> tuple[nic_health.NicHeal
 
 
 async def test_a_speed_is_asked_every_ten_minutes_and_after_a_new_link(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock()
     machine = made_up(tmp_path, clock)
     port(machine)
     port(machine, "eth1", operstate="down")
@@ -161,7 +154,7 @@ async def test_a_speed_is_asked_every_ten_minutes_and_after_a_new_link(tmp_path:
 
 
 async def test_a_port_that_was_gone_is_a_new_one_when_it_is_back(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, Stepped())
+    machine = made_up(tmp_path, HandClock())
     folder = port(machine, rx_packets=1000, rx_errors=0)
     port(machine, "eth1")
     check, _ = watching(machine)
@@ -187,7 +180,7 @@ async def test_a_port_without_a_link_or_a_speed_says_so(tmp_path: Path) -> None:
 
 
 async def test_the_worst_of_a_port_is_told(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, Stepped())
+    machine = made_up(tmp_path, HandClock())
     port(machine, rx_packets=10_000, rx_missed_errors=0)
     check, _ = watching(machine, speeds=("eth*=200G", "*=1G"))
     await check.run_check()
@@ -226,7 +219,7 @@ def test_a_link(
 async def test_excluded_ports_are_left_out_and_a_port_that_is_back_begins_anew(
     tmp_path: Path,
 ) -> None:
-    clock = Stepped()
+    clock = HandClock()
     machine = made_up(tmp_path, clock)
     folder = port(machine, carrier_down_count=0)
     port(machine, "eth1", operstate="down")
@@ -319,7 +312,7 @@ async def test_an_adapter_without_an_address_on_the_bus_is_not_missed(tmp_path: 
 
 
 async def test_an_adapter_that_was_gone_is_a_new_one_when_it_is_back(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, Stepped())
+    machine = made_up(tmp_path, HandClock())
     [port_folder] = device(machine, "mlx5_0", "0000:3b:00.0")
     check = built(infiniband.SPEC, sources(machine), options(infiniband.SPEC))
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}

@@ -8,11 +8,11 @@ import pytest
 
 from nodeagent.checks import nic_health, nic_link
 from nodeagent.checks.base import Off
-from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.disk_probe import DiskProbe, Hung, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import (
     built,
     made_up,
@@ -24,13 +24,6 @@ from tests.agent.machines import (
 )
 
 OK = (Status.OK, "")
-
-
-class Stepped(SystemClock):
-    now = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
 
 
 def port(machine: HostRoots, name: str = "eth0", **files: object) -> Path:
@@ -70,7 +63,7 @@ async def test_a_port_that_comes_back_slower_is_told_and_again_when_well(tmp_pat
 
 
 async def test_errors_count_for_ten_minutes_and_a_new_driver_is_no_rate(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock()
     machine = made_up(tmp_path, clock)
     port(machine, rx_packets=10**9, rx_errors=10**6)
     check = built(nic_health.SPEC, sources(machine), options(nic_health.SPEC))
@@ -148,7 +141,7 @@ def test_flapping_is_degraded_and_down_is_worse(
 
 
 async def test_a_link_that_goes_between_two_looks_is_counted(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock()
     machine = made_up(tmp_path, clock)
     port(machine, carrier_down_count=40)
     check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))

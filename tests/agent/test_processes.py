@@ -23,6 +23,7 @@ from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import parse_stat, read_stat
 from nodeagent.sources.process_state import read_state
 from nodeagent.sources.processes import Processes
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import (
     built,
     made_up,
@@ -37,13 +38,6 @@ from tests.support.present import present
 from tests.support.waiting import PATIENCE, until
 
 OK = (Status.OK, "")
-
-
-class Stepped(SystemClock):
-    now = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
 
 
 def process(machine: HostRoots, pid: int, **what: object) -> None:
@@ -76,12 +70,12 @@ def gone(machine: HostRoots, pid: int) -> None:
 
 
 @pytest.fixture
-def clock() -> Stepped:
-    return Stepped()
+def clock() -> HandClock:
+    return HandClock(1000.0)
 
 
 @pytest.fixture
-def machine(tmp_path: Path, clock: Stepped) -> HostRoots:
+def machine(tmp_path: Path, clock: HandClock) -> HostRoots:
     return made_up(tmp_path, clock)
 
 
@@ -111,7 +105,7 @@ def test_a_sweep_sees_the_states_that_it_asks_for_whatever_the_names(name: str, 
 
 
 async def test_one_wait_is_stuck_and_many_short_ones_are_not(
-    machine: HostRoots, clock: Stepped
+    machine: HostRoots, clock: HandClock
 ) -> None:
     process(machine, 10, state="D", switches=5, wchan="nfs_wait", name="train")
     process(machine, 11, state="D", switches=5)
@@ -128,7 +122,7 @@ async def test_one_wait_is_stuck_and_many_short_ones_are_not(
 
 
 async def test_another_process_of_the_same_pid_is_not_stuck(
-    machine: HostRoots, clock: Stepped
+    machine: HostRoots, clock: HandClock
 ) -> None:
     check = check_of(machine)
     for started in (7, 8, 9, 10):
@@ -138,7 +132,7 @@ async def test_another_process_of_the_same_pid_is_not_stuck(
 
 
 async def test_many_stuck_are_failed_and_named_by_where_they_wait(
-    machine: HostRoots, clock: Stepped
+    machine: HostRoots, clock: HandClock
 ) -> None:
     for pid in range(10, 14):
         process(machine, pid, state="D", wchan="os_acquire_rwlock" if pid < 13 else "io_schedule")
@@ -179,7 +173,7 @@ def test_each_look_is_bounded_and_all_are_seen_in_turn(machine: HostRoots) -> No
     assert sum(found.sample().zombies.values()) == 5
 
 
-def test_what_is_remarkable_is_bounded_too(machine: HostRoots, clock: Stepped) -> None:
+def test_what_is_remarkable_is_bounded_too(machine: HostRoots, clock: HandClock) -> None:
     for pid in range(1, 31):
         process(machine, pid, state="D")
     found = Processes(machine, most=10)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.checks import reboot
-from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import (
     built,
     made_up,
@@ -23,16 +23,8 @@ BOOTED = 1_795_259_073
 REBOOTED, CRASHED = (Status.OK, "rebooted"), (Status.DEGRADED, "crashed")
 
 
-class Up(SystemClock):
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def boottime(self) -> float:
-        return self.seconds
-
-
 def machine_up(root: Path, seconds: float) -> HostRoots:
-    machine = made_up(root, Up(seconds))
+    machine = made_up(root, HandClock(seconds))
     stat = f"cpu  1 2 3\nctxt 25255418\nbtime {BOOTED}\nprocesses 122422\n"
     (machine.proc / "stat").write_text(stat)
     return machine

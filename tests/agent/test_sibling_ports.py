@@ -8,9 +8,9 @@ import pytest
 
 from nodeagent.checks import infiniband, nic_health, nic_link, pcie_link
 from nodeagent.checks.base import CheckSpec, Off
-from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import made_up, observations, options, sources
 
 #: `ibdev2netdev` of a node with eight H100s, eight single-port ConnectX-7 for InfiniBand and two
@@ -173,18 +173,11 @@ DEGRADED, FAILED = "degraded", "failed"
 NVME = ("0x144d", "0xa826", "0x144d", "0xaa0a")
 
 
-class Stepped(SystemClock):
-    now = 100_000.0
-
-    def boottime(self) -> float:
-        return self.now
-
-
 class Node:
     """A machine, and checks that look at it."""
 
     def __init__(self, root: Path) -> None:
-        self.clock = Stepped()
+        self.clock = HandClock(100_000.0)
         self.host: HostRoots = made_up(root, self.clock)
         self.sys = SysfsTree(root / "sys")
 
