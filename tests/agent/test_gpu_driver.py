@@ -15,6 +15,7 @@ from nodeagent.sources.driver_waiters import DriverWaiter, DriverWaiters
 from nodeagent.sources.gpu_sample import NvmlTrouble, TroubleKind
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kubelet_devices import CHECKPOINT, healthy_devices
+from tests.agent.kernel_log import HandClock
 from tests.nvml import gpu
 from tests.nvml.gpu_bench import Bench, run_check
 from tests.support.proc_tree import ProcTree

@@ -352,6 +352,9 @@ async def test_what_a_count_of_memory_errors_says_beside_the_one_before(
     seen = await run_check(check)
     resets, new = signs
     assert seen.clearings == [Clearing("GPU-0", "gpu-reset")] * resets
+    if resets and new:
+        first_two = ["Clearing", "FaultSighting"]
+        assert seen.kinds[:2] == first_two, "or it would be cleared with the rest"
     assert [fault.details for fault in seen.faults] == [
         {"new": str(new), "pci": GPUS[0].pci} for _ in range(bool(new))
     ]
@@ -369,6 +372,7 @@ async def test_a_count_that_could_not_be_read_is_compared_when_it_next_can(node:
         ECC,
         None,
         replace(ECC, uncorrected=None, corrected=None),
+        replace(ECC, uncorrected=None),
         replace(ECC, uncorrected=4),
     )
     faults = []
@@ -376,7 +380,7 @@ async def test_a_count_that_could_not_be_read_is_compared_when_it_next_can(node:
         node.set_gpus(replace(GPUS[0], ecc=count))
         faults.append([fault.details["new"] for fault in (await run_check(check)).faults])
         node.later()
-    assert faults == [[], [], [], ["2"]]
+    assert faults == [[], [], [], [], ["2"]]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from nodeagent.checks import gpu_pcie
-from nodeagent.checks.base import Check, Off
+from nodeagent.checks.base import Check
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pcie_link import PcieLink, read_link
 from tests.agent.kernel_log import HandClock
@@ -56,71 +56,18 @@ def test_a_width_that_is_none_is_unknown(tmp_path: Path, width: str) -> None:
     assert read_link(HostRoots(clock=HandClock(), sys=tmp_path), f"{pci_of(0)}.0").width is None
 
 
-async def test_a_link_that_lost_lanes_is_degraded(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
-        for index in range(2):
-            link(bench.gpus.sys, index)
-        check = bench.build(gpu_pcie.SPEC)
-        assert (await run_check(check)).status("pci:" + pci_of(1)) == ("OK", "")
-        link(bench.gpus.sys, 1, width="4")
-        bench.later()
-        seen = await run_check(check)
-    assert seen.status("pci:" + pci_of(1)) == ("DEGRADED", "narrow")
-    assert "4 lanes at 16.0 GT/s" in seen.by_component["pci:" + pci_of(1)].message
-
-
-async def test_the_narrow_one_among_its_like_is_noticed_at_the_first_look(tmp_path: Path) -> None:
-    known = {pci_of(index): uuid_of(index) for index in range(4)}
-    async with Bench(tmp_path, [gpu(i) for i in range(4)], remembered=known) as bench:
-        for index in range(4):
-            link(bench.gpus.sys, index, width="8" if index == 2 else "16")
-        seen = await run_check(bench.build(gpu_pcie.SPEC))
-        assert seen.status(uuid_of(2)) == ("DEGRADED", "narrow")
-        link(bench.gpus.sys, 2, width="8", most="8")
-        seen = await run_check(bench.build(gpu_pcie.SPEC))
-        assert seen.status(uuid_of(2)) == ("OK", ""), "another kind of card, in its own slot"
-
-
-async def test_below_what_the_configuration_says_is_failed(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(0)]) as bench:
-        link(bench.gpus.sys, 0, width="8", most="8")
-        check = gpu_pcie.SPEC.build(bench.sources, options(gpu_pcie.SPEC, width=16))
-        seen = await run_check(check)  # type: ignore[arg-type]  # it reads no log
-    assert seen.status("pci:" + pci_of(0)) == ("FAILED", "narrow")
-
-
-@pytest.mark.parametrize(
-    ("nonfatal", "fatal", "word"), [(9, 11, "2 fatal"), (11, 9, "2 non-fatal")]
-)
-async def test_errors_are_told_for_an_hour_and_not_those_from_before(
-    tmp_path: Path, nonfatal: int, fatal: int, word: str
-) -> None:
+async def test_errors_are_told_for_an_hour_and_not_those_from_before(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         link(bench.gpus.sys, 0, nonfatal=9, fatal=9)
         check = bench.build(gpu_pcie.SPEC)
         assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
-        link(bench.gpus.sys, 0, nonfatal=nonfatal, fatal=fatal)
+        link(bench.gpus.sys, 0, nonfatal=12, fatal=11)
         bench.later()
         seen = await run_check(check)
         assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "errors")
-        assert word in seen.by_component["pci:" + pci_of(0)].message
+        assert "2 fatal, 3 non-fatal" in seen.by_component["pci:" + pci_of(0)].message
         bench.later(3601)
         assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
-
-
-@pytest.mark.parametrize(("rise", "is_well"), [(80, True), (81, False)])
-async def test_more_than_eight_replays_a_minute_are_too_many(
-    tmp_path: Path,
-    rise: int,
-    is_well: bool,  # noqa: FBT001  # pytest gives it by name
-) -> None:
-    async with Bench(tmp_path, [gpu(0, replays=1000)]) as bench:
-        link(bench.gpus.sys, 0)
-        check = bench.build(gpu_pcie.SPEC)
-        await run_check(check)
-        bench.gpus.write([gpu(0, replays=1000 + rise)])
-        bench.later()
-        assert (await run_check(check)).is_well("pci:" + pci_of(0)) is is_well
 
 
 async def test_a_driver_that_hangs_does_not_hide_the_link(tmp_path: Path) -> None:
@@ -152,14 +99,6 @@ async def test_a_bus_without_these_files_is_unknown(tmp_path: Path) -> None:
         bench.later()
         seen = await run_check(bench.build(gpu_pcie.SPEC))
     assert seen.status("") == ("UNKNOWN", "no-sysfs")
-
-
-async def test_where_nobody_tells_of_any_link_there_is_nothing_to_look_at(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(0, replays=None)]) as bench:
-        for name in PCIE_LINK:
-            (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).write_text("Unknown\n")
-        report = await bench.build(gpu_pcie.SPEC).run_check()
-    assert report == Off("neither sysfs nor NVML reports GPU link faults")
 
 
 # -- beside the other GPUs ------------------------------------------------------------------------

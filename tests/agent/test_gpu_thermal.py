@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,29 +12,27 @@ from nodeagent.sources.gpu_sample import Gpu, GpuLimits
 from tests.nvml import gpu, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
 
+#: A GPU's temperatures, and the verdict.
+HEAT: list[tuple[dict[str, int | None], tuple[str, str]]] = [
+    ({}, ("OK", "")),
+    ({"temperature": 86}, ("OK", "")),
+    ({"temperature": 87}, ("DEGRADED", "hot")),
+    ({"temperature": 95}, ("DEGRADED", "hot")),
+    ({"temperature": 95, "margin": 3}, ("OK", "")),  # the driver's own margin counts
+    ({"temperature": 60, "margin": 2}, ("DEGRADED", "hot")),
+    ({"temperature": 95, "thresholds": None}, ("OK", "")),
+    ({"memory": 92}, ("OK", "")),
+    ({"memory": 93}, ("DEGRADED", "memory-hot")),
+    ({"memory": None}, ("OK", "")),
+]
 
-@pytest.mark.parametrize(
-    ("values", "status"),
-    [
-        ({}, ("OK", "")),
-        ({"temperature": 86}, ("OK", "")),
-        ({"temperature": 87}, ("DEGRADED", "hot")),
-        ({"temperature": 95}, ("DEGRADED", "hot")),
-        ({"temperature": 95, "margin": 3}, ("OK", "")),  # the driver's own margin counts
-        ({"temperature": 60, "margin": 2}, ("DEGRADED", "hot")),
-        ({"temperature": 95, "thresholds": None}, ("OK", "")),
-        ({"memory": 92}, ("OK", "")),
-        ({"memory": 93}, ("DEGRADED", "memory-hot")),
-        ({"memory": None}, ("OK", "")),
-    ],
-)
-async def test_a_gpu_is_degraded_near_its_slowdown(
-    tmp_path: Path, values: dict[str, int | None], status: tuple[str, str]
-) -> None:
-    async with Bench(tmp_path, [gpu(0), gpu(1, **values)]) as bench:
+
+async def test_a_gpu_is_degraded_near_its_slowdown(tmp_path: Path) -> None:
+    gpus = [gpu(index, **values) for index, (values, _) in enumerate(HEAT)]
+    async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_thermal.SPEC))
-    assert seen.status(uuid_of(1)) == status
-    assert seen.is_well(uuid_of(0))
+    found = [(values, seen.status(uuid_of(index))) for index, (values, _) in enumerate(HEAT)]
+    assert found == HEAT
 
 
 async def test_the_figures_are_shown(tmp_path: Path) -> None:
