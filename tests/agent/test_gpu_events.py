@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from nodeagent.checks import gpu_events, xid
-from nodeagent.checks.base import LogCheck, Off
+from nodeagent.checks.base import LogCheck
 from nodeagent.model import ClearedBy
 from nodeagent.sources.nvml_sampler import _MOST_EVENTS
 from tests.agent.kernel_log import record
@@ -57,21 +57,6 @@ async def test_what_the_log_has_told_is_not_told_again(tmp_path: Path) -> None:
     assert [(each.code, each.component) for each in faults] == [("xid:79", uuid_of(1))]
 
 
-async def test_an_earlier_line_of_the_same_xid_hides_no_later_event(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(0)]) as bench:
-        check = bench.build(gpu_events.SPEC)
-        log_line(bench, 48)
-        bench.later()
-        await run_check(check)
-        bench.later()
-        await run_check(check)
-        bench.gpus.xid(0, 48)
-        bench.later()
-        await run_check(check)
-        bench.later()
-        assert [each.code for each in (await run_check(check)).faults] == ["xid:48"]
-
-
 async def test_events_that_another_check_s_sample_brought_are_not_lost(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_events.SPEC)
@@ -119,13 +104,6 @@ async def test_gpus_that_give_no_events(tmp_path: Path) -> None:
         await run_check(check)
         bench.later()
         assert [each.code for each in (await run_check(check)).faults] == ["xid:94"]
-
-
-async def test_where_no_gpu_gives_any_the_check_is_off(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(0)]) as bench:
-        bench.gpus.fail("nvmlDeviceRegisterEvents", code=3)
-        check = bench.build(gpu_events.SPEC)
-        assert await check.run_check() == Off("not supported by these GPUs")
 
 
 async def test_a_worker_that_crashed_is_listening_again(tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ STATES = {
     (3, 0, 0x5 << 8, 1, 7, 3): ("FAILED", "misconfigured"),
     (3, 0, 0, 2, 7, 3): ("FAILED", "unhealthy"),
     (3, 0, 0x1, 0, 7, 2): ("DEGRADED", "degraded-bandwidth"),
-    (0, 0, 0, 0, 0, 3): ("UNKNOWN", "unsupported"),
-    None: ("UNKNOWN", "unsupported"),
 }
 
 
 async def test_each_state_of_the_fabric_has_its_verdict(tmp_path: Path) -> None:
     gpus = [gpu(index, fabric=fabric) for index, fabric in enumerate(STATES)]
+    gpus.append(gpu(len(gpus), fabric=None, name="NVIDIA L4"))
     async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_fabric.SPEC))
-    assert [seen.status(each.uuid) for each in gpus] == [*STATES.values()]
+    found = [seen.status(each.uuid) for each in gpus]
+    assert found == [*STATES.values(), ("UNKNOWN", "unsupported")]
     assert "clique 7 of cluster c1c1" in seen.by_component[uuid_of(0)].message

@@ -19,13 +19,6 @@ async def test_a_corrupted_inforom_is_degraded(tmp_path: Path) -> None:
     assert inventory.status(uuid_of(1)) == ("OK", ""), "one fault is told once"
 
 
-async def test_what_cannot_be_validated_is_unknown(tmp_path: Path) -> None:
-    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
-        bench.gpus.fail(CALL, gpu=1, code=4)
-        seen = await run_check(bench.build(gpu_inforom.SPEC))
-    assert seen.status(uuid_of(1)) == ("UNKNOWN", "no-permission")
-
-
 async def test_it_is_validated_once_a_day(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_inforom.SPEC)

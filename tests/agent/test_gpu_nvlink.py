@@ -27,7 +27,7 @@ def volta(link: int = 0, **counts: int) -> Mapping[str, Any]:
 
 async def test_links_that_are_up_are_well(tmp_path: Path) -> None:
     gpus = [gpu(0, fabric=None), gpu(1, fabric=None, links=(1,) * 4)]
-    gpus += [gpu(2, fabric=None, links=()), gpu(3, fabric=None, link_fields=())]
+    gpus += [gpu(2, fabric=None, links=()), gpu(3, fabric=None, link_fields=(), name="NVIDIA L4")]
     async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(0)) == ("OK", "")

@@ -51,10 +51,18 @@ async def test_virtual_functions_are_no_gpus_of_the_host(
 
 
 @pytest.mark.parametrize(
-    "driver", ["vfio-pci", "nvgrace_gpu_vfio_pci", "nvidia-vgpu-vfio", "pci-stub", "pciback"]
+    ("driver", "expected", "library"),
+    [
+        ("vfio-pci", None, True),
+        ("vfio-pci", None, False),
+        ("vfio-pci", 2, True),
+        ("vfio-pci", 2, False),
+        ("nvgrace_gpu_vfio_pci", 2, False),
+        ("nvidia-vgpu-vfio", None, False),
+        ("pci-stub", None, True),
+        ("pciback", 2, True),
+    ],
 )
-@pytest.mark.parametrize("expected", [None, 2])
-@pytest.mark.parametrize("library", [True, False])
 async def test_checks_are_off_where_virtual_machines_have_all_gpus(
     tmp_path: Path, driver: str, expected: int | None, *, library: bool
 ) -> None:
@@ -133,65 +141,82 @@ async def test_the_node_names_the_foreign_driver_that_has_its_gpus(tmp_path: Pat
     assert "nouveau has the GPUs" in seen.by_component[""].message
 
 
-@pytest.mark.parametrize("looks", [1, 2])
-@pytest.mark.parametrize(
-    ("code", "verdict"),
-    [
-        (999, ("FAILED", "missing")),
-        (8, ("FAILED", "missing")),
-        (15, ("FAILED", "lost")),
-        (4, ("UNKNOWN", "no-permission")),
-        (23, ("UNKNOWN", "nvml-error-23")),
-        (17, ("UNKNOWN", "nvml-error-17")),
-        (1, ("UNKNOWN", "nvml-error-1")),
-        *((code, ("FAILED", "missing")) for code in (2, 10, 19, 27)),
-    ],
-)
-async def test_a_handles_error_has_one_verdict_at_the_first_sample_and_later(
-    tmp_path: Path, looks: int, code: int, verdict: tuple[str, str]
+#: The verdict on a GPU by the error of its handle.
+HANDLE_ERRORS = {
+    999: ("FAILED", "missing"),
+    8: ("FAILED", "missing"),
+    15: ("FAILED", "lost"),
+    4: ("UNKNOWN", "no-permission"),
+    23: ("UNKNOWN", "nvml-error-23"),
+    17: ("UNKNOWN", "nvml-error-17"),
+    1: ("UNKNOWN", "nvml-error-1"),
+    **dict.fromkeys((2, 10, 19, 27), ("FAILED", "missing")),
+}
+
+
+@pytest.mark.parametrize("code", HANDLE_ERRORS)
+async def test_a_handles_error_at_the_first_sample_has_its_verdict(
+    tmp_path: Path, code: int
 ) -> None:
     async with Bench(tmp_path, TWO) as bench:
         check = bench.build(gpu_inventory.SPEC)
-        if looks > 1:
-            await run_check(check)
+        bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=code)
         for _ in range(2):
+            bench.later()
+            seen = await run_check(check)
+            assert seen.status(f"pci:{pci_of(1)}") == HANDLE_ERRORS[code]
+            assert str(code) in seen.by_component[f"pci:{pci_of(1)}"].message
+
+
+async def test_a_handles_error_has_the_same_verdict_later(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        await run_check(check)
+        for code, verdict in HANDLE_ERRORS.items():
+            bench.gpus.heal()
             bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=code)
             bench.later()
             seen = await run_check(check)
-            name = uuid_of(1) if looks > 1 else f"pci:{pci_of(1)}"
-            assert seen.status(name) == verdict
-            assert str(code) in seen.by_component[name].message
+            assert seen.status(uuid_of(1)) == verdict
+            assert str(code) in seen.by_component[uuid_of(1)].message
 
 
-@pytest.mark.parametrize("looks", [1, 2])
-@pytest.mark.parametrize(
-    ("call", "code", "verdict"),
-    [
-        ("nvmlDeviceGetUUID", 4, ("UNKNOWN", "no-permission")),
-        ("nvmlDeviceGetUUID", 10, ("UNKNOWN", "nvml-error-10")),
-        ("nvmlDeviceGetUUID", 999, ("UNKNOWN", "nvml-error-999")),
-        ("nvmlDeviceGetUUID", 15, ("FAILED", "lost")),
-        ("nvmlDeviceGetPciInfo_v3", 4, ("UNKNOWN", "no-permission")),
-        ("nvmlDeviceGetPciInfo_v3", 999, ("UNKNOWN", "nvml-error-999")),
-    ],
-)
-async def test_a_gpu_that_nvml_offers_without_its_identity_has_one_verdict(
-    tmp_path: Path, call: str, code: int, verdict: tuple[str, str], looks: int
+#: The verdict on a GPU that NVML offers without its identity, by the call and its error.
+IDENTITY_ERRORS = {
+    ("nvmlDeviceGetUUID", 4): ("UNKNOWN", "no-permission"),
+    ("nvmlDeviceGetUUID", 10): ("UNKNOWN", "nvml-error-10"),
+    ("nvmlDeviceGetUUID", 999): ("UNKNOWN", "nvml-error-999"),
+    ("nvmlDeviceGetUUID", 15): ("FAILED", "lost"),
+    ("nvmlDeviceGetPciInfo_v3", 4): ("UNKNOWN", "no-permission"),
+    ("nvmlDeviceGetPciInfo_v3", 999): ("UNKNOWN", "nvml-error-999"),
+}
+
+
+@pytest.mark.parametrize(("call", "code"), IDENTITY_ERRORS)
+async def test_an_identity_that_cannot_be_read_at_the_first_sample_has_its_verdict(
+    tmp_path: Path, call: str, code: int
 ) -> None:
     async with Bench(tmp_path, TWO) as bench:
-        check = bench.build(gpu_inventory.SPEC)
-        if looks > 1:
-            await run_check(check)
         bench.gpus.fail(call, gpu=1, code=code)
-        bench.later()
-        seen = await run_check(check)
-        if looks == 1:
-            assert seen.status(f"pci:{pci_of(1)}") == verdict
-        elif "Pci" in call:
-            assert seen.is_well(uuid_of(1)), "its address is known"
-        else:
-            assert seen.status(uuid_of(1)) == verdict
+        seen = await run_check(bench.build(gpu_inventory.SPEC))
+        assert seen.status(f"pci:{pci_of(1)}") == IDENTITY_ERRORS[call, code]
         assert seen.is_well(uuid_of(0))
+
+
+async def test_an_identity_that_cannot_be_read_later_has_the_same_verdict(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        await run_check(check)
+        for (call, code), verdict in IDENTITY_ERRORS.items():
+            bench.gpus.heal()
+            bench.gpus.fail(call, gpu=1, code=code)
+            bench.later()
+            seen = await run_check(check)
+            if "Pci" in call:
+                assert seen.is_well(uuid_of(1)), "its address is known"
+            else:
+                assert seen.status(uuid_of(1)) == verdict
+            assert seen.is_well(uuid_of(0))
 
 
 @pytest.mark.parametrize("code", [15, 999])

@@ -162,7 +162,7 @@ async def test_a_gpu_whose_handle_is_lost_is_known_from_before(tmp_path: Path) -
     ("code", "kind", "says"),
     [
         (9, TroubleKind.DRIVER_NOT_LOADED, "not loaded"),
-        (18, TroubleKind.LIBRARY_MISMATCH, "different versions"),
+        (18, TroubleKind.LIBRARY_MISMATCH, "different versions: reload the driver or reboot"),
         (12, TroubleKind.NO_LIBRARY, "nvml.library"),
         (15, TroubleKind.FAILED, "cannot be initialised"),
         (999, TroubleKind.FAILED, "cannot be initialised"),
