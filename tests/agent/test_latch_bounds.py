@@ -165,6 +165,7 @@ def test_as_many_faults_as_fit_are_held_and_the_least_goes_with_a_word(held: Lat
     assert codes(held) == [0, 1, 2, 4], "the one that was last seen first"
     [(records, message)] = said(held)
     assert (records, message.partition("; ")[2]) == (1, "own:0003 was dropped")
+    assert held.unacked.clearings == [], "no fault has ended"
     out = present(held.delta(NOW))
     assert [one.code for one in out.faults] == ["own:0004"]
 

@@ -7,9 +7,8 @@ import pytest
 from nodeagent.evidence.entries import WINDOW
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
-from nodeagent.evidence.unacked import LIMIT, UnackedEvents
+from nodeagent.evidence.unacked import UnackedEvents
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Gone, Loss, Observation, Status
-from sickbay.v1 import limits
 
 SIGN, LOSS, AWAY = Clearing("GPU-1", "gpu-reset"), Loss("kmsg", 3, "gap"), Gone("disk", "/a")
 
@@ -64,102 +63,6 @@ def test_the_same_sign_again_is_told_again_and_owed_once() -> None:
     assert held.carry(6, everything=False) == ([SIGN], [], [])
     assert held.acknowledged(5)
     assert held.clearings == [SIGN], "the fifth message did not carry this one"
-
-
-def test_a_component_that_is_there_again_is_owed_no_more() -> None:
-    held = full()
-    held.drop_gone(("disk", "/other"))
-    assert held.gone == [(AWAY, True)]
-    held.drop_gone(("disk", "/a"))
-    assert held.gone == []
-    held.take_gone(AWAY, matters=False)
-    assert held.gone == [(AWAY, False)]
-
-
-def test_losses_of_a_source_are_added_up_until_they_are_told() -> None:
-    held = UnackedEvents()
-    held.add_loss(Loss("kmsg", 3, "gap"))
-    held.add_loss(Loss("nvml", 1, "lost"))
-    held.add_loss(Loss("kmsg", 4, "another gap"))
-    assert held.losses == [Loss("kmsg", 7, "another gap"), Loss("nvml", 1, "lost")]
-    held.carry(1, everything=False)
-    held.add_loss(Loss("kmsg", 5, "later"))
-    assert held.losses[-1] == Loss("kmsg", 5, "later"), "what was told is not told twice"
-    assert held.carry(2, everything=False)[1] == [Loss("kmsg", 5, "later")]
-    unknown = UnackedEvents()
-    unknown.add_loss(Loss("kmsg", 3, "gap"))
-    unknown.add_loss(Loss("kmsg", 0, "so many that nobody knows"))
-    assert unknown.losses == [Loss("kmsg", 0, "so many that nobody knows")]
-    most = UnackedEvents()
-    most.add_loss(Loss("kmsg", limits.MAX_COUNT, "a"))
-    most.add_loss(Loss("kmsg", 5, "b"))
-    assert most.losses[0].records == limits.MAX_COUNT
-
-
-def test_so_many_losses_are_kept_and_the_latest_of_them() -> None:
-    held = UnackedEvents()
-    for number in range(100):
-        held.add_loss(Loss(f"s{number}", 1, ""))
-    assert [loss.source for loss in held.losses] == [f"s{number}" for number in range(36, 100)]
-    held.carry(1, everything=True)
-    held.add_loss(Loss("s99", 2, "more"))  # there is no room for it apart from the first
-    assert held.losses[-1] == Loss("s99", 3, "more")
-    assert len(held.losses) == 64
-    assert held.carry(2, everything=False)[1] == [Loss("s99", 3, "more")]
-
-
-def test_of_too_many_signs_the_oldest_goes_and_that_is_said() -> None:
-    held = UnackedEvents()
-    for number in range(LIMIT):
-        held.clear(Clearing(f"GPU-{number}", "reboot"))
-    assert held.losses == []
-    held.clear(Clearing("GPU-1", "reboot"))  # said again: it is the latest now
-    held.clear(Clearing("one more", "reboot"))
-    assert len(held.clearings) == LIMIT
-    assert held.losses[0].source == "latch"
-    assert held.losses[0].records == 1
-    names = [one.component for one in held.clearings]
-    assert (names[0], names[-2:]) == ("GPU-2", ["GPU-1", "one more"])
-
-
-@pytest.mark.parametrize("name", ["n" * 60, "ü" * 30])
-def test_signs_of_long_names_are_bounded_in_bytes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "MAX_SIGNS_BYTES", 1000)
-    each = 32 + 62 + len("how")
-    held = UnackedEvents()
-    for number in range(20):
-        held.clear(Clearing(f"{name}{number:02}", "how"))
-        held.take_gone(Gone("how", f"{name}{number:02}"), matters=False)
-    assert [one.component[-2:] for one in held.clearings] == [f"{n:02}" for n in range(10, 20)]
-    assert [one.component[-2:] for one, _ in held.gone] == [f"{n:02}" for n in range(10, 20)]
-    assert 10 * each <= 1000 < 11 * each
-    # Acknowledged events free space for new ones.
-    held.carry(1, everything=True)
-    held.acknowledged(1)
-    for number in range(10):
-        held.clear(Clearing(f"{name}{number:02}", "how"))
-        held.clear(Clearing(f"{name}{number:02}", "how"))
-        held.take_gone(Gone("how", f"{name}{number:02}"), matters=False)
-        held.take_gone(Gone("how", f"{name}{number:02}"), matters=False)
-    assert (len(held.clearings), len(held.gone)) == (10, 10)
-
-
-def test_of_too_many_that_are_gone_those_go_first_on_which_nothing_stands() -> None:
-    held = UnackedEvents()
-    for number in range(limits.MAX_GONE):
-        held.take_gone(Gone("disk", f"/{number}"), matters=number not in (3, 5))
-    held.take_gone(Gone("disk", "/new"), matters=True)
-    held.take_gone(Gone("disk", "/newer"), matters=True)
-    names = [one.component for one, _ in held.gone]
-    assert {"/3", "/5"}.isdisjoint(names)
-    assert "/0" in names
-    assert held.losses == []
-    held.take_gone(Gone("disk", "/newest"), matters=True)
-    assert "/0" not in [one.component for one, _ in held.gone]
-    assert len(held.gone) == limits.MAX_GONE
-    assert [loss.source for loss in held.losses] == ["latch"]
 
 
 # -- the latch that owes ----------------------------------------------------------------------
