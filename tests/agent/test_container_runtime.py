@@ -15,7 +15,6 @@ import grpc.aio
 import pytest
 
 from nodeagent.checks import container_runtime
-from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.controlplane.processes import stopped
@@ -98,20 +97,6 @@ async def test_a_file_that_a_dead_runtime_left_is_refused(tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(place(tmp_path)))
     assert verdicts(await check_of(tmp_path).run_check()) == {PATH: (Status.FAILED, "refused")}
-
-
-async def test_a_socket_that_goes_is_missing_and_one_that_never_was_is_off(tmp_path: Path) -> None:
-    check = check_of(tmp_path)
-    assert isinstance(await check.run_check(), Off)
-    with server_process(place(tmp_path)):
-        assert verdicts(await check.run_check()) == {PATH: OK}
-        place(tmp_path).unlink()
-        assert verdicts(await check.run_check()) == {PATH: (Status.FAILED, "missing")}
-
-
-async def test_a_named_socket_must_be_there(tmp_path: Path) -> None:
-    check = check_of(tmp_path, "/run/mine.sock")
-    assert verdicts(await check.run_check()) == {"/run/mine.sock": (Status.FAILED, "missing")}
 
 
 async def test_what_answers_must_be_grpc(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodeagent.model import FaultSighting
 from nodeagent.sources.block_devices import Stacks, namespaces
@@ -149,24 +147,3 @@ def test_a_controller_told_by_its_address_has_its_disks(tmp_path: Path) -> None:
 )
 def test_the_name_of_a_process_is_not_read_as_trouble(line: bytes) -> None:
     assert found_in(line) is None
-
-
-@given(
-    start=st.sampled_from(
-        [
-            b"XFS (dm-0): ",
-            b"BTRFS warning (device sda1: state ",
-            b"EXT4-fs warning (device sda1): htree_dirblock_to_tree:1: inode #2: lblock 0: comm ",
-            b"JBD2: I/O error when updating journal superblock for ",
-            b"md/raid0md0: ",
-            b"nvme nvme0: I/O 12 ",
-            b"device-mapper: multipath: 253:0: ",
-            b"block nvme0n1: no ",
-        ]
-    ),
-    rest=st.binary(max_size=200),
-    repeat=st.sampled_from([1, 500]),
-)
-def test_no_text_raises(start: bytes, rest: bytes, repeat: int) -> None:
-    found = found_in(start + rest * repeat)
-    assert found is None or (len(found.component) <= 32 and kind(found))

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.checks import dns
-from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.dns import nameservers, parse_nameservers, query, question, read_reply
@@ -148,15 +147,6 @@ async def test_names_as_programs_resolve_them(tmp_path: Path) -> None:
         "nothing.invalid": (Status.FAILED, "unresolved"),
     }
     assert observations(report)["localhost"].message.startswith(("127.0.0.1 in", "::1 in"))
-
-
-async def test_nothing_to_ask_is_off_and_an_unreadable_file_is_unknown(tmp_path: Path) -> None:
-    machine = made_up(tmp_path)
-    check = built(dns.SPEC, sources(machine), options(dns.SPEC))
-    assert isinstance(await check.run_check(), Off)
-    (tmp_path / "etc/resolv.conf").mkdir()
-    check = built(dns.SPEC, sources(machine), options(dns.SPEC))
-    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-resolv-conf")}
 
 
 @pytest.mark.root

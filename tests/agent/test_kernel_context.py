@@ -1,13 +1,10 @@
 """Machine checks, OOM kills and hung tasks, from lines that kernels print; and forged ones."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodeagent.checks.base import LogCheck
-from nodeagent.checks.kernel_lines import SPECS
 from nodeagent.model import ClearedBy, FaultSighting
-from tests.agent.kernel_log import FIXTURES, fixture_records, only_records, open_log, record
+from tests.agent.kernel_log import FIXTURES, fixture_records, only_records, open_log
 from tests.agent.line_checks import faults, line_check
 
 
@@ -124,31 +121,3 @@ def test_each_forged_line_would_be_believed_without_its_mark() -> None:
         for fault in faults(check, each)
     }
     assert codes == {"machine-check:fatal", "oom:node", "hung-task:blocked"}
-
-
-@pytest.mark.parametrize(
-    ("check", "start"),
-    [
-        ("machine-check", b"mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank "),
-        ("machine-check", b"EDAC MC0: 1 CE "),
-        ("machine-check", b"Memory failure: 0x12ab3: recovery action for "),
-        ("oom", b"Out of memory: Killed process 1 ("),
-        ("hung-task", b"INFO: task "),
-        ("hung-task", b"watchdog: BUG: soft lockup - CPU#3 stuck for 22s! ["),
-    ],
-)
-@given(rest=st.binary(max_size=200), repeat=st.sampled_from([1, 500]))
-def test_no_text_raises_and_no_message_is_endless(
-    check: str, start: bytes, rest: bytes, repeat: int
-) -> None:
-    for fault in line_check(check).read(record(start + rest * repeat)):
-        assert len(fault.message) <= 512
-        assert all(len(value) <= 128 for value in fault.details.values())
-        assert len(fault.component) <= 128
-        (fault.component + fault.message + "".join(fault.details.values())).encode()
-
-
-@pytest.mark.parametrize("spec", [SPECS[name] for name in CHECKS])
-def test_the_checks_are_in_the_shape_that_the_registry_takes(spec: object) -> None:
-    assert getattr(spec, "interval", None) == 0
-    assert getattr(spec, "blind_to", "")

@@ -2,17 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeagent.checks import kubelet
-from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from tests.agent.http_server import NOT_FOUND, Request, response, serving
 from tests.agent.machines import built, made_up, observations, options, sources, verdicts
-from tests.support.waiting import PATIENCE
 
 OK = (Status.OK, "")
 
@@ -36,14 +33,6 @@ async def test_a_kubelet_that_is_well(tmp_path: Path) -> None:
         assert verdicts(await check_of(tmp_path, url).run_check()) == {"": OK}
 
 
-async def test_a_kubelet_that_calls_itself_unhealthy(tmp_path: Path) -> None:
-    body = "[+]ping ok\n[-]syncloop failed: reason withheld\n"
-    async with serving(lambda _: response(body, "500 Internal Server Error")) as url:
-        found = observations(await check_of(tmp_path, url).run_check())[""]
-    assert (found.status, found.reason) == (Status.FAILED, "unhealthy")
-    assert found.message == "status 500: [+]ping ok [-]syncloop failed: reason withheld"
-
-
 async def test_a_kubelet_that_stops_is_failed(tmp_path: Path) -> None:
     async with serving(lambda _: response("ok")) as url:
         check = check_of(tmp_path, url, files=False)
@@ -60,43 +49,6 @@ async def test_a_kubelet_that_hangs_is_failed(
         check = check_of(tmp_path, url)
         assert verdicts(await check.run_check()) == {"": OK}
         assert verdicts(await check.run_check()) == {"": (Status.FAILED, "timeout")}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected", "verdict"),
-    [
-        (True, False, (Status.UNKNOWN, "never-answered")),
-        (True, True, (Status.FAILED, "refused")),
-        (False, True, (Status.FAILED, "refused")),
-    ],
-)
-async def test_one_that_never_answered(
-    tmp_path: Path,
-    unused_tcp_port_factory: Callable[[], int],
-    *,
-    files: bool,
-    expected: bool,
-    verdict: tuple[Status, str],
-) -> None:
-    url = f"http://127.0.0.1:{unused_tcp_port_factory()}"
-    check = check_of(tmp_path, url, files=files, expected=expected)
-    assert verdicts(await check.run_check()) == {"": verdict}
-
-
-async def test_a_machine_without_a_kubelet_is_off(
-    tmp_path: Path, unused_tcp_port_factory: Callable[[], int]
-) -> None:
-    url = f"http://127.0.0.1:{unused_tcp_port_factory()}"
-    assert isinstance(await check_of(tmp_path, url, files=False).run_check(), Off)
-
-
-async def test_something_else_on_the_port_is_failed_where_a_kubelet_is_expected(
-    tmp_path: Path,
-) -> None:
-    async with serving(lambda _: b"SSH-2.0-OpenSSH\r\n\r\n") as url:
-        async with asyncio.timeout(PATIENCE):
-            found = verdicts(await check_of(tmp_path, url, expected=True).run_check())
-    assert found == {"": (Status.FAILED, "garbled")}
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:10250/healthz", "localhost:10248", "http://n/"])

@@ -3,16 +3,13 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nodeagent.checks.kernel_lines import SPECS, KernelLines
+from nodeagent.checks.kernel_lines import KernelLines
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from tests.agent.kernel_log import GPU, UUID, HandClock, fixture_records, record
 from tests.agent.line_checks import node_check
-from tests.support.folders import fresh_folder
 
 PORT = "0000:3a:00.0"
 NIC = "0000:5e:00.0"
@@ -102,29 +99,3 @@ def test_a_machine_without_a_pci_bus_is_no_error(tmp_path: Path) -> None:
 def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: KernelLines) -> None:
     found = [f for each in fixture_records("forged-machine.log") for f in check.read(each)]
     assert found == []
-
-
-@given(
-    start=st.sampled_from(
-        [
-            b"nvidia 0000:3b:00.0: PCIe Bus Error: severity=",
-            b"nvidia 0000:3b:00.0: PCIe Bus Error: severity=Corrected, type=",
-            b"pcieport 0000:3a:00.0: DPC: containment event, ",
-            b": AER: ",
-        ]
-    ),
-    rest=st.binary(max_size=200),
-    repeat=st.sampled_from([1, 500]),
-)
-def test_no_text_raises_and_no_message_is_endless(
-    tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
-) -> None:
-    check = a_check(a_bus(fresh_folder(tmp_path_factory, "bus")))
-    for fault in check.read(record(start + rest * repeat)):
-        assert len(fault.message) <= 512
-        assert all(len(value) <= 256 for value in fault.details.values())
-
-
-def test_the_check_is_in_the_shape_that_the_registry_takes() -> None:
-    spec = SPECS["pcie-aer"]
-    assert (spec.name, spec.interval, spec.on) == ("pcie-aer", 0, True)

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.checks import peers
-from nodeagent.checks.base import Off
 from nodeagent.sources.peers import MOST, Peers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
-from tests.agent.machines import built, made_up, options, sources
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import until
 
@@ -36,11 +33,6 @@ def test_garbage_is_nobody(addresses: list[str]) -> None:
     named = Peers()
     named.named(addresses)
     assert len(named.addresses) <= MOST
-
-
-async def test_no_peers_is_off(tmp_path: Path) -> None:
-    check = built(peers.SPEC, sources(made_up(tmp_path)), options(peers.SPEC))
-    assert isinstance(await check.run_check(), Off)
 
 
 # -- the whole way: an aggregator names one, the agent probes it and says so ---------------------

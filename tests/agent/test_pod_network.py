@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.checks import pod_network
-from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.pod_prober import LARGEST, MOST, start
 from tests.agent.machines import built, made_up, options, sources, verdicts
 from tests.agent.test_network_real import Wire, why_not, wire  # noqa: F401 - a fixture
 from tests.controlplane.processes import stopped
-from tests.support.present import of_type
 from tests.support.waiting import until
 
 OK = (Status.OK, "")
@@ -89,25 +87,6 @@ async def until_well(check: pod_network.PodNetwork, component: str) -> None:
         if verdicts(await check.run_check())[component] == OK:
             return
     raise AssertionError(f"{component} did not come back")
-
-
-async def test_where_no_prober_ever_was_the_check_is_off(tmp_path: Path) -> None:
-    report = of_type(await check_of(tmp_path).run_check(), Off)
-    assert "deploy/profiles/pod-network" in report.reason
-
-
-async def test_a_prober_that_goes_is_unknown_and_what_it_said_stays(tmp_path: Path) -> None:
-    check = check_of(tmp_path)
-    with prober(place(tmp_path)):
-        assert verdicts(await check.run_check()) == {"": OK, "dns://localhost": OK}
-    gone = {"": (Status.UNKNOWN, "no-prober"), "dns://localhost": OK}
-    assert verdicts(await check.run_check()) == gone  # killed: its file is still there
-    with prober(place(tmp_path)) as again:
-        assert verdicts(await check.run_check())[""] == OK
-        again.terminate()
-        assert again.wait(300) == 0
-    assert not place(tmp_path).exists()
-    assert verdicts(await check.run_check()) == gone
 
 
 async def test_a_stopped_prober_is_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

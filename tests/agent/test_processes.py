@@ -131,19 +131,6 @@ async def test_another_process_of_the_same_pid_is_not_stuck(
         clock.now += 120
 
 
-async def test_many_stuck_are_failed_and_named_by_where_they_wait(
-    machine: HostRoots, clock: HandClock
-) -> None:
-    for pid in range(10, 14):
-        process(machine, pid, state="D", wchan="os_acquire_rwlock" if pid < 13 else "io_schedule")
-    check = check_of(machine, many_stuck=4)
-    await check.run_check()
-    clock.now += 120
-    found = observations(await check.run_check())["stuck"]
-    assert (found.status, found.reason) == (Status.FAILED, "stuck")
-    assert "os_acquire_rwlock (3), io_schedule (1)" in found.message
-
-
 async def test_zombies_are_told_by_their_parents(machine: HostRoots) -> None:
     process(machine, 1, name="init")
     process(machine, 2, name="launcher (x) y")

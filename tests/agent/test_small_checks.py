@@ -59,6 +59,8 @@ DEGRADED, FAILED, UNKNOWN = Status.DEGRADED, Status.FAILED, Status.UNKNOWN
         (NAGIOS, Outcome(exit=2, err="no | a=1\nmore"), (FAILED, "critical", "no | a=1")),
         (NAGIOS, Outcome(exit=3, out=" \n", err="x"), (UNKNOWN, "unknown", "x")),
         (NAGIOS, Outcome(exit=4, out="x"), (UNKNOWN, "bad-exit", "x; exit code 4")),
+        (NAGIOS, Outcome(exit=126), (UNKNOWN, "not-executable", "exit code 126")),
+        (NAGIOS, Outcome(exit=127), (UNKNOWN, "not-found", "exit code 127")),
         (NPD, Outcome(exit=1, out="a | b\nc"), (FAILED, "problem", "a | b c")),
         (NPD, Outcome(exit=2, out="x"), (UNKNOWN, "unknown", "x; exit code 2")),
         (NPD, Outcome(exit=126), (UNKNOWN, "not-executable", "exit code 126")),

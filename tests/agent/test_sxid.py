@@ -4,13 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nodeagent.checks.sxid import SPEC, SxidCheck
+from nodeagent.checks.sxid import SxidCheck
 from nodeagent.model import FaultSighting
 from tests.agent.kernel_log import fixture_records, gpu_map, record
-from tests.support.folders import fresh_folder
 
 
 @pytest.fixture
@@ -38,12 +35,6 @@ def test_the_drivers_word_is_part_of_the_code(faults: dict[int, FaultSighting]) 
         1015: ("sxid:24007:fatal", "REBOOT"),
         1016: ("sxid:12020:non-fatal", "EXPIRY"),
     }
-
-
-def test_the_repeated_severity_and_data_lines_are_no_sxids(
-    faults: dict[int, FaultSighting],
-) -> None:
-    assert not {1001, 1002, 1004, 1012} & faults.keys()
 
 
 def test_a_severity_whose_sxid_had_no_word_or_was_lost_is_one(
@@ -76,50 +67,6 @@ def test_sxids_of_endless_numbers_are_not_all_remembered(check: SxidCheck) -> No
     assert len(check._worded) <= 64
 
 
-def test_a_switch_concerns_the_node_and_is_a_detail(faults: dict[int, FaultSighting]) -> None:
-    assert {fault.component for fault in faults.values()} == {""}
-    assert dict(faults[1003].details) == {"switch": "0000:c2:00", "link": "30"}
-    assert faults[1005].details["link"] == "7"
-
-
-def test_a_word_that_contradicts_the_guide_is_kept_and_marked(
-    faults: dict[int, FaultSighting],
-) -> None:
-    assert faults[1006].code == "sxid:12020:non-fatal"
-    assert "always fatal" in faults[1006].details["disagrees"]
-
-
-def test_a_switch_of_another_machine_is_ignored_and_counted(
-    check: SxidCheck, faults: dict[int, FaultSighting]
-) -> None:
-    assert 1009 not in faults
-    assert 1017 not in faults
-    assert check.foreign == 2
-
-
 def test_no_forged_line_is_believed(check: SxidCheck) -> None:
     assert [fault for each in fixture_records("forged.log") for fault in check.read(each)] == []
     assert check.packets == 1
-
-
-@given(
-    start=st.sampled_from(
-        [
-            b"nvidia-nvswitch",
-            b"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): ",
-            b"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link ",
-        ]
-    ),
-    rest=st.binary(max_size=200),
-    repeat=st.sampled_from([1, 500]),
-)
-def test_no_text_raises_and_no_message_is_endless(
-    tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
-) -> None:
-    check = SxidCheck(gpu_map(fresh_folder(tmp_path_factory, "bus")))
-    for fault in check.read(record(start + rest * repeat)):
-        assert len(fault.message) <= 512
-
-
-def test_the_check_is_in_the_shape_that_the_registry_takes() -> None:
-    assert (SPEC.name, SPEC.interval, SPEC.on) == ("sxid", 0, True)

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nodeagent.checks.xid import SPEC, XidCheck
-from nodeagent.checks.xid_codes import cleared_by, verdict
+from nodeagent.checks.xid import XidCheck
+from nodeagent.checks.xid_codes import cleared_by
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
@@ -22,7 +20,6 @@ from tests.agent.kernel_log import (
     open_log,
     record,
 )
-from tests.support.folders import fresh_folder
 
 Sightings = list[FaultSighting]
 
@@ -134,51 +131,6 @@ def test_a_real_drivers_lines_name_the_process_up_to_a_comma_in_its_name(check: 
     ]
 
 
-def test_nvlink_lines_name_link_and_registers(variants: Sightings) -> None:
-    details = {fault.source_seq: fault.details for fault in variants}
-    assert details[1012]["link"] == "6"
-    assert details[1012]["registers"] == "0x10000 0x0 0x0 0x0 0x0 0x0 0x0"
-    assert dict(details[1013]) == {
-        "pci": GPU,
-        "unit": "NETIR_LINK_EVT",
-        "severity": "fatal",
-        "link": "1",
-        "registers": "0x021425c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000",
-        "intr_info": "0x021425c6",
-        "error_status": "0x00000000",
-    }
-    assert details[1014]["severity"] == "non-fatal"
-    assert details[1014]["link"] == "-1"
-    assert details[1014]["injected"] == "yes"
-
-
-def test_nvlink5_names_its_unit_and_the_two_registers_of_nvidias_table(
-    variants: Sightings,
-) -> None:
-    fields = ("unit", "severity", "intr_info", "error_status")
-    assert {
-        fault.source_seq: tuple(fault.details[field] for field in fields)
-        for fault in variants
-        if fault.source_seq >= 1029
-    } == {
-        1029: ("SAW_MVB", "non-fatal", "0x00000001", "0x00000008"),
-        1030: ("MSE Degraded", "fatal", "0x00000042", "0x00000001"),
-        1031: ("NETIR", "fatal", "0x000fe406", "0x00000000"),
-    }
-
-
-def test_a_follow_on_names_what_it_follows_from(variants: Sightings) -> None:
-    caused = {fault.source_seq: fault.details.get("caused_by") for fault in variants}
-    assert caused[1028] == "xid:149"
-    assert caused[1011] is None
-
-
-def test_an_xid_without_an_application_is_said_in_the_drivers_words(check: XidCheck) -> None:
-    fault = see(check, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
-    assert fault.message == "Xid 79 on 0000:3b:00: GPU has fallen off the bus."
-    assert (fault.check, fault.source, fault.at) == ("xid", "kmsg", 4000.0)
-
-
 def test_lines_of_a_storm_share_the_words_of_half_a_second(check: XidCheck, gpus: GpuMap) -> None:
     def line(seq: int, at: float, code: int, words: str, gpu: str = GPU) -> FaultSighting:
         text = f"NVRM: Xid (PCI:{gpu}): {code}, pid={seq}, {words}".encode()
@@ -225,25 +177,12 @@ def test_user_records_are_believed_only_in_the_test_mode(check: XidCheck) -> Non
     assert [(fault.source_seq, fault.code) for fault in faults] == [(1002, "xid:79")]
 
 
-def test_a_gpu_of_another_machine_is_ignored_and_counted(check: XidCheck) -> None:
-    assert check.read(record(b"NVRM: Xid (PCI:0000:99:00): 79, GPU has fallen off the bus.")) == ()
-    assert check.foreign == 1
-
-
 def test_a_gpu_that_left_the_bus_is_still_known_by_its_uuid(tmp_path: Path) -> None:
     """After Xid 79 neither NVML nor sysfs may know it: the map that an earlier agent left does."""
     empty = HostRoots(clock=HandClock(), sys=tmp_path)
     check = XidCheck(GpuMap(empty, {"00000000:3B:00.0": UUID}))
     fault = see(check, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
     assert fault.component == UUID
-
-
-def test_the_driver_names_the_gpu_before_its_first_xid(check: XidCheck, gpus: GpuMap) -> None:
-    line = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
-    assert see(check, line).component == f"pci:{GPU}"
-    assert check.read(record(f"NVRM: GPU at PCI:{GPU}: {UUID}".encode())) == ()
-    assert see(check, line).component == UUID
-    assert gpus.remembered() == {GPU: UUID}
 
 
 def test_what_nvml_said_outranks_the_log(check: XidCheck, gpus: GpuMap) -> None:
@@ -266,18 +205,6 @@ def test_no_two_records_are_joined(check: XidCheck) -> None:
         assert check.read(record(text)) == ()
 
 
-def test_the_words_of_a_new_driver_are_told_by_their_number_or_not_at_all() -> None:
-    assert verdict(2, "Reboot It") == "node-reboot"
-    assert verdict(2, "GPU Reset Required") == "gpu-reset", "the words outrank the number"
-    assert verdict(5, "IMEX") == "recover-imex"
-    assert verdict(99, "") == "unknown"
-
-
-def test_xid_154_without_a_verdict_says_so(check: XidCheck) -> None:
-    fault = see(check, "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed")
-    assert fault.details["verdict"] == "unknown"
-
-
 def test_a_code_that_nobody_has_published_expires() -> None:
     assert cleared_by(4711) is ClearedBy.EXPIRY
 
@@ -285,34 +212,3 @@ def test_a_code_that_nobody_has_published_expires() -> None:
 @pytest.mark.parametrize("code", [54, 78, 142, 159])
 def test_what_needs_a_person_waits_for_one(code: int) -> None:
     assert cleared_by(code) is ClearedBy.OPERATOR
-
-
-@given(
-    start=st.sampled_from(
-        [
-            b"NVRM: ",
-            b"NVRM: Xid (PCI:0000:3b:00",
-            b"NVRM: Xid (PCI:0000:3b:00): 79, ",
-            b"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (",
-            b"NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (",
-            b"NVRM: GPU 0000:3b:00.0: ",
-            b"NVRM: The NVIDIA GPU 0000:3b:00.0\\x0aNVRM: (PCI ID: ",
-        ]
-    ),
-    rest=st.binary(max_size=200),
-    repeat=st.sampled_from([1, 500]),
-)
-def test_no_text_raises_and_no_message_is_endless(
-    tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
-) -> None:
-    check = XidCheck(gpu_map(fresh_folder(tmp_path_factory, "bus")))
-    for fault in check.read(record(start + rest * repeat)):
-        assert len(fault.message) <= 512
-        assert all(len(value) <= 512 for value in fault.details.values())
-        (fault.message + "".join(fault.details.values())).encode()
-
-
-def test_the_check_is_in_the_shape_that_the_registry_takes() -> None:
-    assert (SPEC.name, SPEC.interval, SPEC.on) == ("xid", 0, True)
-    assert SPEC.sees
-    assert SPEC.blind_to
