@@ -16,7 +16,6 @@ from aggregator.quarantine.decide.admission import (
     OpenCause,
     Outcome,
     Proposal,
-    quorum,
     settling,
 )
 from aggregator.quarantine.decide.admission_record import (
@@ -187,46 +186,6 @@ def test_a_records_text_is_the_same_whatever_was_written_before(written: list[Re
         assert parse_record(text) == record
 
 
-def test_a_pool_of_three_can_lose_one_and_not_two() -> None:
-    limits = replace(OPEN, pool_label="pool", pool_percent=5)
-    size = FleetSize(3, 3, {"a": 3})
-    outcome = ask(Record(), limits, size, "n1", "n2", pool="a")
-    assert outcome.admitted == {"n1"}
-    assert outcome.held["n2"].limit == "limits.pool_percent"
-    assert outcome.held["n2"].reason == ("1 of 3 nodes of pool a are in quarantine; 5 % allow 1")
-
-
-def test_a_lowered_limit_evicts_nobody_and_admits_nobody() -> None:
-    record = standing("n1", "n2", "n3")
-    outcome = ask(record, replace(OPEN, concurrent=1), FleetSize(100, 100), "n1", "n4")
-    assert set(outcome.record.entries) == {"n1", "n2", "n3"}
-    assert outcome.admitted == {"n1"}
-    assert outcome.held["n4"].limit == "limits.concurrent"
-
-
-def test_the_stop_switch_holds_everything_and_says_why() -> None:
-    outcome = ask(standing("n1"), OPEN, FleetSize(100, 100), "n1", "n2", stop="fire drill")
-    assert outcome.admitted == set()  # an existing entry would begin now
-    assert outcome.record == standing("n1")
-    assert outcome.held.keys() == {"n1", "n2"}
-    assert (outcome.held["n2"].limit, outcome.held["n2"].value) == ("stop", "fire drill")
-
-
-def test_nothing_is_admitted_before_enough_of_the_fleet_has_reported() -> None:
-    limits = replace(OPEN, quorum_percent=50)
-    assert (
-        ask(Record(), limits, FleetSize(100, 49), "n1").held["n1"].limit == "limits.quorum_percent"
-    )
-    assert ask(Record(), limits, FleetSize(100, 50), "n1").admitted == {"n1"}
-
-
-def test_what_was_made_by_hand_counts_and_is_never_refused() -> None:
-    by_hand = Record().enter([entry("n1", incident=""), entry("n2", incident="")], "h")
-    assert ask(by_hand, replace(OPEN, concurrent=2), FleetSize(100, 100), "n3").held
-    full = by_hand.enter([entry(f"m{n}", incident="") for n in range(50)], "h")
-    assert len(full.entries) == 52
-
-
 def test_a_limit_of_nothing_is_nothing() -> None:
     size = FleetSize(100, 100, {"a": 100})
     for limits in (
@@ -334,15 +293,6 @@ def test_nothing_is_admitted_for_a_quarter_of_a_minute_after_a_record_was_rebuil
         assert (hold.limit, hold.value) == ("record", "rebuilt")
 
 
-def test_a_fleet_that_could_not_be_counted_has_no_quorum() -> None:
-    limits = replace(OPEN, quorum_percent=10)
-    assert quorum(limits, FleetSize(10, 1)) is None
-    few = present(quorum(limits, FleetSize(11, 1)))
-    assert (few.limit, few.value) == ("limits.quorum_percent", "10%")
-    unlisted = present(quorum(replace(OPEN, quorum_percent=0), FleetSize(10, 10, listed=False)))
-    assert (unlisted.limit, unlisted.value) == ("limits.quorum_percent", "0%")
-
-
 # -- how fast --------------------------------------------------------------------------------------
 
 RATE = replace(OPEN, new_per_window=3, window=600.0, cooldown=900.0)
@@ -398,13 +348,6 @@ def test_the_shipped_rate_lets_three_nodes_lose_one_and_ten_thousand_ten() -> No
         outcome = at(Record(), 0, *many(40), limits=shipped, size=FleetSize(nodes, nodes))
         assert len(outcome.admitted) == admitted
     assert outcome.held["n20"].limit == "limits.cooldown"
-
-
-def test_the_rates_share_is_named_where_it_is_what_holds() -> None:
-    limits = replace(RATE, new_per_window_percent=20)
-    outcome = at(Record(), 0, *many(3), limits=limits, size=FleetSize(10, 10))
-    assert outcome.held["n2"].limit == "limits.new_per_window_percent"
-    assert outcome.held["n2"].reason == ("2 nodes were admitted within 10m; 20 % of 10 allow 2")
 
 
 def test_what_was_admitted_and_not_begun_uses_nothing_up() -> None:
@@ -713,12 +656,6 @@ def test_only_what_makes_us_suspect_ourselves_restrains_a_drain() -> None:
 
 
 # -- the record ----------------------------------------------------------------------------------
-
-
-@given(records)
-def test_a_record_survives_its_text(record: Record) -> None:
-    assert parse_record(dump_record(record)) == record
-    assert dump_record(parse_record(dump_record(record))) == dump_record(record)
 
 
 def test_who_was_superseded_takes_out_no_later_entry() -> None:

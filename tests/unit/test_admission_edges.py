@@ -17,7 +17,6 @@ from aggregator.quarantine.decide.admission import (
     Proposal,
     lost,
     quorum,
-    settling,
     stopped,
 )
 from aggregator.quarantine.decide.admission_record import FLEET, Cooldown, Entry, Rebuilt, Record
@@ -284,15 +283,6 @@ def test_a_node_that_was_held_and_is_asked_for_again_has_one_answer() -> None:
     found = at(first, proposal(), limits=limits, causes={CAUSE: DISK})
     assert found.admitted == {"n1"}
     assert found.held == {}
-
-
-@pytest.mark.parametrize(
-    ("after", "holds"), [(0.0, True), (SETTLES - 0.1, True), (SETTLES, False), (-SETTLES, False)]
-)
-def test_a_rebuilt_record_settles_by_any_clock(after: float, *, holds: bool) -> None:
-    record = replace(Record(), rebuilt=Rebuilt(NOW - after, "was deleted", "u"))
-    assert (settling(record, NOW) is not None) == holds
-    assert settling(Record(), NOW) is None
 
 
 def test_a_drain_is_held_by_what_is_suspected_and_by_no_count() -> None:
