@@ -164,17 +164,3 @@ def test_lines_with_a_user_s_text_between_the_kernel_s_words_are_not_believed(
     forged = fixture_records("forged-names.log")
     assert len(forged) > 100
     assert {item.text: codes for item in forged if (codes := believed(checks, item))} == {}
-
-
-@given(line=st.sampled_from(LINES), data=st.data())
-def test_no_damage_to_a_line_raises_or_makes_a_message_endless(
-    line: bytes, data: st.DataObject
-) -> None:
-    cut = data.draw(st.integers(0, len(line)))
-    rest = data.draw(st.binary(max_size=60)) * data.draw(st.sampled_from([1, 400]))
-    for check in _checks().values():
-        for fault in faults(check, record(line[:cut] + rest)):
-            assert len(fault.message) <= 512
-            assert len(fault.component) <= 128
-            assert all(len(value) <= 512 for value in fault.details.values())
-            (fault.component + fault.message + "".join(fault.details.values())).encode()

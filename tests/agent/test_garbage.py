@@ -137,4 +137,6 @@ def test_no_line_breaks_a_log_check(  # hypothesis gives each its own
     for fault in faults(check, record(damaged)):  # type: ignore[arg-type]  # without an interval it is a LogCheck
         assert fault.check == spec.name
         assert len(fault.message) <= 512
+        assert len(fault.component) <= 128
         assert all(len(value) <= 512 for value in fault.details.values())
+        (fault.component + fault.message + "".join(fault.details.values())).encode()
