@@ -32,7 +32,6 @@ from tests.agent.real_disks import (
     hold,
     names_in,
     probe_children,
-    provoke_error,
     run,
     tmpfs,
     write_now,
@@ -126,19 +125,6 @@ async def test_a_remount_is_seen_at_the_next_look(tmp_path: Path, disks: Sources
         run("mount", "-o", "remount,rw", point)
         assert verdicts(await check.run_check())[name] == OK
         assert verdicts(await write.run_check())[name] == OK
-
-
-async def test_a_filesystem_error_is_seen_without_a_baseline(
-    tmp_path: Path, disks: Sources
-) -> None:
-    with ext4(tmp_path / "e", "errors=remount-ro") as point:
-        provoke_error(point)
-        name = str(point)
-        # Both built after the error, as by an agent that was restarted.
-        check = built(disk_readonly.SPEC, disks, options(disk_readonly.SPEC, mounts=(name,)))
-        write = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(name,)))
-        assert verdicts(await check.run_check())[name] == (Status.FAILED, "read-only")
-        assert verdicts(await write.run_check())[name] == (Status.FAILED, "read-only")
 
 
 async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: Sources) -> None:

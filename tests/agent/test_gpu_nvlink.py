@@ -1,6 +1,6 @@
 """NVLinks: one that went down, errors by the hour, from Volta's counters to Blackwell's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from nodeagent.checks import gpu_nvlink
 from nodeagent.sources.gpu_sample import NvLinks
 from tests.agent.gpu_node import GPUS, Node, failing
-from tests.nvml import gpu, uuid_of
+from tests.nvml import FakeGpu, gpu, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
 
 HOPPER = {"link_fields": (161, 162, 163)}
@@ -81,43 +81,51 @@ async def test_a_gpu_of_a_fabric_without_any_link_is_noticed(
     assert all(seen.is_well(uuid_of(each)) for each in range(count) if each != 1)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "reason", "says"),
-    [
-        (HOPPER, HOPPER | {"link_errors": {(162, 5): 1}}, "recovery", "1 recovery on link 5"),
-        (HOPPER, HOPPER | {"link_errors": {(163, 5): 101}}, "errors", "101 crc on link 5"),
-        (HOPPER, HOPPER | {"link_errors": {(161, 2): 5000}}, "errors", "5000 replay on link 2"),
-        (HOPPER, HOPPER | {"link_errors": {(163, 5): 100}}, "", ""),
-        (
-            BLACKWELL,
-            BLACKWELL | {"link_errors": {(214, 17): 1}},
-            "recovery",
-            "1 recovery-failed on link 17",
-        ),
-        (BLACKWELL, BLACKWELL | {"link_errors": {(215, 1): 3}}, "", ""),
-        (BLACKWELL, BLACKWELL | {"link_errors": {(208, 1): 300}}, "errors", "300 receive"),
-        (volta(), volta(3, recovery=1), "recovery", "1 recovery on link 3"),
-        (volta(), volta(3, crc_data=101), "errors", "101 crc-data on link 3"),
-    ],
-)
-async def test_errors_of_every_generation_are_counted_by_the_hour(
-    tmp_path: Path, before: Mapping[str, Any], after: Mapping[str, Any], reason: str, says: str
-) -> None:
-    async with Bench(tmp_path, [gpu(0, **before)]) as bench:
+#: The links of a GPU before and after, and the reason and words that follow.
+COUNTED: list[tuple[Mapping[str, Any], Mapping[str, Any], str, str]] = [
+    (HOPPER, HOPPER | {"link_errors": {(162, 5): 1}}, "recovery", "1 recovery on link 5"),
+    (HOPPER, HOPPER | {"link_errors": {(163, 5): 101}}, "errors", "101 crc on link 5"),
+    (HOPPER, HOPPER | {"link_errors": {(161, 2): 5000}}, "errors", "5000 replay on link 2"),
+    (HOPPER, HOPPER | {"link_errors": {(163, 5): 100}}, "", ""),
+    (
+        BLACKWELL,
+        BLACKWELL | {"link_errors": {(214, 17): 1}},
+        "recovery",
+        "1 recovery-failed on link 17",
+    ),
+    (BLACKWELL, BLACKWELL | {"link_errors": {(215, 1): 3}}, "", ""),
+    (BLACKWELL, BLACKWELL | {"link_errors": {(208, 1): 300}}, "errors", "300 receive"),
+    (volta(), volta(3, recovery=1), "recovery", "1 recovery on link 3"),
+    (volta(), volta(3, crc_data=101), "errors", "101 crc-data on link 3"),
+]
+
+
+def of_models(links: Iterable[Mapping[str, Any]]) -> list[FakeGpu]:
+    """A GPU with each of these links, each of a model of its own."""
+    return [gpu(index, name=f"model {index}", **each) for index, each in enumerate(links)]
+
+
+async def test_errors_of_every_generation_are_counted_by_the_hour(tmp_path: Path) -> None:
+    before, after = (of_models(links) for links in list(zip(*COUNTED, strict=True))[:2])
+    async with Bench(tmp_path, before) as bench:
         check = bench.build(gpu_nvlink.SPEC)
-        assert (await run_check(check)).status(uuid_of(0)) == ("OK", "")
-        bench.gpus.write([gpu(0, **after)])
+        first = await run_check(check)
+        bench.gpus.write(after)
         bench.later(301)
-        seen = await run_check(check)
-        if not reason:
-            assert seen.is_well(uuid_of(0))
-            return
-        assert seen.status(uuid_of(0)) == ("DEGRADED", reason)
-        assert says in seen.by_component[uuid_of(0)].message
+        counted = await run_check(check)
         bench.later(3400)
-        assert (await run_check(check)).status(uuid_of(0)) == ("DEGRADED", reason)
+        within_the_hour = await run_check(check)
         bench.later(201)  # the counters of the sample before
-        assert (await run_check(check)).status(uuid_of(0)) == ("OK", ""), "over after an hour"
+        over = await run_check(check)
+    for each, (_, _, reason, says) in zip(after, COUNTED, strict=True):
+        assert first.status(each.uuid) == ("OK", "")
+        assert over.is_well(each.uuid), "over after an hour"
+        if reason:
+            assert counted.status(each.uuid) == ("DEGRADED", reason)
+            assert says in counted.by_component[each.uuid].message
+            assert within_the_hour.status(each.uuid) == ("DEGRADED", reason)
+        else:
+            assert counted.is_well(each.uuid)
 
 
 async def test_links_are_read_every_five_minutes_and_not_at_every_sample(tmp_path: Path) -> None:
@@ -181,25 +189,26 @@ async def test_a_link_goes_down_where_mig_is_not_enabled(
 # -- bit errors, and the links to the CPU ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("packed", "status"),
-    [
-        (0x0F_FF, ("OK", "")),  # 15e-255: none at all
-        (0x01_0F, ("OK", "")),  # 1e-15
-        (0x01_0C, ("OK", "")),  # 1e-12
-        (0x02_0C, ("DEGRADED", "bit-errors")),
-        (0x05_09, ("DEGRADED", "bit-errors")),
-    ],
-)
-async def test_a_link_with_many_bit_errors_is_degraded(
-    tmp_path: Path, packed: int, status: tuple[str, str]
-) -> None:
-    noisy = gpu(1, link_fields=(208, 220), link_errors={(220, 3): packed})
-    async with Bench(tmp_path, [gpu(0, link_fields=(208, 220)), noisy]) as bench:
+#: A link's rate of bit errors as NVML packs it: mantissa and exponent.
+BIT_ERRORS = {
+    0x0F_FF: ("OK", ""),  # 15e-255: none at all
+    0x01_0F: ("OK", ""),  # 1e-15
+    0x01_0C: ("OK", ""),  # 1e-12
+    0x02_0C: ("DEGRADED", "bit-errors"),
+    0x05_09: ("DEGRADED", "bit-errors"),
+}
+
+
+async def test_a_link_with_many_bit_errors_is_degraded(tmp_path: Path) -> None:
+    gpus = [
+        gpu(index, link_fields=(208, 220), link_errors={(220, 3): packed})
+        for index, packed in enumerate(BIT_ERRORS)
+    ]
+    async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_nvlink.SPEC))
-    assert seen.status(uuid_of(1)) == status
-    assert status[1] == "" or "on 3" in seen.by_component[uuid_of(1)].message
-    assert seen.is_well(uuid_of(0))
+    for each, verdict in zip(gpus, BIT_ERRORS.values(), strict=True):
+        assert seen.status(each.uuid) == verdict
+        assert verdict[1] == "" or "on 3" in seen.by_component[each.uuid].message
 
 
 async def test_a_link_to_the_cpu_that_is_not_active_beside_others_is_degraded(

@@ -18,34 +18,41 @@ def eight(**values: Any) -> list[FakeGpu]:
     return [gpu(index, **(values if index == 5 else {})) for index in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("values", "status"),
-    [
-        ({}, ("OK", "")),
-        ({"mig": (1, 1)}, ("OK", "")),
-        ({"mig": (0, 1)}, ("DEGRADED", "mig-pending")),
-        ({"mig": (1, 0)}, ("DEGRADED", "mig-pending")),
-        ({"mig": None}, ("DEGRADED", "unlike-siblings")),
-        ({"memory": None}, ("DEGRADED", "unlike-siblings")),
-        ({"mig": (1, 1), "memory": None}, ("OK", "")),
-        ({"power": (100_000, 500_000)}, ("DEGRADED", "power-limit")),
-        ({"persistence": 0}, ("DEGRADED", "persistence-off")),
-        ({"persistence": None}, ("DEGRADED", "unlike-siblings")),
-        ({"power": (100_000, 500_000), "name": "NVIDIA L40S"}, ("OK", "")),
-    ],
-)
-async def test_a_gpu_that_differs_from_seven_is_degraded(
-    tmp_path: Path, values: dict[str, Any], status: tuple[str, str]
-) -> None:
-    async with Bench(tmp_path, eight(**values), boottime=90_000.0) as bench:
-        check = bench.build(gpu_settings.SPEC)
-        seen = await run_check(check)
-        if status[1] == "unlike-siblings":
-            assert seen.status(uuid_of(5)) == ("OK", ""), "one call may have failed"
+#: The values of one GPU of eight, and the verdict on it.
+SETTINGS: list[tuple[dict[str, Any], tuple[str, str]]] = [
+    ({}, ("OK", "")),
+    ({"mig": (1, 1)}, ("OK", "")),
+    ({"mig": (0, 1)}, ("DEGRADED", "mig-pending")),
+    ({"mig": (1, 0)}, ("DEGRADED", "mig-pending")),
+    ({"mig": None}, ("DEGRADED", "unlike-siblings")),
+    ({"memory": None}, ("DEGRADED", "unlike-siblings")),
+    ({"mig": (1, 1), "memory": None}, ("OK", "")),
+    ({"power": (100_000, 500_000)}, ("DEGRADED", "power-limit")),
+    ({"persistence": 0}, ("DEGRADED", "persistence-off")),
+    ({"persistence": None}, ("DEGRADED", "unlike-siblings")),
+]
+
+
+async def test_a_gpu_that_differs_from_seven_is_degraded(tmp_path: Path) -> None:
+    async with Bench(tmp_path, boottime=90_000.0) as bench:
+        for values, status in SETTINGS:
+            bench.gpus.write(eight(**values))
             bench.later(301.0)
+            check = bench.build(gpu_settings.SPEC)
             seen = await run_check(check)
-    assert seen.status(uuid_of(5)) == status
-    assert all(seen.is_well(uuid_of(index)) for index in range(8) if index != 5)
+            if status[1] == "unlike-siblings":
+                assert seen.status(uuid_of(5)) == ("OK", ""), "one call may have failed"
+                bench.later(301.0)
+                seen = await run_check(check)
+            assert seen.status(uuid_of(5)) == status, values
+            assert all(seen.is_well(uuid_of(index)) for index in range(8) if index != 5), values
+
+
+async def test_a_gpu_of_another_model_differs_from_none(tmp_path: Path) -> None:
+    gpus = eight(power=(100_000, 500_000), name="NVIDIA L40S")
+    async with Bench(tmp_path, gpus, boottime=90_000.0) as bench:
+        seen = await run_check(bench.build(gpu_settings.SPEC))
+    assert seen.is_well(uuid_of(5))
 
 
 async def test_values_that_no_sibling_has_are_not_missed_nor_any_before_a_reset(

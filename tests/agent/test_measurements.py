@@ -15,10 +15,11 @@ from nodeagent.sources.measurements import FRESH, Measured, Measurements, rounde
 from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.kernel_log import HandClock
 from tests.agent.machines import built, made_up, options, sources, this_machine
 from tests.agent.simulated import simulated_node
-from tests.agent.test_infiniband import Stepped, device, write_counters
-from tests.nvml import FakeGpu, gpu, pci_of, uuid_of
+from tests.agent.test_infiniband import device, write_counters
+from tests.nvml import gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.present import present
@@ -101,30 +102,32 @@ def test_a_quiet_minute_of_a_large_node_is_a_few_bytes() -> None:
 # -- the checks that measure -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("seen", "clock", "capped"),
-    [
-        (gpu(0, load=98, sm_clock=1980, clocks=0), 1980, None),
-        (gpu(0, load=98, sm_clock=1980, clocks=0x40), 1980, None),
-        (gpu(0, load=98, sm_clock=1500, clocks=0x4), None, 1500),
-        (gpu(0, load=89, sm_clock=1980, clocks=0), None, None),
-        (gpu(0, load=98, sm_clock=1200, clocks=0x2), None, None),
-        (gpu(0, load=0, sm_clock=345, clocks=0x1), None, None),
-        (gpu(0, load=None, sm_clock=1980, clocks=0), None, None),
-        (gpu(0, load=98, sm_clock=None, clocks=0), None, None),
-        (gpu(0, load=98, sm_clock=1980, clocks=None), None, None),
-    ],
-)
+#: A GPU's state, and the clock that is measured of it: under a load, and at the power cap.
+CLOCKS: list[tuple[dict[str, int | None], int | None, int | None]] = [
+    ({"load": 98, "sm_clock": 1980, "clocks": 0}, 1980, None),
+    ({"load": 98, "sm_clock": 1980, "clocks": 0x40}, 1980, None),
+    ({"load": 98, "sm_clock": 1500, "clocks": 0x4}, None, 1500),
+    ({"load": 89, "sm_clock": 1980, "clocks": 0}, None, None),
+    ({"load": 98, "sm_clock": 1200, "clocks": 0x2}, None, None),
+    ({"load": 0, "sm_clock": 345, "clocks": 0x1}, None, None),
+    ({"load": None, "sm_clock": 1980, "clocks": 0}, None, None),
+    ({"load": 98, "sm_clock": None, "clocks": 0}, None, None),
+    ({"load": 98, "sm_clock": 1980, "clocks": None}, None, None),
+]
+
+
 async def test_only_the_clock_of_a_load_is_measured_and_at_the_power_cap_apart(
-    tmp_path: Path, seen: FakeGpu, clock: int | None, capped: int | None
+    tmp_path: Path,
 ) -> None:
-    async with Bench(tmp_path, [seen]) as bench:
+    gpus = [gpu(index, **values) for index, (values, _, _) in enumerate(CLOCKS)]
+    async with Bench(tmp_path, gpus) as bench:
         await bench.build(gpu_clocks.SPEC).run_check()
-        now = bench.clock.boottime()
-        measurements = bench.sources.measurements
-        assert held(measurements, "gpu-clock", now).get(uuid_of(0)) == clock
-        assert held(measurements, "gpu-clock-capped", now).get(uuid_of(0)) == capped
-        assert measurements.machine == "1 NVIDIA H100 80GB HBM3"
+        measurements, now = bench.sources.measurements, bench.clock.boottime()
+    loads, capped = (held(measurements, name, now) for name in ("gpu-clock", "gpu-clock-capped"))
+    assert [(loads.get(one.uuid), capped.get(one.uuid)) for one in gpus] == [
+        (clock, at_the_cap) for _, clock, at_the_cap in CLOCKS
+    ]
+    assert measurements.machine == "9 NVIDIA H100 80GB HBM3"
 
 
 async def test_a_load_that_ends_takes_its_clock_back(tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ async def test_replays_and_nvlink_errors_are_rates_an_hour(tmp_path: Path) -> No
 
 
 async def test_the_errors_of_a_port_are_counted_together(tmp_path: Path) -> None:
-    clock = Stepped()
+    clock = HandClock()
     machine = made_up(tmp_path, clock)
     [port] = device(machine, "mlx5_0", "0000:1a:00.0")
     seen = sources(machine)

@@ -338,25 +338,25 @@ async def test_nvswitches_say_that_there_is_to_be_a_fabric(tmp_path: Path) -> No
 # ---- licence, confidential computing, compute mode, excluded GPUs -------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [
-        ({"licence": 0, "virtualization": 2}, ("DEGRADED", "unlicensed")),
-        ({"licence": 0}, ("DEGRADED", "unlicensed")),
-        ({"licence": 1, "virtualization": 2}, ("OK", "")),
-        ({"licence": 0, "virtualization": 0}, ("OK", "")),
-        ({"licence": 0, "virtualization": 1}, ("OK", "")),
-        ({"virtualization": 2}, ("OK", "")),
-        ({"compute_mode": 2}, ("DEGRADED", "compute-prohibited")),
-        ({"compute_mode": 0}, ("OK", "")),
-    ],
-)
-async def test_each_setting_has_its_verdict(
-    tmp_path: Path, values: dict[str, int], verdict: tuple[str, str]
-) -> None:
-    async with Bench(tmp_path, [gpu(0, **values)]) as bench:
+#: A GPU's settings, and the verdict on it.
+SETTINGS: list[tuple[dict[str, int], tuple[str, str]]] = [
+    ({"licence": 0, "virtualization": 2}, ("DEGRADED", "unlicensed")),
+    ({"licence": 0}, ("DEGRADED", "unlicensed")),
+    ({"licence": 1, "virtualization": 2}, ("OK", "")),
+    ({"licence": 0, "virtualization": 0}, ("OK", "")),
+    ({"licence": 0, "virtualization": 1}, ("OK", "")),
+    ({"virtualization": 2}, ("OK", "")),
+    ({"compute_mode": 2}, ("DEGRADED", "compute-prohibited")),
+    ({"compute_mode": 0}, ("OK", "")),
+]
+
+
+async def test_each_setting_has_its_verdict(tmp_path: Path) -> None:
+    gpus = [gpu(n, name=f"model {n}", **values) for n, (values, _) in enumerate(SETTINGS)]
+    async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_settings.SPEC))
-    assert seen.status(uuid_of(0)) == verdict
+    found = [(values, seen.status(uuid_of(n))) for n, (values, _) in enumerate(SETTINGS)]
+    assert found == SETTINGS
 
 
 async def test_a_compute_mode_unlike_the_siblings_is_degraded(tmp_path: Path) -> None:
