@@ -81,6 +81,7 @@ def test_a_copy_of_this_boot_is_said_to_be_older_and_one_of_another_boot_is_not(
     state = store.load(boot_id="boot-a", new_epoch=epochs())
     what = f"{tmp_path}/run/{NAME} was gone: results newer than its copy on disk are lost"
     assert (state.latch.epoch, losses(state)) == ("epoch-1", [what])
+    assert state.kernel_seq == 7, "from there the kernel log is read again"
     other = store.load(boot_id="boot-b", new_epoch=epochs())
     assert (other.latch.epoch, losses(other)) == ("epoch-1", [])
     for found in (state, other):

@@ -6,7 +6,7 @@ to 15 bytes with which some lines of the kernel begin: the name of a process.
 """
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.checks.base import LogCheck
@@ -164,3 +164,29 @@ def test_lines_with_a_user_s_text_between_the_kernel_s_words_are_not_believed(
     forged = fixture_records("forged-names.log")
     assert len(forged) > 100
     assert {item.text: codes for item in forged if (codes := believed(checks, item))} == {}
+
+
+@settings(max_examples=900, deadline=None)
+@given(
+    line=st.sampled_from(LINES),
+    cut=st.integers(0, 200),
+    filler=st.binary(max_size=60),
+    repeat=st.sampled_from([1, 400, 2500]),
+    tail=st.booleans(),
+)
+def test_no_damage_to_a_line_raises_or_makes_a_message_endless(
+    checks: tuple[LogCheck, ...],
+    line: bytes,
+    cut: int,
+    filler: bytes,
+    repeat: int,
+    tail: bool,  # noqa: FBT001  # hypothesis gives it by name
+) -> None:
+    """True lines cut anywhere, filled with up to 150 KB of anything, with or without their end."""
+    damaged = line[:cut] + filler * repeat + (line[cut:] if tail else b"")
+    for check in checks:
+        for fault in faults(check, record(damaged)):
+            assert len(fault.message) <= 512
+            assert len(fault.component) <= 128
+            assert all(len(value) <= 512 for value in fault.details.values())
+            (fault.component + fault.message + "".join(fault.details.values())).encode()

@@ -1,4 +1,4 @@
-"""Any content from the kernel: garbage in procfs and sysfs, files that vanish, lines cut anywhere.
+"""Any content from the kernel: garbage in procfs and sysfs, and files that vanish.
 
 A check may say that it does not know. It may not raise: the scheduler would say "check-error", and
 what else it could have seen would be lost with it.
@@ -15,12 +15,9 @@ from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec
 from nodeagent.sources.host import HostRoots
 from tests.agent.damage import REFUSED, fill
-from tests.agent.kernel_log import FIXTURES, GPU, HandClock, record
-from tests.agent.line_checks import faults
+from tests.agent.kernel_log import GPU, HandClock
 from tests.agent.machines import options, sources
 from tests.support.folders import fresh_folder
-
-LOG_CHECKS = [spec for spec in registry.SPECS if not spec.interval]
 
 #: Checks that read procfs and sysfs alone: no device, no network and no other process is asked.
 FILE_CHECKS = [
@@ -102,41 +99,3 @@ def test_no_file_breaks_a_check(
             await check.run_check()  # type: ignore[union-attr]  # it has an interval, so it is a Check
 
     asyncio.run(looks())
-
-
-LINES = [
-    line.partition(b";")[2]
-    for fixture in sorted(FIXTURES.glob("*.log"))
-    for line in fixture.read_bytes().splitlines()
-    if not line.startswith(b" ")
-]
-
-
-@pytest.mark.parametrize("spec", LOG_CHECKS, ids=lambda spec: str(spec.name))
-@settings(max_examples=300, deadline=None)
-@given(
-    line=st.sampled_from(LINES),
-    cut=st.integers(0, 200),
-    filler=st.binary(max_size=40),
-    repeat=st.sampled_from([1, 2500]),
-    tail=st.booleans(),
-)
-def test_no_line_breaks_a_log_check(  # hypothesis gives each its own
-    tmp_path_factory: pytest.TempPathFactory,
-    spec: CheckSpec,
-    line: bytes,
-    cut: int,
-    filler: bytes,
-    repeat: int,
-    tail: bool,  # noqa: FBT001  # hypothesis gives it by name
-) -> None:
-    """True lines cut anywhere, filled with up to 100 KB of anything, with or without their end."""
-    root = tmp_path_factory.getbasetemp() / "log-checks"
-    check = spec.build(sources(a_machine(root, {})), options(spec))
-    damaged = line[:cut] + filler * repeat + (line[cut:] if tail else b"")
-    for fault in faults(check, record(damaged)):  # type: ignore[arg-type]  # without an interval it is a LogCheck
-        assert fault.check == spec.name
-        assert len(fault.message) <= 512
-        assert len(fault.component) <= 128
-        assert all(len(value) <= 512 for value in fault.details.values())
-        (fault.component + fault.message + "".join(fault.details.values())).encode()

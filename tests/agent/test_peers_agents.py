@@ -112,14 +112,6 @@ def test_two_gpus_that_fail_at_once_are_two_faults_each_with_its_own_words(
     assert (first["count"], second["count"]) == (1, 1)
 
 
-def test_an_sxid_that_the_driver_calls_non_fatal_is_not_fatal(node: AgentProcess) -> None:
-    line = "nvidia-nvswitch0: SXid (PCI:{}.0): 12028, {}, Link 32 egress non-posted PRIV error"
-    node.line(line.format(SWITCH, "Non-fatal"))
-    assert fault(node, "sxid:12028:non-fatal", "")
-    node.line(line.format(SWITCH, "Fatal").replace("12028", "12030"))
-    assert fault(node, "sxid:12030:fatal", "")
-
-
 def test_an_xid_and_an_sxid_that_nobody_has_named_are_told(node: AgentProcess) -> None:
     node.line(f"NVRM: Xid (PCI:{GPU}): 987, pid=1, name=x, new")
     node.line(f"nvidia-nvswitch0: SXid (PCI:{SWITCH}.0): 98765, Non-fatal, Link 1 new")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -94,16 +93,6 @@ def test_after_a_reboot_only_what_a_person_ends_is_left(store: Store, tmp_path: 
     assert latch.epoch == "epoch-1"
     assert state.gpus == UUIDS
     assert latch.unacked.clearings == [Clearing("GPU-2", "gpu-reset")]
-
-
-def test_a_wiped_run_dir_falls_back_to_the_copy_and_says_so(store: Store, tmp_path: Path) -> None:
-    store.save(full_state())
-    copy_to_disk(tmp_path)
-    state = store.load(boot_id=BOOT, new_epoch=epochs())
-    assert len(state.latch.faults) == 4
-    assert state.kernel_seq == 12  # from there the kernel log is read again
-    assert state.latch.epoch == "epoch-1"
-    assert [loss.source for loss in state.latch.unacked.losses] == ["kmsg", "latch"]
 
 
 @pytest.mark.parametrize(
@@ -223,13 +212,6 @@ async def test_a_copy_that_hangs_holds_nobody_up_and_is_not_started_twice(
     await until(lambda: (frozen_disk / NAME).exists() and copy._child is not child)
     await until(lambda: not copy.running)
     copy.close()
-
-
-def test_a_copy_that_cannot_be_read_in_time_is_said(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / NAME)  # it has no writer: a reader that opens it waits
-    with pytest.raises(BackupUnreadable, match=r"did not answer within 0\.5 s"):
-        read_copy(tmp_path / NAME, patience=0.5)
-    assert read_copy(tmp_path / "none") is None
 
 
 def test_a_node_that_starts_no_process_more_has_an_agent_all_the_same(
