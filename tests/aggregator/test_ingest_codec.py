@@ -27,6 +27,13 @@ from tests.support import decoded
 from tests.support import evidence as said
 
 AT = 1_000_000.0
+HELLO: dict[str, Any] = {
+    "node": "n",
+    "boot_id": "b",
+    "spool_epoch": "e",
+    "agent_version": "1",
+    "instance": "i",
+}
 
 names = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=40)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=80)
@@ -272,31 +279,17 @@ def test_of_too_long_a_history_the_latest_counts() -> None:
 
 def test_too_many_checks_in_hello_cost_the_last_ones_and_not_the_node() -> None:
     checks = [pb.CheckInfo(name=f"own-{n}") for n in range(limits.MAX_CHECKS + 50)]
-    fields: dict[str, Any] = {
-        "node": "n",
-        "boot_id": "b",
-        "spool_epoch": "e",
-        "agent_version": "1",
-        "instance": "i",
-    }
     dropped = codec.Dropped()
-    told = codec.hello(pb.Hello(**fields, checks=checks, traits={"": "x"}), dropped)
+    told = codec.hello(pb.Hello(**HELLO, checks=checks, traits={"": "x"}), dropped)
     assert len(told.checks) == limits.MAX_CHECKS
     assert dropped.entries == 51
 
 
 @pytest.mark.parametrize("field", ["node", "boot_id", "spool_epoch", "agent_version", "instance"])
 def test_a_hello_without_one_of_its_names_is_refused(field: str) -> None:
-    fields: dict[str, Any] = {
-        "node": "n",
-        "boot_id": "b",
-        "spool_epoch": "e",
-        "agent_version": "1",
-        "instance": "i",
-    }
-    decoded.hello(pb.Hello(**fields))
+    decoded.hello(pb.Hello(**HELLO))
     with pytest.raises(codec.InvalidMessage) as refused:
-        decoded.hello(pb.Hello(**{**fields, field: ""}))
+        decoded.hello(pb.Hello(**{**HELLO, field: ""}))
     assert refused.value.field == field
 
 
@@ -304,16 +297,10 @@ def test_a_hello_without_one_of_its_names_is_refused(field: str) -> None:
     "name", ["..", "a/b", "-rf", "n1,n2", "n[1-9]", "a b", "n\n", "ü", "n" * 254]
 )
 def test_a_node_whose_name_would_be_more_than_a_name_to_a_command_is_refused(name: str) -> None:
-    fields: dict[str, Any] = {
-        "boot_id": "b",
-        "spool_epoch": "e",
-        "agent_version": "1",
-        "instance": "i",
-    }
     for sound in ("gpu-0117", "Node_7.rack-2", "n" * 253):
-        assert decoded.hello(pb.Hello(node=sound, **fields)).node == sound
+        assert decoded.hello(pb.Hello(**{**HELLO, "node": sound})).node == sound
     with pytest.raises(codec.InvalidMessage, match="is no node's name; expected a node's"):
-        decoded.hello(pb.Hello(node=name, **fields))
+        decoded.hello(pb.Hello(**{**HELLO, "node": name}))
 
 
 def test_what_one_look_saw_of_many_components_is_kept_once() -> None:
@@ -369,15 +356,6 @@ def test_the_memory_of_checks_that_are_off_keeps_no_longer_text_than_evidence_ha
     for ending in "abc":
         long = "x" * (limits.MAX_TEXT + 1000) + ending
         check = pb.CheckInfo(name="of-this-test", interval_ms=1, off_because=long)
-        found = decoded.hello(
-            pb.Hello(
-                node="n",
-                boot_id="b",
-                spool_epoch="e",
-                agent_version="1",
-                instance="i",
-                checks=[check],
-            )
-        )
+        found = decoded.hello(pb.Hello(**HELLO, checks=[check]))
         assert len(found.checks[0].off_because) <= limits.MAX_TEXT
     assert codec._check_off.cache_info().misses == made + 1, "one for three, as they are cut"

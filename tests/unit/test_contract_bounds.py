@@ -1,6 +1,5 @@
 """An aggregator accepts every state that an agent can hold: one set of bounds, kept by both."""
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,16 +154,6 @@ def test_a_latch_that_is_full_is_accepted_and_says_so_once(name: int) -> None:
     assert [(one.source, one.records) for one in evidence.lost] == [("latch", 202)]
 
 
-def test_what_fails_takes_the_place_of_what_is_well_and_not_the_other_way_round() -> None:
-    held = latch()
-    held.apply(mounts(2_500), NOW)
-    held.apply([Observation("gpu-ecc", "GPU-1", Status.FAILED, "uncorrectable")], NOW)
-    held.apply([Observation("gpu-ecc", "GPU-2", Status.OK)], NOW)
-    assert ("gpu-ecc", "GPU-1") in held.components
-    assert ("gpu-ecc", "GPU-2") not in held.components
-    accepted(telling.snapshot(held.snapshot(NOW), NOW, 0.0))
-
-
 @pytest.mark.slow
 def test_the_largest_history_is_accepted() -> None:
     held = latch()
@@ -254,13 +243,6 @@ def test_what_others_code_gives_in_place_of_text_is_told_as_text() -> None:
     evidence = accepted(telling.snapshot(held.snapshot(NOW), NOW, 0.0))
     assert [(one.component, one.reason) for one in evidence.components] == [("5", "5")]
     assert [(one.component, one.details) for one in evidence.faults] == [("5", {"pid": "5"})]
-
-
-def test_a_fault_whose_time_is_none_is_dropped_and_said() -> None:
-    held = latch()
-    held.apply([FaultSighting("own:c", "own", "", "", "own:s", 1, math.nan)], NOW)
-    assert held.faults == {}
-    assert len(held.unacked.losses) == 1
 
 
 # -- the page -------------------------------------------------------------------------------------
