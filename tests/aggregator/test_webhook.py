@@ -156,17 +156,6 @@ async def test_an_alert_arrives_as_documented_and_signed(tmp_path: Path, secret_
     }
 
 
-async def test_what_comes_together_goes_in_one_post_in_order(
-    tmp_path: Path, secret_file: Path
-) -> None:
-    async with Receiver() as receiver, telling(tmp_path, address(receiver, secret_file)) as alerts:
-        for number in range(50):
-            alerts.record_event(happened(f"n{number}"))
-        await until(lambda: delivered(alerts) == 50)
-        assert len(receiver.requests) == 1
-        assert receiver.requests[0].nodes == [f"n{number}" for number in range(50)]
-
-
 async def test_a_thousand_silent_agents_are_one_post_with_one_alert(
     tmp_path: Path, secret_file: Path
 ) -> None:
@@ -229,28 +218,6 @@ async def test_a_receiver_that_is_down_is_told_when_it_is_up(
     await receiver.stop()
 
 
-async def test_a_receiver_that_hangs_is_cut_off_and_tried_again(
-    tmp_path: Path, secret_file: Path
-) -> None:
-    async with Receiver(answer=hang) as receiver:
-        where = Hook(receiver.url(), secret_file, timeout=0.2)
-        async with telling(tmp_path, where) as alerts:
-            alerts.record_event(happened())
-            await until(lambda: "no answer within 0.2 s" in alerts.problem)
-            receiver.answer = taken
-            await until(lambda: delivered(alerts) == 1)
-        assert len(receiver.requests) >= 2
-
-
-async def test_retry_after_is_honoured(tmp_path: Path, secret_file: Path) -> None:
-    async with Receiver(answers=[status(429, Retry_After="1")]) as receiver:
-        async with telling(tmp_path, address(receiver, secret_file)) as alerts:
-            alerts.record_event(happened())
-            await until(lambda: delivered(alerts) == 1)
-        first, second = receiver.requests
-        assert 0.95 <= second.at - first.at < 5
-
-
 async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> None:
     async with Receiver() as target:
         elsewhere = status(302, Location=target.url())
@@ -267,11 +234,10 @@ async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> 
         assert target.requests == []
 
 
-@pytest.mark.parametrize("code", [400, 401, 404, 410, 413, 422])
 async def test_a_refusal_is_a_dead_letter_and_the_next_alert_goes_out(
-    tmp_path: Path, secret_file: Path, caplog: pytest.LogCaptureFixture, code: int
+    tmp_path: Path, secret_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Receiver(answers=[status(code)]) as receiver:
+    async with Receiver(answers=[status(410)]) as receiver:
         async with telling(tmp_path, address(receiver, secret_file)) as alerts:
             alerts.record_event(happened("n1"))
             await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
@@ -279,21 +245,8 @@ async def test_a_refusal_is_a_dead_letter_and_the_next_alert_goes_out(
             await until(lambda: delivered(alerts) == 1)
         assert [request.nodes for request in receiver.requests] == [["n1"], ["n2"]]
     (line,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
-    assert line.__dict__["because"] == f"HTTP {code}"
+    assert line.__dict__["because"] == "HTTP 410"
     assert line.__dict__["alerts"] == 1
-
-
-async def test_what_is_not_taken_in_time_is_given_up(tmp_path: Path, secret_file: Path) -> None:
-    retry = Retry(Backoff(0.02, 0.05), give_up=0.5)
-    async with (
-        Receiver(answer=status(500)) as receiver,
-        telling(tmp_path, address(receiver, secret_file), retry=retry) as alerts,
-    ):
-        alerts.record_event(happened())
-        await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
-        receiver.answer = taken
-        alerts.record_event(happened("n2"))
-        await until(lambda: delivered(alerts) == 1)
 
 
 async def test_an_alert_is_not_given_up_where_the_clock_jumps_between_its_check_and_its_signature(
