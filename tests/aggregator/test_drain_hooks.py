@@ -14,6 +14,7 @@ from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
+from tests.support.deaths import at_each_change
 from tests.support.drains import GANG, ILL, begun, drained, status, world_with
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
@@ -251,8 +252,4 @@ async def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next()
         assert not node.unschedulable
         return first.cluster.changes
 
-    changes = await run(None, after=False)
-    assert changes > 8
-    for at in range(1, changes + 1):
-        for after in (False, True):
-            await run(at, after=after)
+    await at_each_change(run, least=9)

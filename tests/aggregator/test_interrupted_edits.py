@@ -13,6 +13,7 @@ import pytest
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Phase
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
+from tests.support.deaths import at_each_change, sees, until_it_dies
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
@@ -116,32 +117,16 @@ async def test_death_at_any_call_loses_no_word_of_a_person(story: Story) -> None
     async def one(crash_at: int | None, *, after: bool) -> int:
         world = await until_draining()
         first = Replica(world, clock=Running(), settings=settings, crash_at=crash_at, after=after)
-        await _sees(first)
+        await sees(first, n1=ILL)
         story.act(world)
-        died = asyncio.create_task(first.cluster.crashed.wait())
-        ended = asyncio.create_task(until(lambda: story.ended(world), within=120))
-        await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (died, ended):
-            task.cancel()
-        changes = first.cluster.changes
-        await first.stop()
+        await until_it_dies(first, lambda: story.ended(world))
         second = Replica(world, clock=Running(), settings=settings)
-        await _sees(second)
+        await sees(second, n1=ILL)
         story.act(world)
         await until(lambda: story.ended(world), within=120)
         await asyncio.sleep(600)
         story.check(world)
         await second.stop()
-        return changes
+        return first.cluster.changes
 
-    changes = await one(None, after=False)
-    assert changes >= 1
-    for at in range(1, changes + 1):
-        for after in (False, True):
-            await one(at, after=after)
-
-
-async def _sees(replica: Replica) -> None:
-    """The replica knows the cluster and has heard the agent, or has died on the way."""
-    await until(lambda: not replica.fleet.view_lost or replica.cluster.crashed.is_set())
-    replica.agent("n1", ILL)
+    await at_each_change(one, least=1)

@@ -14,6 +14,7 @@ import pytest
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Phase
 from aggregator.health.model import Cleared, Lost
+from tests.support.deaths import at_each_change, sees
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import FakeLine, Replica, fault, hello, snapshot
 from tests.support.virtual_replica import LoopClock, soon
@@ -26,10 +27,6 @@ DROPPED = (Lost("aggregator", 1, "faults[1].code: 300 bytes; expected at most 64
 ILL_AND_DROPPED = replace(ILL, lost=DROPPED, partial=True)
 ALL_DROPPED = replace(snapshot(), lost=DROPPED, partial=True)
 WELL = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
-
-
-def says_all(replica: Replica) -> None:
-    replica.agent("n1", ILL)
 
 
 def says_what_was_left(replica: Replica) -> None:
@@ -75,17 +72,11 @@ STORIES = [
 ]
 
 
-async def sees(replica: Replica, speaks: Callable[[Replica], None]) -> None:
-    """The replica knows the cluster and has heard the agent, or has died on the way."""
-    await until(lambda: not replica.fleet.view_lost or replica.cluster.crashed.is_set())
-    speaks(replica)
-
-
 async def begun(loop: VirtualTimeLoop, *, ill: bool) -> World:
     world = World.of("n1")
     if ill:
         replica = Replica(world, clock=LoopClock(loop))
-        await sees(replica, says_all)
+        await sees(replica, n1=ILL)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         await replica.stop()
     return world
@@ -97,26 +88,24 @@ def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(story: S
         async def one(crash_at: int | None, *, after: bool) -> int:
             world = await begun(loop, ill=story.ill)
             first = Replica(world, clock=LoopClock(loop), crash_at=crash_at, after=after)
-            await sees(first, story.speaks)
+            await sees(first)
+            story.speaks(first)
             died = asyncio.create_task(first.cluster.crashed.wait())
             await asyncio.wait({died}, timeout=120)
             died.cancel()
-            changes = first.cluster.changes
             await first.stop()
             second = Replica(world, clock=LoopClock(loop))
-            await sees(second, story.speaks)
+            await sees(second)
+            story.speaks(second)
             await asyncio.sleep(400)
             assert phase_of(world, "n1") is story.phase
             assert is_marked(world.nodes["n1"]) == (story.phase is not None)
             assert second.notes.kinds("n1").count(story.kind) == 1
             await is_evaluated_by_what_is_taken(world, second)
             await second.stop()
-            return changes
+            return first.cluster.changes
 
-        changes = await one(None, after=False)
-        for at in range(1, min(changes, 30) + 1):
-            for after in (False, True):
-                await one(at, after=after)
+        await at_each_change(one, least=0, most=30)
 
     play(test)
 

@@ -14,13 +14,14 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, ClusterError, Node, Phase
 from aggregator.quarantine.decide.admission import SETTLES
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
+from tests.support.deaths import at_each_change, sees
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import LoopClock, Running
 from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
 from tests.support.waiting import until
 
-ILL = snapshot(fault())
+ILL, WELL = snapshot(fault()), snapshot()
 ONE = replace(SETTINGS, mode=Action.CORDON, limits=replace(OPEN, concurrent=1))
 
 
@@ -63,21 +64,13 @@ def is_held(replica: Replica, name: str, limit: str) -> bool:
     return hold is not None and hold.limit == limit
 
 
-async def sees(replica: Replica, *names: str) -> None:
-    """The replica knows the cluster and has heard the agents, or has died on the way."""
-    await until(lambda: not replica.fleet.view_lost or replica.cluster.crashed.is_set())
-    replica.agent("n3", snapshot())
-    for name in names:
-        replica.agent(name, ILL)
-
-
 async def one_in_quarantine(loop: VirtualTimeLoop) -> Counted:
     """One node is in quarantine, which is all that the limit allows."""
     world = Counted()
     for name in ("n1", "n2", "n3"):
         world.add_node(name)
     replica = Replica(world, clock=LoopClock(loop), settings=ONE)
-    await sees(replica, "n1")
+    await sees(replica, n1=ILL, n3=WELL)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
     await replica.stop()
     return world
@@ -86,7 +79,7 @@ async def one_in_quarantine(loop: VirtualTimeLoop) -> Counted:
 async def ends_well(world: Counted, loop: VirtualTimeLoop) -> None:
     """The successor holds a node that failed meanwhile, and admits it as soon as there is room."""
     replica = Replica(world, clock=LoopClock(loop), settings=ONE)
-    await sees(replica, "n1", "n2")
+    await sees(replica, n1=ILL, n2=ILL, n3=WELL)
     await until(lambda: is_held(replica, "n2", "limits.concurrent"), within=3 * SETTLES)
     await until(lambda: is_whole(world))
     assert set(world.quarantines) == {"n1"}
@@ -104,35 +97,27 @@ def test_death_at_any_call_of_a_rebuild_passes_no_limit_and_is_finished_by_the_n
     harm: str,
 ) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
-        async def one(crash_in: int, *, after: bool) -> int:
+        async def one(crash_in: int | None, *, after: bool) -> int:
             world = await one_in_quarantine(loop)
             first = Replica(world, clock=LoopClock(loop), settings=ONE)
-            await sees(first, "n1")
+            await sees(first, n1=ILL, n3=WELL)
             await asyncio.sleep(10)  # its own beginning is done, and the record is known
             before = first.cluster.changes
-            first.cluster.crash_at_change(crash_in, after=after)
+            if crash_in is not None:
+                first.cluster.crash_at_change(crash_in, after=after)
             HARMS[harm](world)
-            await sees(first, "n2")
-            died = asyncio.create_task(first.cluster.crashed.wait())
-            held = asyncio.create_task(
-                until(lambda: is_held(first, "n2", "limits.concurrent"), within=3 * SETTLES)
-            )
-            await asyncio.wait({died, held}, return_when=asyncio.FIRST_COMPLETED)
-            assert crash_in < 0 or died.done()
-            if crash_in < 0:
+            await sees(first, n2=ILL, n3=WELL)
+            if crash_in is None:
+                await until(lambda: is_held(first, "n2", "limits.concurrent"), within=3 * SETTLES)
                 assert is_whole(world)
                 assert parse_record(world.record.text).rebuilt is not None
-            for task in (died, held):
-                task.cancel()
+            else:
+                await asyncio.wait_for(first.cluster.crashed.wait(), 3 * SETTLES)
             await first.stop()
             await ends_well(world, loop)
             return first.cluster.changes - before
 
-        changes = await one(-1, after=False)
-        assert changes >= 2  # it is read, and written
-        for at in range(1, changes + 1):
-            for after in (False, True):
-                await one(at, after=after)
+        await at_each_change(one, least=2)  # it is read, and written
 
     play(test)
 
@@ -155,7 +140,7 @@ async def test_a_record_that_is_lost_at_any_call_of_an_admission_passes_no_limit
             return None
 
         replica = Replica(world, clock=Running(), settings=ONE, fails=strikes)
-        await sees(replica, "n1", "n2")
+        await sees(replica, n1=ILL, n2=ILL, n3=WELL)
         ill = ("n1", "n2")
         await until(lambda: sum(phase_of(world, one) is Phase.CORDONED for one in ill) == 1)
         used = len(calls)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from aggregator.cluster.port import Phase, Pod, Quarantine, Toleration
+from tests.support.deaths import at_each_change, sees, until_it_dies
 from tests.support.drains import ILL, status
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica
@@ -104,12 +105,6 @@ def named(world: World) -> dict[str, str]:
     return {one.pod: one.reason for one in found.status.blockers} if found is not None else {}
 
 
-async def sees(replica: Replica) -> None:
-    """The replica knows the cluster and has heard the agent, or has died on the way."""
-    await until(lambda: not replica.fleet.view_lost or replica.cluster.crashed.is_set())
-    replica.agent("n1", ILL)
-
-
 @pytest.mark.parametrize("names", [("set-0",), ("bound-0",)])
 @in_virtual_time
 async def test_death_at_any_call_of_a_drain_whose_pods_come_back_names_them_and_evicts_few(
@@ -125,16 +120,10 @@ async def test_death_at_any_call_of_a_drain_whose_pods_come_back_names_them_and_
         world = world_whose_pods_come_back(names)
         async with kubelet(world):
             first = Replica(world, clock=Running(), crash_at=crash_at, after=after)
-            await sees(first)
-            died = asyncio.create_task(first.cluster.crashed.wait())
-            ended = asyncio.create_task(until(lambda: is_named(world), within=120))
-            await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
-            changes = first.cluster.changes
-            for task in (died, ended):
-                task.cancel()
-            await first.stop()
+            await sees(first, n1=ILL)
+            await until_it_dies(first, lambda: is_named(world))
             second = Replica(world, clock=Running())
-            await sees(second)
+            await sees(second, n1=ILL)
             await until(lambda: is_named(world), within=120)
             await asyncio.sleep(120)
             assert is_named(world)
@@ -147,7 +136,7 @@ async def test_death_at_any_call_of_a_drain_whose_pods_come_back_names_them_and_
             await second.stop()
             # A successor does not evict a pod that is named already.
             second = Replica(world, clock=Running())
-            await sees(second)
+            await sees(second, n1=ILL)
             await asyncio.sleep(60)
             assert world.evictions() == counts
             world.returns = False
@@ -157,13 +146,9 @@ async def test_death_at_any_call_of_a_drain_whose_pods_come_back_names_them_and_
             assert status(world).blockers == ()
             assert world.wrong == []
             await second.stop()
-        return changes
+        return first.cluster.changes
 
-    changes = await one(None, after=False)
-    assert changes >= 5
-    for at in range(1, changes + 1):
-        for after in (False, True):
-            await one(at, after=after)
+    await at_each_change(one, least=5)
 
 
 @in_virtual_time
@@ -176,27 +161,15 @@ async def test_death_at_any_call_between_two_empty_reads_takes_no_node_for_drain
         world = world_whose_pods_come_back(())
         async with kubelet(world):
             first = Replica(world, clock=Running(), crash_at=crash_at, after=after)
-            await sees(first)
-            died = asyncio.create_task(first.cluster.crashed.wait())
-            ended = asyncio.create_task(
-                until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
-            )
-            await asyncio.wait({died, ended}, return_when=asyncio.FIRST_COMPLETED)
-            changes = first.cluster.changes
-            for task in (died, ended):
-                task.cancel()
-            await first.stop()
+            await sees(first, n1=ILL)
+            await until_it_dies(first, lambda: phase_of(world, "n1") is Phase.DRAINED)
             second = Replica(world, clock=Running())
-            await sees(second)
+            await sees(second, n1=ILL)
             await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
             await asyncio.sleep(600)
             assert world.wrong == []
             assert world.evictions() == {"a": 1}
             await second.stop()
-        return changes
+        return first.cluster.changes
 
-    changes = await one(None, after=False)
-    assert changes >= 5
-    for at in range(1, changes + 1):
-        for after in (False, True):
-            await one(at, after=after)
+    await at_each_change(one, least=5)
