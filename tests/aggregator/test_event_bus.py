@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.composition.event_bus import EventBus
 from aggregator.events import EventKind, Transition
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
+from tests.support.virtual_time import in_virtual_time, loop_time
 
 
 class Heard:
@@ -80,17 +80,15 @@ async def test_what_is_left_is_told_at_the_end() -> None:
     assert heard.nodes == [f"n{number}" for number in range(100)]
 
 
-def test_a_ledger_that_fails_holds_up_nothing_that_comes_after() -> None:
-    async def story(loop: VirtualTimeLoop) -> None:
-        loop.set_exception_handler(lambda *_: None)
-        heard = Heard(deaf_to="n1")
-        ledgers = EventBus([heard])
-        for number in range(4):
-            ledgers.record_event(happened(f"n{number}"))
-        await asyncio.sleep(1)
-        assert heard.nodes == ["n0", "n2", "n3"]
-
-    play(story)
+@in_virtual_time
+async def test_a_ledger_that_fails_holds_up_nothing_that_comes_after() -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    heard = Heard(deaf_to="n1")
+    ledgers = EventBus([heard])
+    for number in range(4):
+        ledgers.record_event(happened(f"n{number}"))
+    await asyncio.sleep(1)
+    assert heard.nodes == ["n0", "n2", "n3"]
 
 
 async def test_the_log_line_of_a_transition_has_its_kind_and_its_node(

@@ -17,8 +17,8 @@ from aggregator.health.model import Cleared, Lost
 from tests.support.deaths import at_each_change, sees
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import FakeLine, Replica, fault, hello, snapshot
-from tests.support.virtual_replica import LoopClock, soon
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import Running, soon
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -72,10 +72,10 @@ STORIES = [
 ]
 
 
-async def begun(loop: VirtualTimeLoop, *, ill: bool) -> World:
+async def begun(*, ill: bool) -> World:
     world = World.of("n1")
     if ill:
-        replica = Replica(world, clock=LoopClock(loop))
+        replica = Replica(world, clock=Running())
         await sees(replica, n1=ILL)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         await replica.stop()
@@ -83,31 +83,29 @@ async def begun(loop: VirtualTimeLoop, *, ill: bool) -> World:
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(story: Story) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        async def one(crash_at: int | None, *, after: bool) -> int:
-            world = await begun(loop, ill=story.ill)
-            first = Replica(world, clock=LoopClock(loop), crash_at=crash_at, after=after)
-            await sees(first)
-            story.speaks(first)
-            died = asyncio.create_task(first.cluster.crashed.wait())
-            await asyncio.wait({died}, timeout=120)
-            died.cancel()
-            await first.stop()
-            second = Replica(world, clock=LoopClock(loop))
-            await sees(second)
-            story.speaks(second)
-            await asyncio.sleep(400)
-            assert phase_of(world, "n1") is story.phase
-            assert is_marked(world.nodes["n1"]) == (story.phase is not None)
-            assert second.notes.kinds("n1").count(story.kind) == 1
-            await is_evaluated_by_what_is_taken(world, second)
-            await second.stop()
-            return first.cluster.changes
+@in_virtual_time
+async def test_death_at_any_call_makes_nothing_of_evidence_that_was_not_taken(story: Story) -> None:
+    async def one(crash_at: int | None, *, after: bool) -> int:
+        world = await begun(ill=story.ill)
+        first = Replica(world, clock=Running(), crash_at=crash_at, after=after)
+        await sees(first)
+        story.speaks(first)
+        died = asyncio.create_task(first.cluster.crashed.wait())
+        await asyncio.wait({died}, timeout=120)
+        died.cancel()
+        await first.stop()
+        second = Replica(world, clock=Running())
+        await sees(second)
+        story.speaks(second)
+        await asyncio.sleep(400)
+        assert phase_of(world, "n1") is story.phase
+        assert is_marked(world.nodes["n1"]) == (story.phase is not None)
+        assert second.notes.kinds("n1").count(story.kind) == 1
+        await is_evaluated_by_what_is_taken(world, second)
+        await second.stop()
+        return first.cluster.changes
 
-        await at_each_change(one, least=0, most=30)
-
-    play(test)
+    await at_each_change(one, least=0, most=30)
 
 
 async def is_evaluated_by_what_is_taken(world: World, replica: Replica) -> None:

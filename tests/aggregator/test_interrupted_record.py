@@ -17,8 +17,8 @@ from aggregator.quarantine.decide.admission_record import Entry, dump_record, pa
 from tests.support.deaths import at_each_change, sees
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock, Running
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
 ILL, WELL = snapshot(fault()), snapshot()
@@ -64,21 +64,21 @@ def is_held(replica: Replica, name: str, limit: str) -> bool:
     return hold is not None and hold.limit == limit
 
 
-async def one_in_quarantine(loop: VirtualTimeLoop) -> Counted:
+async def one_in_quarantine() -> Counted:
     """One node is in quarantine, which is all that the limit allows."""
     world = Counted()
     for name in ("n1", "n2", "n3"):
         world.add_node(name)
-    replica = Replica(world, clock=LoopClock(loop), settings=ONE)
+    replica = Replica(world, clock=Running(), settings=ONE)
     await sees(replica, n1=ILL, n3=WELL)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
     await replica.stop()
     return world
 
 
-async def ends_well(world: Counted, loop: VirtualTimeLoop) -> None:
+async def ends_well(world: Counted) -> None:
     """The successor holds a node that failed meanwhile, and admits it as soon as there is room."""
-    replica = Replica(world, clock=LoopClock(loop), settings=ONE)
+    replica = Replica(world, clock=Running(), settings=ONE)
     await sees(replica, n1=ILL, n2=ILL, n3=WELL)
     await until(lambda: is_held(replica, "n2", "limits.concurrent"), within=3 * SETTLES)
     await until(lambda: is_whole(world))
@@ -93,33 +93,31 @@ async def ends_well(world: Counted, loop: VirtualTimeLoop) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_death_at_any_call_of_a_rebuild_passes_no_limit_and_is_finished_by_the_next(
+@in_virtual_time
+async def test_death_at_any_call_of_a_rebuild_passes_no_limit_and_is_finished_by_the_next(
     harm: str,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        async def one(crash_in: int | None, *, after: bool) -> int:
-            world = await one_in_quarantine(loop)
-            first = Replica(world, clock=LoopClock(loop), settings=ONE)
-            await sees(first, n1=ILL, n3=WELL)
-            await asyncio.sleep(10)  # its own beginning is done, and the record is known
-            before = first.cluster.changes
-            if crash_in is not None:
-                first.cluster.crash_at_change(crash_in, after=after)
-            HARMS[harm](world)
-            await sees(first, n2=ILL, n3=WELL)
-            if crash_in is None:
-                await until(lambda: is_held(first, "n2", "limits.concurrent"), within=3 * SETTLES)
-                assert is_whole(world)
-                assert parse_record(world.record.text).rebuilt is not None
-            else:
-                await asyncio.wait_for(first.cluster.crashed.wait(), 3 * SETTLES)
-            await first.stop()
-            await ends_well(world, loop)
-            return first.cluster.changes - before
+    async def one(crash_in: int | None, *, after: bool) -> int:
+        world = await one_in_quarantine()
+        first = Replica(world, clock=Running(), settings=ONE)
+        await sees(first, n1=ILL, n3=WELL)
+        await asyncio.sleep(10)  # its own beginning is done, and the record is known
+        before = first.cluster.changes
+        if crash_in is not None:
+            first.cluster.crash_at_change(crash_in, after=after)
+        HARMS[harm](world)
+        await sees(first, n2=ILL, n3=WELL)
+        if crash_in is None:
+            await until(lambda: is_held(first, "n2", "limits.concurrent"), within=3 * SETTLES)
+            assert is_whole(world)
+            assert parse_record(world.record.text).rebuilt is not None
+        else:
+            await asyncio.wait_for(first.cluster.crashed.wait(), 3 * SETTLES)
+        await first.stop()
+        await ends_well(world)
+        return first.cluster.changes - before
 
-        await at_each_change(one, least=2)  # it is read, and written
-
-    play(test)
+    await at_each_change(one, least=2)  # it is read, and written
 
 
 @pytest.mark.parametrize("harm", HARMS)

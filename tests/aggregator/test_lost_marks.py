@@ -18,8 +18,8 @@ from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.memory_cluster import World, phase_of
 from tests.support.present import present
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -74,9 +74,9 @@ def is_whole(world: World) -> bool:
     )
 
 
-async def drained(world: World, loop: VirtualTimeLoop, **how: object) -> Replica:
+async def drained(world: World, **how: object) -> Replica:
     world.add_node("n1")
-    replica = Replica(world, clock=LoopClock(loop), **how)  # type: ignore[arg-type]  # a test's words
+    replica = Replica(world, clock=Running(), **how)  # type: ignore[arg-type]  # a test's words
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     node_state = replica.controller.parts.registry.node_state("n1")
@@ -90,189 +90,173 @@ def missing(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize(("removed", "names"), REMOVALS.values(), ids=REMOVALS)
-def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_after_the_grace(
+@in_virtual_time
+async def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_after_the_grace(
     removed: Callable[[Node], Node], names: set[str]
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        replica = await drained(world, loop)
-        first = world.quarantines["n1"]
-        world.set_node(removed(world.nodes["n1"]))
-        began = loop.time()
-        await until(lambda: missing(world) == names)
-        assert loop.time() - began < 1.0
-        node_summary = replica.fleet.node_summaries["n1"]
-        assert set(node_summary.quarantine_view.missing) == names
-        assert replica.notes.kinds("n1").count("quarantine.marks_missing") == 1
-        await until(lambda: loop.time() - began > RULES.restore_after - 1)
-        assert not is_whole(world)
-        await until(lambda: is_whole(world))
-        assert loop.time() - began < RULES.restore_after + 10
-        await until(lambda: not missing(world))
-        now = world.quarantines["n1"]
-        assert now.uid == first.uid
-        assert now.status.phase is Phase.DRAINED
-        assert now.status.applied == first.status.applied
-        assert now.status.marks is not None
-        assert now.status.marks.restored == 1
-        assert not node_summary.quarantine_view.missing
-        assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
-        assert world.evicted == []
-        replica.agent("n1", WELL)
-        await asyncio.sleep(700)
-        await until(lambda: not world.quarantines)
-        node = world.nodes["n1"]
-        assert [t for t in node.taints if t == OURS] == []
-        assert LABEL not in node.labels
-        assert not node.unschedulable
-
-    play(test)
+    world = World()
+    replica = await drained(world)
+    first = world.quarantines["n1"]
+    world.set_node(removed(world.nodes["n1"]))
+    began = loop_time()
+    await until(lambda: missing(world) == names)
+    assert loop_time() - began < 1.0
+    node_summary = replica.fleet.node_summaries["n1"]
+    assert set(node_summary.quarantine_view.missing) == names
+    assert replica.notes.kinds("n1").count("quarantine.marks_missing") == 1
+    await until(lambda: loop_time() - began > RULES.restore_after - 1)
+    assert not is_whole(world)
+    await until(lambda: is_whole(world))
+    assert loop_time() - began < RULES.restore_after + 10
+    await until(lambda: not missing(world))
+    now = world.quarantines["n1"]
+    assert now.uid == first.uid
+    assert now.status.phase is Phase.DRAINED
+    assert now.status.applied == first.status.applied
+    assert now.status.marks is not None
+    assert now.status.marks.restored == 1
+    assert not node_summary.quarantine_view.missing
+    assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
+    assert world.evicted == []
+    replica.agent("n1", WELL)
+    await asyncio.sleep(700)
+    await until(lambda: not world.quarantines)
+    node = world.nodes["n1"]
+    assert [t for t in node.taints if t == OURS] == []
+    assert LABEL not in node.labels
+    assert not node.unschedulable
 
 
-def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_told() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        replica = await drained(world, loop)
-        graces = []
-        for _ in range(RULES.restore_times):
-            world.set_node(without(world.nodes["n1"], TAINT))
-            began = loop.time()
-            await until(lambda: is_whole(world), within=3600)
-            graces.append(loop.time() - began)
-        assert graces == sorted(graces)
-        assert graces[-1] > 4 * graces[0]
+@in_virtual_time
+async def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_told() -> None:
+    world = World()
+    replica = await drained(world)
+    graces = []
+    for _ in range(RULES.restore_times):
         world.set_node(without(world.nodes["n1"], TAINT))
-        await until(lambda: missing(world) == {"taint"})
-        writes, told = len(world.writes), len(replica.notes.transitions)
-        assert "not set again" in replica.notes.transitions[-1].summary
-        await asyncio.sleep(6 * 3600)
-        assert not is_whole(world)
-        assert "patch n1" not in world.writes[writes:]
-        assert len(replica.notes.transitions) == told  # nor is it reported again and again
-        # The person's own release ends it as always.
-        world.person_deletes("n1")
-        await until(lambda: not world.quarantines)
-        assert not world.nodes["n1"].unschedulable
+        began = loop_time()
+        await until(lambda: is_whole(world), within=3600)
+        graces.append(loop_time() - began)
+    assert graces == sorted(graces)
+    assert graces[-1] > 4 * graces[0]
+    world.set_node(without(world.nodes["n1"], TAINT))
+    await until(lambda: missing(world) == {"taint"})
+    writes, told = len(world.writes), len(replica.notes.transitions)
+    assert "not set again" in replica.notes.transitions[-1].summary
+    await asyncio.sleep(6 * 3600)
+    assert not is_whole(world)
+    assert "patch n1" not in world.writes[writes:]
+    assert len(replica.notes.transitions) == told  # nor is it reported again and again
+    # The person's own release ends it as always.
+    world.person_deletes("n1")
+    await until(lambda: not world.quarantines)
+    assert not world.nodes["n1"].unschedulable
 
-    play(test)
+
+@in_virtual_time
+async def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() -> None:
+    world = World()
+    replica = await drained(world)
+    before = world.nodes["n1"]
+    world.set_node(without(before, TAINT))
+    await until(lambda: missing(world) == {"taint"})
+    world.set_node(before)
+    await until(lambda: not missing(world), within=10)
+    assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
+    marks = world.quarantines["n1"].status.marks
+    assert marks is None or marks.restored == 0
 
 
-def test_marks_that_somebody_set_again_are_told_and_count_for_nothing() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        replica = await drained(world, loop)
-        before = world.nodes["n1"]
+@in_virtual_time
+async def test_a_tool_that_removes_and_adds_marks_ten_times_a_second_costs_few_requests() -> None:
+    world = World()
+    replica = await drained(world)
+    before, calls = world.nodes["n1"], replica.cluster.calls
+    for _ in range(300):
         world.set_node(without(before, TAINT))
-        await until(lambda: missing(world) == {"taint"})
+        await asyncio.sleep(0.05)
         world.set_node(before)
-        await until(lambda: not missing(world), within=10)
-        assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
-        marks = world.quarantines["n1"].status.marks
-        assert marks is None or marks.restored == 0
-
-    play(test)
-
-
-def test_a_tool_that_removes_and_adds_marks_ten_times_a_second_costs_few_requests() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        replica = await drained(world, loop)
-        before, calls = world.nodes["n1"], replica.cluster.calls
-        for _ in range(300):
-            world.set_node(without(before, TAINT))
-            await asyncio.sleep(0.05)
-            world.set_node(before)
-            await asyncio.sleep(0.05)
-        assert replica.cluster.calls - calls < 150
-        world.set_node(without(before, TAINT))
-        await until(lambda: missing(world) == {"taint"}, within=10)
-
-    play(test)
+        await asyncio.sleep(0.05)
+    assert replica.cluster.calls - calls < 150
+    world.set_node(without(before, TAINT))
+    await until(lambda: missing(world) == {"taint"}, within=10)
 
 
 @pytest.mark.parametrize("how", ["stopped", "observe", "exempt", "maintained"])
-def test_a_restore_is_an_act_and_waits_for_leave_to_act(how: str) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        replica = await drained(world, loop)
-        if how == "observe":
-            await replica.stop()
-            settings = replace(SETTINGS, mode=Action.OBSERVE)
-            replica = Replica(world, clock=LoopClock(loop), settings=settings)
-            replica.agent("n1", ILL)
-            await until(lambda: not replica.fleet.view_lost)
-        node = without(world.nodes["n1"], TAINT)
-        if how == "stopped":
-            world.person_stops("drill")
-            await until(lambda: replica.fleet.stop)
-        elif how == "exempt":
-            more = {"sickbay.dev/exempt": "until 2999-01-01T00:00:00Z a test"}
-            node = replace(node, annotations={**node.annotations, **more})
-        elif how == "maintained":
-            busy = Taint("karpenter.sh/disrupted", "", "NoSchedule")
-            node = replace(node, taints=(*node.taints, busy))
-        world.set_node(node)
-        await until(lambda: missing(world) == {"taint"})
-        await asyncio.sleep(RULES.restore_after * 5)
-        assert OURS not in world.nodes["n1"].taints
-        assert missing(world) == {"taint"}
-        if how == "stopped":
-            world.person_stops("")
-            await until(lambda: is_whole(world))
-
-    play(test)
-
-
-def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        replica = await drained(world, loop)
+@in_virtual_time
+async def test_a_restore_is_an_act_and_waits_for_leave_to_act(how: str) -> None:
+    world = World()
+    replica = await drained(world)
+    if how == "observe":
         await replica.stop()
-        world.set_node(without(world.nodes["n1"], TAINT))  # no replica is there to see it
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: missing(world) == {"taint"}, within=5)
-        noticed = loop.time()
-        await asyncio.sleep(RULES.restore_after / 2)
-        await replica.stop()
-        replica = await Replica(world, clock=LoopClock(loop)).ready()
-        assert missing(world) == {"taint"}
-        assert replica.fleet.node_summaries["n1"].quarantine_view.missing == ("taint",)
+        settings = replace(SETTINGS, mode=Action.OBSERVE)
+        replica = Replica(world, clock=Running(), settings=settings)
+        replica.agent("n1", ILL)
+        await until(lambda: not replica.fleet.view_lost)
+    node = without(world.nodes["n1"], TAINT)
+    if how == "stopped":
+        world.person_stops("drill")
+        await until(lambda: replica.fleet.stop)
+    elif how == "exempt":
+        more = {"sickbay.dev/exempt": "until 2999-01-01T00:00:00Z a test"}
+        node = replace(node, annotations={**node.annotations, **more})
+    elif how == "maintained":
+        busy = Taint("karpenter.sh/disrupted", "", "NoSchedule")
+        node = replace(node, taints=(*node.taints, busy))
+    world.set_node(node)
+    await until(lambda: missing(world) == {"taint"})
+    await asyncio.sleep(RULES.restore_after * 5)
+    assert OURS not in world.nodes["n1"].taints
+    assert missing(world) == {"taint"}
+    if how == "stopped":
+        world.person_stops("")
         await until(lambda: is_whole(world))
-        assert RULES.restore_after <= loop.time() - noticed < RULES.restore_after + 10
-        await until(lambda: not missing(world))
-        await replica.stop()
-        again = await Replica(world, clock=LoopClock(loop)).ready()
-        marks = present(world.quarantines["n1"].status.marks)
-        assert marks.restored == 1
-        await again.stop()
 
-    play(test)
+
+@in_virtual_time
+async def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count() -> None:
+    world = World()
+    replica = await drained(world)
+    await replica.stop()
+    world.set_node(without(world.nodes["n1"], TAINT))  # no replica is there to see it
+    replica = Replica(world, clock=Running())
+    await until(lambda: missing(world) == {"taint"}, within=5)
+    noticed = loop_time()
+    await asyncio.sleep(RULES.restore_after / 2)
+    await replica.stop()
+    replica = await Replica(world, clock=Running()).ready()
+    assert missing(world) == {"taint"}
+    assert replica.fleet.node_summaries["n1"].quarantine_view.missing == ("taint",)
+    await until(lambda: is_whole(world))
+    assert RULES.restore_after <= loop_time() - noticed < RULES.restore_after + 10
+    await until(lambda: not missing(world))
+    await replica.stop()
+    again = await Replica(world, clock=Running()).ready()
+    marks = present(world.quarantines["n1"].status.marks)
+    assert marks.restored == 1
+    await again.stop()
 
 
 @pytest.mark.parametrize("key", [LABEL, APPLIED])
-def test_the_list_of_nodes_tells_of_a_label_or_annotation_where_the_watch_did_not(
+@in_virtual_time
+async def test_the_list_of_nodes_tells_of_a_label_or_annotation_where_the_watch_did_not(
     key: str,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        await drained(world, loop)
-        world.nodes["n1"] = without(world.nodes["n1"], key)  # without a word
-        await until(lambda: missing(world), within=REFRESH + 10)
-
-    play(test)
+    world = World()
+    await drained(world)
+    world.nodes["n1"] = without(world.nodes["n1"], key)  # without a word
+    await until(lambda: missing(world), within=REFRESH + 10)
 
 
-def test_an_uncordon_is_a_release_also_where_marks_are_missing() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = World()
-        await drained(world, loop)
-        world.set_node(without(world.nodes["n1"], TAINT, LABEL, APPLIED))
-        await until(lambda: missing(world) != set())
-        world.person_uncordons("n1")
-        await until(lambda: not world.quarantines)
-        assert not world.nodes["n1"].unschedulable
-
-    play(test)
+@in_virtual_time
+async def test_an_uncordon_is_a_release_also_where_marks_are_missing() -> None:
+    world = World()
+    await drained(world)
+    world.set_node(without(world.nodes["n1"], TAINT, LABEL, APPLIED))
+    await until(lambda: missing(world) != set())
+    world.person_uncordons("n1")
+    await until(lambda: not world.quarantines)
+    assert not world.nodes["n1"].unschedulable
 
 
 def test_the_grace_grows_fourfold_and_its_count_is_forgotten_after_a_day() -> None:

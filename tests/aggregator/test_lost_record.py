@@ -42,8 +42,8 @@ from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.record_writers import record_writer_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock, Running
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
 RECORD_LOST, RECORD_WHOLE = EventKind.RECORD_LOST, EventKind.RECORD_WHOLE
@@ -145,10 +145,10 @@ async def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
     assert watch.wrong == []
 
 
-async def lost_while_away(loop: VirtualTimeLoop, harm: str) -> tuple[World, list[str]]:
+async def lost_while_away(harm: str) -> tuple[World, list[str]]:
     """The entries fill the limit, and the record is lost while no aggregator runs."""
     world, names = fleet()
-    replica = await Replica(world, clock=LoopClock(loop), settings=SOME).ready()
+    replica = await Replica(world, clock=Running(), settings=SOME).ready()
     for name in names[:3]:
         replica.agent(name, ILL)
     await until(lambda: cordoned(world, names[:3]))
@@ -162,39 +162,35 @@ async def lost_while_away(loop: VirtualTimeLoop, harm: str) -> tuple[World, list
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_stands(
+@in_virtual_time
+async def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_stands(
     harm: str,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, names = await lost_while_away(loop, harm)
-        replica = await Replica(world, clock=LoopClock(loop), settings=SOME).ready()
-        for name in names[LIMIT:]:
-            replica.agent(name, ILL)
-        await until(lambda: entries(world) == set(names[:LIMIT]))
-        await until(lambda: holds(replica, "record") == names[LIMIT:])
-        found = [replica.fleet.node_summaries[name].decision.hold for name in names[LIMIT:]]
-        (reason,) = {hold.reason for hold in found if hold is not None}
-        assert "rebuilt from the Quarantines in force" in reason
-        await asyncio.sleep(2 * SETTLES)
-        assert holds(replica, "limits.concurrent") == names[LIMIT:]
-        assert marked(world) == LIMIT
-
-    play(test)
+    world, names = await lost_while_away(harm)
+    replica = await Replica(world, clock=Running(), settings=SOME).ready()
+    for name in names[LIMIT:]:
+        replica.agent(name, ILL)
+    await until(lambda: entries(world) == set(names[:LIMIT]))
+    await until(lambda: holds(replica, "record") == names[LIMIT:])
+    found = [replica.fleet.node_summaries[name].decision.hold for name in names[LIMIT:]]
+    (reason,) = {hold.reason for hold in found if hold is not None}
+    assert "rebuilt from the Quarantines in force" in reason
+    await asyncio.sleep(2 * SETTLES)
+    assert holds(replica, "limits.concurrent") == names[LIMIT:]
+    assert marked(world) == LIMIT
 
 
-def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, names = await lost_while_away(loop, "deleted")
-        replica = await Replica(world, clock=LoopClock(loop), settings=SOME).ready()
-        replica.agent(names[LIMIT], ILL)
-        await until(lambda: holds(replica, "record") == [names[LIMIT]])
-        world.person_deletes(names[0])
-        began = loop.time()
-        await until(lambda: cordoned(world, [names[LIMIT]]))
-        assert loop.time() - began >= SETTLES - 5.0
-        assert marked(world) == LIMIT
-
-    play(test)
+@in_virtual_time
+async def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
+    world, names = await lost_while_away("deleted")
+    replica = await Replica(world, clock=Running(), settings=SOME).ready()
+    replica.agent(names[LIMIT], ILL)
+    await until(lambda: holds(replica, "record") == [names[LIMIT]])
+    world.person_deletes(names[0])
+    began = loop_time()
+    await until(lambda: cordoned(world, [names[LIMIT]]))
+    assert loop_time() - began >= SETTLES - 5.0
+    assert marked(world) == LIMIT
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["before it writes", "while its write waits"])
@@ -269,19 +265,16 @@ async def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can
     assert record_events(replica)[-1].startswith("fleet.record_whole: ")
 
 
-def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_over() -> None:
+@in_virtual_time
+async def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_over() -> None:
     """The aggregator that rebuilt it died before its next round."""
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        world, names = await lost_while_away(loop, "deleted")
-        first = Replica(world, clock=LoopClock(loop), settings=SOME)
-        await until(lambda: entries(world) == set(names[:LIMIT]))
-        await first.stop()
-        second = Replica(world, clock=LoopClock(loop), settings=SOME)
-        await until(lambda: len(record_events(second)) == 2)
-        assert record_events(second)[0].startswith("fleet.record_lost: ")
-
-    play(test)
+    world, names = await lost_while_away("deleted")
+    first = Replica(world, clock=Running(), settings=SOME)
+    await until(lambda: entries(world) == set(names[:LIMIT]))
+    await first.stop()
+    second = Replica(world, clock=Running(), settings=SOME)
+    await until(lambda: len(record_events(second)) == 2)
+    assert record_events(second)[0].startswith("fleet.record_lost: ")
 
 
 @in_virtual_time

@@ -15,7 +15,8 @@ from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
+from tests.support.present import of_type
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time
 
 # -- names whose Node is gone ---------------------------------------------------------------------
 
@@ -56,28 +57,28 @@ class Missing:
         return found
 
 
-def test_a_name_is_followed_while_its_node_is_gone_its_quarantine_stands_and_it_is_ours() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        bench = Missing()
-        for given in ({"gone": False}, {"stands": False}):
-            bench.made.follow(bench.node_state("n1", **given))
-        bench.may = False
-        bench.made.follow(bench.node_state("n1"))
-        assert bench.made._watches == {}
-        bench.may = True
-        node_state = bench.node_state("n1")
-        bench.made.follow(node_state)
-        (_, first) = bench.made._watches["n1"]
-        bench.made.follow(node_state)
-        assert bench.made._watches["n1"] == (node_state, first), "one watch for a name"
-        await asyncio.sleep(0)
-        assert bench.back == []
-        bench.arrivals["n1"].set()
-        await first
-        assert bench.back == ["n1"]
-        assert bench.made._watches == {}
-
-    play(test)
+@in_virtual_time
+async def test_a_name_is_followed_while_its_node_is_gone_its_quarantine_stands_and_it_is_ours() -> (
+    None
+):
+    bench = Missing()
+    for given in ({"gone": False}, {"stands": False}):
+        bench.made.follow(bench.node_state("n1", **given))
+    bench.may = False
+    bench.made.follow(bench.node_state("n1"))
+    assert bench.made._watches == {}
+    bench.may = True
+    node_state = bench.node_state("n1")
+    bench.made.follow(node_state)
+    (_, first) = bench.made._watches["n1"]
+    bench.made.follow(node_state)
+    assert bench.made._watches["n1"] == (node_state, first), "one watch for a name"
+    await asyncio.sleep(0)
+    assert bench.back == []
+    bench.arrivals["n1"].set()
+    await first
+    assert bench.back == ["n1"]
+    assert bench.made._watches == {}
 
 
 @in_virtual_time
@@ -92,26 +93,25 @@ async def test_a_watch_that_fails_is_reported_as_a_return_after_a_pause() -> Non
     assert bench.made._watches == {}
 
 
-def test_while_no_name_is_followed_there_are_no_rounds() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Missing()
-        running = asyncio.create_task(bench.made.run())
-        for name in ("n1", "n2"):  # the first name, and one after a time without any
-            await asyncio.sleep(1)
-            assert asyncio.all_tasks(loop) == {running, asyncio.current_task()}
-            asleep = [one for one in loop._scheduled if not one.timer._cancelled]
-            assert asleep == [], "nothing is due"
-            node_state = bench.node_state(name)
-            bench.made.follow(node_state)
-            await asyncio.sleep(0.5)
-            assert bench.made._watches.keys() == {name}
-            node_state.cluster.node_gone = False
-            await asyncio.sleep(2)
-            assert bench.made._watches == {}, "its round has found it there"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    play(test)
+@in_virtual_time
+async def test_while_no_name_is_followed_there_are_no_rounds() -> None:
+    bench = Missing()
+    loop = of_type(asyncio.get_running_loop(), VirtualTimeLoop)
+    running = asyncio.create_task(bench.made.run())
+    for name in ("n1", "n2"):  # the first name, and one after a time without any
+        await asyncio.sleep(1)
+        assert asyncio.all_tasks() == {running, asyncio.current_task()}
+        asleep = [one for one in loop._scheduled if not one.timer._cancelled]
+        assert asleep == [], "nothing is due"
+        node_state = bench.node_state(name)
+        bench.made.follow(node_state)
+        await asyncio.sleep(0.5)
+        assert bench.made._watches.keys() == {name}
+        node_state.cluster.node_gone = False
+        await asyncio.sleep(2)
+        assert bench.made._watches == {}, "its round has found it there"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @in_virtual_time
@@ -173,18 +173,18 @@ async def test_a_poll_that_fails_keeps_the_name_for_its_next_turn() -> None:
 
 
 class Current:
-    def __init__(self, loop: VirtualTimeLoop) -> None:
+    def __init__(self) -> None:
         self.nodes: dict[str, str] = {}
         self.reads = 0
         self.queue = SimpleNamespace(view=True)
         self.error: ClusterError | None = None
-        self.registry = NodeRegistry(FleetState(), "pool", clocks=Clocks(loop.time, loop.time))
+        self.registry = NodeRegistry(FleetState(), "pool", clocks=Clocks(loop_time, loop_time))
         cluster: Any = self
         queue: Any = self.queue
         self.made: Any = CurrentNodes(
             cluster=cluster,
             node_registry=self.registry,
-            clocks=Clocks(loop.time, loop.time),
+            clocks=Clocks(loop_time, loop_time),
             queue=queue,
         )
 
@@ -196,26 +196,24 @@ class Current:
         return SimpleNamespace(uid=self.nodes[node]) if node in self.nodes else None
 
 
-def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_all() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Current(loop)
-        bench.nodes["n1"] = "u2"
-        bench.queue.view = False
-        assert [await bench.made.is_current("n1", "u2")] == [None]
-        bench.queue.view = True
-        meta: Any = SimpleNamespace(uid="u1")
-        bench.registry.node_state("n1").cluster.meta = meta
-        assert await bench.made.is_current("n1", "u1") is True
-        assert bench.reads == 0
-        found = await asyncio.gather(*(bench.made.is_current("n1", "u2") for _ in range(5)))
-        assert found == [True] * 5
-        assert bench.reads == 1
-        assert await bench.made.is_current("n1", "u3") is False
-        assert await bench.made.is_current("n2", "u2") is False
-        assert bench.reads == 3
-        assert bench.made._reads == {}
-
-    play(test)
+@in_virtual_time
+async def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_all() -> None:
+    bench = Current()
+    bench.nodes["n1"] = "u2"
+    bench.queue.view = False
+    assert [await bench.made.is_current("n1", "u2")] == [None]
+    bench.queue.view = True
+    meta: Any = SimpleNamespace(uid="u1")
+    bench.registry.node_state("n1").cluster.meta = meta
+    assert await bench.made.is_current("n1", "u1") is True
+    assert bench.reads == 0
+    found = await asyncio.gather(*(bench.made.is_current("n1", "u2") for _ in range(5)))
+    assert found == [True] * 5
+    assert bench.reads == 1
+    assert await bench.made.is_current("n1", "u3") is False
+    assert await bench.made.is_current("n2", "u2") is False
+    assert bench.reads == 3
+    assert bench.made._reads == {}
 
 
 @pytest.mark.parametrize(
@@ -226,36 +224,31 @@ def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_all() -
         ("u1", Unreachable("x"), None, 2.0),
     ],
 )
-def test_an_answer_is_kept_for_its_time(
+@in_virtual_time
+async def test_an_answer_is_kept_for_its_time(
     uid: str, error: ClusterError | None, answer: object, kept: float
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Current(loop)
-        bench.nodes["n1"], bench.error = "u1", error
-        assert await bench.made.is_current("n1", uid) is answer
-        await asyncio.sleep(kept - 0.5)
-        assert await bench.made.is_current("n1", uid) is answer
-        assert bench.reads == 1
-        await asyncio.sleep(0.5)
-        await bench.made.is_current("n1", uid)
-        assert bench.reads == 2
-
-    play(test)
+    bench = Current()
+    bench.nodes["n1"], bench.error = "u1", error
+    assert await bench.made.is_current("n1", uid) is answer
+    await asyncio.sleep(kept - 0.5)
+    assert await bench.made.is_current("n1", uid) is answer
+    assert bench.reads == 1
+    await asyncio.sleep(0.5)
+    await bench.made.is_current("n1", uid)
+    assert bench.reads == 2
 
 
-def test_the_oldest_answer_is_dropped_where_there_are_too_many(
+@in_virtual_time
+async def test_the_oldest_answer_is_dropped_where_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(current_nodes, "MOST_KEPT", 2)
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Current(loop)
-        for node in ("a", "b"):
-            await bench.made.is_current(node, "u")
-        assert list(bench.made._kept) == [("a", "u"), ("b", "u")]
-        await asyncio.sleep(100)
-        await bench.made.is_current("a", "u")
-        await bench.made.is_current("c", "u")
-        assert list(bench.made._kept) == [("a", "u"), ("c", "u")]
-
-    play(test)
+    bench = Current()
+    for node in ("a", "b"):
+        await bench.made.is_current(node, "u")
+    assert list(bench.made._kept) == [("a", "u"), ("b", "u")]
+    await asyncio.sleep(100)
+    await bench.made.is_current("a", "u")
+    await bench.made.is_current("c", "u")
+    assert list(bench.made._kept) == [("a", "u"), ("c", "u")]

@@ -76,18 +76,15 @@ async def test_snapshots_that_do_not_come_are_not_waited_for_for_ever() -> None:
     running.cancel()
 
 
-def test_more_are_under_way_while_the_event_loop_keeps_up() -> None:
-    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        del loop
-        busy = Waiting(1_000, there=False)
-        pacer = ResyncPacer(lambda: 0)
-        pacer.join(busy)
-        running = asyncio.create_task(pacer.run())
-        await until(lambda: 1_000 - busy.waiting >= AHEAD)
-        assert 1_000 - busy.waiting <= AHEAD + 50
-        running.cancel()
-
-    virtual_time.play(test)
+@virtual_time.in_virtual_time
+async def test_more_are_under_way_while_the_event_loop_keeps_up() -> None:
+    busy = Waiting(1_000, there=False)
+    pacer = ResyncPacer(lambda: 0)
+    pacer.join(busy)
+    running = asyncio.create_task(pacer.run())
+    await until(lambda: 1_000 - busy.waiting >= AHEAD)
+    assert 1_000 - busy.waiting <= AHEAD + 50
+    running.cancel()
 
 
 def test_nothing_is_permitted_while_more_are_missing_than_a_late_event_loop_allows() -> None:

@@ -31,8 +31,8 @@ from aggregator.quarantine.admission.stop_switch import FRESH, REST, StopSwitch,
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock, Running
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
 T = TypeVar("T")
@@ -335,7 +335,8 @@ async def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
     assert world.quarantines == {}
 
 
-def test_the_first_quarantine_after_a_rest_does_not_wait_for_the_switch_to_be_read() -> None:
+@in_virtual_time
+async def test_the_first_quarantine_after_a_rest_does_not_wait_for_the_switch_to_be_read() -> None:
     """Record, object and node are written in turn; the reads run beside the first write."""
     answer = 0.1
 
@@ -345,14 +346,11 @@ def test_the_first_quarantine_after_a_rest_does_not_wait_for_the_switch_to_be_re
             await asyncio.sleep(answer)
             return found
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1")
-        replica = await Replica(world, clock=LoopClock(loop), cluster=Far(world)).ready()
-        replica.agent("n1", WELL)
-        await asyncio.sleep(60)
-        began = loop.time()
-        replica.agent("n1", ILL)
-        await until(lambda: is_marked(world.nodes["n1"]))
-        assert 2 * answer <= loop.time() - began < 3 * answer  # the last answer is not waited for
-
-    play(test)
+    world = world_of("n1")
+    replica = await Replica(world, clock=Running(), cluster=Far(world)).ready()
+    replica.agent("n1", WELL)
+    await asyncio.sleep(60)
+    began = loop_time()
+    replica.agent("n1", ILL)
+    await until(lambda: is_marked(world.nodes["n1"]))
+    assert 2 * answer <= loop_time() - began < 3 * answer  # the last answer is not waited for

@@ -17,9 +17,10 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.quarantine.settings import Settings
 from tests.support.memory_cluster import World, phase_of
+from tests.support.present import of_type
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
-from tests.support.virtual_replica import LoopClock, Running
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, loop_time
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -167,28 +168,28 @@ async def test_an_uncordon_never_lifts_a_forced_quarantine() -> None:
     assert FORCE in world.nodes["n1"].annotations
 
 
-def test_a_tool_that_uncordons_again_and_again_is_reported_and_not_fought() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_with_a_job()
-        settings = under(OnUncordon.RECORDON)
-        replica = Replica(world, clock=LoopClock(loop), settings=settings)
-        await quarantined(world, replica)
-        written = len(world.writes)
-        until_time = loop.time() + 3600  # four times as long as all recordons take
-        while loop.time() < until_time:
-            if world.nodes["n1"].unschedulable:
-                world.person_uncordons("n1")
-            await asyncio.sleep(30)
-        patches = [one for one in world.writes[written:] if one == "patch n1"]
-        assert len(patches) == MOST_RECORDONS
-        assert replica.notes.kinds("n1").count(UNCORDONED) == MOST_RECORDONS + 1
-        assert is_schedulable(world)
-        assert any(taint.key == TAINT for taint in world.nodes["n1"].taints)
-        assert "Find the tool or person that does it" in world.quarantines["n1"].status.uncordoned
-        loop.pass_time(QUIET)  # without its rounds, each of which a sleep would have
-        await until(lambda: not is_schedulable(world))  # a day later it is tried again
-
-    play(test)
+@in_virtual_time
+async def test_a_tool_that_uncordons_again_and_again_is_reported_and_not_fought() -> None:
+    world = world_with_a_job()
+    settings = under(OnUncordon.RECORDON)
+    replica = Replica(world, clock=Running(), settings=settings)
+    await quarantined(world, replica)
+    written = len(world.writes)
+    until_time = loop_time() + 3600  # four times as long as all recordons take
+    while loop_time() < until_time:
+        if world.nodes["n1"].unschedulable:
+            world.person_uncordons("n1")
+        await asyncio.sleep(30)
+    patches = [one for one in world.writes[written:] if one == "patch n1"]
+    assert len(patches) == MOST_RECORDONS
+    assert replica.notes.kinds("n1").count(UNCORDONED) == MOST_RECORDONS + 1
+    assert is_schedulable(world)
+    assert any(taint.key == TAINT for taint in world.nodes["n1"].taints)
+    assert "Find the tool or person that does it" in world.quarantines["n1"].status.uncordoned
+    of_type(asyncio.get_running_loop(), VirtualTimeLoop).pass_time(
+        QUIET
+    )  # without its rounds, each of which a sleep would have
+    await until(lambda: not is_schedulable(world))  # a day later it is tried again
 
 
 @in_virtual_time

@@ -27,7 +27,7 @@ from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.worker_thread import WorkerThread
 from tests.support.present import of_type
 from tests.support.receiver import Hook, webhook_settings
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import in_virtual_time, loop_time
 from tests.support.waiting import until
 
 P = ParamSpec("P")
@@ -82,14 +82,13 @@ class Answered:
 class ScriptedSession:
     """Answers by its list, then always with ``last``; ``at`` has the time of each request."""
 
-    def __init__(self, loop: VirtualTimeLoop, *answers: tuple[int, dict[str, str]]) -> None:
-        self._loop = loop
+    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
         self._answers = deque(answers)
         self.last = 200
         self.at: list[float] = []
 
     def post(self, _url: str, **_request: Any) -> Answered:
-        self.at.append(self._loop.time() - START)
+        self.at.append(loop_time() - START)
         return Answered(*(self._answers.popleft() if self._answers else (self.last, {})))
 
 
@@ -102,18 +101,17 @@ class Bench:
 
     def __init__(
         self,
-        loop: VirtualTimeLoop,
         folder: Path,
         *answers: tuple[int, dict[str, str]],
         retry: Retry,
     ) -> None:
-        assert loop.time() == START
+        assert loop_time() == START
         secret = folder / "secret"
         secret.write_text("s")
-        self.wall = loop.time
+        self.wall = loop_time
         self.outbox = AlertOutbox(FileStore(folder / "outbox.db"))
         self.thread = InlineThread()
-        self.session = ScriptedSession(loop, *answers)
+        self.session = ScriptedSession(*answers)
         self.rng = HighestDraw()
         self.sender = RouteSender(
             RouteTarget(
@@ -125,7 +123,7 @@ class Bench:
             outbox=self.outbox,
             thread=cast(WorkerThread, self.thread),
             session=cast(aiohttp.ClientSession, self.session),
-            clocks=Clocks(loop.time, loop.time),
+            clocks=Clocks(loop_time, loop_time),
             rng=self.rng,
             retry=retry,
         )
@@ -155,80 +153,72 @@ def item(node: str) -> Item:
     return Item(dedup_key(transition), alert_of(transition), resolves(transition), (HOOK,))
 
 
-def test_attempts_wait_longer_each_time_and_end_at_the_age_at_which_they_are_given_up(
+@in_virtual_time
+async def test_attempts_wait_longer_each_time_and_end_at_the_age_at_which_they_are_given_up(
     tmp_path: Path,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Bench(loop, tmp_path, retry=Retry(Backoff(0.25, 60.0), give_up=1.75))
-        bench.session.last = 500
-        bench.accept("n1", "n2", "n3")
-        tally = bench.sender.tally
-        with bench.running():
-            await asyncio.sleep(600)
-        assert bench.session.at == [0.0, 0.25, 0.75, 1.75]
-        assert (tally.dead, tally.delivered, tally.failed_attempts) == (3, 0, 4)
-        assert bench.sender.problem == "HTTP 500"
-        assert dict(bench.outbox.depths()) == {}
-
-    play(test)
+    bench = Bench(tmp_path, retry=Retry(Backoff(0.25, 60.0), give_up=1.75))
+    bench.session.last = 500
+    bench.accept("n1", "n2", "n3")
+    tally = bench.sender.tally
+    with bench.running():
+        await asyncio.sleep(600)
+    assert bench.session.at == [0.0, 0.25, 0.75, 1.75]
+    assert (tally.dead, tally.delivered, tally.failed_attempts) == (3, 0, 4)
+    assert bench.sender.problem == "HTTP 500"
+    assert dict(bench.outbox.depths()) == {}
 
 
-def test_a_delivery_that_is_taken_counts_each_of_its_alerts_and_ends_the_problem(
+@in_virtual_time
+async def test_a_delivery_that_is_taken_counts_each_of_its_alerts_and_ends_the_problem(
     tmp_path: Path,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        answers: Answers = ((503, {}), (429, {"Retry-After": "7"}), (503, {"Retry-After": "1"}))
-        bench = Bench(loop, tmp_path, *answers, retry=Retry(Backoff(0.5, 900.0)))
-        bench.accept("n1", "n2")
-        tally = bench.sender.tally
-        with bench.running():
-            await until(lambda: tally.failed_attempts == 1)
-            assert bench.sender.problem == "HTTP 503"
-            await until(lambda: tally.delivered > 0)
-            # The receiver's wish counts only where it is longer than our own pause.
-            assert bench.session.at == pytest.approx([0.0, 0.5, 7.5, 9.5], abs=0.01)
-            assert (tally.dead, tally.delivered, tally.failed_attempts) == (0, 2, 3)
-            assert tally.durations.count == 4
-            assert bench.sender.problem == ""
-            bench.accept("n3", at=loop.time())
+    answers: Answers = ((503, {}), (429, {"Retry-After": "7"}), (503, {"Retry-After": "1"}))
+    bench = Bench(tmp_path, *answers, retry=Retry(Backoff(0.5, 900.0)))
+    bench.accept("n1", "n2")
+    tally = bench.sender.tally
+    with bench.running():
+        await until(lambda: tally.failed_attempts == 1)
+        assert bench.sender.problem == "HTTP 503"
+        await until(lambda: tally.delivered > 0)
+        # The receiver's wish counts only where it is longer than our own pause.
+        assert bench.session.at == pytest.approx([0.0, 0.5, 7.5, 9.5], abs=0.01)
+        assert (tally.dead, tally.delivered, tally.failed_attempts) == (0, 2, 3)
+        assert tally.durations.count == 4
+        assert bench.sender.problem == ""
+        bench.accept("n3", at=loop_time())
+        bench.sender.wake()
+        await until(lambda: tally.delivered > 2)
+    assert tally.delivered == 3
+
+
+@in_virtual_time
+async def test_refused_deliveries_are_counted_one_after_the_other(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, (400, {}), (400, {}), retry=Retry())
+    tally = bench.sender.tally
+    with bench.running():
+        for number in (1, 2):
+            bench.accept(f"n{number}", f"m{number}", at=loop_time())
             bench.sender.wake()
-            await until(lambda: tally.delivered > 2)
-        assert tally.delivered == 3
-
-    play(test)
+            await until(lambda total=2 * number: tally.dead == total)  # type: ignore[misc]
+    assert (tally.delivered, tally.failed_attempts, len(bench.session.at)) == (0, 2, 2)
 
 
-def test_refused_deliveries_are_counted_one_after_the_other(tmp_path: Path) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Bench(loop, tmp_path, (400, {}), (400, {}), retry=Retry())
-        tally = bench.sender.tally
-        with bench.running():
-            for number in (1, 2):
-                bench.accept(f"n{number}", f"m{number}", at=loop.time())
-                bench.sender.wake()
-                await until(lambda total=2 * number: tally.dead == total)  # type: ignore[misc]
-        assert (tally.delivered, tally.failed_attempts, len(bench.session.at)) == (0, 2, 2)
-
-    play(test)
-
-
-def test_alerts_that_waited_too_long_are_counted_as_dead_and_younger_ones_are_sent(
+@in_virtual_time
+async def test_alerts_that_waited_too_long_are_counted_as_dead_and_younger_ones_are_sent(
     tmp_path: Path,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Bench(loop, tmp_path, retry=Retry(give_up=100.0))
-        bench.accept("n1", "n2", at=START - 101)
-        bench.accept("n3", at=START - 99)
-        tally = bench.sender.tally
-        with bench.running():
-            await until(lambda: tally.delivered)
-            assert (tally.dead, tally.delivered) == (2, 1)
-            bench.accept("n4", at=loop.time() - 101)
-            bench.sender.wake()
-            await until(lambda: tally.dead != 2)
-            assert (tally.dead, tally.delivered) == (3, 1)
-
-    play(test)
+    bench = Bench(tmp_path, retry=Retry(give_up=100.0))
+    bench.accept("n1", "n2", at=START - 101)
+    bench.accept("n3", at=START - 99)
+    tally = bench.sender.tally
+    with bench.running():
+        await until(lambda: tally.delivered)
+        assert (tally.dead, tally.delivered) == (2, 1)
+        bench.accept("n4", at=loop_time() - 101)
+        bench.sender.wake()
+        await until(lambda: tally.dead != 2)
+        assert (tally.dead, tally.delivered) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -240,58 +230,52 @@ def test_alerts_that_waited_too_long_are_counted_as_dead_and_younger_ones_are_se
         (7200.0, START + 90_000, 7200.0),
     ],
 )
-def test_an_attempt_of_an_earlier_process_is_waited_for_and_never_for_long(
+@in_virtual_time
+async def test_an_attempt_of_an_earlier_process_is_waited_for_and_never_for_long(
     tmp_path: Path, most: float, next_at: float, sent_at: float
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Bench(loop, tmp_path, retry=Retry(Backoff(1.0, most)))
-        bench.accept("n1")
-        bench.attempted(1, next_at)
-        with bench.running():
-            await asyncio.sleep(10_000)
-        assert bench.sender.tally.delivered == 1
-        assert bench.session.at == [pytest.approx(sent_at, abs=0.01)]
-
-    play(test)
+    bench = Bench(tmp_path, retry=Retry(Backoff(1.0, most)))
+    bench.accept("n1")
+    bench.attempted(1, next_at)
+    with bench.running():
+        await asyncio.sleep(10_000)
+    assert bench.sender.tally.delivered == 1
+    assert bench.session.at == [pytest.approx(sent_at, abs=0.01)]
 
 
 @pytest.mark.parametrize(("answer", "step"), [(200, "done"), (400, "dead_letter")])
-def test_a_delivery_whose_end_cannot_be_written_is_not_sent_again_and_the_problem_ends(
+@in_virtual_time
+async def test_a_delivery_whose_end_cannot_be_written_is_not_sent_again_and_the_problem_ends(
     tmp_path: Path, answer: int, step: str
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Bench(loop, tmp_path, (answer, {}), retry=Retry())
-        bench.thread.failing = {step: 2}
-        bench.accept("n1")
-        with bench.running():
-            await until(lambda: "can't be recorded in the outbox" in bench.sender.problem)
-            assert bench.outbox.depths() == {HOOK: 1}
-            await asyncio.sleep(2 * OUTBOX_AGAIN - 1)
-            assert bench.outbox.depths() == {HOOK: 1}
-            await asyncio.sleep(600)
-            assert dict(bench.outbox.depths()) == {}
-            assert bench.sender.problem == ("" if answer == 200 else "HTTP 400")
-        assert len(bench.session.at) == 1
-
-    play(test)
+    bench = Bench(tmp_path, (answer, {}), retry=Retry())
+    bench.thread.failing = {step: 2}
+    bench.accept("n1")
+    with bench.running():
+        await until(lambda: "can't be recorded in the outbox" in bench.sender.problem)
+        assert bench.outbox.depths() == {HOOK: 1}
+        await asyncio.sleep(2 * OUTBOX_AGAIN - 1)
+        assert bench.outbox.depths() == {HOOK: 1}
+        await asyncio.sleep(600)
+        assert dict(bench.outbox.depths()) == {}
+        assert bench.sender.problem == ("" if answer == 200 else "HTTP 400")
+    assert len(bench.session.at) == 1
 
 
-def test_an_outbox_that_can_be_read_again_is_no_problem_though_nothing_is_to_be_sent(
+@in_virtual_time
+async def test_an_outbox_that_can_be_read_again_is_no_problem_though_nothing_is_to_be_sent(
     tmp_path: Path,
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Bench(loop, tmp_path, retry=Retry())
-        bench.thread.failing = {"expire": 1, "next": 1}
-        with bench.running():
-            await until(lambda: bench.sender.problem == "alerts can't be read: expire fails")
-            await until(lambda: bench.sender.problem == "alerts can't be read: next fails")
-            await until(lambda: bench.sender.problem == "")
-            assert loop.time() == pytest.approx(START + 2 * OUTBOX_AGAIN, abs=0.5)
-            bench.accept("n1", at=loop.time())
-            bench.sender.wake()
-            await until(lambda: bench.sender.tally.delivered == 1)
-
-    play(test)
+    bench = Bench(tmp_path, retry=Retry())
+    bench.thread.failing = {"expire": 1, "next": 1}
+    with bench.running():
+        await until(lambda: bench.sender.problem == "alerts can't be read: expire fails")
+        await until(lambda: bench.sender.problem == "alerts can't be read: next fails")
+        await until(lambda: bench.sender.problem == "")
+        assert loop_time() == pytest.approx(START + 2 * OUTBOX_AGAIN, abs=0.5)
+        bench.accept("n1", at=loop_time())
+        bench.sender.wake()
+        await until(lambda: bench.sender.tally.delivered == 1)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +311,7 @@ class IdleCourier(RouteSender):
 
 
 def alerts_without_delivery(
-    loop: VirtualTimeLoop, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Notifier, InlineThread, HighestDraw]:
     thread, rng = InlineThread(), HighestDraw()
     monkeypatch.setattr(alerts_module, "WorkerThread", lambda _name: thread)
@@ -335,7 +319,7 @@ def alerts_without_delivery(
     alerts = Notifier(
         FileStore(folder / "outbox.db"),
         webhook_settings(Hook("http://127.0.0.1:1/", folder / "secret")),
-        clocks=Clocks(loop.time, loop.time),
+        clocks=Clocks(loop_time, loop_time),
         rng=rng,
     )
     return alerts, thread, rng
@@ -345,103 +329,92 @@ def cordoned(node: str) -> Transition:
     return Transition(START, EventKind.CORDONED, node, f"{node} is cordoned", f"inc-{node}")
 
 
-def test_an_outbox_that_fails_is_tried_again_with_growing_pauses(
+@in_virtual_time
+async def test_an_outbox_that_fails_is_tried_again_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, thread, rng = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        thread.failing = {"accept": 9}
-        alerts.start()
-        alerts.record_event(cordoned("n1"))
-        await until(lambda: alerts.problem == "alerts are not kept: accept fails")
-        await asyncio.sleep(600)
-        assert alerts.counters.accepted == 1
-        pauses = [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0, 15.0]
-        assert rng.ranges == [pytest.approx((0.0, pause)) for pause in pauses]
-        assert alerts.problem == ""
-        thread.failing = {"accept": 1}  # the count begins anew
-        alerts.record_event(cordoned("n2"))
-        await asyncio.sleep(60)
-        assert alerts.counters.accepted == 2
-        assert rng.ranges[len(pauses) :] == [pytest.approx((0.0, 0.4))]
-        await alerts.close()
-
-    play(test)
+    alerts, thread, rng = alerts_without_delivery(tmp_path, monkeypatch)
+    thread.failing = {"accept": 9}
+    alerts.start()
+    alerts.record_event(cordoned("n1"))
+    await until(lambda: alerts.problem == "alerts are not kept: accept fails")
+    await asyncio.sleep(600)
+    assert alerts.counters.accepted == 1
+    pauses = [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0, 15.0]
+    assert rng.ranges == [pytest.approx((0.0, pause)) for pause in pauses]
+    assert alerts.problem == ""
+    thread.failing = {"accept": 1}  # the count begins anew
+    alerts.record_event(cordoned("n2"))
+    await asyncio.sleep(60)
+    assert alerts.counters.accepted == 2
+    assert rng.ranges[len(pauses) :] == [pytest.approx((0.0, 0.4))]
+    await alerts.close()
 
 
-def test_alerts_are_counted_as_new_repeated_or_lost(
+@in_virtual_time
+async def test_alerts_are_counted_as_new_repeated_or_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        for node in ("n1", "n2", "n1", "n1", "n3"):
-            alerts.record_event(cordoned(node))
-        assert list(alerts.depth().values()) == [5]
-        alerts.start()
-        await until(lambda: alerts.counters.accepted)
-        counters = alerts.counters
-        assert (counters.accepted, counters.repeated) == (3, 2)
-        assert list(alerts.depth().values()) == [3]
-        alerts.record_event(cordoned("n2"))
-        alerts.record_event(cordoned("n4"))
-        await until(lambda: counters.accepted > 3)
-        assert (counters.accepted, counters.repeated) == (4, 3)
-        assert (counters.lost, counters.dropped) == (0, 0)
-        await alerts.close()
-        alerts.record_event(cordoned("n5"))
-        alerts.record_event(cordoned("n6"))
-        assert counters.lost == 2
-
-    play(test)
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    for node in ("n1", "n2", "n1", "n1", "n3"):
+        alerts.record_event(cordoned(node))
+    assert list(alerts.depth().values()) == [5]
+    alerts.start()
+    await until(lambda: alerts.counters.accepted)
+    counters = alerts.counters
+    assert (counters.accepted, counters.repeated) == (3, 2)
+    assert list(alerts.depth().values()) == [3]
+    alerts.record_event(cordoned("n2"))
+    alerts.record_event(cordoned("n4"))
+    await until(lambda: counters.accepted > 3)
+    assert (counters.accepted, counters.repeated) == (4, 3)
+    assert (counters.lost, counters.dropped) == (0, 0)
+    await alerts.close()
+    alerts.record_event(cordoned("n5"))
+    alerts.record_event(cordoned("n6"))
+    assert counters.lost == 2
 
 
-def test_only_so_many_alerts_wait_in_memory_and_the_rest_are_counted_as_lost(
+@in_virtual_time
+async def test_only_so_many_alerts_wait_in_memory_and_the_rest_are_counted_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        for number in range(MOST_WAITING + 3):
-            alerts.record_event(cordoned(f"n{number}"))
-        assert list(alerts.depth().values()) == [MOST_WAITING]
-        assert alerts.counters.lost == 3
-        await alerts.close()  # it was never started: waiting alerts are lost, too
-        assert alerts.counters.lost == MOST_WAITING + 3
-        assert list(alerts.depth().values()) == [0]
-
-    play(test)
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    for number in range(MOST_WAITING + 3):
+        alerts.record_event(cordoned(f"n{number}"))
+    assert list(alerts.depth().values()) == [MOST_WAITING]
+    assert alerts.counters.lost == 3
+    await alerts.close()  # it was never started: waiting alerts are lost, too
+    assert alerts.counters.lost == MOST_WAITING + 3
+    assert list(alerts.depth().values()) == [0]
 
 
-def test_what_the_outbox_had_no_room_for_is_counted_as_dropped(
+@in_virtual_time
+async def test_what_the_outbox_had_no_room_for_is_counted_as_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aggregator.alerts.outbox.MOST_WAITING", 4)
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        alerts.start()
-        for total, dropped in ((6, 2), (9, 5)):
-            for number in range(alerts.counters.accepted, total):
-                alerts.record_event(cordoned(f"n{number}"))
-            await until(lambda total=total: alerts.counters.accepted == total)  # type: ignore[misc]
-            assert alerts.counters.dropped == dropped
-        await alerts.close()
-
-    play(test)
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    alerts.start()
+    for total, dropped in ((6, 2), (9, 5)):
+        for number in range(alerts.counters.accepted, total):
+            alerts.record_event(cordoned(f"n{number}"))
+        await until(lambda total=total: alerts.counters.accepted == total)  # type: ignore[misc]
+        assert alerts.counters.dropped == dropped
+    await alerts.close()
 
 
-def test_before_its_start_there_is_neither_a_tally_nor_a_problem(
+@in_virtual_time
+async def test_before_its_start_there_is_neither_a_tally_nor_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        assert (dict(alerts.tallies()), alerts.problem) == ({}, "")
-        alerts.start()
-        [tally] = alerts.tallies().values()
-        assert (tally.delivered, tally.dead, tally.failed_attempts) == (0, 0, 0)
-        assert alerts.problem == ""
-        await alerts.close()
-
-    play(test)
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    assert (dict(alerts.tallies()), alerts.problem) == ({}, "")
+    alerts.start()
+    [tally] = alerts.tallies().values()
+    assert (tally.delivered, tally.dead, tally.failed_attempts) == (0, 0, 0)
+    assert alerts.problem == ""
+    await alerts.close()
 
 
 class FailedCourier(RouteSender):
@@ -451,19 +424,17 @@ class FailedCourier(RouteSender):
         raise RuntimeError("a mistake")
 
 
-def test_a_courier_that_has_failed_is_a_problem_until_the_end(
+@in_virtual_time
+async def test_a_courier_that_has_failed_is_a_problem_until_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        monkeypatch.setattr(alerts_module, "RouteSender", FailedCourier)
-        alerts.start()
-        told = "alerts: route hook (webhook hook) has failed; restart, and report it"
-        await until(lambda: alerts.problem == told)
-        await alerts.close()
-        assert alerts.problem == ""
-
-    play(test)
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    monkeypatch.setattr(alerts_module, "RouteSender", FailedCourier)
+    alerts.start()
+    told = "alerts: route hook (webhook hook) has failed; restart, and report it"
+    await until(lambda: alerts.problem == told)
+    await alerts.close()
+    assert alerts.problem == ""
 
 
 class SlowCourier(IdleCourier):
@@ -479,7 +450,8 @@ class SlowCourier(IdleCourier):
             SlowCourier.ended += 1
 
 
-def test_an_idle_outbox_is_closed_at_once_and_its_couriers_are_waited_for(
+@in_virtual_time
+async def test_an_idle_outbox_is_closed_at_once_and_its_couriers_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions: list[aiohttp.ClientSession] = []
@@ -489,33 +461,29 @@ def test_an_idle_outbox_is_closed_at_once_and_its_couriers_are_waited_for(
         sessions.append(real(**how))
         return sessions[-1]
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        monkeypatch.setattr(alerts_module, "RouteSender", SlowCourier)
-        monkeypatch.setattr(aiohttp, "ClientSession", session)
-        alerts.start()
-        await asyncio.sleep(1)
-        began, before = loop.time(), SlowCourier.ended
-        await alerts.close()
-        assert SlowCourier.ended == before + 1
-        assert loop.time() - began == pytest.approx(1.0)
-        assert [one.closed for one in sessions] == [True]
-        assert alerts.counters.lost == 0
-
-    play(test)
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    monkeypatch.setattr(alerts_module, "RouteSender", SlowCourier)
+    monkeypatch.setattr(aiohttp, "ClientSession", session)
+    alerts.start()
+    await asyncio.sleep(1)
+    began, before = loop_time(), SlowCourier.ended
+    await alerts.close()
+    assert SlowCourier.ended == before + 1
+    assert loop_time() - began == pytest.approx(1.0)
+    assert [one.closed for one in sessions] == [True]
+    assert alerts.counters.lost == 0
 
 
-def test_at_the_end_what_waits_is_kept_or_given_up_within_seconds(
+@in_virtual_time
+async def test_at_the_end_what_waits_is_kept_or_given_up_within_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [tmp_path / name for name in ("kept", "fails", "hangs")]
     for folder in folders:
         folder.mkdir()
 
-    async def close_with(
-        loop: VirtualTimeLoop, folder: Path, *, failing: int, hangs: bool
-    ) -> tuple[int, int, int]:
-        alerts, thread, _ = alerts_without_delivery(loop, folder, monkeypatch)
+    async def close_with(folder: Path, *, failing: int, hangs: bool) -> tuple[int, int, int]:
+        alerts, thread, _ = alerts_without_delivery(folder, monkeypatch)
         alerts.start()
         await asyncio.sleep(1)
         thread.failing = {"accept": failing}
@@ -527,34 +495,29 @@ def test_at_the_end_what_waits_is_kept_or_given_up_within_seconds(
             monkeypatch.setattr(alerts, "_accept", hang)
         for node in ("n1", "n2"):
             alerts.record_event(cordoned(node))
-        began = loop.time()
+        began = loop_time()
         await alerts.close()
-        return round(loop.time() - began), alerts.counters.accepted, alerts.counters.lost
+        return round(loop_time() - began), alerts.counters.accepted, alerts.counters.lost
 
-    async def test(loop: VirtualTimeLoop) -> None:
-        assert await close_with(loop, folders[0], failing=0, hangs=False) == (0, 2, 0)
-        # A failure is not waited out at the end, and what hangs is cut off.
-        assert await close_with(loop, folders[1], failing=100, hangs=False) == (0, 0, 2)
-        assert await close_with(loop, folders[2], failing=0, hangs=True) == (5, 0, 2)
-
-    play(test)
+    assert await close_with(folders[0], failing=0, hangs=False) == (0, 2, 0)
+    # A failure is not waited out at the end, and what hangs is cut off.
+    assert await close_with(folders[1], failing=100, hangs=False) == (0, 0, 2)
+    assert await close_with(folders[2], failing=0, hangs=True) == (5, 0, 2)
 
 
-def test_what_waits_is_counted_now_and_then_while_something_does(
+@in_virtual_time
+async def test_what_waits_is_counted_now_and_then_while_something_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        alerts.start()
-        alerts.record_event(cordoned("n1"))
-        await until(lambda: alerts.counters.accepted == 1)
-        [key] = [hook.key for hook in alerts.targets]
-        found = alerts._outbox.next(key, loop.time() + 60, BatchWait(0.0, 0.0))
-        assert isinstance(found, PendingDelivery)
-        alerts._outbox.done(found)
-        assert list(alerts.depth().values()) == [1], "as it was counted last"
-        await asyncio.sleep(1.1)
-        assert list(alerts.depth().values()) == [0]
-        await alerts.close()
-
-    play(test)
+    alerts, _, _ = alerts_without_delivery(tmp_path, monkeypatch)
+    alerts.start()
+    alerts.record_event(cordoned("n1"))
+    await until(lambda: alerts.counters.accepted == 1)
+    [key] = [hook.key for hook in alerts.targets]
+    found = alerts._outbox.next(key, loop_time() + 60, BatchWait(0.0, 0.0))
+    assert isinstance(found, PendingDelivery)
+    alerts._outbox.done(found)
+    assert list(alerts.depth().values()) == [1], "as it was counted last"
+    await asyncio.sleep(1.1)
+    assert list(alerts.depth().values()) == [0]
+    await alerts.close()

@@ -13,13 +13,13 @@ from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later
-from tests.support.virtual_time import VirtualTimeLoop, in_virtual_time, play
+from tests.support.virtual_time import in_virtual_time, loop_time
 
 
 class QueueBench:
     """A queue; ``did`` is what its worker was given."""
 
-    def __init__(self, loop: VirtualTimeLoop) -> None:
+    def __init__(self) -> None:
         self.did: list[str] = []
         self.may = True
         writer: Any = SimpleNamespace(
@@ -28,7 +28,7 @@ class QueueBench:
         )
         self.queue = WorkQueue(writer)
         self.queue.view = True
-        self.node_state = NodeState("n1", now=loop.time)
+        self.node_state = NodeState("n1", now=loop_time)
 
     def deliver(self) -> None:
         evaluator: Any = SimpleNamespace(evaluate_node=self._evaluate)
@@ -41,100 +41,94 @@ class QueueBench:
         self.did.append(f"evaluate {node_state.work.begin_evaluation()}")
 
 
-def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = QueueBench(loop)
-        bench.queue.add_for_read(bench.node_state)
-        bench.deliver()
-        await asyncio.sleep(1)
-        assert bench.did == []
-        bench.queue.resume(bench.node_state)
-        await asyncio.sleep(1)
-        assert bench.did == ["start n1"]
-
-    play(test)
+@in_virtual_time
+async def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> None:
+    bench = QueueBench()
+    bench.queue.add_for_read(bench.node_state)
+    bench.deliver()
+    await asyncio.sleep(1)
+    assert bench.did == []
+    bench.queue.resume(bench.node_state)
+    await asyncio.sleep(1)
+    assert bench.did == ["start n1"]
 
 
-def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_first() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = QueueBench(loop)
-        bench.deliver()
-        for number in range(10):
-            bench.queue.evaluate(bench.node_state, 100.0 + number)
-        assert bench.did == [], "a handler never evaluates"
-        await asyncio.sleep(0)
-        assert bench.did == ["evaluate 100.0"]
-        bench.queue.evaluate_due(bench.node_state)
-        assert len(bench.did) == 1, "nothing has changed since"
-        bench.node_state.work.request_read()
-        bench.queue.evaluate(bench.node_state)
-        await asyncio.sleep(0)
-        assert bench.did[1:] == ["evaluate None", "start n1"]
-
-    play(test)
+@in_virtual_time
+async def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_first() -> None:
+    bench = QueueBench()
+    bench.deliver()
+    for number in range(10):
+        bench.queue.evaluate(bench.node_state, 100.0 + number)
+    assert bench.did == [], "a handler never evaluates"
+    await asyncio.sleep(0)
+    assert bench.did == ["evaluate 100.0"]
+    bench.queue.evaluate_due(bench.node_state)
+    assert len(bench.did) == 1, "nothing has changed since"
+    bench.node_state.work.request_read()
+    bench.queue.evaluate(bench.node_state)
+    await asyncio.sleep(0)
+    assert bench.did[1:] == ["evaluate None", "start n1"]
 
 
 @pytest.mark.parametrize("left", ["nothing", "may not act", "a step", "queued", "at work"])
-def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_to_do(left: str) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench, sign = QueueBench(loop), loop.create_future()
-        bench.deliver()
-        work, bench.may = bench.node_state.work, left != "may not act"
-        work.add_waiter(sign)
-        if left == "a step":
-            work.request_read()
-        elif left == "queued":
-            work.queue()
-        elif left == "at work":
-            work.start(asyncio.create_task(asyncio.sleep(5)))
-        bench.queue.evaluate(bench.node_state)
-        await asyncio.sleep(1)
-        assert sign.done() == (left == "nothing")
-        assert work.is_queued == (left != "nothing"), "the task of a node at work acknowledges it"
-        bench.may = True
-        bench.queue.resume(bench.node_state)
-        await asyncio.sleep(1)
-        assert ("start n1" in bench.did) == (left != "nothing")
-
-    play(test)
-
-
-def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = QueueBench(loop)
-        bench.deliver()
-        bench.queue.evaluate(bench.node_state)
-        bench.queue.forget_node(bench.node_state)
-        await asyncio.sleep(1)
-        assert bench.did == []
-        for number in range(100):
-            bench.queue.evaluate(NodeState(f"n{number}", now=loop.time))
-        await asyncio.sleep(0)
-        assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
-
-    play(test)
+@in_virtual_time
+async def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_to_do(
+    left: str,
+) -> None:
+    bench, sign = QueueBench(), asyncio.get_running_loop().create_future()
+    bench.deliver()
+    work, bench.may = bench.node_state.work, left != "may not act"
+    work.add_waiter(sign)
+    if left == "a step":
+        work.request_read()
+    elif left == "queued":
+        work.queue()
+    elif left == "at work":
+        work.start(asyncio.create_task(asyncio.sleep(5)))
+    bench.queue.evaluate(bench.node_state)
+    await asyncio.sleep(1)
+    assert sign.done() == (left == "nothing")
+    assert work.is_queued == (left != "nothing"), "the task of a node at work acknowledges it"
+    bench.may = True
+    bench.queue.resume(bench.node_state)
+    await asyncio.sleep(1)
+    assert ("start n1" in bench.did) == (left != "nothing")
 
 
-def test_what_waits_for_marks_begins_with_the_last_of_them_and_each_after_its_own_time() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        queue = QueueBench(loop).queue
-        assert queue.until_marked().done(), "no node is on its way"
+@in_virtual_time
+async def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are() -> None:
+    bench = QueueBench()
+    bench.deliver()
+    bench.queue.evaluate(bench.node_state)
+    bench.queue.forget_node(bench.node_state)
+    await asyncio.sleep(1)
+    assert bench.did == []
+    for number in range(100):
+        bench.queue.evaluate(NodeState(f"n{number}", now=loop_time))
+    await asyncio.sleep(0)
+    assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
+
+
+@in_virtual_time
+async def test_what_waits_for_marks_begins_with_the_last_of_them_and_each_after_its_own_time() -> (
+    None
+):
+    queue = QueueBench().queue
+    assert queue.until_marked().done(), "no node is on its way"
+    with queue.marking():
+        first = queue.until_marked()
+        await asyncio.sleep(MARKS_FIRST / 2)
+        given_up, second = queue.until_marked(), queue.until_marked()
+        given_up.cancel()
+        await asyncio.sleep(MARKS_FIRST / 2 + 0.01)
+        assert (first.done(), second.done()) == (True, False)
+        await asyncio.sleep(MARKS_FIRST / 2)
+        assert second.done()
+        third = queue.until_marked()
         with queue.marking():
-            first = queue.until_marked()
-            await asyncio.sleep(MARKS_FIRST / 2)
-            given_up, second = queue.until_marked(), queue.until_marked()
-            given_up.cancel()
-            await asyncio.sleep(MARKS_FIRST / 2 + 0.01)
-            assert (first.done(), second.done()) == (True, False)
-            await asyncio.sleep(MARKS_FIRST / 2)
-            assert second.done()
-            third = queue.until_marked()
-            with queue.marking():
-                pass
-            assert not third.done(), "another is still on its way"
-        assert third.done()
-
-    play(test)
+            pass
+        assert not third.done(), "another is still on its way"
+    assert third.done()
 
 
 class Lasting(MemoryCluster):
