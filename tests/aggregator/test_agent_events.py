@@ -24,7 +24,7 @@ from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, FakeLine, fault, hello, snapshot
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 
 SIGN = Cleared("xid:79", "GPU-1", "operator")
 SILENT_AFTER = 60.0
@@ -109,32 +109,28 @@ def on_bench(test: Callable[[Bench], Any]) -> None:
     play(main)
 
 
-def test_who_greets_is_attached_and_has_said_nothing_yet() -> None:
-    async def test(bench: Bench) -> None:
-        bench.node_state.agent.silent_failing, bench.node_state.agent.misnamed = "x", True
-        assert bench.connect("u9") == ["renew", "record_hello"]
-        summary = bench.node_state.agent
-        assert (summary.attached, summary.last_seen) == (True, bench.loop.time())
-        assert (bench.node_state.agent.claimed, bench.node_state.agent.misnamed) == ("u9", False)
-        assert bench.node_state.agent.silent_failing == ""
-        assert not bench.node_state.agent.was_received
-        summary.last_seen = 1.0
-        assert bench.connect() == ["record_hello"]
-        assert summary.last_seen == 1.0, "to come back is not to be heard"
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_who_greets_is_attached_and_has_said_nothing_yet(bench: Bench) -> None:
+    bench.node_state.agent.silent_failing, bench.node_state.agent.misnamed = "x", True
+    assert bench.connect("u9") == ["renew", "record_hello"]
+    summary = bench.node_state.agent
+    assert (summary.attached, summary.last_seen) == (True, bench.loop.time())
+    assert (bench.node_state.agent.claimed, bench.node_state.agent.misnamed) == ("u9", False)
+    assert bench.node_state.agent.silent_failing == ""
+    assert not bench.node_state.agent.was_received
+    summary.last_seen = 1.0
+    assert bench.connect() == ["record_hello"]
+    assert summary.last_seen == 1.0, "to come back is not to be heard"
 
 
-def test_a_snapshot_counts_and_a_greeting_takes_that_back() -> None:
-    async def test(bench: Bench) -> None:
-        bench.connect()
-        assert bench.node_registry.size().reported == 0
-        bench.send_evidence(snapshot())
-        assert bench.node_registry.size().reported == 1
-        bench.connect()
-        assert bench.node_registry.size().reported == 0
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_a_snapshot_counts_and_a_greeting_takes_that_back(bench: Bench) -> None:
+    bench.connect()
+    assert bench.node_registry.size().reported == 0
+    bench.send_evidence(snapshot())
+    assert bench.node_registry.size().reported == 1
+    bench.connect()
+    assert bench.node_registry.size().reported == 0
 
 
 @pytest.mark.parametrize(
@@ -148,15 +144,13 @@ def test_a_snapshot_counts_and_a_greeting_takes_that_back() -> None:
         ("u1", "u1", quarantine("u1"), False),
     ],
 )
-def test_the_node_is_read_where_its_agent_proves_another_uid(
-    listed: str, uid: str, stands: Quarantine | None, *, reads: bool
+@played_by(on_bench)
+async def test_the_node_is_read_where_its_agent_proves_another_uid(
+    bench: Bench, listed: str, uid: str, stands: Quarantine | None, *, reads: bool
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.node_state.cluster.meta = NodeMeta("n1", listed) if listed else None
-        bench.node_state.own_quarantine_view().quarantine = stands
-        assert ("add_for_read" in bench.connect(uid)) == reads
-
-    on_bench(test)
+    bench.node_state.cluster.meta = NodeMeta("n1", listed) if listed else None
+    bench.node_state.own_quarantine_view().quarantine = stands
+    assert ("add_for_read" in bench.connect(uid)) == reads
 
 
 @pytest.mark.parametrize(
@@ -178,192 +172,176 @@ def test_an_agent_tells_of_a_node_that_may_be_back(
     assert _may_be_back(node_state, uid) == back
 
 
-def test_nothing_is_heard_of_a_stream_that_was_shut_out() -> None:
-    async def test(bench: Bench) -> None:
-        never = bench.send_evidence(snapshot())
-        assert not never.done()
-        assert bench.did == []
-        bench.connect()
-        bench.made._lines.clear()
-        assert not bench.send_evidence(snapshot()).done()
-        assert bench.did == []
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_nothing_is_heard_of_a_stream_that_was_shut_out(bench: Bench) -> None:
+    never = bench.send_evidence(snapshot())
+    assert not never.done()
+    assert bench.did == []
+    bench.connect()
+    bench.made._lines.clear()
+    assert not bench.send_evidence(snapshot()).done()
+    assert bench.did == []
 
 
-def test_a_sign_waits_for_the_evaluation_and_for_a_step_where_the_node_is_unknown() -> None:
-    async def test(bench: Bench) -> None:
-        bench.connect()
-        assert bench.send_evidence(snapshot(fault())) is None, "no sign"
-        assert bench.send_evidence(Delta()) is None
-        node_state = bench.node_state
-        node_state.cluster.meta = NodeMeta("n1", "u1")
-        for said in (Delta(cleared=(SIGN,)), Delta(gone=(("xid", ""),))):
-            waits = bench.send_evidence(said)
-            assert node_state.work.waiters[-1:] == (waits,)
-            assert "evaluate" in bench.did
-            assert "add" not in bench.did
-        assert not node_state.work.needs_read
-        for name, owner, value in (
-            ("view", bench.queue, False),
-            ("meta", node_state.cluster, None),
-        ):
-            before = getattr(owner, name)
-            setattr(owner, name, value)
-            for sign in (Delta(cleared=(SIGN,)), snapshot(cleared=(SIGN,))):
-                node_state.work.waiters, node_state.work.needs_read = (), False
-                waits = bench.send_evidence(sign)
-                assert node_state.work.waiters == (waits,), name
-                assert "add" in bench.did
-                assert not node_state.work.needs_read
-            setattr(owner, name, before)
-
-    on_bench(test)
-
-
-def test_signs_are_kept_until_the_node_was_read() -> None:
-    async def test(bench: Bench) -> None:
-        bench.connect()
-        bench.send_evidence(snapshot(cleared=(SIGN,)))
-        assert bench.node_state.cluster.signs == (SIGN,)
-        bench.node_state.cluster.signs, bench.node_state.cluster.meta = (), NodeMeta("n1", "u1")
-        bench.send_evidence(snapshot(cleared=(SIGN,)))
-        assert bench.node_state.cluster.signs == ()
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_a_sign_waits_for_the_evaluation_and_for_a_step_where_the_node_is_unknown(
+    bench: Bench,
+) -> None:
+    bench.connect()
+    assert bench.send_evidence(snapshot(fault())) is None, "no sign"
+    assert bench.send_evidence(Delta()) is None
+    node_state = bench.node_state
+    node_state.cluster.meta = NodeMeta("n1", "u1")
+    for said in (Delta(cleared=(SIGN,)), Delta(gone=(("xid", ""),))):
+        waits = bench.send_evidence(said)
+        assert node_state.work.waiters[-1:] == (waits,)
+        assert "evaluate" in bench.did
+        assert "add" not in bench.did
+    assert not node_state.work.needs_read
+    for name, owner, value in (
+        ("view", bench.queue, False),
+        ("meta", node_state.cluster, None),
+    ):
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        for sign in (Delta(cleared=(SIGN,)), snapshot(cleared=(SIGN,))):
+            node_state.work.waiters, node_state.work.needs_read = (), False
+            waits = bench.send_evidence(sign)
+            assert node_state.work.waiters == (waits,), name
+            assert "add" in bench.did
+            assert not node_state.work.needs_read
+        setattr(owner, name, before)
 
 
-def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
-    async def test(bench: Bench) -> None:
-        bench.connect()
-        set_fields(bench.node_state, quarantine=quarantine(), node_gone=True)
-        bench.send_evidence(snapshot())
-        assert not bench.node_state.work.needs_read
-        bench.send_evidence(snapshot(fault()))
-        assert bench.node_state.work.needs_read
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_signs_are_kept_until_the_node_was_read(bench: Bench) -> None:
+    bench.connect()
+    bench.send_evidence(snapshot(cleared=(SIGN,)))
+    assert bench.node_state.cluster.signs == (SIGN,)
+    bench.node_state.cluster.signs, bench.node_state.cluster.meta = (), NodeMeta("n1", "u1")
+    bench.send_evidence(snapshot(cleared=(SIGN,)))
+    assert bench.node_state.cluster.signs == ()
 
 
-def test_lost_evidence_and_a_return_are_told() -> None:
-    async def test(bench: Bench) -> None:
-        bench.connect()
-        bench.node_state.agent.silent, bench.node_state.agent.refused = True, "x"
-        bench.send_evidence(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
-        assert bench.told == ["evidence.lost: evidence lost (kmsg): overrun"]
-        assert bench.node_state.agent.silent, "a delta is no snapshot"
-        bench.send_evidence(snapshot())
-        assert (bench.node_state.agent.silent, bench.node_state.agent.refused) == (False, "")
-        assert len(bench.told) == 2
-        bench.send_evidence(snapshot())
-        assert len(bench.told) == 2
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_a_fault_of_a_node_that_may_be_back_has_it_read(bench: Bench) -> None:
+    bench.connect()
+    set_fields(bench.node_state, quarantine=quarantine(), node_gone=True)
+    bench.send_evidence(snapshot())
+    assert not bench.node_state.work.needs_read
+    bench.send_evidence(snapshot(fault()))
+    assert bench.node_state.work.needs_read
 
 
-def test_of_two_agents_nothing_is_recorded_until_one_is_left() -> None:
-    async def test(bench: Bench) -> None:
-        bench.connect()
-        assert "record_message" in (bench.send_evidence(snapshot()), bench.did)[1]
-        bench.made.on_conflict("n1", "two claim it")
-        bench.made.on_conflict("n1", "two claim it still")
-        (told,) = bench.told
-        assert told.endswith("two claim it")
-        assert "record_hello" not in bench.connect()
-        bench.send_evidence(snapshot())
-        assert not {"record_message", "restart_node"} & set(bench.did)
-        bench.made.on_disconnect("n1", bench.line, "bye")
-        assert "record_disconnect" not in bench.did
-        bench.connect()
-        bench.send_evidence(snapshot())
-        bench.did.clear()
-        bench.made.on_conflict("n1", "")
-        assert bench.did == ["restart_node", "add"]
-        assert bench.node_state.agent.conflict == ""
-        bench.send_evidence(Delta())
-        assert "record_message" in bench.did
-        bench.made.on_conflict("n1", "again")
-        bench.connect()
-        bench.made.on_disconnect("n1", bench.line, "bye")
-        bench.did.clear()
-        bench.made.on_conflict("n1", "")
-        assert bench.did == ["forget_node", "add"]
-        assert bench.made._unrecorded == set()
-        bench.made._unrecorded.add("unknown")
-        bench.made.on_conflict("unknown", "")
-        assert bench.made._unrecorded == set()
-        assert bench.node_registry.known("unknown") is None
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_lost_evidence_and_a_return_are_told(bench: Bench) -> None:
+    bench.connect()
+    bench.node_state.agent.silent, bench.node_state.agent.refused = True, "x"
+    bench.send_evidence(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
+    assert bench.told == ["evidence.lost: evidence lost (kmsg): overrun"]
+    assert bench.node_state.agent.silent, "a delta is no snapshot"
+    bench.send_evidence(snapshot())
+    assert (bench.node_state.agent.silent, bench.node_state.agent.refused) == (False, "")
+    assert len(bench.told) == 2
+    bench.send_evidence(snapshot())
+    assert len(bench.told) == 2
 
 
-def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
-    async def test(bench: Bench) -> None:
-        bench.connect()
-        waits = bench.loop.create_future()
-        bench.node_state.work.waiters = (waits,)
-        bench.made.on_disconnect("n1", FakeLine(), "another's")
-        assert bench.node_state.agent.attached
-        bench.did.clear()
-        bench.made.on_disconnect("n1", bench.line, "bye")
-        assert bench.did == ["silent", "record_disconnect"]
-        assert waits.cancelled()
-        assert bench.node_state.work.waiters == ()
-        summary = bench.node_state.agent
-        assert not summary.attached
-        assert summary.refused == "no snapshot of it was accepted: bye"
-        summary.refused, summary.last_seen = "", 1.0
-        bench.connect()
-        bench.send_evidence(snapshot())
-        summary.last_seen = 1.0
-        bench.made.on_disconnect("n1", bench.line, "bye")
-        assert (summary.refused, summary.last_seen) == ("", bench.loop.time())
-        assert summary.health is not None
-
-    on_bench(test)
-
-
-def test_a_refused_stream_is_shown() -> None:
-    async def test(bench: Bench) -> None:
-        summary = bench.node_state.agent
-        bench.made.on_refusal("n1", "too old")
-        assert (summary.refused, summary.last_seen) == ("too old", bench.loop.time())
-        summary.last_seen = 1.0
-        bench.made.on_refusal("n1", "too old")
-        assert summary.last_seen == 1.0
-        bench.made.on_heartbeat("n1", 7.0)
-        assert summary.last_seen == 7.0
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_of_two_agents_nothing_is_recorded_until_one_is_left(bench: Bench) -> None:
+    bench.connect()
+    assert "record_message" in (bench.send_evidence(snapshot()), bench.did)[1]
+    bench.made.on_conflict("n1", "two claim it")
+    bench.made.on_conflict("n1", "two claim it still")
+    (told,) = bench.told
+    assert told.endswith("two claim it")
+    assert "record_hello" not in bench.connect()
+    bench.send_evidence(snapshot())
+    assert not {"record_message", "restart_node"} & set(bench.did)
+    bench.made.on_disconnect("n1", bench.line, "bye")
+    assert "record_disconnect" not in bench.did
+    bench.connect()
+    bench.send_evidence(snapshot())
+    bench.did.clear()
+    bench.made.on_conflict("n1", "")
+    assert bench.did == ["restart_node", "add"]
+    assert bench.node_state.agent.conflict == ""
+    bench.send_evidence(Delta())
+    assert "record_message" in bench.did
+    bench.made.on_conflict("n1", "again")
+    bench.connect()
+    bench.made.on_disconnect("n1", bench.line, "bye")
+    bench.did.clear()
+    bench.made.on_conflict("n1", "")
+    assert bench.did == ["forget_node", "add"]
+    assert bench.made._unrecorded == set()
+    bench.made._unrecorded.add("unknown")
+    bench.made.on_conflict("unknown", "")
+    assert bench.made._unrecorded == set()
+    assert bench.node_registry.known("unknown") is None
 
 
-def test_silence_is_told_once_with_its_reason() -> None:
-    async def test(bench: Bench) -> None:
-        node_state, silence = bench.node_state, bench.made.note_silence
-        silence(node_state, 1e9)
-        assert bench.told == [], "it was never heard"
-        bench.connect()
-        now = bench.loop.time()
-        silence(node_state, now + SILENT_AFTER - 0.1)
-        assert not node_state.agent.silent
-        silence(node_state, now + SILENT_AFTER)
-        assert node_state.agent.silent
-        silence(node_state, now + SILENT_AFTER)
-        assert len(bench.told) == 1
-        assert "attached, but has sent no snapshot" in bench.told[0]
-        node_state.agent.silent, node_state.agent.refused = False, "too old"
-        silence(node_state, now + SILENT_AFTER)
-        assert "not understood (too old)" in bench.told[1]
-        node_state.agent.silent, node_state.agent.refused, node_state.agent.attached = (
-            False,
-            "",
-            False,
-        )
-        silence(node_state, now + SILENT_AFTER)
-        assert "its agent is silent;" in bench.told[2]
-        node_state.agent.silent, node_state.agent.attached = False, True
-        bench.send_evidence(snapshot())
-        silence(node_state, 1e9)
-        assert not node_state.agent.silent
+@played_by(on_bench)
+async def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached(bench: Bench) -> None:
+    bench.connect()
+    waits = bench.loop.create_future()
+    bench.node_state.work.waiters = (waits,)
+    bench.made.on_disconnect("n1", FakeLine(), "another's")
+    assert bench.node_state.agent.attached
+    bench.did.clear()
+    bench.made.on_disconnect("n1", bench.line, "bye")
+    assert bench.did == ["silent", "record_disconnect"]
+    assert waits.cancelled()
+    assert bench.node_state.work.waiters == ()
+    summary = bench.node_state.agent
+    assert not summary.attached
+    assert summary.refused == "no snapshot of it was accepted: bye"
+    summary.refused, summary.last_seen = "", 1.0
+    bench.connect()
+    bench.send_evidence(snapshot())
+    summary.last_seen = 1.0
+    bench.made.on_disconnect("n1", bench.line, "bye")
+    assert (summary.refused, summary.last_seen) == ("", bench.loop.time())
+    assert summary.health is not None
 
-    on_bench(test)
+
+@played_by(on_bench)
+async def test_a_refused_stream_is_shown(bench: Bench) -> None:
+    summary = bench.node_state.agent
+    bench.made.on_refusal("n1", "too old")
+    assert (summary.refused, summary.last_seen) == ("too old", bench.loop.time())
+    summary.last_seen = 1.0
+    bench.made.on_refusal("n1", "too old")
+    assert summary.last_seen == 1.0
+    bench.made.on_heartbeat("n1", 7.0)
+    assert summary.last_seen == 7.0
+
+
+@played_by(on_bench)
+async def test_silence_is_told_once_with_its_reason(bench: Bench) -> None:
+    node_state, silence = bench.node_state, bench.made.note_silence
+    silence(node_state, 1e9)
+    assert bench.told == [], "it was never heard"
+    bench.connect()
+    now = bench.loop.time()
+    silence(node_state, now + SILENT_AFTER - 0.1)
+    assert not node_state.agent.silent
+    silence(node_state, now + SILENT_AFTER)
+    assert node_state.agent.silent
+    silence(node_state, now + SILENT_AFTER)
+    assert len(bench.told) == 1
+    assert "attached, but has sent no snapshot" in bench.told[0]
+    node_state.agent.silent, node_state.agent.refused = False, "too old"
+    silence(node_state, now + SILENT_AFTER)
+    assert "not understood (too old)" in bench.told[1]
+    node_state.agent.silent, node_state.agent.refused, node_state.agent.attached = (
+        False,
+        "",
+        False,
+    )
+    silence(node_state, now + SILENT_AFTER)
+    assert "its agent is silent;" in bench.told[2]
+    node_state.agent.silent, node_state.agent.attached = False, True
+    bench.send_evidence(snapshot())
+    silence(node_state, 1e9)
+    assert not node_state.agent.silent

@@ -21,7 +21,7 @@ from aggregator.quarantine.reconcile.condition_reader import READ_EVERY
 from tests.support.memory_cluster import World
 from tests.support.replica import Replica, shipped_policy, snapshot
 from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 from tests.support.waiting import until
 
 DEADLOCK = """
@@ -102,145 +102,131 @@ def detecting(test: Callable[[Detector], Awaitable[None]], rules: str | None = D
     play(main)
 
 
-def test_a_condition_cordons_after_its_time_and_releases_by_its_opposite() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True")
-        await npd.pass_time(540)
-        assert (npd.status, npd.phase) == (Status.FAILED, None)
-        await npd.pass_time(120)
-        assert npd.phase is Phase.CORDONED
-        [item] = npd.world.quarantines[NODE].spec.evidence
-        assert (item.code, item.component) == ("node-condition:DockerHung", "KernelDeadlock")
-        npd.says("False", "KernelHasNoDeadlock")
-        await npd.pass_time(240)
-        assert npd.phase is Phase.CORDONED, "it must stay well for its time"
-        await npd.pass_time(READ_EVERY + 120)
-        assert npd.phase is None
+@played_by(detecting)
+async def test_a_condition_cordons_after_its_time_and_releases_by_its_opposite(
+    npd: Detector,
+) -> None:
+    npd.says("True")
+    await npd.pass_time(540)
+    assert (npd.status, npd.phase) == (Status.FAILED, None)
+    await npd.pass_time(120)
+    assert npd.phase is Phase.CORDONED
+    [item] = npd.world.quarantines[NODE].spec.evidence
+    assert (item.code, item.component) == ("node-condition:DockerHung", "KernelDeadlock")
+    npd.says("False", "KernelHasNoDeadlock")
+    await npd.pass_time(240)
+    assert npd.phase is Phase.CORDONED, "it must stay well for its time"
+    await npd.pass_time(READ_EVERY + 120)
+    assert npd.phase is None
 
-    detecting(scenario)
 
-
-def test_a_status_of_the_other_polarity_is_evaluated_by_the_rules_word() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True", kind="example.com/Fit")
-        await npd.pass_time(1200)
-        assert npd.phase is None
-        npd.says("False", kind="example.com/Fit")
-        await npd.pass_time(1200)
-        assert npd.phase is Phase.CORDONED
-
-    detecting(scenario, READY)
+@played_by(detecting, READY)
+async def test_a_status_of_the_other_polarity_is_evaluated_by_the_rules_word(npd: Detector) -> None:
+    npd.says("True", kind="example.com/Fit")
+    await npd.pass_time(1200)
+    assert npd.phase is None
+    npd.says("False", kind="example.com/Fit")
+    await npd.pass_time(1200)
+    assert npd.phase is Phase.CORDONED
 
 
 @pytest.mark.parametrize("status", ["Unknown", "", "true"])
-def test_no_other_status_acts_or_ends_anything(status: str) -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says(status)
-        await npd.pass_time(900)
-        assert npd.phase is None
-        npd.says("True")
-        await npd.pass_time(900)
-        npd.says(status)
-        await npd.pass_time(1500)
-        assert npd.phase is Phase.CORDONED
-
-    detecting(scenario)
+@played_by(detecting)
+async def test_no_other_status_acts_or_ends_anything(npd: Detector, status: str) -> None:
+    npd.says(status)
+    await npd.pass_time(900)
+    assert npd.phase is None
+    npd.says("True")
+    await npd.pass_time(900)
+    npd.says(status)
+    await npd.pass_time(1500)
+    assert npd.phase is Phase.CORDONED
 
 
-def test_a_condition_that_is_not_renewed_is_silence() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True")
-        npd.world.conditions[NODE]["KernelDeadlock"] = replace(
-            npd.world.conditions[NODE]["KernelDeadlock"], since=1.0, heartbeat=1.0
-        )
-        await npd.pass_time(STALE_AFTER + READ_EVERY, renewed=False)
-        npd.says("True")  # it died just after this
-        await npd.pass_time(2400, renewed=False)
-        assert (npd.status, npd.phase) == (Status.UNKNOWN, None)
-
-    detecting(scenario, DEADLOCK.replace("for: 10m", "for: 20m"))
+@played_by(detecting, DEADLOCK.replace("for: 10m", "for: 20m"))
+async def test_a_condition_that_is_not_renewed_is_silence(npd: Detector) -> None:
+    npd.says("True")
+    npd.world.conditions[NODE]["KernelDeadlock"] = replace(
+        npd.world.conditions[NODE]["KernelDeadlock"], since=1.0, heartbeat=1.0
+    )
+    await npd.pass_time(STALE_AFTER + READ_EVERY, renewed=False)
+    npd.says("True")  # it died just after this
+    await npd.pass_time(2400, renewed=False)
+    assert (npd.status, npd.phase) == (Status.UNKNOWN, None)
 
 
-def test_a_condition_of_an_earlier_node_of_the_name_accuses_no_new_one() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True")
-        await npd.pass_time(READ_EVERY + 60)
-        assert (npd.status, npd.phase) == (Status.FAILED, None)
-        npd.trouble = Unreachable("no answer")  # the last list is of the earlier node
-        npd.world.add_node(NODE, uid="uid-2", boot_id="boot-2")
-        npd.replica.agent(NODE, snapshot(), boot_id="boot-2", node_uid="uid-2")
-        await npd.pass_time(60)
-        assert (npd.status, npd.phase) == (Status.UNKNOWN, None)
-        await npd.pass_time(540)
-        assert npd.phase is None
-
-    detecting(scenario)
+@played_by(detecting)
+async def test_a_condition_of_an_earlier_node_of_the_name_accuses_no_new_one(npd: Detector) -> None:
+    npd.says("True")
+    await npd.pass_time(READ_EVERY + 60)
+    assert (npd.status, npd.phase) == (Status.FAILED, None)
+    npd.trouble = Unreachable("no answer")  # the last list is of the earlier node
+    npd.world.add_node(NODE, uid="uid-2", boot_id="boot-2")
+    npd.replica.agent(NODE, snapshot(), boot_id="boot-2", node_uid="uid-2")
+    await npd.pass_time(60)
+    assert (npd.status, npd.phase) == (Status.UNKNOWN, None)
+    await npd.pass_time(540)
+    assert npd.phase is None
 
 
-def test_a_condition_without_a_time_of_its_change_counts_from_when_it_was_read() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True")
-        bad = npd.world.conditions[NODE]["KernelDeadlock"]
-        npd.world.conditions[NODE]["KernelDeadlock"] = replace(bad, since=0.0)
-        await npd.pass_time(540)
-        assert (npd.status, npd.phase) == (Status.FAILED, None)
-        await npd.pass_time(READ_EVERY + 120)
-        assert npd.phase is Phase.CORDONED
-
-    detecting(scenario)
-
-
-def test_lists_that_fail_age_what_is_known_and_cause_no_action() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True")
-        await npd.pass_time(READ_EVERY + 60)
-        assert npd.status is Status.FAILED
-        npd.trouble = Unreachable("no answer")
-        await npd.pass_time(2400)
-        assert (npd.status, npd.phase) == (Status.UNKNOWN, None)
-        npd.trouble = None
-        await npd.pass_time(READ_EVERY + 60)
-        assert npd.phase is Phase.CORDONED, "it was so all the time, by its own word"
-
-    detecting(scenario, DEADLOCK.replace("for: 10m", "for: 20m"))
+@played_by(detecting)
+async def test_a_condition_without_a_time_of_its_change_counts_from_when_it_was_read(
+    npd: Detector,
+) -> None:
+    npd.says("True")
+    bad = npd.world.conditions[NODE]["KernelDeadlock"]
+    npd.world.conditions[NODE]["KernelDeadlock"] = replace(bad, since=0.0)
+    await npd.pass_time(540)
+    assert (npd.status, npd.phase) == (Status.FAILED, None)
+    await npd.pass_time(READ_EVERY + 120)
+    assert npd.phase is Phase.CORDONED
 
 
-def test_a_quarantine_outlives_the_aggregator_and_ends_by_the_condition() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True")
-        await npd.pass_time(900)
-        assert npd.phase is Phase.CORDONED
-        await npd.replica.stop()
-        del npd.world.conditions[NODE]
-        npd.replica = npd.start()
-        await until(lambda: not npd.replica.fleet.view_lost)
-        npd.replica.agent(NODE, snapshot())
-        await npd.pass_time(2400)
-        assert npd.phase is Phase.CORDONED, "a condition that is not there is no positive sign"
-        npd.says("False")
-        await npd.pass_time(900)
-        assert npd.phase is None
-
-    detecting(scenario)
+@played_by(detecting, DEADLOCK.replace("for: 10m", "for: 20m"))
+async def test_lists_that_fail_age_what_is_known_and_cause_no_action(npd: Detector) -> None:
+    npd.says("True")
+    await npd.pass_time(READ_EVERY + 60)
+    assert npd.status is Status.FAILED
+    npd.trouble = Unreachable("no answer")
+    await npd.pass_time(2400)
+    assert (npd.status, npd.phase) == (Status.UNKNOWN, None)
+    npd.trouble = None
+    await npd.pass_time(READ_EVERY + 60)
+    assert npd.phase is Phase.CORDONED, "it was so all the time, by its own word"
 
 
-def test_without_a_rule_no_condition_is_ever_asked_for() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True")
-        await npd.pass_time(1200)
-        assert npd.replica.cluster.asked["list_conditions"] == 0
-        assert npd.phase is None
+@played_by(detecting)
+async def test_a_quarantine_outlives_the_aggregator_and_ends_by_the_condition(
+    npd: Detector,
+) -> None:
+    npd.says("True")
+    await npd.pass_time(900)
+    assert npd.phase is Phase.CORDONED
+    await npd.replica.stop()
+    del npd.world.conditions[NODE]
+    npd.replica = npd.start()
+    await until(lambda: not npd.replica.fleet.view_lost)
+    npd.replica.agent(NODE, snapshot())
+    await npd.pass_time(2400)
+    assert npd.phase is Phase.CORDONED, "a condition that is not there is no positive sign"
+    npd.says("False")
+    await npd.pass_time(900)
+    assert npd.phase is None
 
-    detecting(scenario, rules=None)
+
+@played_by(detecting, rules=None)
+async def test_without_a_rule_no_condition_is_ever_asked_for(npd: Detector) -> None:
+    npd.says("True")
+    await npd.pass_time(1200)
+    assert npd.replica.cluster.asked["list_conditions"] == 0
+    assert npd.phase is None
 
 
-def test_a_reason_that_no_rule_names_is_shown_and_no_more() -> None:
-    async def scenario(npd: Detector) -> None:
-        npd.says("True", "AnotherReason")
-        await npd.pass_time(1200)
-        assert (npd.status, npd.phase) == (Status.FAILED, None)
-
-    detecting(scenario)
+@played_by(detecting)
+async def test_a_reason_that_no_rule_names_is_shown_and_no_more(npd: Detector) -> None:
+    npd.says("True", "AnotherReason")
+    await npd.pass_time(1200)
+    assert (npd.status, npd.phase) == (Status.FAILED, None)
 
 
 def test_sickbays_own_condition_is_known_by_the_name_that_it_writes() -> None:

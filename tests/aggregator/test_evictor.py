@@ -53,7 +53,7 @@ from aggregator.quarantine.drain.evictor import (
 from aggregator.quarantine.drain.pod_waits import InTurn
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
 from tests.support.node_states import state_of
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 
 LABEL = SHIPPED_KEYS[0]
 GONE = EvictionResult(Evicted.ACCEPTED)
@@ -137,84 +137,82 @@ def on_bench(test: Any, **rules: Any) -> None:
 # -- requests -------------------------------------------------------------------------------------
 
 
-def test_a_pod_goes_and_one_that_may_not_is_asked_again_later_in_the_background() -> None:
-    async def test(bench: Bench) -> None:
-        plan = DrainPlan(evict=(pod("a"), pod("b")))
-        bench.answers["b"] = BLOCKED
-        assert await bench.evictor.evict(plan) is True
-        assert bench.asked == [("a", "evict", False), ("b", "evict", False)]
-        assert bench.memory.evicted[slot_of(pod("a"))] == 1
-        assert bench.memory.blocked.keys() == {"b"}
-        plan = DrainPlan(evict=(pod("b"),))
-        assert await bench.evictor.evict(plan) is False
-        assert len(bench.asked) == 2, "it is not due"
-        assert bench.evictor.next_due(plan) == bench.memory.blocked["b"].retry_at
-        await asyncio.sleep(2)
-        bench.answers["b"] = EvictionResult(Evicted.GONE)
-        assert await bench.evictor.evict(plan) is True
-        assert bench.asked[2:] == [("b", "evict", True)]
-        assert bench.memory.blocked == {}
-        assert bench.evictor.next_due(DrainPlan()) == float("inf")
-        assert bench.memory.evicted.total() == 1, "one that was gone already was not evicted"
-
-    on_bench(test)
-
-
-def test_a_pod_is_deleted_at_once_when_its_time_is_over_and_once_where_that_fails() -> None:
-    async def test(bench: Bench) -> None:
-        bench.block("a", retry_at=1e9)
-        plan = DrainPlan(force=(pod("a", grace=0.2),))
-        bench.answers["a"] = BLOCKED
-        assert await bench.evictor.evict(plan) is False
-        assert bench.asked == [("a", "delete 1", False)]
-        assert bench.memory.forced == {"a"}
-        assert await bench.evictor.evict(plan) is False
-        assert len(bench.asked) == 1, "it waits for its turn now"
-        assert bench.evictor.next_due(plan) == bench.memory.blocked["a"].retry_at
-        await asyncio.sleep(2)
-        bench.answers["a"] = GONE
-        assert await bench.evictor.evict(plan) is True
-        assert bench.asked[1:] == [("a", "delete 1", True)]
-        assert bench.memory.evicted[slot_of(pod("a"))] == 1
-        assert [text for text in bench.told if "is deleted with a grace of 1 s" in text]
-
-    on_bench(test, namespaces=(NamespaceRule("jobs", Leave.FORCE),))
+@played_by(on_bench)
+async def test_a_pod_goes_and_one_that_may_not_is_asked_again_later_in_the_background(
+    bench: Bench,
+) -> None:
+    plan = DrainPlan(evict=(pod("a"), pod("b")))
+    bench.answers["b"] = BLOCKED
+    assert await bench.evictor.evict(plan) is True
+    assert bench.asked == [("a", "evict", False), ("b", "evict", False)]
+    assert bench.memory.evicted[slot_of(pod("a"))] == 1
+    assert bench.memory.blocked.keys() == {"b"}
+    plan = DrainPlan(evict=(pod("b"),))
+    assert await bench.evictor.evict(plan) is False
+    assert len(bench.asked) == 2, "it is not due"
+    assert bench.evictor.next_due(plan) == bench.memory.blocked["b"].retry_at
+    await asyncio.sleep(2)
+    bench.answers["b"] = EvictionResult(Evicted.GONE)
+    assert await bench.evictor.evict(plan) is True
+    assert bench.asked[2:] == [("b", "evict", True)]
+    assert bench.memory.blocked == {}
+    assert bench.evictor.next_due(DrainPlan()) == float("inf")
+    assert bench.memory.evicted.total() == 1, "one that was gone already was not evicted"
 
 
-def test_nothing_is_sent_for_a_drain_that_is_over() -> None:
-    async def test(bench: Bench) -> None:
-        bench.stands = False
-        assert await bench.evictor.evict(DrainPlan(evict=(pod("a"),))) is False
-        assert bench.asked == []
-        bench.stands = True
+@played_by(on_bench, namespaces=(NamespaceRule("jobs", Leave.FORCE),))
+async def test_a_pod_is_deleted_at_once_when_its_time_is_over_and_once_where_that_fails(
+    bench: Bench,
+) -> None:
+    bench.block("a", retry_at=1e9)
+    plan = DrainPlan(force=(pod("a", grace=0.2),))
+    bench.answers["a"] = BLOCKED
+    assert await bench.evictor.evict(plan) is False
+    assert bench.asked == [("a", "delete 1", False)]
+    assert bench.memory.forced == {"a"}
+    assert await bench.evictor.evict(plan) is False
+    assert len(bench.asked) == 1, "it waits for its turn now"
+    assert bench.evictor.next_due(plan) == bench.memory.blocked["a"].retry_at
+    await asyncio.sleep(2)
+    bench.answers["a"] = GONE
+    assert await bench.evictor.evict(plan) is True
+    assert bench.asked[1:] == [("a", "delete 1", True)]
+    assert bench.memory.evicted[slot_of(pod("a"))] == 1
+    assert [text for text in bench.told if "is deleted with a grace of 1 s" in text]
 
-        async def refuse() -> None:
-            raise GuardRefused("stopped")
 
-        bench.evictor.acts.guard = lambda _, against: refuse
-        with pytest.raises(GuardRefused):
-            await bench.evictor.evict(DrainPlan(evict=(pod("a"),)))
+@played_by(on_bench)
+async def test_nothing_is_sent_for_a_drain_that_is_over(bench: Bench) -> None:
+    bench.stands = False
+    assert await bench.evictor.evict(DrainPlan(evict=(pod("a"),))) is False
+    assert bench.asked == []
+    bench.stands = True
 
-    on_bench(test)
+    async def refuse() -> None:
+        raise GuardRefused("stopped")
+
+    bench.evictor.acts.guard = lambda _, against: refuse
+    with pytest.raises(GuardRefused):
+        await bench.evictor.evict(DrainPlan(evict=(pod("a"),)))
 
 
-def test_what_came_back_is_asked_when_its_wait_is_over_and_its_wait_doubles() -> None:
-    async def test(bench: Bench) -> None:
-        back = pod("a")
-        plan = DrainPlan(returned=(back,), back={back.key: "it came back"})
-        await bench.evictor.evict(plan)
-        assert bench.asked == []
-        wait = bench.memory.returns[slot_of(back)]
-        assert bench.evictor.next_due(plan) == wait.retry_at
-        assert len(bench.told) == 1
-        await asyncio.sleep(wait.retry_at - bench.loop.time())
-        assert wait.waits == 1
-        await bench.evictor.evict(plan)
-        assert bench.asked == [("a", "evict", False)]
-        assert wait.waits == 2
-        assert len(bench.told) == 2, "its eviction; that it came back was told"
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_what_came_back_is_asked_when_its_wait_is_over_and_its_wait_doubles(
+    bench: Bench,
+) -> None:
+    back = pod("a")
+    plan = DrainPlan(returned=(back,), back={back.key: "it came back"})
+    await bench.evictor.evict(plan)
+    assert bench.asked == []
+    wait = bench.memory.returns[slot_of(back)]
+    assert bench.evictor.next_due(plan) == wait.retry_at
+    assert len(bench.told) == 1
+    await asyncio.sleep(wait.retry_at - bench.loop.time())
+    assert wait.waits == 1
+    await bench.evictor.evict(plan)
+    assert bench.asked == [("a", "evict", False)]
+    assert wait.waits == 2
+    assert len(bench.told) == 2, "its eviction; that it came back was told"
 
 
 # -- gangs ----------------------------------------------------------------------------------------
@@ -260,147 +258,134 @@ def test_the_rest_of_a_gang_is_looked_for_only_where_it_goes_whole(
     on_bench(test, gangs=gangs)
 
 
-def test_a_gang_of_one_is_asked_without_a_rehearsal() -> None:
-    async def test(bench: Bench) -> None:
-        alone: Any = SimpleNamespace(gang=Gang("jobs", "spec", "g"), pods=(pod("a"),))
-        both: Any = SimpleNamespace(gang=alone.gang, pods=(pod("b"), pod("c")))
-        assert await bench.evictor._evict_group(alone) is True
-        assert bench.asked == [("a", "evict", False)]
-        assert await bench.evictor._evict_group(both) is True
-        assert [one[1] for one in bench.asked[1:]] == ["dry", "dry", "evict", "evict"]
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_a_gang_of_one_is_asked_without_a_rehearsal(bench: Bench) -> None:
+    alone: Any = SimpleNamespace(gang=Gang("jobs", "spec", "g"), pods=(pod("a"),))
+    both: Any = SimpleNamespace(gang=alone.gang, pods=(pod("b"), pod("c")))
+    assert await bench.evictor._evict_group(alone) is True
+    assert bench.asked == [("a", "evict", False)]
+    assert await bench.evictor._evict_group(both) is True
+    assert [one[1] for one in bench.asked[1:]] == ["dry", "dry", "evict", "evict"]
 
 
-def test_so_many_requests_of_one_node_are_in_flight_at_most() -> None:
-    async def test(bench: Bench) -> None:
-        within: list[int] = [0, 0]
+@played_by(on_bench)
+async def test_so_many_requests_of_one_node_are_in_flight_at_most(bench: Bench) -> None:
+    within: list[int] = [0, 0]
 
-        async def slow(*_: Any, **__: Any) -> EvictionResult:
-            within[0] += 1
-            within[1] = max(within)
-            await asyncio.sleep(1)
-            within[0] -= 1
-            return GONE
+    async def slow(*_: Any, **__: Any) -> EvictionResult:
+        within[0] += 1
+        within[1] = max(within)
+        await asyncio.sleep(1)
+        within[0] -= 1
+        return GONE
 
-        bench.evictor.cluster = SimpleNamespace(evict=slow, words=KUBERNETES)
-        await bench.evictor.evict(DrainPlan(evict=tuple(pod(str(n)) for n in range(9))))
-        assert within == [0, IN_FLIGHT_PER_NODE]
-
-    on_bench(test)
+    bench.evictor.cluster = SimpleNamespace(evict=slow, words=KUBERNETES)
+    await bench.evictor.evict(DrainPlan(evict=tuple(pod(str(n)) for n in range(9))))
+    assert within == [0, IN_FLIGHT_PER_NODE]
 
 
-def test_of_a_gang_each_says_why_it_stays() -> None:
-    async def test(bench: Bench) -> None:
-        group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
-        bench.answers["b"] = BLOCKED
-        assert await bench.evictor._first_of_gang(group, []) is None
-        blocked = bench.memory.blocked
-        assert {name: one.own for name, one in blocked.items()} == {"a": False, "b": True}
-        assert blocked["b"].reason == "a budget"
-        assert blocked["a"].reason == "goes together with its gang: jobs/b: a budget"
-        assert [one[1] for one in bench.asked] == ["dry", "dry"]
-        bench.asked.clear()
-        assert await bench.evictor._first_of_gang(group, []) is None
-        assert bench.asked == [("b", "dry", True)], "the one that was refused decides it"
-        bench.answers.clear()
-        assert await bench.evictor._first_of_gang(group, []) == []
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_of_a_gang_each_says_why_it_stays(bench: Bench) -> None:
+    group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
+    bench.answers["b"] = BLOCKED
+    assert await bench.evictor._first_of_gang(group, []) is None
+    blocked = bench.memory.blocked
+    assert {name: one.own for name, one in blocked.items()} == {"a": False, "b": True}
+    assert blocked["b"].reason == "a budget"
+    assert blocked["a"].reason == "goes together with its gang: jobs/b: a budget"
+    assert [one[1] for one in bench.asked] == ["dry", "dry"]
+    bench.asked.clear()
+    assert await bench.evictor._first_of_gang(group, []) is None
+    assert bench.asked == [("b", "dry", True)], "the one that was refused decides it"
+    bench.answers.clear()
+    assert await bench.evictor._first_of_gang(group, []) == []
 
 
 REJECTED = EvictionResult(Evicted.REJECTED, "a webhook denies")
 
 
-def test_a_gang_whose_dry_runs_admission_refuses_gets_its_real_requests_after_a_while() -> None:
+@played_by(on_bench, gang_request_after=60.0)
+async def test_a_gang_whose_dry_runs_admission_refuses_gets_its_real_requests_after_a_while(
+    bench: Bench,
+) -> None:
     """First the refused pods; the others follow once these have gone."""
-
-    async def test(bench: Bench) -> None:
-        group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
-        first = bench.evictor._first_of_gang
-        bench.answers["b"] = REJECTED
-        assert await first(group, []) is None
-        assert "the real request follows this dry run after 1m" in bench.memory.blocked["b"].reason
-        assert bench.evictor.memory.due_at(group.pods) <= bench.loop.time() + 60
-        await asyncio.sleep(59)
-        assert await first(group, []) is None
-        await asyncio.sleep(1)
-        bench.answers["a"] = BLOCKED
-        assert await first(group, []) is None, "a budget is in the way as well"
-        assert bench.memory.rejected_since(["a", "b"]) is None, "a budget ends the wait"
-        bench.answers["a"] = GONE
-        assert await first(group, []) is None
-        await asyncio.sleep(60)
-        assert await first(group, []) == [pod("b")]
-
-    on_bench(test, gang_request_after=60.0)
+    group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
+    first = bench.evictor._first_of_gang
+    bench.answers["b"] = REJECTED
+    assert await first(group, []) is None
+    assert "the real request follows this dry run after 1m" in bench.memory.blocked["b"].reason
+    assert bench.evictor.memory.due_at(group.pods) <= bench.loop.time() + 60
+    await asyncio.sleep(59)
+    assert await first(group, []) is None
+    await asyncio.sleep(1)
+    bench.answers["a"] = BLOCKED
+    assert await first(group, []) is None, "a budget is in the way as well"
+    assert bench.memory.rejected_since(["a", "b"]) is None, "a budget ends the wait"
+    bench.answers["a"] = GONE
+    assert await first(group, []) is None
+    await asyncio.sleep(60)
+    assert await first(group, []) == [pod("b")]
 
 
-def test_a_gang_whose_real_request_is_refused_stays_together() -> None:
-    async def test(bench: Bench) -> None:
-        a, b = (pod(name, labels={"job": "g"}) for name in "ab")
-        group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(a, b))
-        bench.answers["b"] = REJECTED
+@played_by(on_bench)
+async def test_a_gang_whose_real_request_is_refused_stays_together(bench: Bench) -> None:
+    a, b = (pod(name, labels={"job": "g"}) for name in "ab")
+    group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(a, b))
+    bench.answers["b"] = REJECTED
+    assert await bench.evictor._first_of_gang(group, []) is None
+    bench.asked.clear()
+    assert await bench.evictor._all_went(group, [b]) is False
+    assert bench.asked == [("b", "evict", True)]
+    blocked = bench.memory.blocked
+    assert blocked["a"].reason == "goes together with its gang: jobs/b: a webhook denies"
+    assert blocked["b"].reason == "a webhook denies"
+    assert blocked["b"].rejected_since is not None, "its next request is a real one again"
+
+
+@played_by(on_bench, gang_request_after=0.0)
+async def test_a_gang_gets_no_real_request_where_the_configuration_forbids_it(bench: Bench) -> None:
+    group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
+    bench.answers["b"] = REJECTED
+    for _ in range(3):
         assert await bench.evictor._first_of_gang(group, []) is None
-        bench.asked.clear()
-        assert await bench.evictor._all_went(group, [b]) is False
-        assert bench.asked == [("b", "evict", True)]
-        blocked = bench.memory.blocked
-        assert blocked["a"].reason == "goes together with its gang: jobs/b: a webhook denies"
-        assert blocked["b"].reason == "a webhook denies"
-        assert blocked["b"].rejected_since is not None, "its next request is a real one again"
-
-    on_bench(test)
-
-
-def test_a_gang_gets_no_real_request_where_the_configuration_forbids_it() -> None:
-    async def test(bench: Bench) -> None:
-        group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
-        bench.answers["b"] = REJECTED
-        for _ in range(3):
-            assert await bench.evictor._first_of_gang(group, []) is None
-            await asyncio.sleep(86400)
-        assert "no real request follows" in bench.memory.blocked["b"].reason
-
-    on_bench(test, gang_request_after=0.0)
+        await asyncio.sleep(86400)
+    assert "no real request follows" in bench.memory.blocked["b"].reason
 
 
 # -- who is in the way ----------------------------------------------------------------------------
 
 
-def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest_first() -> None:
-    async def test(bench: Bench) -> None:
-        bench.block("a", since=30.0)
-        bench.block("b", since=10.0)
-        bench.block("quiet", since=1.0, named=False)
-        bench.block("gone", since=1.0)
-        plan = DrainPlan(
-            evict=(pod("a"), pod("quiet")), force=(pod("b"),), kept={"jobs/kept": "protected"}
-        )
-        found = bench.evictor.blockers(plan)
-        assert [(one.pod, one.since) for one in found] == [
-            ("jobs/b", 10.0),
-            ("jobs/a", 30.0),
-            ("jobs/kept", 5000.0),
-        ]
-        known = Blocker("jobs/kept", "protected", 3.0)
-        bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
-        assert bench.evictor.blockers(plan)[0] == known
-        many = DrainPlan(kept={f"jobs/{number}": "x" for number in range(MOST_BLOCKERS + 5)})
-        assert len(bench.evictor.blockers(many)) == MOST_BLOCKERS
+@played_by(on_bench)
+async def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest_first(
+    bench: Bench,
+) -> None:
+    bench.block("a", since=30.0)
+    bench.block("b", since=10.0)
+    bench.block("quiet", since=1.0, named=False)
+    bench.block("gone", since=1.0)
+    plan = DrainPlan(
+        evict=(pod("a"), pod("quiet")), force=(pod("b"),), kept={"jobs/kept": "protected"}
+    )
+    found = bench.evictor.blockers(plan)
+    assert [(one.pod, one.since) for one in found] == [
+        ("jobs/b", 10.0),
+        ("jobs/a", 30.0),
+        ("jobs/kept", 5000.0),
+    ]
+    known = Blocker("jobs/kept", "protected", 3.0)
+    bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
+    assert bench.evictor.blockers(plan)[0] == known
+    many = DrainPlan(kept={f"jobs/{number}": "x" for number in range(MOST_BLOCKERS + 5)})
+    assert len(bench.evictor.blockers(many)) == MOST_BLOCKERS
 
-    on_bench(test)
 
-
-def test_a_pod_in_the_way_is_told_once_and_not_where_its_status_said_so() -> None:
-    async def test(bench: Bench) -> None:
-        known = Blocker("jobs/known", "x", 3.0)
-        bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
-        for key in ("jobs/known", "jobs/new", "jobs/new"):
-            bench.evictor.emit_evictions(key, "x")
-        assert len(bench.told) == 1
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_a_pod_in_the_way_is_told_once_and_not_where_its_status_said_so(bench: Bench) -> None:
+    known = Blocker("jobs/known", "x", 3.0)
+    bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
+    for key in ("jobs/known", "jobs/new", "jobs/new"):
+        bench.evictor.emit_evictions(key, "x")
+    assert len(bench.told) == 1
 
 
 @pytest.mark.parametrize(
@@ -414,22 +399,24 @@ def test_a_pod_in_the_way_is_told_once_and_not_where_its_status_said_so() -> Non
         ((EvictionResult(Evicted.BLOCKED, "x", 20.0),), True, (True, 1.0, True)),
     ],
 )
-def test_how_long_a_pod_is_left_goes_by_what_refused_it(
-    refusals: tuple[EvictionResult, ...], expected: tuple[bool, float, bool], *, own: bool
+@played_by(on_bench)
+async def test_how_long_a_pod_is_left_goes_by_what_refused_it(
+    bench: Bench,
+    refusals: tuple[EvictionResult, ...],
+    expected: tuple[bool, float, bool],
+    *,
+    own: bool,
 ) -> None:
-    async def test(bench: Bench) -> None:
-        bench.evictor._block(pod("a"), "x", refusals, own=own)
-        found = bench.memory.blocked["a"]
-        most = expected[1] if refusals else 1.0
-        assert (found.own, found.named) == (expected[0], expected[2])
-        waits = found.retry_at - bench.loop.time()
-        if refusals and refusals[0].retry_after:
-            assert waits == 20.0
-        else:
-            assert 0.7 * most <= waits <= most
-        assert bool(bench.told) == expected[2]
-
-    on_bench(test)
+    bench.evictor._block(pod("a"), "x", refusals, own=own)
+    found = bench.memory.blocked["a"]
+    most = expected[1] if refusals else 1.0
+    assert (found.own, found.named) == (expected[0], expected[2])
+    waits = found.retry_at - bench.loop.time()
+    if refusals and refusals[0].retry_after:
+        assert waits == 20.0
+    else:
+        assert 0.7 * most <= waits <= most
+    assert bool(bench.told) == expected[2]
 
 
 # -- its last words -------------------------------------------------------------------------------
@@ -506,47 +493,45 @@ def read_of(plan: DrainPlan, now: float = 1000.0, deadline: float = 2000.0) -> A
     return SimpleNamespace(plan=plan, moment=DrainMoment(now, 500.0, deadline), at=now)
 
 
-def test_progress_is_written_every_few_seconds_and_only_where_it_is_news() -> None:
-    async def test(bench: Bench) -> None:
-        writes: list[Any] = []
-        made, plan = drainer_of(bench, writes), DrainPlan(evict=(pod("a"),))
-        await made._progress(bench.node_state, read_of(plan), bench.evictor)
-        assert [one.pods_remaining for one in writes] == [1]
-        assert bench.memory.written_at == bench.loop.time()
-        bench.node_state.own_quarantine_view().quarantine = replace(quarantine(), status=writes[0])
-        two = DrainPlan(evict=(pod("a"), pod("b")))
-        await asyncio.sleep(STATUS_EVERY - 0.1)
-        await made._progress(bench.node_state, read_of(two), bench.evictor)
-        assert len(writes) == 1
-        await asyncio.sleep(0.1)
-        await made._progress(bench.node_state, read_of(plan, 1010.0), bench.evictor)
-        assert len(writes) == 1, "nothing has changed"
-        await made._progress(bench.node_state, read_of(two), bench.evictor)
-        assert len(writes) == 2
-        assert bench.told == []
+@played_by(on_bench)
+async def test_progress_is_written_every_few_seconds_and_only_where_it_is_news(
+    bench: Bench,
+) -> None:
+    writes: list[Any] = []
+    made, plan = drainer_of(bench, writes), DrainPlan(evict=(pod("a"),))
+    await made._progress(bench.node_state, read_of(plan), bench.evictor)
+    assert [one.pods_remaining for one in writes] == [1]
+    assert bench.memory.written_at == bench.loop.time()
+    bench.node_state.own_quarantine_view().quarantine = replace(quarantine(), status=writes[0])
+    two = DrainPlan(evict=(pod("a"), pod("b")))
+    await asyncio.sleep(STATUS_EVERY - 0.1)
+    await made._progress(bench.node_state, read_of(two), bench.evictor)
+    assert len(writes) == 1
+    await asyncio.sleep(0.1)
+    await made._progress(bench.node_state, read_of(plan, 1010.0), bench.evictor)
+    assert len(writes) == 1, "nothing has changed"
+    await made._progress(bench.node_state, read_of(two), bench.evictor)
+    assert len(writes) == 2
+    assert bench.told == []
 
-    on_bench(test)
 
+@played_by(on_bench)
+async def test_an_error_of_a_request_is_raised_after_the_progress_is_written(bench: Bench) -> None:
+    writes: list[Any] = []
+    made = drainer_of(bench, writes)
 
-def test_an_error_of_a_request_is_raised_after_the_progress_is_written() -> None:
-    async def test(bench: Bench) -> None:
-        writes: list[Any] = []
-        made = drainer_of(bench, writes)
+    async def fail(_: Any) -> bool:
+        raise Unreachable("no answer")
 
-        async def fail(_: Any) -> bool:
-            raise Unreachable("no answer")
-
-        asking: Any = SimpleNamespace(
-            evict=fail,
-            still=lambda: bench.stands,
-            memory=bench.memory,
-            blockers=lambda _: (),
-        )
-        for stands, written in ((True, 1), (False, 0)):
-            bench.stands, bench.memory.written_at = stands, float("-inf")
-            writes.clear()
-            with pytest.raises(Unreachable):
-                await made._evict(bench.node_state, read_of(DrainPlan(evict=(pod("a"),))), asking)
-            assert len(writes) == written
-
-    on_bench(test)
+    asking: Any = SimpleNamespace(
+        evict=fail,
+        still=lambda: bench.stands,
+        memory=bench.memory,
+        blockers=lambda _: (),
+    )
+    for stands, written in ((True, 1), (False, 0)):
+        bench.stands, bench.memory.written_at = stands, float("-inf")
+        writes.clear()
+        with pytest.raises(Unreachable):
+            await made._evict(bench.node_state, read_of(DrainPlan(evict=(pod("a"),))), asking)
+        assert len(writes) == written

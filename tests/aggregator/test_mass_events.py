@@ -35,6 +35,7 @@ from tests.support.replica import (
     snapshot,
 )
 from tests.support.virtual_replica import LoopClock
+from tests.support.virtual_time import played_by
 from tests.support.waiting import until
 
 CLIQUE = "nvidia.com/gpu.clique"
@@ -170,252 +171,237 @@ def play(
     virtual_time.run(main())
 
 
-def test_three_nodes_alone_are_not_paralysed() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.break_([0])
-        await until(lambda: phase_of(fleet.world, "n0") is Phase.DRAINED)
-        fleet.mend([0])
+@played_by(play, 3)
+async def test_three_nodes_alone_are_not_paralysed(fleet: Fleet) -> None:
+    fleet.break_([0])
+    await until(lambda: phase_of(fleet.world, "n0") is Phase.DRAINED)
+    fleet.mend([0])
+    await asyncio.sleep(700)
+    assert fleet.sick == []
+    fleet.break_([1])
+    await asyncio.sleep(2_000)
+    assert fleet.sick == ["n1"]
+
+
+@played_by(play, 1000, WIDE)
+async def test_a_storm_of_faults_a_partial_recovery_and_a_new_fault_in_the_cooldown(
+    fleet: Fleet,
+) -> None:
+    began = fleet.loop.time()
+    fleet.break_(range(30))
+    await asyncio.sleep(20)
+    assert len(fleet.sick) == 10, "the rate's ten, and not one more"
+    held = set(fleet.holds().values())
+    assert held <= {"limits.new_per_window", "limits.cooldown"}
+    assert len(fleet.holds()) == 20
+    assert len(fleet.summaries_of(EventKind.COOLDOWN)) == 1
+    fleet.mend(range(5, 30))  # partial recovery: of the quarantined, and of the held
+    await asyncio.sleep(0.1)
+    fleet.break_([500])  # another node, another fault
+    await asyncio.sleep(700)
+    assert set(fleet.sick) == {f"n{number}" for number in range(5)}, "releases go on"
+    assert fleet.holds() == {"n500": "limits.cooldown"}, "who is well is held no more"
+    # The aggregator dies, and the cooldown does not.
+    ill = {f"n{number}": snapshot(fault("xid:79", f"GPU-{number}")) for number in (*range(5), 500)}
+    await fleet.restart(ill)
+    await asyncio.sleep(5)
+    assert fleet.holds() == {"n500": "limits.cooldown"}
+    assert fleet.loop.time() < began + 900
+    await asyncio.sleep(began + 910 - fleet.loop.time())
+    assert "n500" in fleet.sick, "still true, and admitted"
+
+
+@played_by(play, 100)
+async def test_30_percent_of_the_agents_silent_at_once_is_an_alert_and_nothing_else(
+    fleet: Fleet,
+) -> None:
+    for number in range(30):
+        name = f"n{number}"
+        fleet.replica.controller.on_disconnect(name, fleet.lines[name], "gone")
+    await asyncio.sleep(600)
+    assert fleet.world.writes == []
+    assert fleet.holds() == {}
+    assert fleet.alerts(EventKind.COMMON_CAUSE) == [
+        "common cause: 30 of 100 agents are silent; no node is quarantined for it"
+    ]
+    fleet.break_([50])  # and one that is not silent is seen to
+    await until(lambda: phase_of(fleet.world, "n50") is Phase.DRAINED)
+    for number in range(30):
+        fleet.attach(f"n{number}")
+    await asyncio.sleep(120)
+    assert len(fleet.summaries_of(EventKind.COMMON_CAUSE_OVER)) == 1
+    assert fleet.replica.fleet.causes == {}
+
+
+@played_by(play, 100, replace(WIDE, silence=SilenceRules(silent_failing="cordon")))
+async def test_where_silence_may_cordon_the_silence_of_many_does_not(fleet: Fleet) -> None:
+    for number in range(30):  # each with a failure of its own, none of them common
+        fleet.level([number], "dns" if number % 10 else "reach", f"dns://{number}", "timeout")
         await asyncio.sleep(700)
-        assert fleet.sick == []
-        fleet.break_([1])
-        await asyncio.sleep(2_000)
-        assert fleet.sick == ["n1"]
-
-    play(test, 3)
-
-
-def test_a_storm_of_faults_a_partial_recovery_and_a_new_fault_in_the_cooldown() -> None:
-    async def test(fleet: Fleet) -> None:
-        began = fleet.loop.time()
-        fleet.break_(range(30))
-        await asyncio.sleep(20)
-        assert len(fleet.sick) == 10, "the rate's ten, and not one more"
-        held = set(fleet.holds().values())
-        assert held <= {"limits.new_per_window", "limits.cooldown"}
-        assert len(fleet.holds()) == 20
-        assert len(fleet.summaries_of(EventKind.COOLDOWN)) == 1
-        fleet.mend(range(5, 30))  # partial recovery: of the quarantined, and of the held
-        await asyncio.sleep(0.1)
-        fleet.break_([500])  # another node, another fault
-        await asyncio.sleep(700)
-        assert set(fleet.sick) == {f"n{number}" for number in range(5)}, "releases go on"
-        assert fleet.holds() == {"n500": "limits.cooldown"}, "who is well is held no more"
-        # The aggregator dies, and the cooldown does not.
-        ill = {
-            f"n{number}": snapshot(fault("xid:79", f"GPU-{number}")) for number in (*range(5), 500)
-        }
-        await fleet.restart(ill)
-        await asyncio.sleep(5)
-        assert fleet.holds() == {"n500": "limits.cooldown"}
-        assert fleet.loop.time() < began + 900
-        await asyncio.sleep(began + 910 - fleet.loop.time())
-        assert "n500" in fleet.sick, "still true, and admitted"
-
-    play(test, 1_000, WIDE)
+    assert fleet.replica.fleet.causes == {}
+    for number in range(30):
+        name = f"n{number}"
+        fleet.replica.controller.on_disconnect(name, fleet.lines[name], "gone")
+    await asyncio.sleep(400)
+    assert fleet.world.quarantines == {}
+    assert set(fleet.holds().values()) == {"limits.common_cause_percent"}
+    assert [one.scope for one in fleet.replica.fleet.causes.values()] == ["agents"]
 
 
-def test_30_percent_of_the_agents_silent_at_once_is_an_alert_and_nothing_else() -> None:
-    async def test(fleet: Fleet) -> None:
-        for number in range(30):
-            name = f"n{number}"
-            fleet.replica.controller.on_disconnect(name, fleet.lines[name], "gone")
-        await asyncio.sleep(600)
-        assert fleet.world.writes == []
-        assert fleet.holds() == {}
-        assert fleet.alerts(EventKind.COMMON_CAUSE) == [
-            "common cause: 30 of 100 agents are silent; no node is quarantined for it"
-        ]
-        fleet.break_([50])  # and one that is not silent is seen to
-        await until(lambda: phase_of(fleet.world, "n50") is Phase.DRAINED)
-        for number in range(30):
-            fleet.attach(f"n{number}")
-        await asyncio.sleep(120)
-        assert len(fleet.summaries_of(EventKind.COMMON_CAUSE_OVER)) == 1
-        assert fleet.replica.fleet.causes == {}
-
-    play(test, 100)
-
-
-def test_where_silence_may_cordon_the_silence_of_many_does_not() -> None:
-    async def test(fleet: Fleet) -> None:
-        for number in range(30):  # each with a failure of its own, none of them common
-            fleet.level([number], "dns" if number % 10 else "reach", f"dns://{number}", "timeout")
-            await asyncio.sleep(700)
-        assert fleet.replica.fleet.causes == {}
-        for number in range(30):
-            name = f"n{number}"
-            fleet.replica.controller.on_disconnect(name, fleet.lines[name], "gone")
-        await asyncio.sleep(400)
-        assert fleet.world.quarantines == {}
-        assert set(fleet.holds().values()) == {"limits.common_cause_percent"}
-        assert [one.scope for one in fleet.replica.fleet.causes.values()] == ["agents"]
-
-    play(test, 100, replace(WIDE, silence=SilenceRules(silent_failing="cordon")))
-
-
-def test_one_silent_agent_that_was_failing_is_cordoned_where_the_site_says_so() -> None:
+@played_by(play, 100, replace(WIDE, silence=SilenceRules(silent_failing="cordon")))
+async def test_one_silent_agent_that_was_failing_is_cordoned_where_the_site_says_so(
+    fleet: Fleet,
+) -> None:
     """The other side of the test above: it can fail."""
-
-    async def test(fleet: Fleet) -> None:
-        fleet.level([3], "dns", "dns://10.0.0.2", "timeout")
-        await asyncio.sleep(1)
-        fleet.replica.controller.on_disconnect("n3", fleet.lines["n3"], "gone")
-        await asyncio.sleep(400)
-        assert fleet.sick == ["n3"]
-
-    play(test, 100, replace(WIDE, silence=SilenceRules(silent_failing="cordon")))
+    fleet.level([3], "dns", "dns://10.0.0.2", "timeout")
+    await asyncio.sleep(1)
+    fleet.replica.controller.on_disconnect("n3", fleet.lines["n3"], "gone")
+    await asyncio.sleep(400)
+    assert fleet.sick == ["n3"]
 
 
-def test_a_leaf_switch_that_dies_quarantines_nobody_and_is_alerted_once() -> None:
-    async def test(fleet: Fleet) -> None:
-        rack = range(36, 54)
-        fleet.level(rack, "nic-link", "eth0", "no-carrier")
-        fleet.break_([40])  # one of its nodes has a fault of its own
-        fleet.break_([400])
-        await asyncio.sleep(120)
-        assert fleet.sick == ["n40", "n400"]
-        assert set(fleet.holds().values()) == {"limits.domain_percent"}
-        assert len(fleet.holds()) == 17
-        [cause] = fleet.replica.fleet.causes.values()
-        assert cause.reason.startswith("example.com/rack=r2: check nic-link on 18 of 18 nodes")
-        hold = present(fleet.replica.fleet.node_summaries["n36"].decision.hold)
-        assert hold.reason == cause.reason
-        # The cause is reported once, and none of its nodes besides.
-        await asyncio.sleep(1_800)
-        assert len(fleet.alerts(EventKind.COMMON_CAUSE)) == 1
-        assert fleet.alerts(EventKind.HELD) == []
-        assert len(fleet.alerts(EventKind.INCIDENT_OPENED)) == 2
-        assert fleet.sick == ["n40", "n400"]
-        # In the third hour the process is restarted: the same cause, from the evidence alone.
-        down = {
-            f"n{number}": snapshot(
-                component("nic-link", "eth0", Status.FAILED, "no-carrier", since=cause.since)
-            )
-            for number in rack
-        }
-        ill = {f"n{number}": snapshot(fault("xid:79", f"GPU-{number}")) for number in (40, 400)}
-        await fleet.restart(down | ill)
-        await asyncio.sleep(1_200)
-        assert fleet.sick == ["n40", "n400"]
-        assert len(fleet.replica.fleet.causes) == 1
-        # The switch recovers; one node's own cable does not, and is acted on after the cooldown.
-        fleet.level([n for n in rack if n not in (40, 44)], "nic-link", "eth0", "")
-        await asyncio.sleep(300)
-        assert fleet.replica.fleet.causes == {}
-        assert len(fleet.summaries_of(EventKind.COMMON_CAUSE_OVER)) == 1
-        assert fleet.holds() == {"n44": "limits.cooldown"}
-        await asyncio.sleep(1_000)
-        assert fleet.sick == ["n40", "n44", "n400"]
-
-    play(test, 500, WIDE, **{"example.com__rack": lambda number: f"r{number // 18}"})
+@played_by(play, 500, WIDE, **{"example.com__rack": lambda number: f"r{number // 18}"})
+async def test_a_leaf_switch_that_dies_quarantines_nobody_and_is_alerted_once(fleet: Fleet) -> None:
+    rack = range(36, 54)
+    fleet.level(rack, "nic-link", "eth0", "no-carrier")
+    fleet.break_([40])  # one of its nodes has a fault of its own
+    fleet.break_([400])
+    await asyncio.sleep(120)
+    assert fleet.sick == ["n40", "n400"]
+    assert set(fleet.holds().values()) == {"limits.domain_percent"}
+    assert len(fleet.holds()) == 17
+    [cause] = fleet.replica.fleet.causes.values()
+    assert cause.reason.startswith("example.com/rack=r2: check nic-link on 18 of 18 nodes")
+    hold = present(fleet.replica.fleet.node_summaries["n36"].decision.hold)
+    assert hold.reason == cause.reason
+    # The cause is reported once, and none of its nodes besides.
+    await asyncio.sleep(1_800)
+    assert len(fleet.alerts(EventKind.COMMON_CAUSE)) == 1
+    assert fleet.alerts(EventKind.HELD) == []
+    assert len(fleet.alerts(EventKind.INCIDENT_OPENED)) == 2
+    assert fleet.sick == ["n40", "n400"]
+    # In the third hour the process is restarted: the same cause, from the evidence alone.
+    down = {
+        f"n{number}": snapshot(
+            component("nic-link", "eth0", Status.FAILED, "no-carrier", since=cause.since)
+        )
+        for number in rack
+    }
+    ill = {f"n{number}": snapshot(fault("xid:79", f"GPU-{number}")) for number in (40, 400)}
+    await fleet.restart(down | ill)
+    await asyncio.sleep(1_200)
+    assert fleet.sick == ["n40", "n400"]
+    assert len(fleet.replica.fleet.causes) == 1
+    # The switch recovers; one node's own cable does not, and is acted on after the cooldown.
+    fleet.level([n for n in rack if n not in (40, 44)], "nic-link", "eth0", "")
+    await asyncio.sleep(300)
+    assert fleet.replica.fleet.causes == {}
+    assert len(fleet.summaries_of(EventKind.COMMON_CAUSE_OVER)) == 1
+    assert fleet.holds() == {"n44": "limits.cooldown"}
+    await asyncio.sleep(1_000)
+    assert fleet.sick == ["n40", "n44", "n400"]
 
 
-def test_two_nodes_of_an_nvlink_clique_are_the_cliques_and_one_is_its_own() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.break_([0, 18, 19], "xid:74")
-        await asyncio.sleep(30)
-        assert fleet.sick == ["n0"]
-        assert fleet.holds() == {
-            "n18": "limits.clique_label",
-            "n19": "limits.clique_label",
-        }
-        assert len(fleet.alerts(EventKind.COMMON_CAUSE)) == 1
-        fleet.break_([18])  # and off the bus: that is no fabric's fault
-        await asyncio.sleep(30)
-        assert fleet.sick == ["n0", "n18"]
-
-    play(test, 90, WIDE, **{"nvidia.com__gpu.clique": lambda number: f"c{number // 18}"})
-
-
-def test_a_new_agent_version_that_flags_many_nodes_is_itself_the_suspect() -> None:
-    async def test(fleet: Fleet) -> None:
-        for number in range(0, 1_000, 25):
-            fleet.attach(f"n{number}", version="0.2.0")
-        codes = ("xid:79", "xid:48", "xid:95", "xid:119")
-        for turn, number in enumerate(range(0, 1_000, 25)):
-            fleet.break_([number], codes[turn % 4])
-        fleet.break_([1])  # the old agent is believed
-        await asyncio.sleep(60)
-        assert fleet.sick == ["n1"]
-        assert set(fleet.holds().values()) == {"limits.domain_percent"}
-        [cause] = fleet.replica.fleet.causes.values()
-        assert cause.reason.startswith("agent 0.2.0: actionable evidence on 40 of 40 nodes")
-
-    play(test, 1_000, WIDE)
+@played_by(play, 90, WIDE, **{"nvidia.com__gpu.clique": lambda number: f"c{number // 18}"})
+async def test_two_nodes_of_an_nvlink_clique_are_the_cliques_and_one_is_its_own(
+    fleet: Fleet,
+) -> None:
+    fleet.break_([0, 18, 19], "xid:74")
+    await asyncio.sleep(30)
+    assert fleet.sick == ["n0"]
+    assert fleet.holds() == {
+        "n18": "limits.clique_label",
+        "n19": "limits.clique_label",
+    }
+    assert len(fleet.alerts(EventKind.COMMON_CAUSE)) == 1
+    fleet.break_([18])  # and off the bus: that is no fabric's fault
+    await asyncio.sleep(30)
+    assert fleet.sick == ["n0", "n18"]
 
 
-def test_a_driver_that_is_rolled_out_in_waves_and_reads_wrong_quarantines_nobody() -> None:
+@played_by(play, 1000, WIDE)
+async def test_a_new_agent_version_that_flags_many_nodes_is_itself_the_suspect(
+    fleet: Fleet,
+) -> None:
+    for number in range(0, 1_000, 25):
+        fleet.attach(f"n{number}", version="0.2.0")
+    codes = ("xid:79", "xid:48", "xid:95", "xid:119")
+    for turn, number in enumerate(range(0, 1_000, 25)):
+        fleet.break_([number], codes[turn % 4])
+    fleet.break_([1])  # the old agent is believed
+    await asyncio.sleep(60)
+    assert fleet.sick == ["n1"]
+    assert set(fleet.holds().values()) == {"limits.domain_percent"}
+    [cause] = fleet.replica.fleet.causes.values()
+    assert cause.reason.startswith("agent 0.2.0: actionable evidence on 40 of 40 nodes")
+
+
+@played_by(play, 500, WIDE)
+async def test_a_driver_that_is_rolled_out_in_waves_and_reads_wrong_quarantines_nobody(
+    fleet: Fleet,
+) -> None:
     """The verdict acts at once elsewhere: the first of a wave must wait for the others."""
-
-    async def test(fleet: Fleet) -> None:
-        rng = random.Random(2)
-        for wave in range(3):
-            wrong = []
-            for number in range(wave * 50, wave * 50 + 50):
-                fleet.attach(f"n{number}", version="0.2.0")
-                wrong.append((rng.uniform(0, 60), number))
-            began = 0.0
-            for at, number in sorted(wrong):
-                await asyncio.sleep(at - began)
-                began = at
-                fleet.level([number], "gpu-recovery", f"GPU-{number}", "gpu-reset")
-            await asyncio.sleep(120)
-        assert fleet.world.quarantines == {}
-        fleet.level([400], "gpu-recovery", "GPU-400", "gpu-reset")
-        fleet.break_([401])
-        await asyncio.sleep(20)
-        assert fleet.world.quarantines == {}, "the whole fleet cools down"
-        await asyncio.sleep(900)
-        assert "n401" in fleet.sick
-
-    play(test, 500, WIDE)
+    rng = random.Random(2)
+    for wave in range(3):
+        wrong = []
+        for number in range(wave * 50, wave * 50 + 50):
+            fleet.attach(f"n{number}", version="0.2.0")
+            wrong.append((rng.uniform(0, 60), number))
+        began = 0.0
+        for at, number in sorted(wrong):
+            await asyncio.sleep(at - began)
+            began = at
+            fleet.level([number], "gpu-recovery", f"GPU-{number}", "gpu-reset")
+        await asyncio.sleep(120)
+    assert fleet.world.quarantines == {}
+    fleet.level([400], "gpu-recovery", "GPU-400", "gpu-reset")
+    fleet.break_([401])
+    await asyncio.sleep(20)
+    assert fleet.world.quarantines == {}, "the whole fleet cools down"
+    await asyncio.sleep(900)
+    assert "n401" in fleet.sick
 
 
-def test_a_node_that_falls_ill_right_after_its_upgrade_and_alone_waits_two_minutes() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.attach("n3", version="0.2.0")
-        await asyncio.sleep(60)
-        fleet.break_([3])
-        await asyncio.sleep(100)
-        assert fleet.holds() == {"n3": "limits.after_upgrade"}
-        await asyncio.sleep(30)
-        assert fleet.sick == ["n3"]
+@played_by(play, 100, WIDE)
+async def test_a_node_that_falls_ill_right_after_its_upgrade_and_alone_waits_two_minutes(
+    fleet: Fleet,
+) -> None:
+    fleet.attach("n3", version="0.2.0")
+    await asyncio.sleep(60)
+    fleet.break_([3])
+    await asyncio.sleep(100)
+    assert fleet.holds() == {"n3": "limits.after_upgrade"}
+    await asyncio.sleep(30)
+    assert fleet.sick == ["n3"]
 
-    play(test, 100, WIDE)
 
-
-def test_who_is_held_for_a_moment_does_not_stand_in_line_behind_all_that_a_cause_holds(
-    monkeypatch: pytest.MonkeyPatch,
+@played_by(play, 500, WIDE)
+async def test_who_is_held_for_a_moment_does_not_stand_in_line_behind_all_that_a_cause_holds(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_rounds, "HELD_A_ROUND", 10)
-
-    async def test(fleet: Fleet) -> None:
-        fleet.level(range(300), "gpu-recovery", "GPU-1", "gpu-reset")
-        await asyncio.sleep(1000)  # until the fleet has cooled down; the cause goes on
-        assert len(fleet.holds()) == 300
-        fleet.attach("n400", version="0.2.0")
-        fleet.break_([400])
-        await asyncio.sleep(110)
-        assert fleet.holds()["n400"] == "limits.after_upgrade"
-        await asyncio.sleep(10 + 2 * ROUNDS)
-        assert fleet.sick == ["n400"]
-
-    play(test, 500, WIDE)
+    fleet.level(range(300), "gpu-recovery", "GPU-1", "gpu-reset")
+    await asyncio.sleep(1000)  # until the fleet has cooled down; the cause goes on
+    assert len(fleet.holds()) == 300
+    fleet.attach("n400", version="0.2.0")
+    fleet.break_([400])
+    await asyncio.sleep(110)
+    assert fleet.holds()["n400"] == "limits.after_upgrade"
+    await asyncio.sleep(10 + 2 * ROUNDS)
+    assert fleet.sick == ["n400"]
 
 
 @pytest.mark.parametrize("code", ["xid:13", "xid:31", "xid:43", "xid:45"])
-def test_a_job_that_crashes_on_a_thousand_nodes_is_no_common_cause_and_holds_nothing(
-    code: str,
+@played_by(play, 300)
+async def test_a_job_that_crashes_on_a_thousand_nodes_is_no_common_cause_and_holds_nothing(
+    fleet: Fleet, code: str
 ) -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.break_(range(200), code)
-        fleet.break_([250])
-        await asyncio.sleep(60)
-        assert fleet.sick == ["n250"]
-        assert fleet.replica.fleet.causes == {}
-        assert fleet.alerts(EventKind.COMMON_CAUSE) == []
-
-    play(test, 300)
+    fleet.break_(range(200), code)
+    fleet.break_([250])
+    await asyncio.sleep(60)
+    assert fleet.sick == ["n250"]
+    assert fleet.replica.fleet.causes == {}
+    assert fleet.alerts(EventKind.COMMON_CAUSE) == []
 
 
 def test_every_limit_tripped_at_once_still_releases() -> None:
@@ -448,18 +434,18 @@ def test_every_limit_tripped_at_once_still_releases() -> None:
     play(test, 100, replace(SHIPPED, limits=limits))
 
 
-def test_limits_trip_at_ten_thousand_nodes_and_what_a_person_makes_goes_through() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.level(range(60), "nic-link", "eth0", "no-carrier")
-        fleet.break_(random.Random(1).sample(range(1_000, 10_000), 40))
-        await asyncio.sleep(120)
-        assert len(fleet.sick) <= 10
-        assert not set(fleet.sick) & {f"n{number}" for number in range(60)}
-        assert len(fleet.holds()) + len(fleet.sick) == 100
-        fleet.world.person_creates("n7", QuarantineSpec(Action.DRAIN, "manual", "by hand"))
-        await until(lambda: phase_of(fleet.world, "n7") is Phase.DRAINED)
-
-    play(test, 10_000, WIDE)
+@played_by(play, 10000, WIDE)
+async def test_limits_trip_at_ten_thousand_nodes_and_what_a_person_makes_goes_through(
+    fleet: Fleet,
+) -> None:
+    fleet.level(range(60), "nic-link", "eth0", "no-carrier")
+    fleet.break_(random.Random(1).sample(range(1_000, 10_000), 40))
+    await asyncio.sleep(120)
+    assert len(fleet.sick) <= 10
+    assert not set(fleet.sick) & {f"n{number}" for number in range(60)}
+    assert len(fleet.holds()) + len(fleet.sick) == 100
+    fleet.world.person_creates("n7", QuarantineSpec(Action.DRAIN, "manual", "by hand"))
+    await until(lambda: phase_of(fleet.world, "n7") is Phase.DRAINED)
 
 
 def test_a_thousand_faults_at_once_are_admitted_in_a_moment_where_the_limits_are_raised() -> None:
@@ -475,46 +461,40 @@ def test_a_thousand_faults_at_once_are_admitted_in_a_moment_where_the_limits_are
     play(test, 3_000, raised)
 
 
-def test_what_is_held_costs_no_request_however_long() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.level(range(60), "nic-link", "eth0", "no-carrier")
-        await asyncio.sleep(120)
-        assert len(fleet.holds()) == 60
-        calls = fleet.calls
-        await asyncio.sleep(1_800)
-        # The list of nodes, and the cause's cooldown written anew each time half of it has passed.
-        assert fleet.calls - calls <= 1_800 / 180 + 1_800 / 450 + 4
-
-    play(test, 400, WIDE)
+@played_by(play, 400, WIDE)
+async def test_what_is_held_costs_no_request_however_long(fleet: Fleet) -> None:
+    fleet.level(range(60), "nic-link", "eth0", "no-carrier")
+    await asyncio.sleep(120)
+    assert len(fleet.holds()) == 60
+    calls = fleet.calls
+    await asyncio.sleep(1_800)
+    # The list of nodes, and the cause's cooldown written anew each time half of it has passed.
+    assert fleet.calls - calls <= 1_800 / 180 + 1_800 / 450 + 4
 
 
-def test_mode_observe_shows_the_common_cause_and_writes_nothing() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.level(range(60), "nic-link", "eth0", "no-carrier")
-        await asyncio.sleep(600)
-        assert fleet.world.writes == []
-        assert len(fleet.alerts(EventKind.COMMON_CAUSE)) == 1
-        assert len(fleet.replica.fleet.causes) == 1
-
-    play(test, 100, replace(SHIPPED, mode=Action.OBSERVE))
+@played_by(play, 100, replace(SHIPPED, mode=Action.OBSERVE))
+async def test_mode_observe_shows_the_common_cause_and_writes_nothing(fleet: Fleet) -> None:
+    fleet.level(range(60), "nic-link", "eth0", "no-carrier")
+    await asyncio.sleep(600)
+    assert fleet.world.writes == []
+    assert len(fleet.alerts(EventKind.COMMON_CAUSE)) == 1
+    assert len(fleet.replica.fleet.causes) == 1
 
 
-def test_what_many_nodes_share_makes_no_cordon_a_drain() -> None:
-    async def test(fleet: Fleet) -> None:
-        fleet.level([1, 2], "nic-link", "eth0", "down")
-        await asyncio.sleep(60)
-        assert fleet.sick == ["n1", "n2"]
-        pod = fleet.world.add_pod("n1", "job")
-        everybody = [*range(10, 70), 1]
-        fleet.level(everybody, "gpu-recovery", "GPU-0", "gpu-reset")
-        await asyncio.sleep(300)
-        assert fleet.sick == ["n1", "n2"]
-        assert fleet.world.quarantines["n1"].spec.action is Action.CORDON
-        assert fleet.world.evicted == []
-        assert fleet.holds()["n1"] == fleet.holds()["n10"]
-        fleet.level([*range(10, 70)], "gpu-recovery", "GPU-0", "")
-        await asyncio.sleep(2000)  # the cause is over, and the node is still unhealthy
-        assert fleet.world.evicted == [pod.uid]
-        assert "n1" not in fleet.holds()
-
-    play(test, 100)
+@played_by(play, 100)
+async def test_what_many_nodes_share_makes_no_cordon_a_drain(fleet: Fleet) -> None:
+    fleet.level([1, 2], "nic-link", "eth0", "down")
+    await asyncio.sleep(60)
+    assert fleet.sick == ["n1", "n2"]
+    pod = fleet.world.add_pod("n1", "job")
+    everybody = [*range(10, 70), 1]
+    fleet.level(everybody, "gpu-recovery", "GPU-0", "gpu-reset")
+    await asyncio.sleep(300)
+    assert fleet.sick == ["n1", "n2"]
+    assert fleet.world.quarantines["n1"].spec.action is Action.CORDON
+    assert fleet.world.evicted == []
+    assert fleet.holds()["n1"] == fleet.holds()["n10"]
+    fleet.level([*range(10, 70)], "gpu-recovery", "GPU-0", "")
+    await asyncio.sleep(2000)  # the cause is over, and the node is still unhealthy
+    assert fleet.world.evicted == [pod.uid]
+    assert "n1" not in fleet.holds()

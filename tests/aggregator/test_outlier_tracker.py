@@ -26,7 +26,7 @@ from tests.support.memory_cluster import World
 from tests.support.present import present
 from tests.support.replica import SETTINGS, FakeLine, Replica, hello, shipped_policy, snapshot
 from tests.support.virtual_replica import LoopClock
-from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.virtual_time import VirtualTimeLoop, play, played_by
 from tests.support.waiting import until
 
 NAMES = [f"node-{number:02}" for number in range(12)]
@@ -111,106 +111,96 @@ def on_bench(test: Callable[[Bench], Awaitable[None]], site_rules: str | None = 
     play(main)
 
 
-def test_a_slow_gpu_is_an_incident_that_is_only_observed() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.minutes(29)
-        assert bench.incidents == []
-        await bench.minutes(2)
-        [text] = bench.incidents
-        assert text.startswith("observe: clock under load of GPU-5: 1740 MHz; the median of 96 on")
-        assert not bench.world.quarantines
-        others = [
-            name
-            for name, summary in bench.replica.fleet.node_summaries.items()
-            if summary.decision.incidents and name != "node-03"
-        ]
-        assert not others
-        await bench.minutes(31, slow=1980)
-        assert bench.incidents == []
-        assert bench.status is Status.OK
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_a_slow_gpu_is_an_incident_that_is_only_observed(bench: Bench) -> None:
+    await bench.minutes(29)
+    assert bench.incidents == []
+    await bench.minutes(2)
+    [text] = bench.incidents
+    assert text.startswith("observe: clock under load of GPU-5: 1740 MHz; the median of 96 on")
+    assert not bench.world.quarantines
+    others = [
+        name
+        for name, summary in bench.replica.fleet.node_summaries.items()
+        if summary.decision.incidents and name != "node-03"
+    ]
+    assert not others
+    await bench.minutes(31, slow=1980)
+    assert bench.incidents == []
+    assert bench.status is Status.OK
 
 
-def test_a_sites_rule_cordons_it_and_releases_it_when_it_is_as_the_others() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.minutes(32)
-        await until(lambda: "node-03" in bench.world.quarantines)
-        assert list(bench.world.quarantines) == ["node-03"]
-        await bench.minutes(31, slow=1980)
-        await until(lambda: not bench.world.quarantines)
-
-    on_bench(test, SITE)
-
-
-def test_a_restarted_aggregator_keeps_the_finding_of_a_quarantine_and_ends_it_by_its_values() -> (
-    None
-):
-    async def test(bench: Bench) -> None:
-        await bench.minutes(32)
-        await until(lambda: "node-03" in bench.world.quarantines)
-        await bench.replica.stop()
-        bench.replica = bench.start()
-        await bench.attach()
-        await bench.minutes(1)
-        assert bench.status is Status.FAILED
-        await bench.minutes(20, slow=1980)
-        assert "node-03" in bench.world.quarantines
-        await bench.minutes(15, slow=1980)
-        await until(lambda: not bench.world.quarantines)
-
-    on_bench(test, SITE)
+@played_by(on_bench, SITE)
+async def test_a_sites_rule_cordons_it_and_releases_it_when_it_is_as_the_others(
+    bench: Bench,
+) -> None:
+    await bench.minutes(32)
+    await until(lambda: "node-03" in bench.world.quarantines)
+    assert list(bench.world.quarantines) == ["node-03"]
+    await bench.minutes(31, slow=1980)
+    await until(lambda: not bench.world.quarantines)
 
 
-def test_silence_neither_begins_nor_ends_a_finding() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.minutes(32)
-        bench.replica.controller.on_disconnect("node-03", bench.lines["node-03"], "gone")
-        await asyncio.sleep(7200)
-        assert bench.status is Status.FAILED
-        bench.connect("node-03")
-        await bench.minutes(1)
-        assert bench.status is Status.FAILED
-
-    on_bench(test)
-
-
-def test_a_replaced_gpu_has_no_finding_any_more() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.minutes(32)
-        told = snapshot(cleared=(Cleared("", "GPU-5", "replaced"),))
-        bench.replica.controller.on_evidence("node-03", told, bench.loop.time())
-        await asyncio.sleep(0.001)
-        assert bench.status is Status.OK
-        assert bench.incidents == []
-
-    on_bench(test)
+@played_by(on_bench, SITE)
+async def test_a_restarted_aggregator_keeps_the_finding_of_a_quarantine_and_ends_it_by_its_values(
+    bench: Bench,
+) -> None:
+    await bench.minutes(32)
+    await until(lambda: "node-03" in bench.world.quarantines)
+    await bench.replica.stop()
+    bench.replica = bench.start()
+    await bench.attach()
+    await bench.minutes(1)
+    assert bench.status is Status.FAILED
+    await bench.minutes(20, slow=1980)
+    assert "node-03" in bench.world.quarantines
+    await bench.minutes(15, slow=1980)
+    await until(lambda: not bench.world.quarantines)
 
 
-def test_measurements_after_the_node_was_forgotten_wait_for_its_next_stream() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.minutes(2)
-        measured = bench.replica.fleet.measurements
-        measured.forget("node-03")
-        await bench.minutes(2)
-        assert measured.size("node-03") == 0
-        bench.connect("node-03")
-        await bench.minutes(1)
-        assert measured.size("node-03") == 8
-
-    on_bench(test)
+@played_by(on_bench)
+async def test_silence_neither_begins_nor_ends_a_finding(bench: Bench) -> None:
+    await bench.minutes(32)
+    bench.replica.controller.on_disconnect("node-03", bench.lines["node-03"], "gone")
+    await asyncio.sleep(7200)
+    assert bench.status is Status.FAILED
+    bench.connect("node-03")
+    await bench.minutes(1)
+    assert bench.status is Status.FAILED
 
 
-def test_series_that_begin_anew_within_a_stream_replace_those_before() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.minutes(2)
-        measured = bench.replica.fleet.measurements
-        bench.known["node-03"] = 0  # as after a resync
-        await bench.minutes(1)
-        assert measured.size("node-03") == 8
-        assert {spread.total for spread in measured.spreads()} == {8 * len(NAMES)}
+@played_by(on_bench)
+async def test_a_replaced_gpu_has_no_finding_any_more(bench: Bench) -> None:
+    await bench.minutes(32)
+    told = snapshot(cleared=(Cleared("", "GPU-5", "replaced"),))
+    bench.replica.controller.on_evidence("node-03", told, bench.loop.time())
+    await asyncio.sleep(0.001)
+    assert bench.status is Status.OK
+    assert bench.incidents == []
 
-    on_bench(test)
+
+@played_by(on_bench)
+async def test_measurements_after_the_node_was_forgotten_wait_for_its_next_stream(
+    bench: Bench,
+) -> None:
+    await bench.minutes(2)
+    measured = bench.replica.fleet.measurements
+    measured.forget("node-03")
+    await bench.minutes(2)
+    assert measured.size("node-03") == 0
+    bench.connect("node-03")
+    await bench.minutes(1)
+    assert measured.size("node-03") == 8
+
+
+@played_by(on_bench)
+async def test_series_that_begin_anew_within_a_stream_replace_those_before(bench: Bench) -> None:
+    await bench.minutes(2)
+    measured = bench.replica.fleet.measurements
+    bench.known["node-03"] = 0  # as after a resync
+    await bench.minutes(1)
+    assert measured.size("node-03") == 8
+    assert {spread.total for spread in measured.spreads()} == {8 * len(NAMES)}
 
 
 def test_each_measure_is_in_a_shipped_rule_that_observes_in_the_checks_and_in_the_docs() -> None:

@@ -23,6 +23,7 @@ from tests.support.present import of_type, present
 from tests.support.rack_faults import DRIVER, PEER, link_error, verdict, xid
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, hello
 from tests.support.virtual_replica import LoopClock
+from tests.support.virtual_time import played_by
 from tests.support.waiting import until
 
 SHIPPED: Settings = replace(
@@ -127,31 +128,31 @@ async def _tray_fails(racks: Racks, nodes: range = range(RACK)) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_tray_that_fails_is_one_cause_with_one_alert_and_quarantines_no_node() -> None:
-    async def test(racks: Racks) -> None:
-        await _tray_fails(racks)
-        await asyncio.sleep(60)
-        for number in range(RACK):  # the check that reads the verdict comes later
-            racks.show(number, recovery("GPU-0", racks.loop.time()))
-        await asyncio.sleep(600)
-        assert racks.quarantined == set()
-        assert racks.watch.wrong == []
-        assert racks.alerts() == [EventKind.COMMON_CAUSE]
-        [cause] = racks.replica.fleet.causes.values()
-        assert (cause.scope, cause.nodes, cause.total) == ("place", RACK, RACK)
-        assert cause.reason.startswith(f"NVLink fabric {UUID[:-1]}0: NVLink evidence on 8 of 8")
-        held = {
-            one.decision.hold.limit
-            for one in racks.replica.fleet.node_summaries.values()
-            if one.decision.hold
-        }
-        assert held == {"fabric"}
-        now = racks.loop.time()
-        racks.show(20, xid(79, "GPU-3", now))  # elsewhere a GPU is gone: no cooldown keeps it
-        await asyncio.sleep(20)
-        assert racks.quarantined == {"n20"}
-
-    play(test)
+@played_by(play)
+async def test_a_tray_that_fails_is_one_cause_with_one_alert_and_quarantines_no_node(
+    racks: Racks,
+) -> None:
+    await _tray_fails(racks)
+    await asyncio.sleep(60)
+    for number in range(RACK):  # the check that reads the verdict comes later
+        racks.show(number, recovery("GPU-0", racks.loop.time()))
+    await asyncio.sleep(600)
+    assert racks.quarantined == set()
+    assert racks.watch.wrong == []
+    assert racks.alerts() == [EventKind.COMMON_CAUSE]
+    [cause] = racks.replica.fleet.causes.values()
+    assert (cause.scope, cause.nodes, cause.total) == ("place", RACK, RACK)
+    assert cause.reason.startswith(f"NVLink fabric {UUID[:-1]}0: NVLink evidence on 8 of 8")
+    held = {
+        one.decision.hold.limit
+        for one in racks.replica.fleet.node_summaries.values()
+        if one.decision.hold
+    }
+    assert held == {"fabric"}
+    now = racks.loop.time()
+    racks.show(20, xid(79, "GPU-3", now))  # elsewhere a GPU is gone: no cooldown keeps it
+    await asyncio.sleep(20)
+    assert racks.quarantined == {"n20"}
 
 
 def test_a_tray_is_one_incident_until_its_last_gpu_is_reset_though_a_leaf_switch_has_its_rack() -> (
@@ -174,103 +175,92 @@ def test_a_tray_is_one_incident_until_its_last_gpu_is_reset_though_a_leaf_switch
     play(test, settings=replace(SHIPPED, common=common))
 
 
-def test_the_node_label_serves_where_the_agent_names_no_fabric() -> None:
-    async def test(racks: Racks) -> None:
-        await _tray_fails(racks)
-        await asyncio.sleep(120)
-        assert racks.quarantined == set()
-        assert racks.watch.wrong == []
-        assert racks.alerts() == [EventKind.COMMON_CAUSE]
-
-    play(test, labelled=True)
+@played_by(play, labelled=True)
+async def test_the_node_label_serves_where_the_agent_names_no_fabric(racks: Racks) -> None:
+    await _tray_fails(racks)
+    await asyncio.sleep(120)
+    assert racks.quarantined == set()
+    assert racks.watch.wrong == []
+    assert racks.alerts() == [EventKind.COMMON_CAUSE]
 
 
-def test_a_gpu_alone_in_its_fabric_is_drained_when_nobody_shows_the_same() -> None:
-    async def test(racks: Racks) -> None:
-        now = racks.loop.time()
-        racks.show(3, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
-        await asyncio.sleep(HOLD - 1.0)
-        assert racks.quarantined == set()
-        hold = present(racks.replica.fleet.node_summaries["n3"].decision.hold)
-        assert hold.limit == "limits.fabric_hold"
-        assert racks.alerts() == [], "whether it is the node's own is not known yet"
-        await until(lambda: phase_of(racks.world, "n3") is Phase.DRAINED)
-        assert racks.loop.time() - now < HOLD + 1.0
-        assert EventKind.INCIDENT_OPENED in racks.alerts()
-        assert racks.quarantined == {"n3"}
-
-    play(test)
-
-
-def test_the_fabric_holds_no_fault_of_the_gpu_itself() -> None:
-    async def test(racks: Racks) -> None:
-        await _tray_fails(racks)
-        await asyncio.sleep(5)
-        now = racks.loop.time()
-        racks.show(2, xid(95, "GPU-1", now))
-        await asyncio.sleep(5)
-        assert racks.quarantined == {"n2"}
-        # A row was remapped, and the driver's verdict comes with that: it is the memory's.
-        now = racks.loop.time()
-        racks.show(5, xid(63, "GPU-1", now), verdict("GPU-1", now))
-        await asyncio.sleep(5)
-        assert racks.quarantined == {"n2", "n5"}
-
-    play(test)
+@played_by(play)
+async def test_a_gpu_alone_in_its_fabric_is_drained_when_nobody_shows_the_same(
+    racks: Racks,
+) -> None:
+    now = racks.loop.time()
+    racks.show(3, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
+    await asyncio.sleep(HOLD - 1.0)
+    assert racks.quarantined == set()
+    hold = present(racks.replica.fleet.node_summaries["n3"].decision.hold)
+    assert hold.limit == "limits.fabric_hold"
+    assert racks.alerts() == [], "whether it is the node's own is not known yet"
+    await until(lambda: phase_of(racks.world, "n3") is Phase.DRAINED)
+    assert racks.loop.time() - now < HOLD + 1.0
+    assert EventKind.INCIDENT_OPENED in racks.alerts()
+    assert racks.quarantined == {"n3"}
 
 
-def test_a_cordon_that_stands_becomes_no_drain_in_a_rack_event() -> None:
-    async def test(racks: Racks) -> None:
-        racks.show(0, xid(74, "GPU-3", racks.loop.time()))
-        await until(lambda: phase_of(racks.world, "n0") is Phase.CORDONED)
-        await asyncio.sleep(3600)
-        await _tray_fails(racks)
-        await asyncio.sleep(600)
-        assert phase_of(racks.world, "n0") is Phase.CORDONED
-        assert racks.quarantined == {"n0"}
+@played_by(play)
+async def test_the_fabric_holds_no_fault_of_the_gpu_itself(racks: Racks) -> None:
+    await _tray_fails(racks)
+    await asyncio.sleep(5)
+    now = racks.loop.time()
+    racks.show(2, xid(95, "GPU-1", now))
+    await asyncio.sleep(5)
+    assert racks.quarantined == {"n2"}
+    # A row was remapped, and the driver's verdict comes with that: it is the memory's.
+    now = racks.loop.time()
+    racks.show(5, xid(63, "GPU-1", now), verdict("GPU-1", now))
+    await asyncio.sleep(5)
+    assert racks.quarantined == {"n2", "n5"}
 
-    play(test)
+
+@played_by(play)
+async def test_a_cordon_that_stands_becomes_no_drain_in_a_rack_event(racks: Racks) -> None:
+    racks.show(0, xid(74, "GPU-3", racks.loop.time()))
+    await until(lambda: phase_of(racks.world, "n0") is Phase.CORDONED)
+    await asyncio.sleep(3600)
+    await _tray_fails(racks)
+    await asyncio.sleep(600)
+    assert phase_of(racks.world, "n0") is Phase.CORDONED
+    assert racks.quarantined == {"n0"}
 
 
-def test_a_reset_gpu_is_not_drained_for_a_verdict_that_was_read_before_the_reset() -> None:
+@played_by(play)
+async def test_a_reset_gpu_is_not_drained_for_a_verdict_that_was_read_before_the_reset(
+    racks: Racks,
+) -> None:
     """The errors are over at once, the check that reads the verdict runs each minute."""
-
-    async def test(racks: Racks) -> None:
-        await _tray_fails(racks)
-        for number in range(RACK):
-            racks.show(number, recovery("GPU-0", racks.loop.time()))
-        await asyncio.sleep(60)
-        for number in range(RACK):
-            codes = [(code, gpu) for code in ("xid:149", "xid:154") for gpu in ("GPU-0", "GPU-1")]
-            over = tuple(Cleared(code, gpu, "gpu-reset") for code, gpu in codes)
-            told = Delta(cleared=over)
-            racks.replica.controller.on_evidence(f"n{number}", told, racks.loop.time())
-            await asyncio.sleep(5)
-        assert racks.quarantined == set()
-
-    play(test)
+    await _tray_fails(racks)
+    for number in range(RACK):
+        racks.show(number, recovery("GPU-0", racks.loop.time()))
+    await asyncio.sleep(60)
+    for number in range(RACK):
+        codes = [(code, gpu) for code in ("xid:149", "xid:154") for gpu in ("GPU-0", "GPU-1")]
+        over = tuple(Cleared(code, gpu, "gpu-reset") for code, gpu in codes)
+        told = Delta(cleared=over)
+        racks.replica.controller.on_evidence(f"n{number}", told, racks.loop.time())
+        await asyncio.sleep(5)
+    assert racks.quarantined == set()
 
 
-def test_errors_of_two_fabrics_are_no_cause_of_either() -> None:
-    async def test(racks: Racks) -> None:
-        now = racks.loop.time()
-        for number in (0, RACK):
-            racks.show(number, link_error("GPU-0", now), verdict("GPU-0", now))
-        await asyncio.sleep(HOLD + 5)
-        assert racks.quarantined == {"n0", f"n{RACK}"}
-
-    play(test)
+@played_by(play)
+async def test_errors_of_two_fabrics_are_no_cause_of_either(racks: Racks) -> None:
+    now = racks.loop.time()
+    for number in (0, RACK):
+        racks.show(number, link_error("GPU-0", now), verdict("GPU-0", now))
+    await asyncio.sleep(HOLD + 5)
+    assert racks.quarantined == {"n0", f"n{RACK}"}
 
 
-def test_a_peer_device_row_never_drains_the_observer_alone() -> None:
-    async def test(racks: Racks) -> None:
-        now = racks.loop.time()
-        racks.show(1, link_error("GPU-0", now, PEER), verdict("GPU-0", now + 0.001))
-        racks.show(1, recovery("GPU-0", now + 30.0))
-        await asyncio.sleep(120)
-        assert phase_of(racks.world, "n1") is Phase.CORDONED
-
-    play(test)
+@played_by(play)
+async def test_a_peer_device_row_never_drains_the_observer_alone(racks: Racks) -> None:
+    now = racks.loop.time()
+    racks.show(1, link_error("GPU-0", now, PEER), verdict("GPU-0", now + 0.001))
+    racks.show(1, recovery("GPU-0", now + 30.0))
+    await asyncio.sleep(120)
+    assert phase_of(racks.world, "n1") is Phase.CORDONED
 
 
 def _an_origin(racks: Racks, number: int, **more: str) -> None:
@@ -292,80 +282,74 @@ def _reset(racks: Racks, number: int) -> None:
     racks.replica.controller.on_evidence(f"n{number}", Delta(cleared=over), racks.loop.time())
 
 
-def test_the_only_149_is_named_and_quarantined_alone_and_its_followers_wait_for_a_reset() -> None:
-    async def test(racks: Racks) -> None:
-        _followers(racks, but=3)
-        _an_origin(racks, 3)
-        await asyncio.sleep(30)
-        assert racks.quarantined == {"n3"}
-        [told] = [o for o in racks.replica.notes.transitions if o.kind is EventKind.COMMON_CAUSE]
-        reason = "the only Xid 149; the 7 other nodes have Xid 145"
-        assert told.summary.endswith(f"; origin GPU-1 of n3 (explicit): {reason}")
-        assert told.details["origin"] == "n3"
-        assert told.details["origin_gpu"] == "GPU-1"
-        assert told.details["origin_confidence"] == "explicit"
-        alert = present(alert_of(told))
-        assert reason in alert.summary
-        [cause] = racks.replica.fleet.causes.values()
-        assert reason in cause.reason
-        for number in range(RACK - 1):  # n7 is forgotten
-            _reset(racks, number)
-        await asyncio.sleep(2 * 3600)
-        assert racks.replica.fleet.causes == {}
-        assert racks.quarantined - {"n3"} == set()
-        hold = present(racks.replica.fleet.node_summaries["n7"].decision.hold)
-        assert hold.limit == "fabric-follower"
-        assert "GPU-1 of n3" in hold.reason
-        _reset(racks, 7)
-        await asyncio.sleep(10)
-        assert racks.replica.fleet.node_summaries["n7"].decision.hold is None
-        now = racks.loop.time()  # an error of its own, later
-        racks.show(7, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
-        await asyncio.sleep(60)
-        assert "n7" in racks.quarantined
-
-    play(test, nodes=2 * RACK)
-
-
-def test_new_evidence_of_a_follower_is_its_own() -> None:
-    async def test(racks: Racks) -> None:
-        _followers(racks, but=3)
-        _an_origin(racks, 3)
-        await asyncio.sleep(30)
-        for number in range(RACK - 1):
-            _reset(racks, number)
-        await asyncio.sleep(3600)
-        racks.show(7, xid(79, "GPU-3", racks.loop.time()))
-        await asyncio.sleep(60)
-        assert "n7" in racks.quarantined
-
-    play(test, nodes=2 * RACK)
+@played_by(play, nodes=2 * RACK)
+async def test_the_only_149_is_named_and_quarantined_alone_and_its_followers_wait_for_a_reset(
+    racks: Racks,
+) -> None:
+    _followers(racks, but=3)
+    _an_origin(racks, 3)
+    await asyncio.sleep(30)
+    assert racks.quarantined == {"n3"}
+    [told] = [o for o in racks.replica.notes.transitions if o.kind is EventKind.COMMON_CAUSE]
+    reason = "the only Xid 149; the 7 other nodes have Xid 145"
+    assert told.summary.endswith(f"; origin GPU-1 of n3 (explicit): {reason}")
+    assert told.details["origin"] == "n3"
+    assert told.details["origin_gpu"] == "GPU-1"
+    assert told.details["origin_confidence"] == "explicit"
+    alert = present(alert_of(told))
+    assert reason in alert.summary
+    [cause] = racks.replica.fleet.causes.values()
+    assert reason in cause.reason
+    for number in range(RACK - 1):  # n7 is forgotten
+        _reset(racks, number)
+    await asyncio.sleep(2 * 3600)
+    assert racks.replica.fleet.causes == {}
+    assert racks.quarantined - {"n3"} == set()
+    hold = present(racks.replica.fleet.node_summaries["n7"].decision.hold)
+    assert hold.limit == "fabric-follower"
+    assert "GPU-1 of n3" in hold.reason
+    _reset(racks, 7)
+    await asyncio.sleep(10)
+    assert racks.replica.fleet.node_summaries["n7"].decision.hold is None
+    now = racks.loop.time()  # an error of its own, later
+    racks.show(7, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
+    await asyncio.sleep(60)
+    assert "n7" in racks.quarantined
 
 
-def test_a_149_that_names_its_peer_is_named_and_held() -> None:
-    async def test(racks: Racks) -> None:
-        _followers(racks, but=3)
-        _an_origin(racks, 3, intr_info=PEER)
-        await asyncio.sleep(300)
-        assert racks.quarantined == set()
-        [cause] = racks.replica.fleet.causes.values()
-        assert "origin GPU-1 of n3 (likely)" in cause.reason
+@played_by(play, nodes=2 * RACK)
+async def test_new_evidence_of_a_follower_is_its_own(racks: Racks) -> None:
+    _followers(racks, but=3)
+    _an_origin(racks, 3)
+    await asyncio.sleep(30)
+    for number in range(RACK - 1):
+        _reset(racks, number)
+    await asyncio.sleep(3600)
+    racks.show(7, xid(79, "GPU-3", racks.loop.time()))
+    await asyncio.sleep(60)
+    assert "n7" in racks.quarantined
 
-    play(test, nodes=2 * RACK)
+
+@played_by(play, nodes=2 * RACK)
+async def test_a_149_that_names_its_peer_is_named_and_held(racks: Racks) -> None:
+    _followers(racks, but=3)
+    _an_origin(racks, 3, intr_info=PEER)
+    await asyncio.sleep(300)
+    assert racks.quarantined == set()
+    [cause] = racks.replica.fleet.causes.values()
+    assert "origin GPU-1 of n3 (likely)" in cause.reason
 
 
-def test_a_second_149_within_the_hold_leaves_both_held() -> None:
-    async def test(racks: Racks) -> None:
-        _followers(racks, but=3)
-        _an_origin(racks, 3)
-        await asyncio.sleep(8)
-        _an_origin(racks, 5)
-        await asyncio.sleep(300)
-        assert racks.quarantined == set()
-        [cause] = racks.replica.fleet.causes.values()
-        assert "origin unknown" in cause.reason
-
-    play(test, nodes=2 * RACK)
+@played_by(play, nodes=2 * RACK)
+async def test_a_second_149_within_the_hold_leaves_both_held(racks: Racks) -> None:
+    _followers(racks, but=3)
+    _an_origin(racks, 3)
+    await asyncio.sleep(8)
+    _an_origin(racks, 5)
+    await asyncio.sleep(300)
+    assert racks.quarantined == set()
+    [cause] = racks.replica.fleet.causes.values()
+    assert "origin unknown" in cause.reason
 
 
 def test_the_explicit_origin_passes_no_other_limit() -> None:
@@ -384,29 +368,27 @@ def test_the_explicit_origin_passes_no_other_limit() -> None:
     play(test, nodes=2 * RACK, settings=replace(SHIPPED, limits=limits))
 
 
-def test_a_rack_event_of_a_switch_names_nobody() -> None:
-    async def test(racks: Racks) -> None:
-        _followers(racks, but=-1)
-        await asyncio.sleep(300)
-        assert racks.quarantined == set()
-        [told] = [o for o in racks.replica.notes.transitions if o.kind is EventKind.COMMON_CAUSE]
-        assert told.details["origin"] == ""
-        assert "origin unknown" in told.summary
-
-    play(test, nodes=2 * RACK)
+@played_by(play, nodes=2 * RACK)
+async def test_a_rack_event_of_a_switch_names_nobody(racks: Racks) -> None:
+    _followers(racks, but=-1)
+    await asyncio.sleep(300)
+    assert racks.quarantined == set()
+    [told] = [o for o in racks.replica.notes.transitions if o.kind is EventKind.COMMON_CAUSE]
+    assert told.details["origin"] == ""
+    assert "origin unknown" in told.summary
 
 
-def test_no_node_of_an_event_without_a_name_is_taken_after_its_cause_is_over() -> None:
-    async def test(racks: Racks) -> None:
-        _followers(racks, but=-1)
-        await asyncio.sleep(60)
-        for number in range(RACK - 1):
-            _reset(racks, number)
-        await asyncio.sleep(2 * 3600)
-        assert racks.replica.fleet.causes == {}
-        assert racks.quarantined == set()
-
-    play(test, nodes=2 * RACK)
+@played_by(play, nodes=2 * RACK)
+async def test_no_node_of_an_event_without_a_name_is_taken_after_its_cause_is_over(
+    racks: Racks,
+) -> None:
+    _followers(racks, but=-1)
+    await asyncio.sleep(60)
+    for number in range(RACK - 1):
+        _reset(racks, number)
+    await asyncio.sleep(2 * 3600)
+    assert racks.replica.fleet.causes == {}
+    assert racks.quarantined == set()
 
 
 MADE: dict[str, Callable[[str, float], Fault | Component]] = {

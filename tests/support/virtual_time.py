@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import heapq
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
@@ -133,6 +134,27 @@ def on(
         # Its marks too. pytest would read the arguments of a test that is wrapped.
         functools.update_wrapper(to_its_end, test)
         del to_its_end.__dict__["__wrapped__"]
+        return to_its_end
+
+    return decorate
+
+
+def played_by(
+    play: Callable[..., None], *options: Any, **named: Any
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """A decorator: ``play`` makes what the test is on, its first argument, and runs it to its end.
+
+    The others are fixtures.
+    """
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def to_its_end(**fixtures: Any) -> None:
+            play(lambda made: test(made, **fixtures), *options, **named)
+
+        found = inspect.signature(test)
+        functools.update_wrapper(to_its_end, test)
+        others = list(found.parameters.values())[1:]
+        to_its_end.__signature__ = found.replace(parameters=others)  # type: ignore[attr-defined]
         return to_its_end
 
     return decorate
