@@ -1,11 +1,19 @@
 """The admission record: a ConfigMap, changed only by compare-and-set."""
 
+from typing import Any
+
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.objects import RECORD_NAME, ConfigMap, decode, to_record
-from aggregator.cluster.kubernetes.transport import Transport, encode
+from aggregator.cluster.kubernetes.objects import (
+    RECORD_NAME,
+    ConfigMap,
+    PartialObjectMetadata,
+    decode,
+    to_record,
+)
+from aggregator.cluster.kubernetes.transport import METADATA, Transport, encode
 from aggregator.cluster.port import Conflict, Guard, NotFound, RecordPlace, RecordText, Refused
 from aggregator.runtime.recent import Recent
 
@@ -29,7 +37,8 @@ class RecordClient:
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
         self._namespace = namespace
-        self._records: Recent[str, bytes] = Recent(_KEPT)
+        #: Without the texts.
+        self._records: Recent[str, dict[str, Any]] = Recent(_KEPT)
 
     async def read_record(self) -> RecordText:
         """From etcd, made empty if it is not there. Raises Refused without the namespace."""
@@ -47,35 +56,38 @@ class RecordClient:
     ) -> RecordText:
         """Compare-and-set: a PUT of the whole object as it was read, with another `record`.
 
-        A merge patch takes twice as long on the server. An empty ``version`` is that of a record
-        that is not there: it is made.
+        A merge patch takes twice as long on the server, and the text of thousands of nodes need not
+        come back. An empty ``version`` is that of a record that is not there: it is made.
         """
         if not version:
             return await self._create_record(text, guard)
-        body = self._records.get(version)
-        if body is None:  # read by another, or long ago
+        known = self._records.get(version)
+        if known is None:  # read by another, or long ago
             now = await self._get_record_or_conflict()
             if now.version != version:
                 raise Conflict(f"the record is at version {now.version}, not {version}", status=409)
-            body = self._records[version]
-        changed = msgspec.json.decode(body)
-        changed["data"] = {**(changed.get("data") or {}), "record": text}
+            known = self._records[version]
         try:
             answer = await self._transport.request(
                 "PUT",
                 paths.record(self._namespace),
                 Priority.RECORD,
-                body=encode(changed),
+                body=encode({**known, "data": {**known["data"], "record": text}}),
+                accept=METADATA,
                 guard=guard,
             )
         except NotFound as error:
             raise Conflict(_DELETED, status=404) from error
-        return self._keep_record(answer)
+        meta = decode(answer, PartialObjectMetadata).metadata
+        whole = {**known, "metadata": msgspec.json.decode(answer)["metadata"]}
+        self._records[meta.resource_version] = whole
+        return RecordText(text, meta.resource_version, meta.uid)
 
     def _keep_record(self, body: bytes) -> RecordText:
         """Remember the object by its version, to write against; the last few are enough."""
-        record = to_record(decode(body, ConfigMap))
-        self._records[record.version] = body
+        record, whole = to_record(decode(body, ConfigMap)), msgspec.json.decode(body)
+        data = {key: text for key, text in (whole.get("data") or {}).items() if key != "record"}
+        self._records[record.version] = {**whole, "data": data}
         return record
 
     async def _get_record(self) -> RecordText:
