@@ -47,19 +47,16 @@ def with_conditions(
 
     ``now`` (wall clock seconds) is the time of those whose status changes.
     """
-    before = quarantine.status.conditions
-    known = {one.type for one in before}
-    generation = quarantine.generation
-    conditions = tuple(
-        replace(
-            one,
-            observed_generation=generation,
-            last_transition_time=one.changed_at(before, now),
-        )
-        for one in _conditions(quarantine.node, quarantine.spec, status)
-        if one.type in known or one.type not in _FROM_FIRST_TRUE or one.status == "True"
-    )
-    return replace(status, observed_generation=generation, conditions=conditions)
+    before = {one.type: one for one in quarantine.status.conditions}
+    generation, conditions = quarantine.generation, []
+    for kind, (is_true, reason, message) in _conditions(quarantine.node, quarantine.spec, status):
+        known, value = before.get(kind), "True" if is_true else "False"
+        if known is None and kind in _FROM_FIRST_TRUE and not is_true:
+            continue
+        since = known.last_transition_time if known is not None and known.status == value else now
+        text = message[:_MOST_MESSAGE]
+        conditions.append(ObjectCondition(kind, value, reason, text, generation, since))
+    return replace(status, observed_generation=generation, conditions=tuple(conditions))
 
 
 def are_conditions_current(quarantine: Quarantine) -> bool:
@@ -73,44 +70,40 @@ def are_conditions_current(quarantine: Quarantine) -> bool:
     return with_conditions(quarantine, status, 0.0).conditions == status.conditions
 
 
+#: Whether a condition is true, its reason and its message.
+_Found = tuple[bool, str, str]
+
+
 def _conditions(
     node: str, spec: QuarantineSpec, status: QuarantineStatus
-) -> Iterator[ObjectCondition]:
-    yield _condition(TAINTED, _tainted(node, spec, status))
-    yield _condition(DRAINED, _drained(spec, status))
+) -> Iterator[tuple[str, _Found]]:
+    tainted, drained = _tainted(node, spec, status), _drained(spec, status)
+    yield TAINTED, tainted
+    yield DRAINED, drained
     blocked = status.phase is Phase.DRAINING and bool(status.blockers)
     named = "; ".join(f"{one.pod}: {one.reason}" for one in status.blockers[:_MOST_NAMED])
-    yield _condition(BLOCKED, (blocked, "PodsBlocked" if blocked else "NoPodBlocked", named))
+    yield BLOCKED, (blocked, "PodsBlocked" if blocked else "NoPodBlocked", named)
     held = status.release_held
-    yield _condition(RELEASE_HELD, (bool(held), "ChecksHold" if held else "NotHeld", held))
+    yield RELEASE_HELD, (bool(held), "ChecksHold" if held else "NotHeld", held)
     going = status.phase is Phase.RELEASING
     reason = ("Overruled" if status.overruled else "CauseOver") if going else "InForce"
-    yield _condition(RELEASING, (going, reason, status.released_because if going else ""))
+    yield RELEASING, (going, reason, status.released_because if going else "")
     repair = status.repair
     if repair is not None and (repair.attempts or repair.held or repair.exhausted):
-        yield _condition(REPAIRED, _repaired(spec, repair))
-    yield from _progress(node, spec, status)
-
-
-def _progress(
-    node: str, spec: QuarantineSpec, status: QuarantineStatus
-) -> Iterator[ObjectCondition]:
-    """Ready: the node is as the spec requires. Stalled: a person has to act. Else it is on its
-    way.
-    """
-    tainted, drained = _tainted(node, spec, status), _drained(spec, status)
+        yield REPAIRED, _repaired(spec, repair)
+    # Ready: the node is as the spec requires. Stalled: a person has to act. Else it is on its way.
     last = tainted if spec.action is not Action.DRAIN or not tainted[0] else drained
     overdue = status.phase is Phase.DRAINING and bool(status.overdue_at)
     stalled = status.phase is Phase.INVALID or overdue
     ready = last[0] and not stalled
     _, reason, message = last
-    yield _condition(READY, (ready, reason, message))
+    yield READY, (ready, reason, message)
     under_way = not (ready or stalled)
-    yield _condition(RECONCILING, (under_way, reason if under_way else "NotReconciling", message))
-    yield _condition(STALLED, (stalled, reason if stalled else "NotStalled", message))
+    yield RECONCILING, (under_way, reason if under_way else "NotReconciling", message)
+    yield STALLED, (stalled, reason if stalled else "NotStalled", message)
 
 
-def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str, str]:
+def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> _Found:
     phase = status.phase
     missing = status.marks.missing if status.marks is not None else ()
     if phase is Phase.INVALID:
@@ -127,7 +120,7 @@ def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> tuple
     return True, "Marked", f"node {node} is tainted for {value or spec.kind}"
 
 
-def _drained(spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str, str]:
+def _drained(spec: QuarantineSpec, status: QuarantineStatus) -> _Found:
     phase, left = status.phase, status.pods_remaining
     if phase is Phase.DRAINED:
         return True, "PodsReturned" if left else "NoPodsLeft", status.message
@@ -143,7 +136,7 @@ def _drained(spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str,
     return False, "Blocked" if status.blockers else "Draining", count
 
 
-def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> tuple[bool, str, str]:
+def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> _Found:
     """True from the success of the last attempt until the next one is due.
 
     It is due when evidence is still open after the time of verification: then the next attempt, a
@@ -167,8 +160,3 @@ def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> tuple[bool, str, st
 def _describe_attempt(last: RepairAttempt) -> str:
     named = f"{last.repair} {last.profile}".rstrip()
     return f"{named}: {last.message}".removesuffix(": ")
-
-
-def _condition(kind: str, found: tuple[bool, str, str]) -> ObjectCondition:
-    is_true, reason, message = found
-    return ObjectCondition(kind, "True" if is_true else "False", reason, message[:_MOST_MESSAGE])
