@@ -32,7 +32,6 @@ from aggregator.cluster.kubernetes.objects import (
     NodeObject,
     PartialObjectMetadata,
     decode,
-    to_node,
     to_record,
     to_stop,
 )
@@ -175,9 +174,7 @@ class ClusterInformer:
         """Report an unschedulable node if it has a quarantine; returns its name."""
         name = decode(raw, PartialObjectMetadata).metadata.name
         if name in self._known:
-            node = decode(raw, NodeObject)
-            self._marked_nodes.take(node)
-            emit(NodeSeen(to_node(node)))
+            emit(NodeSeen(self._marked_nodes.take(decode(raw, NodeObject))))
         return name
 
     async def _report_missing(

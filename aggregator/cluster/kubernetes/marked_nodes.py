@@ -7,6 +7,7 @@ import asyncio
 
 from aggregator.cluster.kubernetes.objects import Meta, NodeObject, NodeStatus, to_node
 from aggregator.cluster.node_names import CONDITION, is_marked
+from aggregator.cluster.port import Node
 
 
 class MarkedNodes:
@@ -16,12 +17,12 @@ class MarkedNodes:
         self._found: dict[str, NodeObject] = {}
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
 
-    def take(self, node: NodeObject) -> None:
-        """The node as a list or an event of the watch shows it."""
-        meta = node.metadata
-        if not is_marked(to_node(node)):
+    def take(self, node: NodeObject) -> Node:
+        """The node as a list or an event of the watch shows it. Returns it decoded."""
+        meta, seen = node.metadata, to_node(node)
+        if not is_marked(seen):
             self.drop(meta.name)
-            return
+            return seen
         own = node.condition(CONDITION)
         self._found[meta.name] = NodeObject(
             metadata=Meta(name=meta.name, uid=meta.uid, resource_version=meta.resource_version),
@@ -30,6 +31,7 @@ class MarkedNodes:
         for awaited in self._awaited.pop(meta.name, ()):
             if not awaited.done():
                 awaited.set_result(None)
+        return seen
 
     def drop(self, name: str) -> None:
         """The node is schedulable again, or gone."""
