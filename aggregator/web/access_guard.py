@@ -5,7 +5,7 @@ Open to all are the probes, the log-in and the page's static files.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -128,9 +128,18 @@ class AccessGuard:
 
     def facts(self, request: web.Request) -> RequestFacts:
         """The proofs that the request presents."""
-        found = facts_of(request)
-        session = request.cookies.get(self._session, "") if self._session else ""
-        return replace(found, session=session) if session else found
+
+        def header(name: str) -> Sequence[str]:
+            return request.headers.getall(name, [])
+
+        return RequestFacts(
+            address=address_of(request),
+            token=bearer(request),
+            cookie=request.cookies.get(cookie_name(request), ""),
+            session=request.cookies.get(self._session, "") if self._session else "",
+            certificate=certificate_of(request),
+            header=header,
+        )
 
     def end_session(self, request: web.Request, response: web.Response) -> None:
         """End the session by OpenID Connect that the browser has, and have it forget the cookie."""
@@ -175,21 +184,6 @@ class AccessGuard:
                 "address": address_of(request),
             },
         )
-
-
-def facts_of(request: web.Request) -> RequestFacts:
-    """The proofs that the request presents, except a session by OpenID Connect."""
-
-    def header(name: str) -> Sequence[str]:
-        return request.headers.getall(name, [])
-
-    return RequestFacts(
-        address=address_of(request),
-        token=bearer(request),
-        cookie=request.cookies.get(cookie_name(request), ""),
-        certificate=certificate_of(request),
-        header=header,
-    )
 
 
 def cookie_name(request: web.Request) -> str:

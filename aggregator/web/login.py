@@ -15,10 +15,10 @@ from aggregator.web.access_guard import (
     AccessGuard,
     PageAccess,
     cookie_name,
-    facts_of,
     session_name,
     set_cookie,
 )
+from aggregator.web.forwarded_client import address_of
 from aggregator.web.same_origin import foreign_because
 
 #: Browsers keep no longer cookie, its name and attributes included.
@@ -88,8 +88,8 @@ class LogIn:
             error = "the token is too long for a cookie" if len(token) > LONGEST else "no token"
             return self._respond(400, error, "Paste a token.", path)
         try:
-            facts = facts_of(request)
-            identity = await gate.require(RequestFacts(address=facts.address, token=token), READ)
+            facts = RequestFacts(address=address_of(request), token=token)
+            identity = await gate.require(facts, READ)
         except AccessRefused as refused:
             self._guard.note(request, refused)
             return self._respond(refused.status, refused.error, refused.hint, path)
