@@ -4,7 +4,8 @@ Open to all are the probes, the log-in and the page's static files.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -62,7 +63,8 @@ class AccessGuard:
 
     async def admit(self, request: web.Request) -> None:
         """Return for a request that may be answered. Raises AccessRefused."""
-        await self._accept(request)
+        with self._noted(request):
+            await accept(request, self._access.verify_replica)
         path = request.path
         if path in _OPEN or path.startswith("/static/"):
             return
@@ -72,16 +74,15 @@ class AccessGuard:
         gate = self._access.gate
         if gate is None or gate.anonymous:
             return
-        try:
+        with self._noted(request):
             rights = (READ, METRICS) if path == "/metrics" else (READ,)
             request[_IDENTITY] = await gate.require(self.facts(request), *rights)
-        except AccessRefused as refused:
-            self.note(request, refused)
-            raise
 
-    async def _accept(self, request: web.Request) -> None:
+    @contextmanager
+    def _noted(self, request: web.Request) -> Iterator[None]:
+        """A refusal within is logged."""
         try:
-            await accept(request, self._access.verify_replica)
+            yield
         except AccessRefused as refused:
             self.note(request, refused)
             raise
@@ -118,12 +119,9 @@ class AccessGuard:
                 f"To act: {self._words.read_only}. "
                 "access.actions: true of the configuration allows actions here.",
             )
-        try:
+        with self._noted(request):
             identity = await gate.require(self.facts(request))
             expect_own_site(request, identity)
-        except AccessRefused as refused:
-            self.note(request, refused)
-            raise
         return identity
 
     def facts(self, request: web.Request) -> RequestFacts:
