@@ -92,11 +92,8 @@ def _is_drained(aggregator: LocalAggregator, name: str = "node-a") -> bool:
         ('[Observation("odd", "/" + "\\udcff" * 3000, Status.FAILED, "a\\nb")]', ""),
         ('[Clearing("c", "", "odd:x"), Loss("", 1, "m" * 5000)]', ""),
         (
-            "[]",
-            "\n".join(
-                f'[own.c{n}]\ncommand = ["/bin/true"]\nprotocol = "nagios"\ninterval = "1h"'
-                for n in range(250)
-            ),
+            '[Observation("odd", "", Status.OK)]',
+            "\n".join(f'[own.c{n}]\nentry_point = "odd"\ninterval = "1h"' for n in range(501)),
         ),
     ],
     ids=[
@@ -106,7 +103,7 @@ def _is_drained(aggregator: LocalAggregator, name: str = "node-a") -> bool:
         "a reason too long",
         "bytes that are no text",
         "signs without a name",
-        "250 own checks",
+        "501 own checks",
     ],
 )
 def test_a_node_that_has_too_much_stays_visible_and_an_xid_79_of_it_drains_it(
