@@ -29,6 +29,9 @@ def load() -> Main:
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]  # the options of one run: a fork has those of its start
     pytest.main(["--collect-only", "-qq", *COLLECTED])  # what it can't import, a run reports
+    from tests.support.constants import read_constants
+
+    read_constants()
 
     def run(arguments: Sequence[str]) -> None:
         sys.argv[1:] = arguments
