@@ -415,11 +415,12 @@ async def test_an_api_server_that_stays_away_is_asked_ever_more_rarely(
     cluster: Cluster, cache: Path
 ) -> None:
     cluster.up = False
-    verifier = authenticator(cluster.store(cache))
+    verifier, sound = authenticator(cluster.store(cache)), RSA.token()
     for _ in range(3600):
         cluster.now += 1.0
-        with pytest.raises(IdentityError):
-            await verifier.verify(RSA.token())
+        with pytest.raises(IdentityError) as refused:
+            await verifier.verify(sound)
+        assert refused.value.refusal is Refusal.KEYS_UNAVAILABLE
     assert 12 <= cluster.asked <= 20  # every 300 s in the end
 
 
