@@ -38,8 +38,10 @@ class DriverLines:
 
 
 def text(raw: bytes) -> str:
-    """The text for people, exactly as the kernel gave it, escapes included."""
-    return raw.decode("ascii", "backslashreplace").strip()
+    """The text for people, exactly as the kernel gave it, escapes included, and no longer than a
+    message: 64 KiB of a file that are no ASCII take 2 ms to decode.
+    """
+    return raw[:LONGEST_MESSAGE].decode("ascii", "backslashreplace").strip()
 
 
 def names_pci_device(line: bytes) -> bool:
