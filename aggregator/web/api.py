@@ -87,11 +87,12 @@ def nearest(name: str, names: Sequence[str]) -> str:
     that takes milliseconds.
     """
     part = max(1, len(name) // 2)
+    begin, end = name[:part], name[-part:]
+    least, most = len(name) - _MOST_WRONG, len(name) + _MOST_WRONG
     near = [
         one
         for one in names
-        if abs(len(one) - len(name)) <= _MOST_WRONG
-        and (one.startswith(name[:part]) or one.endswith(name[-part:]))
+        if least <= len(one) <= most and (one.startswith(begin) or one.endswith(end))
     ]
     near.sort(key=lambda one: -_shared_letters(one, name))
     found = difflib.get_close_matches(name[:253], near[:_MOST_COMPARED], 1, 0.8)
