@@ -89,7 +89,13 @@ def _foreign(path: Path, *, writes: bool) -> str:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    """Without its -wal no process has the database open. SQLite would make that file to read, which
+    a user who may only read can't, and leave it there, of another owner than the aggregator.
+    """
+    file = path.resolve()
+    is_open = file.with_name(f"{file.name}-wal").exists()
+    options = "mode=ro" if is_open else "mode=ro&immutable=1"
+    return sqlite3.connect(f"{file.as_uri()}?{options}", uri=True)
 
 
 def _damage(place: StorePlace) -> str:

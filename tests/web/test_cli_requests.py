@@ -404,6 +404,10 @@ async def test_a_local_database_of_another_user_is_refused(
     assert f"this user may not read and write {path}; expected the aggregator's" in done.err
 
 
+def names_in(folder: Path) -> list[str]:
+    return [one.name for one in folder.iterdir()]
+
+
 async def test_a_dry_run_needs_the_right_to_read_the_local_database_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +418,7 @@ async def test_a_dry_run_needs_the_right_to_read_the_local_database_alone(
     done = await in_process("stop", "the power fails", *where)
     assert (done.code, done.err) == (0, "")
     assert "DRY RUN, nothing is written" in done.out
+    assert names_in(tmp_path) == ["whole.db"], "SQLite makes no file either"
     monkeypatch.setattr(os, "access", lambda *_: False)
     done = await in_process("stop", "the power fails", *where)
     assert done.code == 2
