@@ -177,7 +177,7 @@ def stopped(before: str, reason: str, *, how: str) -> str:
     )
 
 
-def stopped_where_nothing_was(namespace: str, reason: str, *, how: str) -> str:
+def stopped_by_new_switch(namespace: str, reason: str, *, how: str) -> str:
     """After a stop that made the switch's object: the namespace may be the wrong one."""
     return (
         f"{stopped('', reason, how=how)}\n"

@@ -247,11 +247,9 @@ def _end(answer: Answer, quarantine: Answer) -> Iterator[str]:
 
 def _closing(incident: Answer) -> str:
     at = incident["closes_at"]
-    return (
-        f"Its evidence is over; the incident closes at {clock(at)} UTC if it stays so."
-        if (at)
-        else ""
-    )
+    if not at:
+        return ""
+    return f"Its evidence is over; the incident closes at {clock(at)} UTC if it stays so."
 
 
 def _sentence(text: str) -> str:

@@ -72,7 +72,7 @@ class KubeActions:
         before = await self._stop(api)
         await self._set_stop(api, reason)
         if before is None:
-            return actions.stopped_where_nothing_was(self._namespace, reason, how=self._how)
+            return actions.stopped_by_new_switch(self._namespace, reason, how=self._how)
         return actions.stopped(before, reason, how=self._how)
 
     @with_api
