@@ -118,7 +118,10 @@ class Bench:
             unsettled=lambda _: "too soon",
             fabric_hold=lambda _: None,
         )
-        self.announcer: Any = Announcer(cluster, HighestDraw())
+        marked: asyncio.Future[None] = loop.create_future()
+        marked.set_result(None)
+        no_burst: Any = SimpleNamespace(until_marked=lambda: marked)
+        self.announcer: Any = Announcer(cluster, HighestDraw(), no_burst)
         guards = ActGuards(
             cluster=cluster,
             record_writer=record_writer,
