@@ -24,12 +24,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from aggregator.demo.process_guard import ProcessGuard
+from aggregator.runtime.interning import EMPTY
 from tests.controlplane import audit, binaries, commands, kubeconfigs
 from tests.controlplane.api import ApiClient
 from tests.controlplane.objects import ClusterObjects
 from tests.controlplane.pki import Authority, KeyPair, service_account_keys
 from tests.controlplane.ports import ReservedPort
-from tests.controlplane.servers import GO_DEFAULT, PlaneError, Server
+from tests.controlplane.servers import PlaneError, Server
 from tests.controlplane.toolchain import Progress
 from tests.controlplane.waiting import wait_until
 
@@ -52,9 +53,9 @@ class ControlPlane(ClusterObjects):
     collection, ...; not volumes, certificates or scaling).
     scheduler: the default one. kwok: plays the kubelets. node_lifecycle: the controller manager
     also taints and evicts by node conditions, and kwok renews the nodes' Leases.
-    apiserver_args: further flags of kube-apiserver. gogc: Go's setting of that name: 400 makes a
-    start of the API server a fifth cheaper for 120 MB more; benchmarks keep Go's default. folder:
-    where everything is kept, and stays afterwards; by default a temporary one that goes.
+    apiserver_args: further flags of kube-apiserver. go: settings of Go, as of GOGC; benchmarks keep
+    Go's own. folder: where everything is kept, and stays afterwards; by default a temporary one
+    that goes.
 
     Attributes, once started: `url`, `port`, `ca_file`, `kubeconfig` (the administrator's),
     `client` (the administrator), `folder`, `audit_log`, `servers` (by name: `pid`, `log_path`,
@@ -71,14 +72,14 @@ class ControlPlane(ClusterObjects):
         kwok: bool = True,
         node_lifecycle: bool = False,
         apiserver_args: Sequence[str] = (),
-        gogc: int = GO_DEFAULT,
+        go: Mapping[str, str] = EMPTY,
         folder: Path | None = None,
         progress: Progress = binaries.to_stderr,
     ) -> None:
         self._options = commands.Options(
             controller_manager, scheduler, kwok, node_lifecycle, list(apiserver_args)
         )
-        self._gogc = gogc
+        self._go = go
         self._kept_folder = folder
         self._progress = progress
         self._serial = itertools.count(1)
@@ -355,7 +356,7 @@ class ControlPlane(ClusterObjects):
             self._options, programs, at, self._ports, self._component_kubeconfig
         )
         self.servers = {
-            name: Server(name, line, self.folder, self._process_guard, gogc=self._gogc)
+            name: Server(name, line, self.folder, self._process_guard, go=self._go)
             for name, line in lines.items()
         }
 

@@ -19,6 +19,7 @@ import pytest
 
 from tests.controlplane import binaries
 from tests.controlplane.plane import ControlPlane
+from tests.controlplane.servers import FRUGAL
 from tests.controlplane.toolchain import NoControlPlane
 from tests.controlplane.versions import kubernetes_version, minor
 
@@ -32,8 +33,6 @@ _OWNERS_OF_PODS = (
     "jobs",
 )
 _BASE_FIXTURE = "control_plane_programs"
-#: The servers of tests collect garbage seldom: they are several, and live for minutes.
-GOGC = 400
 
 
 class StartControlPlane(Protocol):
@@ -162,7 +161,7 @@ def control_plane(control_plane_programs: dict[str, Path]) -> Iterator[ControlPl
     With SICKBAY_CONTROLPLANE_FOLDER set its logs and data stay there.
     """
     kept = os.environ.get("SICKBAY_CONTROLPLANE_FOLDER")
-    with ControlPlane(folder=Path(kept) if kept else None, gogc=GOGC) as plane:
+    with ControlPlane(folder=Path(kept) if kept else None, go=FRUGAL) as plane:
         yield plane
 
 
@@ -182,7 +181,7 @@ def start_control_plane(control_plane_programs: dict[str, Path]) -> Iterator[Sta
     started: list[ControlPlane] = []
 
     def start(**arguments: Any) -> ControlPlane:
-        plane = ControlPlane(**{"gogc": GOGC, **arguments})
+        plane = ControlPlane(**{"go": FRUGAL, **arguments})
         started.append(plane)
         return plane.start()
 

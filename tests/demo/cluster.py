@@ -14,6 +14,7 @@ from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
 from aggregator.demo.terminal import note, print_line
 from aggregator.quarantine.settings import Settings, limits_for_people
 from tests.controlplane.plane import ControlPlane
+from tests.controlplane.servers import FRUGAL
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack, protect, start_job
 
@@ -61,7 +62,7 @@ def run(*, count: int, once: bool) -> None:
         ChildProcesses() as children,
         AlertReceiver() as alerts,
         DemoJob(children.folder / "checkpoint.json") as job,
-        ControlPlane(progress=note) as plane,
+        ControlPlane(go=FRUGAL, progress=note) as plane,
     ):
         nodes = plane.create_nodes(count, "gpu")
         note(f"{count} nodes are created")

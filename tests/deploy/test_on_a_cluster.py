@@ -11,7 +11,7 @@ import pytest
 from tests.controlplane import manifests as server_side
 from tests.controlplane.api import APPLY_PATCH, STRATEGIC_PATCH, ApiClient
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import GOGC
+from tests.controlplane.servers import FRUGAL
 from tests.controlplane.waiting import wait_until
 from tests.deploy.kustomized import kustomized
 from tests.deploy.manifests import (
@@ -44,7 +44,7 @@ def plane(control_plane_programs: dict[str, Path]) -> Iterator[ControlPlane]:
     with a broken one; one has no GPU and is free.
     """
     strict = [f"--admission-control-config-file={ADMISSION}"]
-    with ControlPlane(apiserver_args=strict, gogc=GOGC) as started:
+    with ControlPlane(apiserver_args=strict, go=FRUGAL) as started:
         gpu = {"nvidia.com/gpu.present": "true"}
         started.create_nodes(2, "gpu", labels=gpu)
         started.create_nodes(2, "cpu", gpus=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import GOGC
+from tests.controlplane.servers import FRUGAL
 from tests.targets.cluster import writes_its_keys
 from tests.targets.table import BENCHMARKS
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="its replicas need roo
 def apart(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """A second one; the first is asked for so that this is skipped where there is none."""
     assert control_plane
-    with ControlPlane(kwok=False, scheduler=False, gogc=GOGC) as plane:
+    with ControlPlane(kwok=False, scheduler=False, go=FRUGAL) as plane:
         yield plane
 
 

@@ -35,7 +35,8 @@ from aggregator.cluster.port import (
 )
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import GOGC, Space
+from tests.controlplane.pytest_plugin import Space
+from tests.controlplane.servers import FRUGAL
 from tests.support.frozen_relay import frozen_relay
 from tests.support.kube_cluster import DEPLOY, kube_cluster, listening
 from tests.support.present import present
@@ -51,7 +52,7 @@ DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantine
 @pytest.fixture(scope="module")
 def plane_to_break(control_plane_programs: Mapping[str, Path]) -> Iterator[ControlPlane]:
     assert control_plane_programs  # asked for, so that this is skipped loudly where there are none
-    with ControlPlane(controller_manager=False, scheduler=False, kwok=False, gogc=GOGC) as started:
+    with ControlPlane(controller_manager=False, scheduler=False, kwok=False, go=FRUGAL) as started:
         started.create_namespace("sickbay")
         yield started
 

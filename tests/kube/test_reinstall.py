@@ -12,7 +12,8 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import GOGC, Space
+from tests.controlplane.pytest_plugin import Space
+from tests.controlplane.servers import FRUGAL
 from tests.kube.test_release_scenarios import LONG, Bench
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import fault, snapshot
@@ -33,7 +34,7 @@ DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantine
 def plane(control_plane_programs: Mapping[str, Path]) -> Iterator[ControlPlane]:
     """One of these tests' own, whose namespaces can be deleted."""
     assert control_plane_programs  # asked for, so that this is skipped loudly where there are none
-    with ControlPlane(scheduler=False, kwok=False, gogc=GOGC) as started:
+    with ControlPlane(scheduler=False, kwok=False, go=FRUGAL) as started:
         yield started
 
 
