@@ -2,6 +2,7 @@
 metrics that exist with labels that they have, and that each alert has a section with a next step.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from aggregator.cli.command_line import parser_for
+from tests.controlplane.servers import FRUGAL
 from tests.support.yaml_documents import read_yaml
 from tests.unit.test_documentation import anchors
 
@@ -67,7 +69,11 @@ def test_promtool_accepts_every_file() -> None:
 @needs_promtool
 def test_the_unit_tests_of_the_rules_pass() -> None:
     done = subprocess.run(
-        ["promtool", "test", "rules", UNIT_TESTS], capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", UNIT_TESTS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **FRUGAL},
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
