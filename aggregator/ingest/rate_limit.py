@@ -30,20 +30,17 @@ def budgets() -> Budgets:
 class NodeBudget:
     """A bucket of messages that fills up with time. Large messages cost more."""
 
-    __slots__ = ("_at", "_burst", "_left", "_rate")
+    __slots__ = ("_at", "_left")
 
-    def __init__(self, now: float, *, rate: float = RATE, burst: float = BURST) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._left = burst
+    def __init__(self, now: float) -> None:
+        self._left = BURST
         self._at = now
 
     def spend(self, size: int, now: float) -> float:
         """Account for a message of ``size`` bytes: seconds to wait before reading the next."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
+        self._refill(now)
         self._left -= 1 + size / BYTES_PER_MESSAGE
-        return max(0.0, -self._left / self._rate)
+        return max(0.0, -self._left / RATE)
 
     def charge(self, seconds: float) -> None:
         """Account for the work that a message caused."""
@@ -55,6 +52,9 @@ class NodeBudget:
 
     def used(self, now: float) -> float:
         """How much of the bucket is used."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._refill(now)
+        return BURST - self._left
+
+    def _refill(self, now: float) -> None:
+        self._left = min(BURST, self._left + (now - self._at) * RATE)
         self._at = now
-        return self._burst - self._left
