@@ -10,7 +10,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -22,7 +22,6 @@ from aggregator.alerts.alert import (
     dedup_key,
     resolves,
 )
-from aggregator.alerts.message import summaries_of
 from aggregator.alerts.next_step import Advisor, no_advice
 from aggregator.alerts.outbox import AlertHold, AlertOutbox, Item, OutboxError
 from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
@@ -56,7 +55,6 @@ _CLOSE_WITHIN = 5.0
 #: Seconds between two readings of the outbox while nothing waits.
 _POLL_EVERY = 30.0
 _MOST_DEAD_SHOWN = 50
-_MOST_SUMMARIES = 3
 #: Seconds for which another replica, of another configuration, may yet send alerts on its routes.
 _OTHERS_ROUTES = 3600.0
 
@@ -348,14 +346,7 @@ class Notifier:
         names = {target.key: target.name for target in self.targets}
         letters = await self._thread.run(self._outbox.dead_letters, _MOST_DEAD_SHOWN)
         self._dead = tuple(
-            DeadDelivery(
-                route=names.get(one.route, "a route that is no longer configured"),
-                id=one.id,
-                at=one.at,
-                because=one.because,
-                alerts=one.size,
-                summaries=summaries_of(one.alerts, _MOST_SUMMARIES),
-            )
+            replace(one, route=names.get(one.route, "a route that is no longer configured"))
             for one in letters
         )
 

@@ -6,7 +6,7 @@ and sent only then: a delivery that is tried again, even by the next process, is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,7 +16,8 @@ from aggregator.alerts.alert import Alert
 from aggregator.alerts.alert_codec import decode_alert
 from aggregator.alerts.batch import AlertHold, Batch, Item
 from aggregator.alerts.composition import MOST_GROUPED, BatchWait, compose, due_rows
-from aggregator.alerts.message import PendingDelivery
+from aggregator.alerts.message import PendingDelivery, summaries_of
+from aggregator.alerts.overview import DeadDelivery
 from aggregator.alerts.store import OutboxError, OutboxStore
 from aggregator.alerts.tables import dead, deliveries, lasting, pending, reported
 
@@ -24,7 +25,6 @@ __all__ = [
     "AlertHold",
     "AlertOutbox",
     "BatchWait",
-    "DeadLetter",
     "Item",
     "OutboxError",
     "PendingDelivery",
@@ -36,24 +36,13 @@ MOST_WAITING = 20_000
 MOST_OF_NODE = 200
 #: Dead letters that are kept for inspection.
 MOST_DEAD = 500
+_MOST_SUMMARIES = 3
 #: Seconds for which the same alert is not sent again, unless it has ended in between.
 SAME_WITHIN = 6 * 3600.0
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A delivery that was given up. ``alerts`` is a JSON array, ``at`` when that was."""
-
-    route: str
-    id: str
-    alerts: str
-    size: int
-    because: str
-    at: float
 
 
 def _one_change(
@@ -159,11 +148,19 @@ class AlertOutbox:
         db.execute(sa.delete(dead).where(dead.c.seq <= newest - MOST_DEAD))
 
     @_one_change
-    def dead_letters(self, db: sa.Connection, most: int) -> list[DeadLetter]:
-        """The newest dead letters, newest first."""
+    def dead_letters(self, db: sa.Connection, most: int) -> list[DeadDelivery]:
+        """The newest dead letters, newest first. Their ``route`` is its key."""
         rows = db.execute(sa.select(dead).order_by(dead.c.seq.desc()).limit(most))
         return [
-            DeadLetter(row.route, row.id, row.alerts, row.size, row.because, row.at) for row in rows
+            DeadDelivery(
+                row.route,
+                row.id,
+                row.at,
+                row.because,
+                row.size,
+                summaries_of(row.alerts, _MOST_SUMMARIES),
+            )
+            for row in rows
         ]
 
     @_one_change

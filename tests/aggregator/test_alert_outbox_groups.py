@@ -252,5 +252,5 @@ def test_dead_letters_are_listed_newest_first_and_counted(outbox: AlertOutbox) -
         found = of_type(outbox.next(CHAT, NOW + 100 * number + 20, WAIT), PendingDelivery)
         outbox.dead_letter(found, f"HTTP 40{number}", NOW + 100 * number + 21)
     letters = outbox.dead_letters(2)
-    assert [(one.because, one.size) for one in letters] == [("HTTP 402", 1), ("HTTP 401", 1)]
+    assert [(one.because, one.alerts) for one in letters] == [("HTTP 402", 1), ("HTTP 401", 1)]
     assert outbox.dead_count() == {CHAT: 3}

@@ -133,7 +133,7 @@ def test_no_alert_is_lost_when_two_replicas_files_have_an_open_delivery_each(
         assert after.depths()
     assert after.depths() == {ROUTE: 7}
     [unreadable] = after.dead_letters(9)
-    assert (unreadable.size, unreadable.because[:20]) == (2, "its row can't be rea")
+    assert (unreadable.alerts, unreadable.because[:20]) == (2, "its row can't be rea")
     nodes: list[str] = []
     for _ in range(2):
         sent = of_type(after.next(ROUTE, NOW + 30, WAIT), PendingDelivery)
