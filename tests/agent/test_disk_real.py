@@ -329,6 +329,7 @@ async def test_a_child_that_ends_between_two_looks_is_replaced(
     path = str(tmp_path)
     pid = await kept_child(disks, path)
     os.kill(pid, 9)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # killed
     assert isinstance((await disks.disk.write([path]))[path], Written)
     assert pid not in probe_children()
 

@@ -120,7 +120,7 @@ async def test_gpus_that_swapped_slots_are_not_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_hung_driver_makes_its_gpus_unknown_and_never_failed(tmp_path: Path) -> None:
-    async with Bench(tmp_path, TWO, expected=2, deadline=0.3) as bench:
+    async with Bench(tmp_path, TWO, expected=2, deadline=2.0) as bench:
         check = bench.build(gpu_inventory.SPEC)
         await run_check(check)
         bench.gpus.fail("nvmlDeviceGetRemappedRows", gpu=1, hang=True)
