@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.reservation import LINGERS
 from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -28,7 +29,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
-from tests.aggregator.repair_site import Site
+from tests.aggregator.repair_site import ILL, Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.present import present
 from tests.support.repair_shop import TIMEOUT, ShopRepairer, repair_settings
@@ -37,6 +38,44 @@ from tests.support.replica import (
 )
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
+
+
+@in_virtual_time
+async def test_a_repair_whose_beginning_was_refused_for_hours_has_its_whole_time() -> None:
+    """Else its deadline is over at once, and the next rung begins beside it."""
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.shop.boots, refused = False, [Unreachable("503")]
+    fails = {"create_operation": refused}
+    site.start(fails=lambda name: next(iter(fails.get(name, ())), None))
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(4 * TIMEOUT)
+    assert site.attempts() == []
+    refused.clear()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)], within=600)
+    await later(TIMEOUT / 2)
+    assert site.attempts() == [("reboot", RepairState.ORDERED)]
+
+
+@in_virtual_time
+async def test_the_time_of_a_reservation_passes_for_a_later_controller_without_any_write() -> None:
+    """The order of a released node may still come until its deadline, and no longer."""
+    site = Site()
+    site.shop.boots = site.keeps_objects = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+    await site.replica.stop()
+    assert parse_record(site.world.record.text).repairs.keys() == {"n1"}
+    site.ill = {}
+    site.start()
+    await later(TIMEOUT + LINGERS)
+    site.world.add_node("n2")
+    site.ill["n2"] = ILL
+    site.report("n2")
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
+    await site.settles(lambda: site.attempts("n2"), within=60)
 
 
 @in_virtual_time

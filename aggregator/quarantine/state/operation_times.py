@@ -10,7 +10,7 @@ _MOST = 10_000
 
 
 class OperationTimes:
-    """Remembers when this process first saw each operation, by its monotonic clock.
+    """Remembers when this process first saw each beginning of an operation, by its monotonic clock.
 
     The wall clock may be another one than the deadline's. It alone ends an
     operation a day late: where process after process has not seen the whole of it.
@@ -18,14 +18,14 @@ class OperationTimes:
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
-        self._seen: dict[str, float] = {}
+        self._seen: dict[tuple[str, float], float] = {}
 
     def time_of(self, operation: str, began_at: float) -> float:
         """The least that the clock shows now that wrote ``began_at``."""
-        now = self._clocks.now()
-        seen = self._seen.get(operation)
+        now, key = self._clocks.now(), (operation, began_at)
+        seen = self._seen.get(key)
         if seen is None:
             if len(self._seen) >= _MOST:
                 self._seen = {k: at for k, at in self._seen.items() if now - at < _KEPT}
-            seen = self._seen[operation] = now
+            seen = self._seen[key] = now
         return max(began_at + now - seen, self._clocks.trusted_wall() - MOST_APART)
