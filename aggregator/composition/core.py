@@ -181,7 +181,7 @@ class _Acts:
         self.acts = acts = NodeActions(
             cluster=cluster,
             guards=guards,
-            announcer=Announcer(cluster, given.rng, base.queue),
+            announcer=Announcer(cluster, given.rng),
             event_sink=base.event_sink,
             clocks=clocks,
             policy=given.policy,

@@ -118,10 +118,7 @@ class Bench:
             unsettled=lambda _: "too soon",
             fabric_hold=lambda _: None,
         )
-        marked: asyncio.Future[None] = loop.create_future()
-        marked.set_result(None)
-        no_burst: Any = SimpleNamespace(until_marked=lambda: marked)
-        self.announcer: Any = Announcer(cluster, HighestDraw(), no_burst)
+        self.announcer: Any = Announcer(cluster, HighestDraw())
         guards = ActGuards(
             cluster=cluster,
             record_writer=record_writer,

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-from typing import Protocol
 
 from aggregator.cluster.port import Cluster, ClusterError, Unreachable
 from aggregator.quarantine.state.node import NodeState
@@ -16,43 +15,27 @@ _TRIES = 6
 _BACKOFF = Backoff(first=0.5, most=16.0, spread=0.3)
 
 
-class MarksFirst(Protocol):
-    """`WorkQueue`, as far as an announcement needs it."""
-
-    def until_marked(self) -> "asyncio.Future[None]": ...
-
-
 class Announcer:
-    def __init__(self, cluster: Cluster, rng: random.Random, queue: MarksFirst) -> None:
+    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
         self._cluster = cluster
         self._rng = rng
-        self._queue = queue
-        #: By node: the wait for other nodes' marks.
-        self._waits: dict[str, asyncio.Future[None]] = {}
 
     def announce(self, node_state: NodeState, node_uid: str, message: str) -> None:
         """Announce its quarantine, in the background: no act waits for it. A newer announcement
-        waits for the older, and both for the marks of the other nodes of a burst.
+        waits for the older.
         """
-        earlier, waits = node_state.quarantine_view.trail, self._queue.until_marked()
-        self._waits[node_state.node] = waits
+        earlier = node_state.quarantine_view.trail
 
         async def trail() -> None:
             if earlier is not None and not earlier.done():
                 await asyncio.wait([earlier])
-            await waits
-            if self._waits.get(node_state.node) is waits:
-                del self._waits[node_state.node]
             await self.write(node_state, node_uid, message, quarantined=True)
 
         task = asyncio.create_task(trail(), name=f"announce {node_state.node}")
         node_state.own_quarantine_view().start_trail(task)
 
     async def settle(self, node_state: NodeState) -> None:
-        """Until it is announced: a release waits for that, and for no other node's marks."""
-        trail, waits = node_state.quarantine_view.trail, self._waits.get(node_state.node)
-        if waits is not None and not waits.done():
-            waits.set_result(None)
+        trail = node_state.quarantine_view.trail
         if trail is not None and not trail.done():
             await asyncio.wait([trail])
 
