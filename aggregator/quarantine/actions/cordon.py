@@ -174,9 +174,7 @@ class CordonActions:
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine in force: node first, then the object again."""
-        node = await self._acts.cluster.read_node(node_state.node)
-        quarantine = await self._acts.reread(node_state)
-        node_state.take_node(node)
+        node, quarantine = await self._acts.read_anew(node_state)
         self.expected.learn(node, node_state)
         await self.cordon_as_read(node_state, quarantine, node)
 
@@ -241,9 +239,7 @@ class CordonActions:
         The status comes first: should we die before the patch, the next replica knows that
         evictions wait, and counts this one.
         """
-        node = await self._acts.cluster.read_node(node_state.node)
-        quarantine = await self._acts.reread(node_state)
-        node_state.take_node(node)
+        node, quarantine = await self._acts.read_anew(node_state)
         whose, wall = node_state.quarantine_view.uncordoned, self._acts.clocks.earliest()
         if quarantine is None or node is None or whose is Uncordoned.NO:
             return  # the next step sees it

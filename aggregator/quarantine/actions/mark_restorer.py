@@ -48,10 +48,8 @@ class MarkRestorer:
             self._acts.emit_event(node_state, EventKind.MARKS_RESTORED, restored)
 
     async def restore(self, node_state: NodeState) -> None:
-        """Set missing marks again: the node is read before the Quarantine is, as always."""
-        node = await self._acts.cluster.read_node(node_state.node)
-        in_force = await self._acts.reread(node_state)
-        node_state.take_node(node)
+        """Set missing marks again."""
+        node, in_force = await self._acts.read_anew(node_state)
         if node is None or in_force is None or not self._may(node_state, node, in_force):
             return  # the next step sees it
         missing = node_state.quarantine_view.missing

@@ -167,6 +167,15 @@ class NodeActions(NodeReports):
             node_state.take_read(quarantine, self.policy, self.clocks.now(), before=before)
         return quarantine
 
+    async def read_anew(self, node_state: NodeState) -> tuple[Node | None, Quarantine | None]:
+        """The node in full, and then its Quarantine: the fence of each change of the node's marks.
+        An act on an older state fails by the node's version. See docs/fences.md.
+        """
+        node = await self.cluster.read_node(node_state.node)
+        quarantine = await self.reread(node_state)
+        node_state.take_node(node)
+        return node, quarantine
+
     async def drop(self, node_state: NodeState, quarantine: Quarantine) -> str:
         """End the object. Returns the boot of a Node that has replaced its own."""
 

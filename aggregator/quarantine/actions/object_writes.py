@@ -8,7 +8,6 @@ from attrs import define
 from aggregator.cluster.port import (
     STILL_SCHEDULABLE,
     Action,
-    Conflict,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -70,8 +69,6 @@ class ObjectWrites:
         reason = node_state.cluster.operator_requests.force_reason
         quarantine = node_state.quarantine
         if quarantine is None:
-            if not self._acts.may_act():  # paused since it was read: another replica acts
-                raise Conflict("this replica may not be the controller any more")
             spec = QuarantineSpec(
                 action,
                 "manual",

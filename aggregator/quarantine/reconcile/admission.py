@@ -26,7 +26,6 @@ from aggregator.quarantine.decide.admission import (
     AdmissionStep,
     AdmissionView,
     NodeRead,
-    Proposal,
     plan_admission,
 )
 from aggregator.quarantine.decide.admission_record import Entry
@@ -131,81 +130,49 @@ class AdmissionReconciler:
             if node is not None and is_marked(node):
                 node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
                 return True
-            if self._is_outdated(node_state, wanted, words, proposal):
+            moved = self._pools.name_of(node_state.node) != proposal.policy_pool
+            if moved or self._has_changed(node_state, wanted, words):
                 return True
             held = await self._record_writer.propose(proposal)
         if held is not None:
             self._holds.hold(node_state, held, wanted)
             return False
-        return await self._begin(node_state, wanted, words, proposal, node)
+        return await self._begin(node_state, wanted, words, node)
+
+    async def create(self, node_state: NodeState, wanted: DesiredState) -> None:
+        """The record allows it already: finish what was begun."""
+        await self._begin(node_state, wanted, node_state.cluster.overruled, None)
 
     async def _begin(
         self,
         node_state: NodeState,
         wanted: DesiredState,
         words: frozenset[Override],
-        proposal: Proposal,
         node: Node | None,
     ) -> bool:
-        """Begin what was just admitted, unless what it was decided on has changed meanwhile."""
-        node_state.set_hold(None)
+        """Begin what the record allows, unless what it was decided on has changed meanwhile.
+        ``node``: as it was read or expected before, if it was.
+        """
         entry = self._record_writer.record.entries.get(node_state.node)
-        is_expected = node is not None and node.unread is not None
-        changed = is_expected and self._cordon.expected.expect(node_state) is None
-        is_other = node is None or changed
-        if is_other:
-            node = await self._read(node_state)
+        if node is None or node.unread is not None:
+            node = self._cordon.expected.expect(node_state) or await self._read(node_state)
         if node is None:
             await self._record_writer.withdraw(entry)
             self._holds.is_nowhere(node_state, wanted)
             return False
-        if self._is_outdated(node_state, wanted, words, proposal) or self._is_admitted_elsewhere(
-            node_state, entry
-        ):
-            await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
-            return True
-        if is_other and is_marked(node):
+        if node_state.cluster.marked:
             node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
+            return True
+        changed = self._has_changed(node_state, wanted, words)
+        if changed or self._is_admitted_elsewhere(node_state, entry):
+            await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
             return True
         if self._holds.leave_alone(node_state, wanted):
             await self._record_writer.withdraw(entry)  # not ours, and not counted
             return False
+        node_state.set_hold(None)
         await self._create_and_mark(node_state, wanted, node)
         return True
-
-    def _is_outdated(
-        self,
-        node_state: NodeState,
-        wanted: DesiredState,
-        words: frozenset[Override],
-        proposal: Proposal,
-    ) -> bool:
-        """Whether the proposal rests on an older state than the last read."""
-        moved = self._pools.name_of(node_state.node) != proposal.policy_pool
-        return moved or self._has_changed(node_state, wanted, words)
-
-    async def create(self, node_state: NodeState, wanted: DesiredState) -> None:
-        """The record allows it already: finish what was begun."""
-        entry = self._record_writer.record.entries.get(node_state.node)
-        words = node_state.cluster.overruled
-        node = self._cordon.expected.expect(node_state)
-        if node is None:
-            node = await self._read(node_state)
-        if node is None:
-            await self._record_writer.withdraw(entry)
-            return  # the next step reports it
-        if self._has_changed(node_state, wanted, words):
-            return  # we decided on an older read: decide again
-        if is_marked(node):
-            node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
-            return
-        if self._is_admitted_elsewhere(node_state, entry):
-            await self._record_writer.withdraw(entry)  # its present pool has not admitted it
-            return
-        if self._holds.leave_alone(node_state, wanted):
-            await self._record_writer.withdraw(entry)
-            return
-        await self._create_and_mark(node_state, wanted, node)
 
     def _has_changed(
         self, node_state: NodeState, wanted: DesiredState, words: frozenset[Override]
@@ -241,8 +208,6 @@ class AdmissionReconciler:
     async def _create_and_mark(
         self, node_state: NodeState, wanted: DesiredState, node: Node
     ) -> None:
-        if not self._acts.may_act():  # paused since it was admitted: another replica continues
-            raise Conflict("this replica may not be the controller any more")
         spec = replace(
             wanted.spec,
             intent_action=wanted.spec.action,
@@ -283,9 +248,7 @@ class AdmissionReconciler:
         """
         words = node_state.cluster.overruled
         entry = self._record_writer.record.entries.get(node_state.node)
-        node = await self._acts.cluster.read_node(node_state.node)
-        quarantine = await self._acts.reread(node_state)
-        node_state.take_node(node)
+        node, quarantine = await self._acts.read_anew(node_state)
         self._cordon.expected.learn(node, node_state)
         if quarantine is None or quarantine.uid != begun.uid:
             return  # the next step sees it

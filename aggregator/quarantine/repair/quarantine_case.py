@@ -284,10 +284,8 @@ class QuarantineCase(OperationCase):
         )
 
     async def _read_anew(self) -> tuple[Node | None, Quarantine | None]:
-        node = await self._of.cluster.read_node(self.node)
-        fresh = await self._of.acts.reread(self._state)
+        node, fresh = await self._of.acts.read_anew(self._state)
         self._quarantine = fresh or self._quarantine
-        self._state.take_node(node)
         self._note_pool()
         return node, fresh
 
