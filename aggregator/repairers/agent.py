@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import astuple
 
-from aggregator.cluster.port import ClusterError, Guard
+from aggregator.cluster.port import Guard
 from aggregator.policy.repairs import GPU_RESET, TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.agent_orders import (
@@ -85,10 +85,7 @@ class AgentRepairer:
             named = ", ".join(line.test_profiles) or "none"
             text = f"the node's agent has no test profile {order.profile}; it has: {named}"
             return RepairAnswer(AnswerState.INCONCLUSIVE, text)
-        try:
-            await guard()
-        except ClusterError as error:
-            return RepairAnswer(AnswerState.NOT_SENT, str(error))
+        await guard()
         if self._orders.line_of(order.node) is not line:
             return RepairAnswer(AnswerState.NOT_SENT, "the agent's stream has ended just now")
         self._orders.begin(order.node, order.operation, order.quarantine)

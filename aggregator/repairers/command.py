@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from attrs import define, field
 
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
-from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
+from aggregator.cluster.port import UNGUARDED, Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
@@ -53,8 +53,6 @@ class CommandRepairer(SentOnce):
                 return RepairAnswer(AnswerState.NOT_SENT, str(error))
             ended = AnswerState.INCONCLUSIVE if order.repair == TEST else AnswerState.UNSURE
             return RepairAnswer(ended, str(error))
-        except ClusterError as error:
-            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         if finished.code == 0:
             return RepairAnswer(AnswerState.DONE, finished.output)
         if finished.code == _NOT_YET:

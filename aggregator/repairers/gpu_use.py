@@ -105,9 +105,14 @@ class UnlessGpuInUse:
             unknown = use.unknown
             await guard()  # last, as the agent's answer took its time
 
-        answer = await self.inner.order(order, Guard(check, guard.lost))
-        if in_use and order.repair == TEST and answer.state is AnswerState.NOT_SENT:
-            return RepairAnswer(AnswerState.INCONCLUSIVE, in_use)  # as where the agent tests
+        try:
+            answer = await self.inner.order(order, Guard(check, guard.lost))
+        except GuardRefused:
+            if not in_use:
+                raise
+            # As where the agent tests.
+            state = AnswerState.INCONCLUSIVE if order.repair == TEST else AnswerState.NOT_SENT
+            return RepairAnswer(state, in_use)
         if not unknown or answer.state not in _SENT:
             return answer
         note = f"whether a GPU was in use is not known: {unknown}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aggregator.alerts.http_channel import SecretError, secret_of
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
-from aggregator.cluster.port import ClusterError, Guard
+from aggregator.cluster.port import Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 
@@ -86,8 +86,6 @@ class IpmiRepairer(SentOnce):
         except SiteCommandFailed as error:
             unsure = AnswerState.UNSURE if error.was_begun else AnswerState.NOT_SENT
             return RepairAnswer(unsure, str(error))
-        except ClusterError as error:
-            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         lines = [one for one in finished.output.splitlines() if one.strip()]
         output = "; ".join(one for one in lines if not one.lstrip("> ").startswith(_NOISE))
         if finished.code == 0:

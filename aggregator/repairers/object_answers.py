@@ -10,14 +10,15 @@ _WHO, _MAY_NOT = 401, 403
 
 
 def answer_of(error: ClusterError, *, sent: bool) -> RepairAnswer:
-    """``sent``: the request was one that acts, so that without an answer its outcome is open.
+    """``sent``: the request was one that acts, so that without an answer its outcome is open. What
+    its guard raised is raised.
 
     A right or a kind that is missing is FAILED, and not NOT_SENT: the order would be repeated until
     its deadline, and a repairer that works is further up the ladder.
     """
     text = str(error)
     if isinstance(error, GuardRefused | GuardUnreadable):
-        return RepairAnswer(AnswerState.NOT_SENT, text)
+        raise error
     if isinstance(error, Unreachable):
         open_end = sent and error.status != _TURNED_AWAY
         return RepairAnswer(AnswerState.UNSURE if open_end else AnswerState.NOT_SENT, text)

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from aggregator.alerts.http_channel import SecretError, secret_of, words_of
-from aggregator.cluster.port import ClusterError, Guard
+from aggregator.cluster.port import Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.guarded_connector import guarded_post
@@ -71,7 +71,7 @@ class RedfishRepairer(SentOnce):
             ) as response:
                 reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
                 location = response.headers.get("Location", "")
-        except (SecretError, CaFileError, UnicodeDecodeError, ClusterError) as error:
+        except (SecretError, CaFileError, UnicodeDecodeError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
             return RepairAnswer(AnswerState.NOT_SENT, words_of(error))

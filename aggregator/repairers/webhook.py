@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aggregator.alerts.signed_call import EndpointAnswer, NoAnswerError, SignedEndpoint
-from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
+from aggregator.cluster.port import UNGUARDED, Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 
@@ -62,8 +62,6 @@ class WebhookRepairer:
         except NoAnswerError as error:
             unsure = AnswerState.UNSURE if error.sent else AnswerState.NOT_SENT
             return RepairAnswer(unsure, str(error))
-        except ClusterError as error:
-            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         answer = _answer_of(found)
         return _verdict(answer, found.text) if order.repair == TEST else answer
 

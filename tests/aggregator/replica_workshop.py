@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Guard, GuardRefused, GuardUnreadable, Taint, Unreachable
+from aggregator.cluster.port import Guard, GuardUnreadable, Taint, Unreachable
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_permission import permission_refusal
 from aggregator.quarantine.repair.protocol import (
@@ -177,11 +177,10 @@ class Messenger:
         )
         try:
             return await self._cluster._call("repair", effect, guard)
-        except GuardRefused as refused:
-            return RepairAnswer(AnswerState.NOT_SENT, str(refused))
+        except GuardUnreadable:
+            raise
         except Unreachable as error:
-            unsent = isinstance(error, GuardUnreadable)
-            return RepairAnswer(AnswerState.NOT_SENT if unsent else AnswerState.UNSURE, str(error))
+            return RepairAnswer(AnswerState.UNSURE, str(error))
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         taken = RepairAnswer(AnswerState.TAKEN)

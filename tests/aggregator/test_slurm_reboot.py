@@ -155,7 +155,8 @@ async def test_nothing_is_rebooted_with_a_job_by_anothers_drain_or_against_the_g
     async def refuse() -> None:
         raise GuardRefused("the Lease is lost")
 
-    assert (await repairer.order(order(), Guard(refuse))).state is AnswerState.NOT_SENT
+    with pytest.raises(GuardRefused):
+        await repairer.order(order(), Guard(refuse))
     slurm.update("w1", "reason=fan 3 dead RMA 123")
     refused = await repairer.order(order(), UNGUARDED)
     assert refused.state is AnswerState.FAILED

@@ -9,8 +9,6 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.operations import is_node_test, unknown_outcome
 from aggregator.cluster.port import (
     Guard,
-    GuardRefused,
-    GuardUnreadable,
     Node,
     Operation,
     OperationSpec,
@@ -167,10 +165,7 @@ class ProgramRepairer:
             order=order,
             repeatable=self.sends_twice,
         )
-        try:
-            return await cluster._call("test", effect, guard)
-        except (GuardRefused, GuardUnreadable) as error:
-            return RepairAnswer(AnswerState.NOT_SENT, str(error))
+        return await cluster._call("test", effect, guard)
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         def effect() -> RepairAnswer:

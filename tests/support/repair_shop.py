@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from aggregator.cluster.port import Guard, GuardRefused, GuardUnreadable, RepairState
+from aggregator.cluster.port import Guard, RepairState
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -120,10 +120,7 @@ class ShopRepairer:
             order=order,
             repeatable=self.sends_twice,
         )
-        try:
-            return await cluster._call("repair", act, guard)
-        except (GuardRefused, GuardUnreadable) as error:
-            return RepairAnswer(AnswerState.NOT_SENT, str(error))
+        return await cluster._call("repair", act, guard)
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         return self._shop.verdict(order) if order.repair == "test" else self._shop.look

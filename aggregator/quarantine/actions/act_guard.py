@@ -61,28 +61,6 @@ class FreshRead:
         return self._now() - self._began < MOST_AGE
 
 
-class RememberedRefusal:
-    """A guard, and what it raised last: a repairer's answer NOT_SENT does not have the reason."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._inner = guard
-        self._refusal: ClusterError | None = None
-        self.guard = Guard(self._check, guard.lost)
-
-    async def _check(self) -> None:
-        self._refusal = None
-        try:
-            await self._inner()
-        except ClusterError as error:
-            self._refusal = error
-            raise
-
-    def raise_it(self) -> None:
-        """Raise it where the last check refused: the attempt has not failed, it is decided anew."""
-        if self._refusal is not None:
-            raise self._refusal
-
-
 def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Read:
     """The ``read`` of `FreshRead` for an act of this quarantine."""
 

@@ -80,7 +80,9 @@ class RepairAnswer:
 
 
 class Repairer(Protocol):
-    """Carries out one kind of repair. Its methods never raise, except when they are cancelled."""
+    """Carries out one kind of repair. Its methods never raise, except when they are cancelled, and
+    what a guard raises.
+    """
 
     #: Whether an order with the same operation may be sent twice, and is carried out once.
     sends_twice: bool
@@ -88,7 +90,7 @@ class Repairer(Protocol):
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         """Send the order. Cancelled, it leaves no process or request running here.
 
-        ``guard`` is awaited after its last wait; where that refuses, the answer is NOT_SENT.
+        ``guard`` is awaited after its last wait; what it raises is raised, and nothing was sent.
         """
         ...
 

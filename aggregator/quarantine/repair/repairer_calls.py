@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import define
 
-from aggregator.cluster.port import Guard, RepairState
-from aggregator.quarantine.actions.act_guard import RememberedRefusal
+from aggregator.cluster.port import Guard, GuardRefused, GuardUnreadable, RepairState
 from aggregator.quarantine.repair.attempts import PROVED_BY_NODE
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -57,12 +56,13 @@ class RepairerCalls:
         ``on_unsent`` is called where it was certainly not sent. The caller knows that the kind has
         a repairer.
         """
-        refusal = RememberedRefusal(guard)
-        repairer = self._repairers[order.repair].repairer
-        answer = await repairer.order(order, refusal.guard)
+        try:
+            answer = await self._repairers[order.repair].repairer.order(order, guard)
+        except (GuardRefused, GuardUnreadable):
+            on_unsent()
+            raise
         if answer.state is AnswerState.NOT_SENT:
             on_unsent()
-            refusal.raise_it()
         return self._keep(order, answer)
 
     async def outcome(self, order: RepairOrder) -> RepairAnswer:
