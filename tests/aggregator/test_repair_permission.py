@@ -86,7 +86,7 @@ async def ordered() -> Ordered:
     request = PermissionRequest(order.operation, "reboot", order.quarantine)
     one = Ordered(site, cluster, request, unreachable)
     permissions = site.replica.controller.repair_permissions
-    permissions._quarantined.acts._guards._switch.may_act = lambda: one.acts
+    permissions._quarantined.record_writer.switch.may_act = lambda: one.acts
     return one
 
 
@@ -221,7 +221,8 @@ async def test_a_controller_that_was_cut_off_permits_nothing_on_a_node_that_anot
     """It has ordered the reboot, and reaches the agent, but not the API server."""
     one = await ordered()
     world, cut = one.site.world, one.site.replica
-    remembered = SimpleNamespace(node="n1", quarantine=one.site.quarantine())
+    labels = SimpleNamespace(labels={})
+    remembered = SimpleNamespace(node="n1", quarantine=one.site.quarantine(), cluster=labels)
     one.unreachable.update(("read_node", "read_quarantine", "pods_on", "read_stop"))
     cut.cluster.in_queue = never  # nor does any act of it arrive
     other = one.site.start(MemoryCluster(world))
@@ -270,7 +271,7 @@ async def test_a_cluster_that_answers_late_permits_and_one_that_does_not_refuses
     assert await one.refusal() == ""
     one.unreachable.add("read_node")
     began = loop.time()
-    assert await one.refusal() == "the cluster can't be read: no route"
+    assert await one.refusal() == "the act waits, as what it is for can't be read: no route"
     assert loop.time() - began == pytest.approx(10.0)
     await one.site.replica.stop()
 

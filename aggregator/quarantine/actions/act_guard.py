@@ -28,6 +28,8 @@ Against = Callable[[], str]
 Read = Callable[[], Awaitable[str]]
 #: Seconds for which a read of an object counts for an act.
 MOST_AGE = 5.0
+#: When a read began (monotonic) that there was not: what an act is for is read in any case.
+NEVER = -math.inf
 
 
 class FreshRead:
@@ -136,7 +138,7 @@ class ActGuards:
     def fresh_quarantine(self, quarantine: Quarantine) -> FreshRead:
         """The quarantine is read again before the act."""
         read = quarantine_read(self._cluster, quarantine)
-        return FreshRead(read, clocks=self._clocks, began=-math.inf)
+        return FreshRead(read, clocks=self._clocks, began=NEVER)
 
     def _is_observed(self, node_state: NodeState) -> bool:
         """Whether its mode forbids acts of our own; a person's quarantine continues in any mode."""

@@ -1,6 +1,5 @@
 """The test of a node in no quarantine: of a new node, of an idle one, or by hand."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from aggregator.cluster.port import (
     RepairState,
 )
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.actions.act_guard import FreshRead
+from aggregator.quarantine.actions.act_guard import NEVER, FreshRead
 from aggregator.quarantine.decide.idle_nodes import refused, why_refused
 from aggregator.quarantine.decide.new_nodes import is_tainted, without_taint
 from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
@@ -167,7 +166,7 @@ class NodeTestCase(OperationCase):
 
     def beginning_guard(self, attempt: RepairAttempt) -> Guard:
         read = partial(self._why_not_begun, _test(attempt))
-        fresh = FreshRead(read, clocks=self._shared.clocks, began=-math.inf)
+        fresh = FreshRead(read, clocks=self._shared.clocks, began=NEVER)
         return self._checks.beginning_guard(self.node, fresh)
 
     async def _why_not_begun(self, test: NodeTest) -> str:
@@ -192,9 +191,7 @@ class NodeTestCase(OperationCase):
         return not why
 
     def order_guard(self, attempt: RepairAttempt, read_at: float) -> Guard:
-        read = partial(self._checks.refusal, self.node, _test(attempt))
-        fresh = FreshRead(read, clocks=self._shared.clocks, began=read_at)
-        return self._checks.order_guard(self.node, _test(attempt), fresh)
+        return self._checks.order_guard(self.node, _test(attempt), read_at)
 
     async def lost(self, attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome | None:
         """The pod of an idle node's test waits behind work."""

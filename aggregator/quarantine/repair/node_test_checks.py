@@ -1,6 +1,7 @@
 """The reasons against the test of a new or an idle node, and against the removal of its taint."""
 
 from collections.abc import Callable
+from functools import partial
 
 from attrs import define
 
@@ -186,8 +187,12 @@ class NodeTestChecks:
         registry = self.shared.registry
         return self._guard(lambda: self.against_state(node, registry.known(node)), fresh)
 
-    def order_guard(self, node: str, test: NodeTest, fresh: FreshRead | None = None) -> Guard:
-        """The guard of a test's order, and of the permission to begin it."""
+    def order_guard(self, node: str, test: NodeTest, read_at: float) -> Guard:
+        """The guard of a test's order, and of the permission to begin it. ``read_at``: when what
+        it rests on was last read (monotonic).
+        """
+        read = partial(self.refusal, node, test)
+        fresh = FreshRead(read, clocks=self.shared.clocks, began=read_at)
         return self._guard(lambda: self._against_order(node, test), fresh)
 
     def _against_order(self, node: str, test: NodeTest) -> str:
@@ -198,7 +203,7 @@ class NodeTestChecks:
             return "the admission record does not have the test any more"
         return self.store.why_ended(test, node)
 
-    def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
+    def _guard(self, against: Callable[[], str], fresh: FreshRead) -> Guard:
         return act_guard(switch=self.shared.record_writer.switch, against=against, fresh=fresh)
 
     def removal_guard(self, node: Node) -> Guard:

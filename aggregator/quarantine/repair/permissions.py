@@ -1,22 +1,21 @@
 """Decides whether a node's agent may begin the act of its order, from the cluster as it is now.
 
-The order left when its attempt was durable, and the agent has prepared its act since. So each
-object is read anew, and the guard comes last. A refusal needs no certainty; a permission does.
+The order left when its attempt was durable, and the agent has prepared its act since. So the guard
+of the order is passed once more, by new reads. A refusal needs no certainty; a permission does.
 """
 
 import asyncio
-from functools import partial
 
 from attrs import define
 
-from aggregator.cluster.port import ClusterError, GuardRefused
+from aggregator.cluster.port import GuardRefused, GuardUnreadable
 from aggregator.policy.repairs import TEST
+from aggregator.quarantine.actions.act_guard import NEVER
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.decide.repair_permission import CANCELLED, NO_ORDER, open_attempt
+from aggregator.quarantine.decide.repair_permission import NO_ORDER, open_attempt
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.protocol import PermissionRequest
-from aggregator.quarantine.repair.quarantine_case import RepairContext
-from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.repair.quarantine_case import QuarantineCase, RepairContext
 from aggregator.quarantine.state.registry import NodeRegistry
 from sickbay.v1.limits import PERMISSION_SECONDS
 
@@ -45,8 +44,8 @@ class RepairPermissions:
                         return await self._decide(node, request)
                     except GuardRefused as error:
                         return str(error)
-                    except ClusterError as error:
-                        why = f"the cluster can't be read: {error}"
+                    except GuardUnreadable as error:
+                        why = str(error)
                     await asyncio.sleep(_AGAIN)
         except TimeoutError:
             return why
@@ -58,9 +57,12 @@ class RepairPermissions:
         known = node_state.quarantine if node_state is not None else None
         if node_state is None or known is None or known.uid != request.quarantine:
             return await self._in_service(node, request)
-        if open_attempt(known, request.operation) is None:
+        attempt = open_attempt(known, request.operation)
+        if attempt is None or attempt.repair != request.repair:
             return NO_ORDER  # an agent's invention costs no read
-        return await self._in_quarantine(node_state, request)
+        case = QuarantineCase(self._quarantined, node_state, known)
+        await case.order_guard(attempt, NEVER)()
+        return ""
 
     async def _in_service(self, node: str, request: PermissionRequest) -> str:
         watched = self._node_tests.shared.nodes.get(node)
@@ -69,25 +71,5 @@ class RepairPermissions:
             return NO_ORDER  # an agent's invention costs no read
         if known.node_uid != request.quarantine:
             return "the cluster's Node is another one, or none"
-        why = await self._node_tests.refusal(node, known)
-        if not why:
-            await self._node_tests.order_guard(node, known)()
-        return why
-
-    async def _in_quarantine(self, node_state: NodeState, request: PermissionRequest) -> str:
-        why = await self._quarantined.refusal(
-            node_state, request.quarantine, request.operation, request.repair
-        )
-        if why:
-            return why
-        cancelled = partial(_why_cancelled, node_state, request.operation)
-        await self._quarantined.acts.guard(node_state, against=cancelled)()
-        if not self._quarantined.record_writer.has_operation(node_state.node, request.operation):
-            return "the admission record does not have the repair any more"
+        await self._node_tests.order_guard(node, known, NEVER)()
         return ""
-
-
-def _why_cancelled(node_state: NodeState, operation: str) -> str:
-    """Why the order is not to be carried out, as last seen: the guard waits for the stop switch."""
-    attempt = open_attempt(node_state.quarantine, operation)
-    return NO_ORDER if attempt is None else CANCELLED if attempt.deleted else ""

@@ -314,8 +314,10 @@ class QuarantineCase(OperationCase):
         def against() -> str:
             if not self._of.engine.counts(self.node, attempt):
                 return "the admission record does not have the repair any more"
-            gone = f"{repair} of {self.node} is not wanted any more"
-            return "" if self._is_in_force(uid) else gone
+            if not self._is_in_force(uid):
+                return f"{repair} of {self.node} is not wanted any more"
+            known = open_attempt(self._state.quarantine, operation)
+            return NO_ORDER if known is None else CANCELLED if known.deleted else ""
 
         read = partial(self._of.refusal, self._state, uid, operation, repair)
         # The read of the pods may be that of the drain, from a moment before.
