@@ -39,7 +39,7 @@ class NodeHolds:
         for again, for it may come (back).
         """
         if node_state.cluster.node_gone:
-            self.hold(node_state, Held("no-node", "not found", NO_NODE), wanted)
+            self.hold(node_state, Held("no-node", "not found", NO_NODE), wanted.spec.action)
         return node_state.cluster.node_gone
 
     def leave_alone(self, node_state: NodeState, wanted: DesiredState) -> bool:
@@ -48,41 +48,40 @@ class NodeHolds:
             return False
         reason = node_state.cluster.maintained
         limit = "stale-mark" if is_stale(reason) else "maintenance"
-        self.hold(node_state, Held(limit, "others", reason), wanted)
+        self.hold(node_state, Held(limit, "others", reason), wanted.spec.action)
         return True
 
-    def hold(self, node_state: NodeState, held: Held, wanted: DesiredState) -> None:
+    def hold(
+        self, node_state: NodeState, held: Held, action: Action, *, reports: bool = True
+    ) -> None:
+        """Show why the action is not carried out now, and report it once."""
         self._acts.stages.note_hold(node_state.node)
         before = node_state.decision.hold
         since = before.since if before is not None else self._acts.clocks.wall()
         node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
-        if before is None or before.limit != held.limit:
-            self._report(node_state, held, wanted.spec.action)
-
-    def _report(self, node_state: NodeState, held: Held, action: Action) -> None:
+        if not reports or (before is not None and before.limit == held.limit):
+            return
         details = {"limit": held.limit, "value": held.value}
         if held.cause:
             details["cause"] = held.cause
         self._acts.emit_event(node_state, EventKind.HELD, f"{action} {held.text}", details)
 
     async def leave_foreign(self, node_state: NodeState) -> None:
-        """Another installation has the node in quarantine: we neither act on that nor undo it.
+        """Another installation has the node in quarantine: we neither act on that nor undo it, and
+        report that where we want one, too.
 
         An admission here for the same node was not begun, and gives its place back.
         """
         node_state.work.begin_read()
         if node_state.node in self._record_writer.record.entries:
             await self._record_writer.withdraw(self._record_writer.record.entries[node_state.node])
-        self.hold_foreign(node_state)
-
-    def hold_foreign(self, node_state: NodeState) -> None:
-        """Another installation's quarantine is in force; report that where we want one, too."""
         quarantine, wanted = node_state.quarantine, node_state.decision.wanted
         if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
             node_state.set_hold(None)
             return
         text = f"it is in quarantine by the sickbay in namespace {quarantine.foreign}"
-        self.hold(node_state, Held("installation", quarantine.foreign, text), wanted)
+        held = Held("installation", quarantine.foreign, text)
+        self.hold(node_state, held, wanted.spec.action)
 
     def hold_stopped(self, node_state: NodeState) -> None:
         """The stop switch keeps a quarantine in force from continuing; report that.
@@ -91,27 +90,18 @@ class NodeHolds:
         reported.
         """
         quarantine, held = node_state.quarantine, stopped(self._switch.reason)
-        known = node_state.decision.hold
-        if quarantine is None or (known is not None and known.limit == held.limit):
-            return
-        since = self._acts.clocks.wall()
-        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since))
-        if quarantine.status.phase not in MARKED:
-            self._report(node_state, held, quarantine.spec.action)
+        if quarantine is not None:
+            reports = quarantine.status.phase not in MARKED
+            self.hold(node_state, held, quarantine.spec.action, reports=reports)
 
     def hold_unread(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report that part of its status, which a later version may have written, stops it."""
-        known = node_state.decision.hold
-        if known is not None and known.limit == UNREAD_STATUS:
-            return
-        held = Held(
-            UNREAD_STATUS,
-            ", ".join(sorted(quarantine.unread_fields)),
+        text = (
             "part of its Quarantine's status can't be read, and is left as it is: a later version "
-            f"may have written it ({quarantine.unread})",
+            f"may have written it ({quarantine.unread})"
         )
-        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, self._acts.clocks.wall()))
-        self._report(node_state, held, quarantine.spec.action)
+        held = Held(UNREAD_STATUS, ", ".join(sorted(quarantine.unread_fields)), text)
+        self.hold(node_state, held, quarantine.spec.action)
 
     def unhold_resumed(self, node_state: NodeState) -> None:
         """The stop is over, or the status can be read: neither holds a quarantine in force."""
@@ -158,7 +148,7 @@ class Proposals:
         if held is None:
             self._holds.unhold(node_state)
             return wanted
-        self._holds.hold(node_state, held, wanted)
+        self._holds.hold(node_state, held, wanted.spec.action)
         return replace(wanted, spec=replace(wanted.spec, action=quarantine.spec.action))
 
     def repair_hold(self, node_state: NodeState) -> Held | None:

@@ -23,7 +23,7 @@ cause.
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from attrs import define
 from pydantic import Field
@@ -114,7 +114,7 @@ class CommonCause:
     reason: str
     nodes: int
     total: int
-    sample: tuple[str, ...]
+    sample: tuple[str, ...] = ()
     since: float = 0.0
     faded: float | None = None
 
@@ -131,35 +131,19 @@ class CommonCause:
         return OpenCause(self.limit, self.value, self.reason, self.fleetwide)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    id: str
-    scope: str
-    limit: str
-    value: str
-    reason: str
+class _Candidate(NamedTuple):
+    """A cause, and all nodes that it explains."""
+
+    cause: CommonCause
     nodes: frozenset[str]
-    total: int
-    #: Whether it is an NVLink fabric or clique. A rack or a leaf switch around the fabric has the
-    #: same nodes with NVLink evidence, and carries no NVLink.
-    fabric: bool = False
 
     @property
     def exactness(self) -> tuple[int, bool]:
-        return ("agents", "check", "version", "place", "target").index(self.scope), self.fabric
-
-    def cause(self, what: str) -> CommonCause:
-        return CommonCause(
-            id=self.id,
-            scope=self.scope,
-            what=what,
-            limit=self.limit,
-            value=self.value,
-            reason=self.reason,
-            nodes=len(self.nodes),
-            total=self.total,
-            sample=tuple(sorted(self.nodes)[:_NAMED]),
-        )
+        """A rack or a leaf switch around an NVLink fabric has the same nodes with NVLink evidence,
+        and carries no NVLink.
+        """
+        scopes = ("agents", "check", "version", "place", "target")
+        return scopes.index(self.cause.scope), self.cause.fabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +231,7 @@ class CauseSearch:
             if not candidates:
                 break
             best = self._best(candidates)
-            causes.append(best.cause(what))
+            causes.append(replace(best.cause, sample=tuple(sorted(best.nodes)[:_NAMED])))
             for node in best.nodes:
                 left.drop(node, self._crowd.groups[node])
         return causes
@@ -286,7 +270,12 @@ class CauseSearch:
         enough = NEARLY * max(len(one.nodes) for one in candidates)
         return max(
             (one for one in candidates if len(one.nodes) >= enough),
-            key=lambda one: (one.id in self._open_now, one.exactness, len(one.nodes), one.id),
+            key=lambda one: (
+                one.cause.id in self._open_now,
+                one.exactness,
+                len(one.nodes),
+                one.cause.id,
+            ),
         )
 
     def _candidates(self, what: str, left: "_Unexplained") -> Iterator[_Candidate]:
@@ -316,7 +305,7 @@ class CauseSearch:
         if self._too_many(what, left, self._most(total)):
             subject = f"check {name} fails" if kind == "check" else f"faults of rule {name}"
             subject = "NVLink evidence" if what == NVLINK else subject
-            yield self._fleetwide(what, "check", subject, left, total)
+            yield self._fleetwide(what, what, "check", subject, left, total)
 
     def _target(
         self, what: str, component: str, nodes: Mapping[str, float], seen_by: Mapping[str, int]
@@ -328,10 +317,10 @@ class CauseSearch:
         total = max(seen_by.get(component, 0), len(nodes))
         if self._too_many(ident, nodes, self._most(total)):
             subject = f"check {check} fails for {component}"
-            yield self._fleetwide(ident, "target", subject, nodes, total)
+            yield self._fleetwide(what, ident, "target", subject, nodes, total)
 
     def _fleetwide(
-        self, ident: str, scope: str, subject: str, nodes: Collection[str], total: int
+        self, what: str, ident: str, scope: str, subject: str, nodes: Collection[str], total: int
     ) -> _Candidate:
         limits = self._limits
         by_count = limits.common_cause_nodes < total * limits.common_cause_percent / 100
@@ -339,7 +328,8 @@ class CauseSearch:
         limit, value = f"limits.{key}", limit_text(limits, key)
         text = f"more than {value} within {span(limits.window)} are one cause"
         reason = f"{subject} on {len(nodes)} of {total} nodes; {text}"
-        return _Candidate(ident, scope, limit, value, reason, frozenset(nodes), total)
+        cause = CommonCause(ident, scope, what, limit, value, reason, len(nodes), total)
+        return _Candidate(cause, frozenset(nodes))
 
     def _group(
         self, what: str, group: Group, nodes: Mapping[str, float], left: "_Unexplained"
@@ -359,8 +349,8 @@ class CauseSearch:
                     f"{subject}: {evidence} on {len(nodes)} of {size} nodes; two of one {one} "
                     f"within {span(limits.window)} are the {one}'s"
                 )
-                found = frozenset(nodes)
-                yield _Candidate(ident, "place", limit, at, reason, found, size, fabric=True)
+                cause = CommonCause(ident, "place", what, limit, at, reason, len(nodes), size)
+                yield _Candidate(cause, frozenset(nodes))
             return
         least = LEAST if label in VERSIONS else LEAST_IN_PLACE
         most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))
@@ -375,7 +365,8 @@ class CauseSearch:
             )
             scope = "version" if label in VERSIONS else "place"
             limit, at = "limits.domain_percent", limit_text(limits, "domain_percent")
-            yield _Candidate(ident, scope, limit, at, reason, frozenset(nodes), size)
+            cause = CommonCause(ident, scope, what, limit, at, reason, len(nodes), size)
+            yield _Candidate(cause, frozenset(nodes))
 
     def _are_one_fabrics(self, nodes: Mapping[str, float], acting: Container[str]) -> bool:
         """Whether the fabric is the cause: a rule acts on two nodes, or three show it, at once.
@@ -407,8 +398,8 @@ class CauseSearch:
         if silent <= (most // 2 if SILENCE in self._open_now else most):
             return None
         reason = f"{silent} of {of} agents are silent; no node is quarantined for it"
-        made = self._fleetwide(SILENCE, "agents", "", (), max(of, 1))
-        return replace(made.cause(SILENCE), reason=reason, nodes=silent)
+        made = self._fleetwide(SILENCE, SILENCE, "agents", "", (), max(of, 1))
+        return replace(made.cause, reason=reason, nodes=silent)
 
 
 def _within(times: Iterable[float], window: float) -> int:

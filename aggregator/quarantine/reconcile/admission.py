@@ -116,7 +116,7 @@ class AdmissionReconciler:
             return False
         wait = self._inputs.proposals.fabric_hold(node_state)
         if wait is not None:
-            self._holds.hold(node_state, wait, wanted)
+            self._holds.hold(node_state, wait, wanted.spec.action)
             return False
         words = node_state.cluster.overruled
         proposal = self._inputs.proposals.propose(node_state, wanted)
@@ -135,7 +135,7 @@ class AdmissionReconciler:
                 return True
             held = await self._record_writer.propose(proposal)
         if held is not None:
-            self._holds.hold(node_state, held, wanted)
+            self._holds.hold(node_state, held, wanted.spec.action)
             return False
         return await self._begin(node_state, wanted, words, node)
 
