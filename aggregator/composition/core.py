@@ -9,10 +9,9 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster
 from aggregator.events import EventSink, EvidenceRecording
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.announcer import Announcer
-from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes, NodeMarker
+from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes
 from aggregator.quarantine.actions.holds import NodeHolds, Proposals
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.node_actions import NodeActions, NodeReports
@@ -60,7 +59,7 @@ from aggregator.quarantine.reconcile.reconciler import Reconciler
 from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.reconcile.rounds import ControllerRounds
 from aggregator.quarantine.reconcile.work_queue import NodeEvaluator, WorkQueue
-from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
+from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker
 from aggregator.quarantine.repair.engine import OperationEngine
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_reports import NodeTestReports
@@ -171,16 +170,10 @@ class _Acts:
     def __init__(self, given: Given, base: _Base) -> None:
         settings, clocks, cluster = given.settings, given.clocks, given.cluster
         writer, pools, registry = base.record_writer, base.pools, base.registry
-        guards = ActGuards(
-            cluster=cluster,
-            record_writer=writer,
-            switch=base.switch,
-            pools=pools,
-            clocks=clocks,
-        )
         self.acts = acts = NodeActions(
             cluster=cluster,
-            guards=guards,
+            record_writer=writer,
+            pools=pools,
             announcer=Announcer(cluster, given.rng),
             event_sink=base.event_sink,
             clocks=clocks,
@@ -199,16 +192,12 @@ class _Acts:
         self.objects = ObjectWrites(acts=acts, record_writer=writer)
         self.cordon = CordonActions(
             acts=acts,
-            marking=NodeMarker(
-                acts=acts,
-                pools=pools,
-                rules=settings.marks,
-                off_load_balancers=settings.drain.off_load_balancers,
-            ),
             objects=self.objects,
             expected=ExpectedNodes(cluster, registry),
+            pools=pools,
             marks=settings.marks,
             uncordon=settings.uncordon,
+            off_load_balancers=settings.drain.off_load_balancers,
         )
         hook_runner = HookRunner(acts=acts, rules=settings.hooks, rng=given.rng)
         most = settings.limits.evictions_at_once
@@ -366,7 +355,9 @@ def _worker(
         release_actions=acts.release,
         adopter=acts.adopter,
         drain=acts.drain,
-        results=ReadResults(pools=base.pools, missing_nodes=missing, agent_events=agent_events),
+        pools=base.pools,
+        missing_nodes=missing,
+        agent_events=agent_events,
     )
     worker = NodeWorker(
         admission=AdmissionReconciler(

@@ -25,9 +25,8 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.act_guard import ActGuards
 from aggregator.quarantine.actions.announcer import Announcer
-from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes, NodeMarker
+from aggregator.quarantine.actions.cordon import CordonActions, ExpectedNodes
 from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds, Proposals
 from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.actions.object_writes import ObjectWrites
@@ -105,6 +104,7 @@ class Bench:
             enter_quarantine=self._enter,
             escalation_hold=self._escalation_hold,
             propose=self._propose,
+            switch=self.switch,
         )
         switch: Any = self.switch
         cluster: Cluster = self.cluster
@@ -118,16 +118,10 @@ class Bench:
             fabric_hold=lambda _: None,
         )
         self.announcer: Any = Announcer(cluster, HighestDraw())
-        guards = ActGuards(
-            cluster=cluster,
-            record_writer=record_writer,
-            switch=switch,
-            pools=pools,
-            clocks=clocks,
-        )
         acts = NodeActions(
             cluster=cluster,
-            guards=guards,
+            record_writer=record_writer,
+            pools=pools,
             announcer=self.announcer,
             event_sink=self.notes,
             clocks=clocks,
@@ -147,11 +141,12 @@ class Bench:
         self.objects = ObjectWrites(acts=acts, record_writer=record_writer)
         self.cordons = CordonActions(
             acts=acts,
-            marking=NodeMarker(acts=acts, pools=pools, rules=rules, off_load_balancers=False),
             objects=self.objects,
             expected=ExpectedNodes(cluster, in_pool_a),
+            pools=pools,
             marks=rules,
             uncordon=UncordonRules(OnUncordon.RECORDON),
+            off_load_balancers=False,
         )
         self.admission = AdmissionReconciler(
             inputs=SimpleNamespace(proposals=self.proposals),  # type: ignore[arg-type]
@@ -332,7 +327,7 @@ async def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once(bench: Be
     assert len(bench.kinds()) == 0
     first = bench.node_state.decision.hold
     bench.holds.hold_stopped(bench.node_state)
-    assert bench.node_state.decision.hold is first
+    assert bench.node_state.decision.hold == first
     bench.node_state.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
     bench.stands(made(Phase.ADMITTED))
     bench.holds.hold_stopped(bench.node_state)
@@ -354,24 +349,24 @@ async def test_another_installations_quarantine_holds_only_what_we_want_too(benc
             state,
         )
         node_state.own_quarantine_view().quarantine = made(foreign="elsewhere") if foreign else None
-        bench.holds.hold_foreign(node_state)
+        await bench.holds.leave_foreign(node_state)
         assert (node_state.decision.hold is not None) == holds
     assert len(bench.kinds()) == 1
 
 
 @with_bench
 async def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes(bench: Bench) -> None:
-    bench.holds.hold(bench.node_state, LIMIT, wanted())
+    bench.holds.hold(bench.node_state, LIMIT, Action.DRAIN)
     since = bench.node_state.decision.hold.since
     await asyncio.sleep(10)
-    bench.holds.hold(bench.node_state, replace(LIMIT, value="2"), wanted())
+    bench.holds.hold(bench.node_state, replace(LIMIT, value="2"), Action.DRAIN)
     assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.value) == (
         since,
         "2",
     )
     assert len(bench.kinds()) == 1
     assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
-    bench.holds.hold(bench.node_state, Held("common", "x", "y", "c1"), wanted())
+    bench.holds.hold(bench.node_state, Held("common", "x", "y", "c1"), Action.DRAIN)
     assert (bench.node_state.decision.hold.since, bench.node_state.decision.hold.cause) == (
         since,
         "c1",

@@ -51,7 +51,7 @@ from aggregator.quarantine.reconcile import (
 from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
 from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker, ReadResults
+from aggregator.quarantine.reconcile.worker import NodeReads, NodeWorker
 from aggregator.quarantine.state.fleet import FleetState, NodeHold
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
@@ -171,7 +171,6 @@ class Bench:
             holds=recorder,
             restorer=recorder,
         )
-        results = ReadResults(pools=pools, missing_nodes=recorder, agent_events=recorder)
         admitting: Any = admission.AdmissionReconciler(
             inputs=inputs,
             acts=recorder,
@@ -205,7 +204,9 @@ class Bench:
                 release_actions=recorder,
                 adopter=recorder,
                 drain=recorder,
-                results=results,
+                pools=pools,
+                missing_nodes=recorder,
+                agent_events=recorder,
             ),
             node_tests=no_tests,
             new_marks=NewMarksWriter(acts=recorder, drain=recorder, queue=self.queue),

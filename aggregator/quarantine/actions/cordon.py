@@ -114,21 +114,22 @@ class ExpectedNodes:
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
-class NodeMarker:
-    """``off_load_balancers``: a node that is to be drained leaves those."""
+class CordonActions:
+    """``expected``: what a quarantine that begins expects of its node. ``off_load_balancers``: a
+    node that is to be drained leaves those.
+    """
 
     _acts: NodeActions
+    _objects: ObjectWrites
+    expected: ExpectedNodes
     _pools: NodePools
-    _rules: MarkRules
+    _marks: MarkRules
+    _uncordon: UncordonRules
     _off_load_balancers: bool
-
-    async def mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
-        patched = await self.patch(node_state, quarantine, node)
-        self.report(node_state, quarantine, patched)
 
     async def patch(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
         off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
-        change = cordon_change(node, quarantine, off_balancers=off, rules=self._rules)
+        change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
         return await self._acts.mark_writer.mark(node, change, guard=self._acts.guard(node_state))
 
     def report(self, node_state: NodeState, quarantine: Quarantine, patched: Node) -> None:
@@ -159,18 +160,6 @@ class NodeMarker:
         text = f"{self._acts.words.marked}: {quarantine.spec.reason or 'by hand'}"
         self._acts.emit_event(node_state, EventKind.CORDONED, text)
         self._acts.announcer.announce(node_state, patched.uid, quarantine.spec.reason)
-
-
-@define(eq=False, repr=False, slots=False, kw_only=True)
-class CordonActions:
-    """``expected``: what a quarantine that begins expects of its node."""
-
-    _acts: NodeActions
-    marking: NodeMarker
-    _objects: ObjectWrites
-    expected: ExpectedNodes
-    _marks: MarkRules
-    _uncordon: UncordonRules
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine in force: node first, then the object again."""
@@ -204,9 +193,10 @@ class CordonActions:
         if marked_by(node) == quarantine.uid and is_marked(node) and not node.unschedulable:
             # It was uncordoned before the status had the marks: the next read decides on that.
             node_state.work.request_read()
-            self.marking.report(node_state, quarantine, node)
+            self.report(node_state, quarantine, node)
             return
-        await self.marking.mark(node_state, quarantine, node)
+        patched = await self.patch(node_state, quarantine, node)
+        self.report(node_state, quarantine, patched)
 
     async def restart(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Begin again on a Node that was created instead of the marked one.

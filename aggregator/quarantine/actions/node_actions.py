@@ -12,6 +12,7 @@ from attrs import define
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
+    Action,
     AdmissionRefused,
     Cluster,
     ClusterError,
@@ -23,10 +24,19 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.act_guard import ActGuards
+from aggregator.quarantine.actions.act_guard import (
+    NEVER,
+    Against,
+    FreshRead,
+    act_guard,
+    quarantine_read,
+)
 from aggregator.quarantine.actions.announcer import Announcer
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import without_notices
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodePools
 from aggregator.quarantine.state.stage_times import StageTimes
 
 
@@ -122,13 +132,16 @@ class MarkWriter:
 
 
 class NodeActions(NodeReports):
-    """For one node at a time; the controller runs many nodes at once."""
+    """For one node at a time; the controller runs many nodes at once. ``pools`` has each node's
+    mode.
+    """
 
     def __init__(
         self,
         *,
         cluster: Cluster,
-        guards: ActGuards,
+        record_writer: AdmissionRecordWriter,
+        pools: NodePools,
         announcer: Announcer,
         event_sink: EventSink,
         clocks: Clocks,
@@ -139,13 +152,51 @@ class NodeActions(NodeReports):
         self.cluster = cluster
         self.policy = policy
         self.words = cluster.words
-        self._guards = guards
+        self._record_writer, self._switch = record_writer, record_writer.switch
+        self._pools = pools
         #: Whether we are the controller at this moment.
-        self.may_act = guards.may_act
-        self.guard, self.place = guards.guard, guards.place
-        self.fresh_quarantine = guards.fresh_quarantine
+        self.may_act = self._switch.may_act
+        #: The guard of what undoes: its version may be of a read after another one's acts.
+        self.place = Guard(self._switch.check_place)
         self.announcer = announcer
         self.mark_writer = MarkWriter(cluster, clocks)
+
+    def guard(
+        self,
+        node_state: NodeState,
+        *,
+        granted: bool = True,
+        against: Against = str,
+        fresh: FreshRead | None = None,
+    ) -> Guard:
+        """The guard of each acting request on the node: it checks for changes since the decision.
+
+        It checks the stop switch, read anew; the node's owner; and, unless ``granted`` is False,
+        whether the record still has the node's entry, by which it acts, and whether the mode of the
+        pool, by the labels as last read, still lets us act on our own. ``against`` is
+        the act's own check. ``fresh``: what is read again where its last read is too old. Requests
+        that undo or report take none.
+        """
+
+        def why_not() -> str:
+            if granted and not self._record_writer.grants(node_state.node):
+                return "the admission by which it was to be done is not in force any more"
+            if granted and self._is_observed(node_state):
+                return "the mode of the node's pool is observe now"
+            return against()
+
+        return act_guard(switch=self._switch, against=why_not, fresh=fresh)
+
+    def fresh_quarantine(self, quarantine: Quarantine) -> FreshRead:
+        """The quarantine is read again before the act."""
+        read = quarantine_read(self.cluster, quarantine)
+        return FreshRead(read, clocks=self.clocks, began=NEVER)
+
+    def _is_observed(self, node_state: NodeState) -> bool:
+        """Whether its mode forbids acts of our own; a person's quarantine continues in any mode."""
+        quarantine = node_state.quarantine
+        ours = quarantine is None or quarantine.spec.requester == OURS
+        return ours and self._pools.mode_of(node_state.node) is Action.OBSERVE
 
     async def read_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""

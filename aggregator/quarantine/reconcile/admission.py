@@ -220,7 +220,7 @@ class AdmissionReconciler:
         node_state.own_quarantine_view().note_restored(quarantine.uid)
         node_state.wrote(quarantine)
         try:
-            patched = await self._cordon.marking.patch(node_state, quarantine, node)
+            patched = await self._cordon.patch(node_state, quarantine, node)
         except Conflict as error:
             self._cordon.expected.note_difference(node, error)
             await self._begin_again(node_state, wanted, quarantine)
@@ -230,7 +230,7 @@ class AdmissionReconciler:
             raise
         self._report_admission(node_state, quarantine)
         node_state.own_quarantine_view().note_begin(quarantine.uid, self._acts.clocks.now())
-        self._cordon.marking.report(node_state, quarantine, patched)
+        self._cordon.report(node_state, quarantine, patched)
 
     def _report_admission(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Not before the node itself was seen: an admission may be withdrawn until then."""

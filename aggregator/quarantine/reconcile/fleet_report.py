@@ -20,8 +20,9 @@ class FleetReport:
     _network: NetworkTracker
     _limits: Limits
 
-    def update(self) -> None:
-        """Once a round."""
+    async def update(self) -> None:
+        """Once a round; silent nodes count towards common causes."""
+        await self._causes.count_silence()
         entries = self._record_writer.record.entries
         self._fleet.record_entries = len(entries)
         self._fleet.absent_entries = len(self._registry.absent & entries.keys())
@@ -43,15 +44,8 @@ class FleetReport:
             for name in self._pools.pools.names
         }
 
-    def update_quorum(self) -> None:
-        """Whether enough agents have reported for new admissions."""
+    def update_quorum(self) -> bool:
+        """Returns whether too few agents have reported for new admissions."""
         waiting = quorum(self._limits, self._registry.size())
         self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
-
-    def waits_for_quorum(self) -> bool:
-        """Whether too few agents have reported for new admissions."""
-        return bool(self._fleet.waiting_for_quorum)
-
-    async def count_silence(self) -> None:
-        """Count the silent nodes towards common causes."""
-        await self._causes.count_silence()
+        return waiting is not None

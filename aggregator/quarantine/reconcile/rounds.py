@@ -70,8 +70,7 @@ class ControllerRounds:
                     attached = node_state.agent.attached
                     unlisted |= attached and not self._registry.is_listed(node_state.node)
             self._has_unlisted = unlisted
-            await self._report.count_silence()
-            self._report.update()
+            await self._report.update()
             self._cluster_events.records.report_stop()
             self._cluster_events.records.report_record()
             async for some in self._registry.slices():
@@ -84,11 +83,10 @@ class ControllerRounds:
         """Sleep until the next round. Wake early when quorum is reached: held proposals can then be
         admitted, and the page must not show a wait that has ended.
         """
-        if not self._report.waits_for_quorum():
+        if not self._report.update_quorum():
             await asyncio.sleep(ROUNDS)
             return
         for _ in range(int(ROUNDS / _QUORUM_POLLS)):
             await asyncio.sleep(_QUORUM_POLLS)
-            self._report.update_quorum()
-            if not self._report.waits_for_quorum():
+            if not self._report.update_quorum():
                 return

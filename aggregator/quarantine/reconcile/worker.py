@@ -44,9 +44,14 @@ from aggregator.runtime.backoff import Backoff
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
-class ReadResults:
-    """What a step's reads have shown counts also where the step failed in the end."""
+class NodeReads:
+    """Requested reads, another installation's objects, marks without one: before any plan."""
 
+    acts: NodeActions
+    _holds: NodeHolds
+    _release_actions: ReleaseActions
+    _adopter: MarkAdopter
+    _drain: Drainer
     _pools: NodePools
     _missing_nodes: MissingNodes
     _agent_events: AgentEventHandler
@@ -58,25 +63,15 @@ class ReadResults:
         return cluster.overruled, cluster.operator_requests, place
 
     def take(self, node_state: NodeState, before: object) -> None:
-        """``before``: what was known when the step began."""
+        """What a step's reads have shown counts also where the step failed in the end. ``before``:
+        what was known when it began.
+        """
         if node_state.cluster.node_gone:
             self._missing_nodes.follow(node_state)
         if node_state.agent.misnamed:
             self._agent_events.reject(node_state)
         if self.known(node_state) != before:
             node_state.work.request_evaluation()
-
-
-@define(eq=False, repr=False, slots=False, kw_only=True)
-class NodeReads:
-    """Requested reads, another installation's objects, marks without one: before any plan."""
-
-    acts: NodeActions
-    _holds: NodeHolds
-    _release_actions: ReleaseActions
-    _adopter: MarkAdopter
-    _drain: Drainer
-    results: ReadResults
 
     async def begin(self, node_state: NodeState) -> bool | None:
         """What comes before the plans. Returns None where nothing does; True: no step is left."""
@@ -265,7 +260,7 @@ class NodeWorker:
 
     async def _one_step(self, node_state: NodeState) -> bool:
         """Plan and act. Returns True when no step was left now."""
-        before = self._reads.results.known(node_state)
+        before = self._reads.known(node_state)
         try:
             done = await self._next(node_state)
             if node_state.quarantine_view.new_marks is not None:
@@ -276,7 +271,7 @@ class NodeWorker:
                 await self._advance_test(node_state)
             return done
         finally:
-            self._reads.results.take(node_state, before)
+            self._reads.take(node_state, before)
             self._queue.evaluate_due(node_state)
 
     async def _next(self, node_state: NodeState) -> bool:
