@@ -36,3 +36,9 @@ def read_field(content: Any, path: Sequence[str | int]) -> Any:
         else:
             content = content.get(part) if isinstance(content, Mapping) else None
     return content
+
+
+def read_entries(content: Any, path: Sequence[str | int]) -> list[Mapping[str, Any]]:
+    """The objects in the list at the path; empty where there is none."""
+    found = read_field(content, path)
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []

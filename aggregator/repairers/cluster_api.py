@@ -14,7 +14,7 @@ from attrs import define, field
 
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource, ObjectStore
 from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
-from aggregator.config.field_path import read_field
+from aggregator.config.field_path import read_entries
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.node_object import NodeFacts, NodeIsAnotherError, read_node_facts
@@ -180,14 +180,13 @@ def _is_marked_by(machine: ClusterObject, order: RepairOrder) -> bool:
 
 
 def _is_passed_on(machine: ClusterObject) -> bool:
-    found = read_field(machine.content, ("status", "conditions"))
-    conditions = found if isinstance(found, list) else []
-    return machine.deleting or any(read_field(one, ("type",)) in _PASSED_ON for one in conditions)
+    conditions = read_entries(machine.content, ("status", "conditions"))
+    return machine.deleting or any(one.get("type") in _PASSED_ON for one in conditions)
 
 
 def _has_controller(machine: Mapping[str, Any]) -> bool:
-    owners = read_field(machine, ("metadata", "ownerReferences")) or []
-    return any(read_field(one, ("controller",)) is True for one in owners)
+    owners = read_entries(machine, ("metadata", "ownerReferences"))
+    return any(one.get("controller") is True for one in owners)
 
 
 def _named(machine: ClusterObject) -> str:

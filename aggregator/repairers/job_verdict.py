@@ -8,7 +8,7 @@ evidence about the node.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aggregator.config.field_path import read_field
+from aggregator.config.field_path import read_entries, read_field
 from aggregator.config.job import CONTAINER
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from aggregator.repairers.job_manifest import FAILED, PASSED
@@ -95,16 +95,14 @@ def _exit_of(pod: Mapping[str, Any], node: str) -> tuple[int | None, str]:
 
 
 def _container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    entries = read_field(pod, ("status", "containerStatuses"))
-    found = [one for one in entries if isinstance(one, Mapping)] if _is_list(entries) else []
+    found = read_entries(pod, ("status", "containerStatuses"))
     return next((one for one in found if one.get("name") == CONTAINER), None)
 
 
 def _condition(
     content: Mapping[str, Any], kind: str, *, status: str = "True"
 ) -> Mapping[str, Any] | None:
-    entries = read_field(content, ("status", "conditions"))
-    found = [one for one in entries if isinstance(one, Mapping)] if _is_list(entries) else []
+    found = read_entries(content, ("status", "conditions"))
     return next(
         (one for one in found if one.get("type") == kind and one.get("status") == status), None
     )
@@ -118,10 +116,6 @@ def _mapping(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _count(content: Mapping[str, Any], name: str) -> int:
     found = content.get(name)
     return found if isinstance(found, int) and not isinstance(found, bool) else 0
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _words(status: Mapping[str, Any] | None) -> str:

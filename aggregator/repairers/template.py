@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.config.external import OutcomeSection
-from aggregator.config.field_path import parse_field_path, read_field
+from aggregator.config.field_path import parse_field_path, read_entries, read_field
 from aggregator.configfile.values import PLACE
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import RepairOrder
@@ -102,10 +102,8 @@ def has_begun(content: Mapping[str, Any]) -> bool:
 
 
 def _condition(content: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    found = read_field(content, ("status", "conditions"))
-    entries = found if isinstance(found, list) else []
-    mappings = [one for one in entries if isinstance(one, Mapping)]
-    return next((one for one in mappings if one.get("type") == kind), None)
+    found = read_entries(content, ("status", "conditions"))
+    return next((one for one in found if one.get("type") == kind), None)
 
 
 def _as_text(value: Any) -> str | None:
