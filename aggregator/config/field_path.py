@@ -39,6 +39,6 @@ def read_field(content: Any, path: Sequence[str | int]) -> Any:
 
 
 def read_entries(content: Any, path: Sequence[str | int]) -> list[Mapping[str, Any]]:
-    """The objects in the list at the path; empty where there is none."""
+    """The objects in the list at the path; an empty list without one."""
     found = read_field(content, path)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []

@@ -10,8 +10,8 @@ _WHO, _MAY_NOT = 401, 403
 
 
 def answer_of(error: ClusterError, *, sent: bool) -> RepairAnswer:
-    """``sent``: the request was one that acts, so that without an answer its outcome is open. What
-    its guard raised is raised.
+    """``sent``: the request was one that acts, so that without an answer its outcome is open. An
+    error of its guard is raised.
 
     A right or a kind that is missing is FAILED, and not NOT_SENT: the order would be repeated until
     its deadline, and a repairer that works is further up the ladder.

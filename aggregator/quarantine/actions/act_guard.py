@@ -21,7 +21,7 @@ Against = Callable[[], str]
 Read = Callable[[], Awaitable[str]]
 #: Seconds for which a read of an object counts for an act.
 MOST_AGE = 5.0
-#: When a read began (monotonic) that there was not: what an act is for is read in any case.
+#: When a read began (monotonic) that there was not: each act reads its object then.
 NEVER = -math.inf
 
 

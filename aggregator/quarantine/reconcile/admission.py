@@ -140,7 +140,7 @@ class AdmissionReconciler:
         return await self._begin(node_state, wanted, words, node)
 
     async def create(self, node_state: NodeState, wanted: DesiredState) -> None:
-        """The record allows it already: finish what was begun."""
+        """Finish the quarantine that the record allows already."""
         await self._begin(node_state, wanted, node_state.cluster.overruled, None)
 
     async def _begin(
@@ -150,7 +150,7 @@ class AdmissionReconciler:
         words: frozenset[Override],
         node: Node | None,
     ) -> bool:
-        """Begin what the record allows, unless what it was decided on has changed meanwhile.
+        """Begin the quarantine that the record allows, unless its reasons have changed meanwhile.
         ``node``: as it was read or expected before, if it was.
         """
         entry = self._record_writer.record.entries.get(node_state.node)
@@ -165,7 +165,7 @@ class AdmissionReconciler:
             return True
         changed = self._has_changed(node_state, wanted, words)
         if changed or self._is_admitted_elsewhere(node_state, entry):
-            await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
+            await self._record_writer.withdraw(entry)  # the decision was on an older read
             return True
         if self._holds.leave_alone(node_state, wanted):
             await self._record_writer.withdraw(entry)  # not ours, and not counted

@@ -63,7 +63,7 @@ class NodeReads:
         return cluster.overruled, cluster.operator_requests, place
 
     def take(self, node_state: NodeState, before: object) -> None:
-        """What a step's reads have shown counts also where the step failed in the end. ``before``:
+        """The results of a step's reads count also where the step failed in the end. ``before``:
         what was known when it began.
         """
         if node_state.cluster.node_gone:

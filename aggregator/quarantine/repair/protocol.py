@@ -90,7 +90,7 @@ class Repairer(Protocol):
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         """Send the order. Cancelled, it leaves no process or request running here.
 
-        ``guard`` is awaited after its last wait; what it raises is raised, and nothing was sent.
+        ``guard`` is awaited after its last wait; its error is raised, and the order was not sent.
         """
         ...
 
