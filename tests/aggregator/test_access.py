@@ -349,9 +349,9 @@ async def test_a_changed_file_counts_at_once_and_a_broken_one_not_at_all(tokens_
     [
         ("", "has no token"),
         ("short,a,viewer", ":1: the token is shorter"),
-        (f"{VIEWER},a,admin", ":1: expected TOKEN,USER,ROLE"),
-        (f"{VIEWER},,viewer", ":1: expected TOKEN,USER,ROLE"),
-        (f"{VIEWER}", ":1: expected TOKEN,USER,ROLE"),
+        (f"{VIEWER},a,admin", ":1: the line has another form; expected TOKEN,USER,ROLE"),
+        (f"{VIEWER},,viewer", ":1: the line has another form; expected TOKEN,USER,ROLE"),
+        (f"{VIEWER}", ":1: the line has another form; expected TOKEN,USER,ROLE"),
     ],
 )
 def test_a_file_that_can_not_be_used_is_named(tmp_path: Path, line: str, said: str) -> None:
