@@ -429,8 +429,9 @@ async def test_in_a_pod_its_own_service_account_is_used(
             pass
 
 
-async def test_a_plugins_token_is_used(tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin"
+def sources_by_plugin(folder: Path, url: str) -> CredentialSources:
+    """A user whose token comes of a plugin, and ends one day."""
+    plugin = folder / "plugin"
     credential = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",
@@ -438,18 +439,44 @@ async def test_a_plugins_token_is_used(tmp_path: Path) -> None:
     }
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
     plugin.chmod(0o755)
+    call = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    return sources_of(folder, url, exec=call)
+
+
+async def test_a_plugins_token_is_used(tmp_path: Path) -> None:
     seen = []
 
     async def handler(request: web.Request) -> web.Response:
         seen.append(request.headers.get("Authorization"))
         return web.json_response({})
 
-    call = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
-    async with serving(handler) as url:
-        sources = sources_of(tmp_path, url, exec=call)
-        async with transport_of(sources) as transport:
-            await get(transport)
+    async with (
+        serving(handler) as url,
+        transport_of(sources_by_plugin(tmp_path, url)) as transport,
+    ):
+        await get(transport)
     assert seen == ["Bearer from-plugin"]
+
+
+async def test_connections_that_replace_dead_ones_alone_renew_the_credentials(
+    tmp_path: Path,
+) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        reset(request)
+        return web.json_response({})
+
+    def renewing() -> list[asyncio.Task[object]]:
+        return [one for one in asyncio.all_tasks() if one.get_name() == "kube-credentials"]
+
+    async with (
+        serving(handler) as url,
+        transport_of(sources_by_plugin(tmp_path, url)) as transport,
+    ):
+        before = renewing()
+        with pytest.raises(Unreachable):
+            await transport.request("POST", "/api/v1/things", Priority.TAINT)
+        await until(lambda: len(before) == 1 and before[0].done())
+        assert len(renewing()) == 1
 
 
 @pytest.mark.parametrize(

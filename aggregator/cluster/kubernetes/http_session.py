@@ -125,13 +125,15 @@ class HttpSession:
         return aiohttp.ClientConnectionError(text)
 
     async def close(self, *, after_s: float = 0.0) -> None:
-        """Close every connection, those in use too, after this long."""
+        """Close every connection, those in use too, after this long. It sends nothing new until
+        then, and renews no credentials: its successor may have the same.
+        """
+        if self._fresh is not None:
+            self._fresh.cancel()
         try:
             if after_s:
                 await asyncio.sleep(after_s)
         finally:
-            if self._fresh is not None:
-                self._fresh.cancel()
             for session in (self._session, self._lease_session):
                 await session.close()
 
