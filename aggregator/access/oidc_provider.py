@@ -20,7 +20,7 @@ import jwt
 from jwt.types import Options
 
 from aggregator.access.oidc_claims import ClaimRefused
-from aggregator.configfile.regular_file import require_regular_file
+from aggregator.configfile.regular_file import MOST_SECRET, require_regular_file
 
 #: Signatures of ID tokens.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
@@ -34,7 +34,6 @@ _AWAY_FOR = 5.0
 _KEYS_AGAIN = 10.0
 #: Bytes of an answer.
 _MOST = 512 * 1024
-_MOST_SECRET = 4096
 
 
 class ProviderAway(Exception):
@@ -71,7 +70,7 @@ def read_client_secret(file: Path) -> str:
     """The client's secret in a file. Raises ProviderAway, whose text has none of it."""
     why = ""
     try:
-        text = require_regular_file(file, most=_MOST_SECRET).read_text("utf-8-sig").strip()
+        text = require_regular_file(file, most=MOST_SECRET).read_text("utf-8-sig").strip()
     except OSError as error:
         text, why = "", f"can't be read: {error.strerror}"
     except UnicodeDecodeError:

@@ -13,13 +13,13 @@ from pydantic import Field
 
 from aggregator.alerts.redaction import secrets_of, without_secrets
 from aggregator.alerts.webhook import Delivery, WebhookResponse, classify_response
+from aggregator.configfile.regular_file import MOST_SECRET
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import HttpUrl, MaybePath
 from aggregator.runtime.text import visible
 from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
 
-_MOST_SECRET = 4096
 #: Bytes of an answer that are read, and characters that are shown.
 _MOST_ANSWER = 2_000
 _MOST_SHOWN = 200
@@ -147,11 +147,11 @@ def read_secret(path: Path, name: str = "secret_file") -> bytes:
     """The secret as it is now, because it rotates. Raises `SecretError`."""
     try:
         with path.open("rb") as file:
-            secret = file.read(_MOST_SECRET + 1).rstrip()
+            secret = file.read(MOST_SECRET + 1).rstrip()
     except OSError as error:
         raise SecretError(f"{name} {path} can't be read: {error.strerror}") from None
-    if not secret or len(secret) > _MOST_SECRET:
-        what = "is empty" if not secret else f"is longer than {_MOST_SECRET} bytes"
+    if not secret or len(secret) > MOST_SECRET:
+        what = "is empty" if not secret else f"is longer than {MOST_SECRET} bytes"
         raise SecretError(f"{name} {path} {what}; expected the shared secret")
     return secret
 

@@ -31,7 +31,7 @@ from aggregator.config.drain import DrainConfig
 from aggregator.config.pod_namespace import with_namespace
 from aggregator.config.repair import RepairConfig
 from aggregator.config.replicas import ReplicasConfig
-from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.regular_file import MOST, MOST_SECRET, require_regular_file
 from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
     Address,
@@ -583,23 +583,19 @@ _SECRETS = {
 }
 
 
-#: Bytes of a shared secret: the reader refuses a longer one at each use.
-_LONGEST_SECRET = 4096
-
-
 def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
     for key, file in _files(config):
         try:
             with require_regular_file(root / file.relative_to("/"), most=MOST).open("rb") as opened:
-                begin = opened.read(_LONGEST_SECRET + 1) if key[-1] in _SECRETS else b"unread"
+                begin = opened.read(MOST_SECRET + 1) if key[-1] in _SECRETS else b"unread"
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"
             yield _finding(key, text)
             continue
         if not begin.strip():  # an unsigned alert is not sent: no alert would ever leave
             yield _finding(key, f"{file} is empty; expected a file with a secret in it")
-        if key[-1] == "secret_file" and len(begin.rstrip()) > _LONGEST_SECRET:
-            text = f"{file} is longer than {_LONGEST_SECRET} bytes; expected the shared secret"
+        if key[-1] == "secret_file" and len(begin.rstrip()) > MOST_SECRET:
+            text = f"{file} is longer than {MOST_SECRET} bytes; expected the shared secret"
             yield _finding(key, text)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 #: Bytes. No configuration, policy or certificate comes near; a larger file was named by mistake.
 MOST = 32 * 1024 * 1024
+#: Bytes of a secret: a password, a token, a key. A longer one was named by mistake.
+MOST_SECRET = 4096
 
 _TOO_LARGE = "it has more than {} MiB"
 _KINDS = {
