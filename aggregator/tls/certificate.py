@@ -60,11 +60,9 @@ def read_certificates(file: Path) -> list[x509.Certificate]:
     try:
         return parse_certificates(require_regular_file(file, most=MOST).read_bytes())
     except ValueError as error:
-        text = f"{file} holds no certificate; expected PEM, with -----BEGIN and -----END"
-        raise CaFileError(text) from error
+        raise CaFileError.no_certificate(file) from error
     except OSError as error:
-        text = f"{file} can't be read: {error.strerror}; expected a readable file"
-        raise CaFileError(text) from error
+        raise CaFileError.unreadable(file, error) from error
 
 
 def signers_of(

@@ -3,6 +3,7 @@
 import logging
 import ssl
 from pathlib import Path
+from typing import Self
 
 from aggregator.configfile.regular_file import require_regular_file, version_of
 
@@ -12,6 +13,14 @@ log = logging.getLogger("sickbay.tls")
 class CaFileError(Exception):
     """The file can't be used: its name, the problem, and the expected content."""
 
+    @classmethod
+    def unreadable(cls, file: Path | None, error: OSError) -> Self:
+        return cls(f"{file} can't be read: {error.strerror}; expected a readable file")
+
+    @classmethod
+    def no_certificate(cls, file: Path) -> Self:
+        return cls(f"{file} holds no certificate; expected PEM, with -----BEGIN and -----END")
+
 
 def client_context(file: Path) -> ssl.SSLContext:
     """A context that trusts only the CAs in ``file``. Raises CaFileError, whose text names the file
@@ -20,11 +29,9 @@ def client_context(file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=require_regular_file(file))
     except ssl.SSLError as error:
-        text = f"{file} holds no certificate; expected PEM, with -----BEGIN and -----END"
-        raise CaFileError(text) from error
+        raise CaFileError.no_certificate(file) from error
     except OSError as error:
-        text = f"{file} can't be read: {error.strerror}; expected a readable file"
-        raise CaFileError(text) from error
+        raise CaFileError.unreadable(file, error) from error
 
 
 class FollowedAuthorities:
@@ -52,8 +59,7 @@ class FollowedAuthorities:
         try:
             seen = version_of(*([self._file] if self._file is not None else []))
         except OSError as error:
-            text = f"{self._file} can't be read: {error.strerror}; expected a readable file"
-            raise CaFileError(text) from error
+            raise CaFileError.unreadable(self._file, error) from error
         if self._context is None or seen != self._seen:
             file = self._file
             self._context = client_context(file) if file else ssl.create_default_context()
