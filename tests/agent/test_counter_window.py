@@ -8,7 +8,7 @@ from nodeagent.checks.counter_window import CounterIncrease, CounterIncreases
 
 def test_a_rise_leaves_its_window_a_sixtieth_of_it_at_a_time() -> None:
     rise = CounterIncrease(600.0)
-    assert rise.add(0.0, 100) == 0, "what it stood at when first seen is no rise"
+    assert rise.add(0.0, 100) == 0, "the first value is no rise"
     assert rise.add(10.0, 103) == 3
     assert rise.add(19.9, 104) == 4, "within ten seconds of the step before: one step"
     assert rise.add(20.0, 106) == 6, "a step of its own"

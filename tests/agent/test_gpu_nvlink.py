@@ -117,12 +117,12 @@ async def test_errors_of_every_generation_are_counted_by_the_hour(tmp_path: Path
         within_the_hour = await run_check(check)
         bench.later(201)  # the counters of the sample before
         over = await run_check(check)
-    for each, (_, _, reason, says) in zip(after, COUNTED, strict=True):
+    for each, (_, _, reason, text) in zip(after, COUNTED, strict=True):
         assert first.status(each.uuid) == ("OK", "")
         assert over.is_well(each.uuid), "over after an hour"
         if reason:
             assert counted.status(each.uuid) == ("DEGRADED", reason)
-            assert says in counted.by_component[each.uuid].message
+            assert text in counted.by_component[each.uuid].message
             assert within_the_hour.status(each.uuid) == ("DEGRADED", reason)
         else:
             assert counted.is_well(each.uuid)

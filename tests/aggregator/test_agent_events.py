@@ -120,7 +120,7 @@ async def test_who_greets_is_attached_and_has_said_nothing_yet(bench: Bench) -> 
     assert not bench.node_state.agent.was_received
     summary.last_seen = 1.0
     assert bench.connect() == ["record_hello"]
-    assert summary.last_seen == 1.0, "to come back is not to be heard"
+    assert summary.last_seen == 1.0, "a new connection is no evidence"
 
 
 @played_by(on_bench)
@@ -134,7 +134,7 @@ async def test_a_snapshot_counts_and_a_greeting_takes_that_back(bench: Bench) ->
 
 
 @pytest.mark.parametrize(
-    ("listed", "uid", "stands", "reads"),
+    ("listed", "uid", "in_force", "reads"),
     [
         ("", "u1", None, False),
         ("u1", "u1", None, False),
@@ -146,15 +146,15 @@ async def test_a_snapshot_counts_and_a_greeting_takes_that_back(bench: Bench) ->
 )
 @played_by(on_bench)
 async def test_the_node_is_read_where_its_agent_proves_another_uid(
-    bench: Bench, listed: str, uid: str, stands: Quarantine | None, *, reads: bool
+    bench: Bench, listed: str, uid: str, in_force: Quarantine | None, *, reads: bool
 ) -> None:
     bench.node_state.cluster.meta = NodeMeta("n1", listed) if listed else None
-    bench.node_state.own_quarantine_view().quarantine = stands
+    bench.node_state.own_quarantine_view().quarantine = in_force
     assert ("add_for_read" in bench.connect(uid)) == reads
 
 
 @pytest.mark.parametrize(
-    ("stands", "gone", "uid", "back"),
+    ("in_force", "gone", "uid", "back"),
     [
         (None, True, "u2", False),
         (quarantine("u1"), True, "", True),
@@ -165,10 +165,10 @@ async def test_the_node_is_read_where_its_agent_proves_another_uid(
     ],
 )
 def test_an_agent_tells_of_a_node_that_may_be_back(
-    stands: Quarantine | None, uid: str, *, gone: bool, back: bool
+    in_force: Quarantine | None, uid: str, *, gone: bool, back: bool
 ) -> None:
     node_state: Any = NodeRegistry(FleetState(), "").node_state("n1")
-    set_fields(node_state, quarantine=stands, node_gone=gone)
+    set_fields(node_state, quarantine=in_force, node_gone=gone)
     assert _may_be_back(node_state, uid) == back
 
 

@@ -67,8 +67,8 @@ class KubeconfigSettings:
         elif user.get("token"):
             self._authorization = f"Bearer {user['token']}"
         elif user.get("tokenFile"):
-            beside = Path(self._user.file).parent  # a small file of this machine
-            token = (beside / user["tokenFile"]).read_text("utf-8")
+            folder = Path(self._user.file).parent  # a small file of this machine
+            token = (folder / user["tokenFile"]).read_text("utf-8")
             self._authorization = f"Bearer {token}"
         elif "username" in user and "password" in user:
             pair = f"{user['username']}:{user['password']}".encode()
