@@ -250,6 +250,8 @@ async def test_two_replicas_that_both_take_a_node_for_theirs_make_one_job(
         jobs.end(pod, 0)
         await until(lambda: KEY not in taints(cluster_space, node))
         await until(lambda: jobs.all() == [])
+        # The end is written after the removal of the Job.
+        await until(lambda: last_test(cluster_space, node)["state"] != "Ordered")
     assert len(names) == 1
     assert last_test(cluster_space, node)["number"] == 1
     assert last_test(cluster_space, node)["state"] == "Succeeded"
