@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.kubernetes import limiter as kube_limiter
 from aggregator.cluster.kubernetes.limiter import (
+    BEGINS_FIRST,
     FAIR,
     HURRY,
     TRAILS_FOR,
@@ -117,11 +118,15 @@ async def test_the_more_urgent_go_first_and_equals_in_the_order_they_came() -> N
     assert went == [(lane, turn) for lane in reversed(lanes) for turn in (1, 2)]
 
 
-async def test_phases_and_then_reports_go_in_the_order_of_the_taints() -> None:
-    limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
-    for node in ("n1", "n2", "n3"):
+async def test_what_trails_goes_in_the_order_of_taints_and_of_a_burst_the_phases_first() -> None:
+    time = FakeTime()
+    limited = limiter(time, qps=1e6, burst=1000, at_once=1)
+    burst, later = ("n1", "n2", "n3"), "n4"
+    for node in (*burst, later):
+        time.now += 2 * BEGINS_FIRST * (node == later)
         async with limited.turn(Priority.TAINT, node):
             pass
+        time.now += 0.1 * BEGINS_FIRST
     went: list[tuple[str, Priority]] = []
 
     async def one(node: str, lane: Priority) -> None:
@@ -130,22 +135,23 @@ async def test_phases_and_then_reports_go_in_the_order_of_the_taints() -> None:
 
     await limited.acquire(Priority.READ)
     trailing = (Priority.PHASE, Priority.STATUS, Priority.EVENT)
-    mixed = [(node, lane) for lane in trailing for node in ("n3", "n1", "n2")]
-    others = [("", Priority.STATUS), ("n4", Priority.STATUS), ("", Priority.PHASE)]
-    urgent = [("n3", Priority.EVICTION), ("n4", Priority.TAINT)]
+    mixed = [(node, lane) for lane in trailing for node in (later, "n3", "n1", "n2")]
+    others = [("", Priority.STATUS), ("n5", Priority.STATUS), ("", Priority.PHASE)]
+    urgent = [("n3", Priority.EVICTION), ("n5", Priority.TAINT)]
     begun = [asyncio.create_task(one(*each)) for each in (*mixed, *others, *urgent)]
     await settled()
     limited.release(Priority.READ)
     await asyncio.gather(*begun)
     assert went == [
-        ("n4", Priority.TAINT),
+        ("n5", Priority.TAINT),
         ("n3", Priority.EVICTION),
-        *((node, Priority.PHASE) for node in ("n1", "n2", "n3")),
         ("", Priority.PHASE),
-        *((node, lane) for node in ("n1", "n2", "n3") for lane in trailing[1:]),
+        *((node, Priority.PHASE) for node in burst),
+        *((node, lane) for node in burst for lane in trailing[1:]),
+        *((later, lane) for lane in trailing),
         # They came before the taint of their node.
         ("", Priority.STATUS),
-        ("n4", Priority.STATUS),
+        ("n5", Priority.STATUS),
     ]
 
 
@@ -158,20 +164,21 @@ async def test_what_comes_long_after_the_taint_has_the_priority_of_its_kind() ->
     flights = Flights(limited)
     await flights.ask("under way", Priority.READ)
     await flights.ask("late", Priority.EVENT, "n1")
-    await flights.ask("phase", Priority.PHASE)
-    for name in ("under way", "phase", "late"):
+    await flights.ask("background", Priority.BACKGROUND)
+    for name in ("under way", "background", "late"):
         await flights.end(name)
-    assert flights.began == ["under way", "phase", "late"]
+    assert flights.began == ["under way", "background", "late"]
 
 
 async def test_the_order_of_taints_is_kept_for_a_bounded_number_of_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kube_limiter, "_MOST_TAINTED", 2)
-    limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
+    time = FakeTime()
+    limited = limiter(time, qps=1e6, burst=1000, at_once=1)
     for node in ("n1", "n2", "n3", "n2"):
         async with limited.turn(Priority.TAINT, node):
-            pass
+            time.now += 0.001
     flights = Flights(limited)
     await flights.ask("under way", Priority.READ)
     for node in ("n1", "n2", "n3"):

@@ -11,10 +11,10 @@ the time, of the taints still to come. So trailing requests get only a few place
 under way. To prevent starvation in a storm without an end, now and then the request that has waited
 longest goes.
 
-What trails about a node that was tainted lately goes in the order of the taints: first the begins
-of drains, because evictions wait for them, then the reports, whatever their kind. Else all nodes'
-ends of drains would go before the first node's condition, and of a storm each node would be
-complete only at its end.
+What trails about a node that was tainted lately goes in the order of the taints, whatever its kind.
+Else all nodes' ends of drains would go before the first node's condition, and of a storm each node
+would be complete only at its end. Evictions wait for the begin of a drain: of a burst, the begins
+go first.
 
 Lists have places of their own. The server answers a list when its cache has caught up with etcd, up
 to a tenth of a second later. It does little for the list until then. In the places of others, the
@@ -73,6 +73,9 @@ URGENT_PAUSE = 5.0
 #: One in this number that go is the request that has waited longest, of any priority: one of the
 #: lists, and one of the others, and for each of what trails and of what does not.
 FAIR = 64
+#: The begins of drains go before the reports about nodes tainted up to this long earlier (seconds).
+#: Without this bound the first nodes of a storm would wait for the begins of all others.
+BEGINS_FIRST = 2.0
 #: For this long after its taint (seconds) a node's trailing requests go in the order of the taints,
 #: and this number of nodes is remembered.
 TRAILS_FOR = 300.0
@@ -117,11 +120,11 @@ class TokenBucket:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """``turn``: the order of arrival. ``rank``: that in its line."""
+    """``turn``: the order of arrival. ``rank``: that in its line (seconds)."""
 
     lane: Priority
     is_list: bool
-    rank: int
+    rank: float
     turn: int
     go: asyncio.Future[None]
 
@@ -188,8 +191,8 @@ class Slot:
 class Limiter:
     """Lets requests go in order of priority, then of arrival, as the bucket allows.
 
-    Requests of the priority `PHASE` about a node whose taint went through here go in the order of
-    the taints. So do less urgent ones, with the priority `REPORT`.
+    Requests of the priority `PHASE` or a lower one about a node whose taint went through here have
+    the priority `REPORT`, and go in the order of the taints.
 
     ``at_once``: how many may be under way, if that is bounded, and as many lists in addition.
     Releases are above it: requests that hang must not hold them up. ``clock`` and ``sleep`` belong
@@ -214,8 +217,8 @@ class Limiter:
         #: In order of priority: the lists of one, and its other requests.
         self._lines = {(lane, is_list): _Line() for lane in Priority for is_list in (False, True)}
         self._turn = 0
-        #: By node: when its taint went, by turn and by the clock; the oldest first.
-        self._tainted: Recent[str, tuple[int, float]] = Recent(_MOST_TAINTED)
+        #: By node: when its taint went; the oldest first.
+        self._tainted: Recent[str, float] = Recent(_MOST_TAINTED)
         #: By group: how often its oldest was overtaken while it had a place.
         self._unfair: Counter[tuple[bool, bool]] = Counter()
         self._paused_until = self._trailing_paused_until = self._clock()
@@ -243,7 +246,7 @@ class Limiter:
         now = self._clock()
         self._turn += 1
         turn = self._turn
-        lane, rank = self._place_of(lane, node, turn, now)
+        lane, rank = self._place_of(lane, node, now)
         has_place = now >= self._paused_until and self._has_place(lane, now, is_list=is_list)
         if has_place and self._is_first(lane, now) and self._bucket.take(now):
             self._begin(lane, is_list=is_list)
@@ -261,17 +264,16 @@ class Limiter:
             self._stirred.set()  # it may have been the last on its way to a taint
             raise
 
-    def _place_of(self, lane: Priority, node: str, turn: int, now: float) -> tuple[Priority, int]:
+    def _place_of(self, lane: Priority, node: str, now: float) -> tuple[Priority, float]:
         """The line of the request, and its rank there."""
-        if not node:
-            return lane, turn
-        if lane is Priority.TAINT:
-            self._tainted[node] = turn, now
-        elif lane >= Priority.PHASE and (known := self._tainted.get(node)) is not None:
-            rank, at = known
-            if now - at < TRAILS_FOR:
-                return min(lane, Priority.REPORT), rank
-        return lane, turn
+        if node and lane is Priority.TAINT:
+            self._tainted[node] = now
+        elif node and lane >= Priority.PHASE:
+            at = self._tainted.get(node)
+            if at is not None and now - at < TRAILS_FOR:
+                waits = 0.0 if lane is Priority.PHASE else BEGINS_FIRST
+                return Priority.REPORT, at + waits
+        return lane, now
 
     def release(self, lane: Priority, *, is_list: bool = False) -> None:
         """The request that had a place has ended, however it did."""
