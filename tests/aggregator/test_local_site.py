@@ -67,6 +67,8 @@ class Site:
     def commands(self) -> Commands:
         def argv(name: str) -> tuple[str, ...]:
             script = f"test ! -e {self.folder / name} && echo {name} $1 >> {self.folder}/journal"
+            if name == "cordon":
+                script = f"{script} && test ! -e {self.folder / 'late'}"
             return ("sh", "-c", script, "sh", "{node}")
 
         return Commands(argv("cordon"), argv("drain"), argv("release"))
@@ -257,3 +259,24 @@ async def test_a_person_stops_and_releases_through_the_file(path: Path, site: Si
         await until(lambda: "drain n2" in site.journal)
         mine = [line for line in site.journal if line.endswith(" n1")]
         assert mine == ["cordon n1", "drain n1", "release n1"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_cordon_whose_success_is_not_known_is_undone_by_the_release(
+    path: Path, site: Site, *, restarts: bool
+) -> None:
+    """The command does its work and ends with 1, as one whose last request got no answer."""
+    (site.folder / "late").touch()
+    clock = Turned()
+    async with Aggregator(path, site, clock) as first:
+        first.ill()
+        await until(lambda: "exited with 1" in summary_in(first.fleet, "n1").work.last_error)
+        assert site.journal[0] == "cordon n1"
+        if not restarts:
+            await run_other_process(path, "store.delete_quarantine('n1')")
+            await until(lambda: first.phase() is None)
+    if restarts:
+        await run_other_process(path, "store.delete_quarantine('n1')")
+        async with Aggregator(path, site, clock) as second:
+            await until(lambda: second.fleet.record_entries == 0)
+    assert site.journal[-1] == "release n1"

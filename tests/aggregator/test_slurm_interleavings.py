@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.local.place import StorePlace
-from aggregator.cluster.node_names import TAINT
+from aggregator.cluster.node_names import RELEASED, TAINT
 from aggregator.cluster.port import (
     UNGUARDED,
     Action,
@@ -40,6 +40,7 @@ NODES = ("n1", "n2", "n3")
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79 on GPU 3")
 MARK = NodeChange(taints=(Taint(TAINT, "gpu", "NoSchedule"),), unschedulable=True)
 UNMARK = NodeChange(taints=(), unschedulable=False)
+UNDO = NodeChange(annotations={RELEASED: "uid@1"})
 
 
 @dataclass
@@ -210,7 +211,9 @@ class Controller:
             await self.undo(found)
 
     async def undo(self, quarantine: Quarantine) -> None:
-        await self.patch(quarantine.node, UNMARK)
+        node = present(await self.cluster.read_node(quarantine.node))
+        # A crash right after the drain leaves no mark, and a release undoes the drain alone.
+        await self.patch(quarantine.node, UNMARK if node.taints else UNDO)
         await self.cluster.drop_quarantine(quarantine, guard=UNGUARDED)
 
     async def patch(self, name: str, change: NodeChange) -> None:
@@ -218,7 +221,7 @@ class Controller:
         self.unwritten.add(name)
         self.slurm.in_force.discard(name)
         await self.cluster.patch_node(node, change)
-        if change is not UNMARK:
+        if change not in (UNMARK, UNDO):
             self.slurm.in_force.add(name)
         self.unwritten.discard(name)
 

@@ -17,6 +17,7 @@ from aggregator.cluster.local.commands import SiteCommandFailed, run_command
 from aggregator.cluster.local.place import ClosableLease, FilePlace, StorePlace
 from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.local.store import ClusterStore
+from aggregator.cluster.node_names import RELEASED
 from aggregator.cluster.operations import KnownOperations
 from aggregator.cluster.port import (
     UNGUARDED,
@@ -62,6 +63,8 @@ from aggregator.runtime.worker_thread import WorkerThread
 POLL = 0.25
 #: How soon a file that could not be read is tried again, in seconds.
 AGAIN = 1.0
+#: The record of a drain: the command `cordon` was begun, and no `release` has succeeded since.
+_CORDON_BEGUN = "begun"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -340,13 +343,32 @@ class LocalCluster:
             labels=merged(node.labels, change.labels),
             annotations=merged(node.annotations, change.annotations),
         )
+        name = node.name
+        undoes = change.annotations.get(RELEASED) and await self._in_thread(
+            self._open.drain_of, name
+        )
         if len(after.taints) > len(node.taints):
-            await self._run(self._commands.cordon, node.name, "cordon", guard)
-        elif len(after.taints) < len(node.taints):
-            await self._run(self._commands.release, node.name, "release", guard)
+            await self._cordon(name, guard or UNGUARDED)
+        elif len(after.taints) < len(node.taints) or undoes:
+            await self._run(self._commands.release, name, "release", guard)
+            await self._write(self._open.set_drain_of, name, "")
         else:
             await pass_guard(guard)
         return await self._write(self._open.write_node, after)
+
+    async def _cordon(self, name: str, guard: Guard) -> None:
+        """What is noted before outlasts a command whose success is not known: a release undoes that
+        too.
+        """
+        await guard()
+        before = await self._in_thread(self._open.drain_of, name)
+        await self._write(self._open.set_drain_of, name, _CORDON_BEGUN)
+        try:
+            await self._run(self._commands.cordon, name, "cordon", guard)
+        except ClusterError as error:
+            if not (isinstance(error, SiteCommandFailed) and error.was_begun):
+                await self._write(self._open.set_drain_of, name, before)
+            raise
 
     async def pods_on(
         self, node: str, *, background: bool = False, guard: Guard | None = None

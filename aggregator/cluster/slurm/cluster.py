@@ -18,6 +18,7 @@ from aggregator.cluster.capabilities import Capabilities
 from aggregator.cluster.local.cluster import LocalCluster, merged, pass_guard
 from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.local.settings import Commands
+from aggregator.cluster.node_names import RELEASED
 from aggregator.cluster.port import (
     UNGUARDED,
     ClusterEvent,
@@ -191,7 +192,7 @@ class SlurmCluster(LocalCluster):
         try:
             if more or change.unschedulable:
                 found = await self._drain(node, guard or UNGUARDED)
-            elif fewer or change.unschedulable is False:
+            elif fewer or change.unschedulable is False or change.annotations.get(RELEASED):
                 found = await self._undrain(node.name, guard or UNGUARDED)
             else:
                 await pass_guard(guard)
