@@ -93,6 +93,8 @@ def test_every_line_of_the_nvidia_driver_has_its_code(tmp_path: Path) -> None:
         ("nvidia-driver:uvm-fatal", 4),
         ("nvidia-driver:nvlink", 8),
         ("nvidia-driver:peermem", 4),
+        ("-", 6),
+        ("nvidia-driver:init-failed", 1),
     ]
     assert [found[at].component for at in range(5)] == [UUID, UUID, "", "", ""]
     assert found[0].details == {"status": "(0x62:0xffff:1863)", "pci": GPU}
