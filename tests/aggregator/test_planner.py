@@ -238,6 +238,7 @@ def check_rules(now: Situation, step: NextStep) -> None:
         assert step.do in (
             Step.NOTHING,
             Step.UPDATE,
+            Step.OVERRIDE,
             Step.HOLD,
         )  # known facts are written, no more
     if step.do in (Step.CORDON, Step.DRAIN):
@@ -260,6 +261,8 @@ def check_rules(now: Situation, step: NextStep) -> None:
         assert phase in (Phase.ADMITTED, Phase.INVALID)
     if step.do is Step.UPDATE:
         assert ours
+    if step.do is Step.OVERRIDE:  # evictions ended with the action, and the phase has not
+        assert (phase, quarantine.spec.action) == (Phase.DRAINING, Action.CORDON)
 
 
 def check_without_object(now: Situation, step: NextStep) -> None:
@@ -331,6 +334,7 @@ def asked_for_by_people() -> Iterator[Situation]:
         for action in (Action.CORDON, Action.DRAIN)
         for phase in Phase
         if phase not in (Phase.RELEASING, Phase.INVALID)
+        and (phase, action) != (Phase.DRAINING, Action.CORDON)  # its phase is written first
     ]
     forces = (None, Action.CORDON, Action.DRAIN)
     for quarantine, force in itertools.product(objects, forces):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.port import Action, Phase, QuarantineSpec
+from aggregator.cluster.port import Action, ClusterError, Phase, QuarantineSpec, Unreachable
 from aggregator.health.model import Cleared, Status
 from aggregator.quarantine.decide.intent import OURS, is_overridden
 from aggregator.quarantine.decide.operator_requests import FORCE
@@ -82,6 +82,47 @@ async def test_an_override_holds_after_the_aggregator_has_lost_its_memory() -> N
     assert world.quarantines["n1"].spec.action is Action.CORDON
     assert world.quarantines["n1"].status.override
     assert world.evicted == []
+
+
+@in_virtual_time
+async def test_a_drain_that_its_maker_makes_a_cordon_is_shown_as_one() -> None:
+    """A person's own Quarantine has no override, so no other write follows the edit."""
+    world = world_with_a_blocked_job()
+    replica = await Replica(world, clock=Running()).ready()
+    replica.agent("n1", snapshot())
+    world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "fan 3", requester="ann"))
+    await until(lambda: world.quarantines["n1"].status.blockers)
+    world.person_edits_spec("n1", action=Action.CORDON)
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    status = world.quarantines["n1"].status
+    assert (status.blockers, status.pods_remaining) == ((), None)
+    assert status.message == replica.cluster.words.in_force.format(node="n1")
+    assert OVERRIDDEN not in replica.notes.kinds("n1")
+
+
+@in_virtual_time
+async def test_a_force_that_becomes_a_cordon_is_shown_as_one_though_a_write_fails() -> None:
+    """The intent is written first, and with that the annotation calls for no further write."""
+    world, failed = world_with_a_blocked_job(), list[str]()
+
+    def fails(name: str) -> ClusterError | None:
+        found = world.quarantines.get("n1")
+        cordon = found is not None and found.spec.action is Action.CORDON
+        if failed or not cordon or name != "write_quarantine_status":
+            return None
+        failed.append(name)
+        return Unreachable("503")
+
+    replica = await Replica(world, clock=Running(), fails=fails).ready()
+    replica.agent("n1", snapshot())
+    events = replica.controller.parts.cluster_events
+    world.person_annotates("n1", FORCE, "drain fan 3")
+    await events.refresh_nodes()
+    await until(lambda: world.quarantines and world.quarantines["n1"].status.blockers)
+    world.person_annotates("n1", FORCE, "cordon fan 3")
+    await events.refresh_nodes()
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    assert failed
 
 
 @in_virtual_time

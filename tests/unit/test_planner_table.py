@@ -106,7 +106,7 @@ ENDED = (replace(ITEM, cleared="reboot"),)
         (now(spec=BY_HAND, wanted=None, maintained=True), True),
         (now(spec=BY_HAND, wanted=None, mode=Action.CORDON), False),
         (now(spec=BY_HAND, wanted=None, mode=Action.OBSERVE), False),
-        (now(spec={**BY_HAND, "action": Action.CORDON}, wanted=None), False),
+        (now(Phase.CORDONED, spec={**BY_HAND, "action": Action.CORDON}, wanted=None), False),
     ],
 )
 def test_pods_are_evicted_only_where_each_condition_holds(
@@ -447,8 +447,10 @@ def test_an_object_is_made_only_for_what_is_wanted_and_allowed(
 def test_a_force_changes_only_what_a_force_has_made(
     spec: dict[str, Any], forced: Action | None, do: Step
 ) -> None:
-    status = {"override": describe_override(replace(SPEC, **spec))}
-    assert step(now(spec=spec, forced=forced, status=status)) is do
+    made = replace(SPEC, **spec)
+    phase = Phase.DRAINING if made.action is Action.DRAIN else Phase.CORDONED
+    status = {"override": describe_override(made)}
+    assert step(now(phase, spec=spec, forced=forced, status=status)) is do
 
 
 # -- the record, the Node and its absence --------------------------------------------------------

@@ -86,14 +86,18 @@ class ObjectWrites:
         await self._write_spec(node_state, quarantine, spec)
 
     async def show_override(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        """Write a person's action to the status; a drain that they ended is a cordon again."""
+        """Write a person's action to the status; a drain that has become a cordon is one again."""
         text, status = describe_override(quarantine.spec), quarantine.status
         changed = replace(status, override=text)
         if quarantine.spec.action is not Action.DRAIN and status.phase is Phase.DRAINING:
-            changed = replace(changed, phase=Phase.CORDONED, blockers=())
+            message = self._acts.words.in_force.format(node=node_state.node)
+            changed = replace(
+                changed, phase=Phase.CORDONED, message=message, pods_remaining=None, blockers=()
+            )
         await self._acts.write_status(node_state, quarantine, changed)
-        event_text = text or f"spec.action is {quarantine.spec.action} again, as it was decided"
-        self._acts.emit_event(node_state, EventKind.OVERRIDDEN, event_text)
+        if text != status.override:
+            again = f"spec.action is {quarantine.spec.action} again, as it was decided"
+            self._acts.emit_event(node_state, EventKind.OVERRIDDEN, text or again)
 
     async def show_cordon(self, node_state: NodeState, quarantine: Quarantine, text: str) -> None:
         """Write to the status that the node is left schedulable, or that others cordoned it."""
@@ -123,12 +127,7 @@ class ObjectWrites:
     async def _write_spec(
         self, node_state: NodeState, quarantine: Quarantine, spec: QuarantineSpec
     ) -> None:
-        """Write the intent; a drain that is no longer wanted is a cordon again."""
-        written = await self._acts.cluster.write_quarantine_spec(quarantine, spec)
-        if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
-            status = replace(written.status, phase=Phase.CORDONED, pods_remaining=None, blockers=())
-            written = await self._acts.cluster.write_quarantine_status(written, status)
-        node_state.wrote(written)
+        node_state.wrote(await self._acts.cluster.write_quarantine_spec(quarantine, spec))
 
     async def write_conditions(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write the status again: its conditions are made anew with each write of it."""

@@ -21,7 +21,7 @@ class ObjectStep(enum.StrEnum):
     VOID = "void"  # one of ours that was not begun, and has no entry in the record
     UNHOLD = "unhold"  # the node to release is unhealthy again: its release is not held any more
     UPDATE = "update"  # write the changed intent
-    OVERRIDE = "override"  # its status reports that a person has set, or taken back, an action
+    OVERRIDE = "override"  # its status reports a person's action, and that a drain is a cordon now
     REPORT_MARKS = "report-marks"  # its status reports which marks are missing, or that none is
 
 
@@ -83,7 +83,9 @@ def _unwritten(now: ObjectView, quarantine: Quarantine) -> ObjectStep | None:
         return ObjectStep.UNHOLD
     if unsaved(quarantine, now.wanted):
         return ObjectStep.UPDATE  # a positive sign that is not written is lost with this process
-    if describe_override(quarantine.spec) != quarantine.status.override:
+    spec, status = quarantine.spec, quarantine.status
+    cordon = spec.action is not Action.DRAIN and status.phase is Phase.DRAINING
+    if cordon or describe_override(spec) != status.override:
         return ObjectStep.OVERRIDE
     return ObjectStep.REPORT_MARKS if now.marks_unreported else None
 
