@@ -1,6 +1,7 @@
 """A person requests a repair, takes it back, or releases the node that is under repair."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
 )
-from tests.aggregator.repair_site import Site, phases, reported_ends
+from tests.aggregator.repair_site import ILL, Site, phases, reported_ends
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT
 from tests.support.virtual_replica import later, soon
@@ -75,6 +76,27 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
     assert site.shop.cancelled == [site.shop.orders[0].operation]
     assert marked == [True]
     assert reported_ends(site) == [outcome]
+
+
+@in_virtual_time
+async def test_a_release_ends_the_reservation_of_a_repair_that_never_began() -> None:
+    """Else it would hold the repairs of its failure domain until that repair's time is over."""
+    site = Site("n1", "n2")
+    for name in ("n1", "n2"):
+        site.world.set_node(replace(site.world.nodes[name], labels={"rack": "7"}))
+    site.ill, refused = {"n1": ILL}, [Unreachable("503")]
+    fails = {"create_operation": refused}
+    site.start(fails=lambda name: next(iter(fails.get(name, ())), None))
+    await site.settles(lambda: "n1" in parse_record(site.world.record.text).repairs)
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=60)
+    assert parse_record(site.world.record.text).repairs == {}
+    refused.clear()
+    site.ill["n2"] = ILL
+    site.report("n2")
+    await site.settles(lambda: site.attempts("n2"), within=300)
+    site.check()
 
 
 @in_virtual_time

@@ -1,10 +1,15 @@
 """Decides what is next for the repair of a node in quarantine, and has the engine carry it out."""
 
+import asyncio
+import contextlib
+
 from attrs import define, field
 
-from aggregator.cluster.port import Quarantine, RepairState
+from aggregator.cluster.operations import with_attempts
+from aggregator.cluster.port import ClusterError, Quarantine, RepairState, RepairStatus
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
+from aggregator.quarantine.actions.release import RECORD_WITHIN
 from aggregator.quarantine.decide.operation_step import Do, NextOperation
 from aggregator.quarantine.decide.repair import RepairMode, is_busy, operation_id
 from aggregator.quarantine.repair.case import AttemptOutcome
@@ -80,6 +85,22 @@ class RepairRunner:
             if step.do is not Do.ORDER or known.operation != coming:
                 await self._of.record_writer.end_operation(known.operation)
 
+    async def _forget_unbegun(self, quarantine: Quarantine) -> None:
+        """The same at a release, which no failure holds up: then it counts until its time is over.
+
+        An attempt that this process has not seen may still act.
+        """
+        node = quarantine.node
+        known = self._of.record_writer.record.repairs.get(node)
+        if known is None or not known.operation.startswith(quarantine.uid):
+            return
+        with contextlib.suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(RECORD_WITHIN):
+                there = await self._of.cluster.operations.of(node)
+                fresh = with_attempts(quarantine, there).status.repair or RepairStatus()
+                if all(one.operation != known.operation for one in fresh.attempts):
+                    await self._of.record_writer.end_operation(known.operation)
+
     # -- what each release needs, whether any begins or not -------------------------------------
 
     def holds_release(self, node_state: NodeState) -> bool:
@@ -112,6 +133,8 @@ class RepairRunner:
         await self._of.status.end_requests(quarantine)
         case = self._case(node_state, quarantine)
         attempt = case.busy
+        if attempt is None:
+            await self._forget_unbegun(quarantine)
         if attempt is None or self._withdrawn.get(node_state.node) == attempt.operation:
             return
         if attempt.repair in self._of.settings.repairers:
