@@ -140,7 +140,9 @@ XID = b"[  81.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
         (b"\x28\xb5\x2f\xfd\x24\x5d" + XID, r"it is compressed \(zstd\); .* zstdcat"),
         (XID.decode().encode("utf-16"), "it is UTF-16; .* iconv -f UTF-16 -t UTF-8"),
         (b"\xfe\xff" + XID.decode().encode("utf-16-be"), "it is UTF-16; "),
-        (XID.decode().encode("utf-16-le"), "it is binary"),
+        (XID.decode().encode("utf-16-le"), "it is UTF-16; .* iconv -f UTF-16LE "),
+        (XID.decode().encode("utf-16-be"), "it is UTF-16; .* iconv -f UTF-16BE "),
+        (XID.decode().encode("utf-32"), "it is UTF-32; "),
         (
             b"LPKSHHRH" + bytes(200),
             "it is a journal file; .* journalctl _TRANSPORT=kernel --file FILE >",

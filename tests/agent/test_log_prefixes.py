@@ -49,6 +49,10 @@ def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
         ("[pod/dmesg-7d9dd/dmesg] 2026-04-22T21:23:52.123456789Z stdout F ", "dmesg-7d9dd"),
         ("> node17: 7: ", "node17"),
         ("kube-system/dmesg-7d9dd[dmesg]: ", "dmesg-7d9dd"),
+        ("2026-04-22T21:23:52.123456789Z ", ""),
+        ("[pod/dmesg-7d9dd/dmesg] 2026-04-22T21:23:52.123456789Z ", "dmesg-7d9dd"),
+        ("dmesg-7d9dd dmesg 2026-04-22T21:23:52.123456789Z ", "dmesg-7d9dd"),
+        ("Apr 22 21:23:52 ", ""),
     ],
 )
 @pytest.mark.parametrize(
@@ -70,10 +74,29 @@ def test_the_name_of_a_machine_before_each_line_is_taken_off(
 
 
 @pytest.mark.parametrize("prefix", ["node17 ", "node17  ", "node17,", "node17, ", "node17;"])
-@pytest.mark.parametrize("stamp", ["[  123.456789] ", "[Thu Apr 23 21:25:32 2026] "])
+@pytest.mark.parametrize(
+    "stamp",
+    ["[  123.456789] ", "[Thu Apr 23 21:25:32 2026] ", "2026-04-22T21:23:52+0000 gpu-7 kernel: "],
+)
 def test_a_loop_names_the_machine_before_each_line(tmp_path: Path, prefix: str, stamp: str) -> None:
     text = "".join(f"{prefix}{stamp}{line}\n" for line in (XID, OOM))
     assert codes(tmp_path, text) == [("node17", "xid:79"), ("node17", "oom:node")]
+
+
+def test_the_stream_of_a_cloud_is_taken_off_with_its_time(tmp_path: Path) -> None:
+    line = "2026-04-22T21:23:52.000000+00:00 gpu-7/kern 2026-04-22T21:23:50+0000 gpu-7 kernel: "
+    assert codes(tmp_path, "".join(f"{line}{each}\n" for each in (XID, OOM))) == [
+        ("gpu-7/kern", "xid:79"),
+        ("gpu-7/kern", "oom:node"),
+    ]
+
+
+def test_an_entry_of_the_journal_without_the_writer_s_fields_is_a_text_alone(
+    tmp_path: Path,
+) -> None:
+    entry = {"MESSAGE": XID, "__REALTIME_TIMESTAMP": "1764421200000000", "_BOOT_ID": "3f2a"}
+    assert codes(tmp_path, json.dumps(entry)) == [("", "xid:79")]
+    assert codes(tmp_path, json.dumps({**entry, "_PID": "4711"})) == []
 
 
 def test_lines_of_the_driver_without_a_stamp_are_decoded_after_the_name_of_a_machine(

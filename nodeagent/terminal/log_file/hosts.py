@@ -14,7 +14,9 @@ r"""The name of a machine before each line, as tools write it that read the logs
 - ``> text``: a quotation; ``2026-04-22T21:23:52+00:00 STREAM {...}``: ``aws logs tail``; with a tag
   instead of the stream: fluentd;
 - ``NAMESPACE/POD[CONTAINER]: text``: kail;
-- ``node17 [  123.4] text``, ``node17,[  123.4] text``: a loop.
+- ``node17 [  123.4] text``, ``node17,[  123.4] text``: a loop;
+- ``2026-04-22T21:23:52Z 2026-04-22T21:23:50+0000 node17 kernel: text``: ``kubectl logs
+  --timestamps`` of journalctl's lines, ts(1).
 
 One may be within another: pdsh runs ``kubectl logs --prefix --timestamps``.
 """
@@ -62,7 +64,15 @@ _PREFIXES = (
     re.compile(rb"[\w.-]{1,253}/([\w.-]{1,253})\[[\w.-]{1,253}\]: "),
     re.compile(
         rb"(?!kernel)([A-Za-z0-9][\w.-]{0,252})(?: +|[,;] ?)"
-        rb"(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)"
+        rb"(?=\[ *\d{1,10}\.\d|\[[A-Z][a-z]{2} |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+        rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)"
+    ),
+    # The time, and a cloud's stream, of a tool that read lines which have their own.
+    re.compile(
+        rb"(?:\d{4}-\d\d-\d\d[T ][\d:.]{8,20} ?(?:Z|[+-]\d\d:?\d\d)"
+        rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) ([\w./-]{1,252}(?= )|) ?"
+        rb"(?=\[ *\d{1,10}\.\d|<\d|\d,\d|\[[A-Z][a-z]{2} |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+        rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)"
     ),
     re.compile(rb"()(?:(?:> ?){1,5}|[-*] )(?=\S)"),
 )

@@ -26,6 +26,10 @@ _LONGEST_UPTIME = 1e10
 _MESSAGE = "MESSAGE"
 _STAMPS = ("_SOURCE_MONOTONIC_TIMESTAMP", "__MONOTONIC_TIMESTAMP")  # microseconds
 _KEPT = frozenset({_MESSAGE, "_TRANSPORT", "SYSLOG_FACILITY", *_STAMPS})
+_OF_EVERY_ENTRY = frozenset(
+    {_MESSAGE, "__CURSOR", "__REALTIME_TIMESTAMP", "__MONOTONIC_TIMESTAMP", "_BOOT_ID"}
+    | {"__SEQNUM", "__SEQNUM_ID"}
+)
 
 _NAME = re.compile(rb"[A-Z_][A-Z0-9_]{0,63}")
 _MICROSECONDS = re.compile(r"\d{1,18}")
@@ -344,7 +348,8 @@ def _journal_entry(number: int, fields: Mapping[str, Any]) -> Entry:
     text = _escaped(_bytes(fields.get(_MESSAGE)))
     facility = _bytes(fields.get("SYSLOG_FACILITY", b"0"))
     # Lines that root writes to /dev/kmsg have the kernel's transport too, and another facility.
-    if _bytes(fields.get("_TRANSPORT")) != b"kernel" or facility != b"0":
+    alone = fields.keys() <= _OF_EVERY_ENTRY  # of --output-fields=MESSAGE: as of -o cat
+    if not alone and (_bytes(fields.get("_TRANSPORT")) != b"kernel" or facility != b"0"):
         return Entry(number, text)
     return kernel_entry(number, text, _seconds(fields))
 
