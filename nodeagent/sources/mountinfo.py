@@ -194,14 +194,16 @@ def _whole(line: bytes) -> bytes:
 
 
 def _opened(mounts: Sequence[Mount]) -> Iterator[Mount]:
-    """``mounts`` with those marked whose first mount is read-only, by mount id."""
-    for mount in mounts:
+    """``mounts`` with those marked whose first mount is read-only.
+
+    By the table's order, which is that of the mounts: the kernel gives an id again when it is free.
+    """
+    for at, mount in enumerate(mounts):
         is_opened = "rw" in mount.options and any(
-            each.ident < mount.ident
-            and each.device == mount.device
+            each.device == mount.device
             and "ro" in each.options
             and (each.root == mount.root or mount.root.startswith(each.root.rstrip("/") + "/"))
-            for each in (mounts if mount.superblock_read_only else ())
+            for each in (mounts[:at] if mount.superblock_read_only else ())
         )
         yield replace(mount, opened=True) if is_opened else mount
 

@@ -156,6 +156,9 @@ RO, RW = "- ext4 /dev/sdb1 ro", "- ext4 /dev/sdb1 rw"
     [
         ((f"97 22 8:17 / @/a ro {RO}", f"98 22 8:17 / @/b rw {RO}"), "OK"),
         ((f"97 22 8:17 / @/long/a ro {RO}", f"98 22 8:17 /x @/b rw {RO}"), "OK"),
+        # The kernel gave the bind an id that was free again: the table's order is the mounts'.
+        ((f"97 22 8:17 / @/a ro {RO}", f"45 22 8:17 / @/b rw {RO}"), "OK"),
+        ((f"97 22 8:17 / @/a rw {RO}", f"45 22 8:17 /x @/b ro {RO}"), "FAILED"),
         # The first mount was writable: a bind that is read-only on purpose explains nothing.
         ((f"97 22 8:17 / @/a rw {RO}", f"98 22 8:17 /x @/b ro {RO}"), "FAILED"),
         ((f"97 22 8:17 / @/a rw {RO}",), "FAILED"),
