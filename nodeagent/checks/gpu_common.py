@@ -205,7 +205,25 @@ class PerGpu:
             silent = list(self._sources.gpus.remembered().values())
         for component in silent:
             known.setdefault(component, _silent(sample))
-        return self.report(known)
+        return self.report(self._of_models_that_have_it(sample, known))
+
+    def _of_models_that_have_it(
+        self, sample: GpuSample, known: dict[str, Verdict]
+    ) -> dict[str, Verdict]:
+        """``known`` without GPUs that have no such value by their model or by MIG, if others do.
+
+        They would leave the node unknown for ever.
+        """
+        lacking = {name for name, (_, reason, _) in known.items() if reason == "unsupported"}
+        models: dict[tuple[str, bool], set[str]] = {}
+        for gpu in sample.gpus:
+            is_partitioned = gpu.mig is not None and gpu.mig.enabled
+            of_model = models.setdefault((gpu.name, is_partitioned), set())
+            of_model.add(component_of(gpu, self._sources))
+        without = {name for each in models.values() if each <= lacking for name in each}
+        if lacking == known.keys():
+            return known
+        return {name: verdict for name, verdict in known.items() if name not in without}
 
     def report(self, verdicts: dict[str, Verdict]) -> list[Observation]:
         """``verdicts`` by component."""

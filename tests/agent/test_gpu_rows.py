@@ -1,7 +1,10 @@
-"""Row remapping: pending is degraded, a failure is failed, a GPU without it is unknown."""
+"""Row remapping: pending is degraded, a failure is failed, a model without it has no row."""
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from nodeagent.checks import gpu_rows
 from tests.nvml import UNSUPPORTED, gpu, uuid_of
@@ -14,18 +17,26 @@ STATES = {
     (0, 1, 1, 0): ("DEGRADED", "pending"),
     (0, 8, 0, 1): ("FAILED", "failure"),
     (0, 8, 1, 1): ("FAILED", "failure"),
-    (UNSUPPORTED,) * 4: ("UNKNOWN", "unsupported"),
 }
 
 
 async def test_each_state_of_the_rows_has_its_verdict(tmp_path: Path) -> None:
     gpus = [gpu(index, rows=rows) for index, rows in enumerate(STATES)]
-    gpus[-1] = replace(gpus[-1], name="NVIDIA L4")  # or it would be unlike its siblings
     async with Bench(tmp_path, gpus) as bench:
         seen = await run_check(bench.build(gpu_rows.SPEC))
     assert [seen.status(each.uuid) for each in gpus] == [*STATES.values()]
     counts = "rows remapped: 3 uncorrectable, 9 corrected"
     assert seen.by_component[uuid_of(1)].message == counts
+
+
+@pytest.mark.parametrize("other", [{"name": "Tesla T4"}, {"mig": (1, 1)}])
+async def test_a_gpu_that_has_no_rows_by_its_model_or_by_mig_is_not_unknown(
+    tmp_path: Path, other: Mapping[str, Any]
+) -> None:
+    gpus = [gpu(0), gpu(1, rows=(UNSUPPORTED,) * 4, **other)]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await run_check(bench.build(gpu_rows.SPEC))
+    assert {name: seen.status(name) for name in seen.by_component} == {uuid_of(0): ("OK", "")}
 
 
 async def test_a_bank_without_a_spare_row_is_told_before_it_needs_one(tmp_path: Path) -> None:
