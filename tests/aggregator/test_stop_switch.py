@@ -128,7 +128,10 @@ async def test_an_object_whose_node_is_not_marked_yet_is_held_by_the_stop_and_go
     world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
     replica = Replica(world, clock=Running())
     await until(lambda: "n1" in replica.fleet.node_summaries and held_by_stop(replica, "n1"))
-    await asyncio.sleep(60)
+    for _ in range(3):
+        replica.agent("n1", WELL)  # the quarantine is a person's
+        await asyncio.sleep(20)
+        assert held_by_stop(replica, "n1")
     assert not is_marked(world.nodes["n1"])
     assert replica.notes.kinds("n1").count("quarantine.held") == 1
     resume(world)

@@ -22,6 +22,7 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.node_actions import NodeReports
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -331,7 +332,7 @@ class NodeEvaluator:
             self._reports.emit_event(node_state, EventKind.SUPPRESSED, text)
         node_state.decision.set_prevented(would, spared)
         present = node_state.quarantine
-        if present is not None and present.unread:
+        if present is not None and (present.unread or present.spec.requester != OURS):
             return  # its hold is about the object, whatever is wanted
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
             node_state.set_hold(None)
