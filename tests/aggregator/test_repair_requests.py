@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,11 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
+    RepairOrder,
 )
 from tests.aggregator.repair_site import ILL, Site, phases, reported_ends
 from tests.support.memory_cluster import MemoryCluster
-from tests.support.repair_shop import TIMEOUT
+from tests.support.repair_shop import TIMEOUT, ShopRepairer
 from tests.support.virtual_replica import later, soon
 from tests.support.virtual_time import in_virtual_time
 
@@ -76,6 +78,31 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
     assert site.shop.cancelled == [site.shop.orders[0].operation]
     assert marked == [True]
     assert reported_ends(site) == [outcome]
+
+
+@pytest.mark.parametrize("call", ["read_outcome", "cancel", "clean_up"])
+@in_virtual_time
+async def test_a_persons_release_waits_for_no_repairer_that_hangs(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site's program may run for an hour, and the release has a call of its own, for seconds."""
+
+    async def hangs(self: ShopRepairer, order: RepairOrder) -> Any:
+        begun.append(order.operation)
+        await asyncio.sleep(3600)
+
+    site, begun = Site(), list[str]()
+    monkeypatch.setattr(ShopRepairer, call, hangs)
+    site.shop.boots = call == "clean_up"
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    if call == "cancel":
+        site.world.operations.person_cancels("n1")
+    await site.settles(lambda: begun, within=120)
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+    site.check()
 
 
 @in_virtual_time

@@ -1,7 +1,7 @@
 """One node's operation as the engine sees it: the differences by the place of the node."""
 
-from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
 
 from aggregator.cluster.port import (
     Guard,
@@ -15,6 +15,8 @@ from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.operation_step import NextOperation
 from aggregator.quarantine.decide.reservation import OperationLimits
 from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder
+
+T = TypeVar("T")
 
 
 class AttemptOutcome(NamedTuple):
@@ -79,11 +81,11 @@ class OperationCase(Protocol):
         """Whether the purpose of the order is still there, as last seen."""
         return True
 
-    async def while_wanted(
-        self, ordering: Coroutine[Any, Any, RepairAnswer]
-    ) -> RepairAnswer | None:
-        """The answer to the order, unless its purpose goes: then it is not waited for."""
-        return await ordering
+    async def while_wanted(self, call: Awaitable[T]) -> T:
+        """The repairer's answer. Raises Conflict where the purpose of the operation goes meanwhile:
+        a release waits for no repairer.
+        """
+        return await call
 
     async def proof(self, _attempt: RepairAttempt) -> AttemptOutcome | None:
         """The success that the Node itself shows."""

@@ -216,9 +216,7 @@ class OperationEngine:
                 self._unsent.add(attempt.operation)
 
         ordering = self.calls.order(case.order(attempt), guard, on_unsent=note_unsent)
-        answer = await case.while_wanted(ordering)
-        if answer is not None:
-            await self._take_answer(case, attempt, answer)
+        await self._take_answer(case, attempt, await case.while_wanted(ordering))
 
     async def _take_answer(
         self, case: OperationCase, attempt: RepairAttempt, answer: RepairAnswer
@@ -262,7 +260,7 @@ class OperationEngine:
         outcome = outcome or await case.proof(attempt)
         if outcome is None:
             if attempt.state is RepairState.ORDERED:
-                answer = await self.calls.outcome(case.order(attempt))
+                answer = await case.while_wanted(self.calls.outcome(case.order(attempt)))
             elif attempt.repair == TEST and not self.is_unsent(attempt):
                 outcome = await self._of_a_dead_process(case, attempt)
             outcome = outcome or _outcome_of(attempt, answer) or await case.lost(attempt, answer)
@@ -279,7 +277,7 @@ class OperationEngine:
         """
         if self._sends_twice(attempt) or attempt.repair not in self._settings.repairers:
             return None
-        await self.calls.cancel(case.order(attempt))
+        await case.while_wanted(self.calls.cancel(case.order(attempt)))
         return AttemptOutcome(RepairState.INCONCLUSIVE, _NO_TWICE)
 
     async def _give_up(self, case: OperationCase, attempt: RepairAttempt) -> None:
@@ -337,7 +335,9 @@ class OperationEngine:
             await self._unchanged(case.busy or attempt)
         late = self._time_of(attempt) > attempt.deadline_at + REMOVE_WITHIN
         left = await case.left(attempt)
-        answer = await clean_up(case.order(attempt)) if clean_up and not left else None
+        answer = None
+        if clean_up is not None and not left:
+            answer = await case.while_wanted(clean_up(case.order(attempt)))
         if answer is not None and answer.state is not AnswerState.DONE:
             left = answer.text
             if answer.state is AnswerState.FAILED or late:

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from attrs import define, field
 
@@ -14,6 +14,7 @@ from aggregator.cluster.operations import begun_status, is_request_of, spec_of
 from aggregator.cluster.port import (
     BUSY,
     Cluster,
+    Conflict,
     Guard,
     Node,
     Operation,
@@ -72,6 +73,8 @@ from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_in_force
+
+T = TypeVar("T")
 
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
 _MOST_DOMAINS = 32
@@ -327,11 +330,12 @@ class QuarantineCase(OperationCase):
     def is_wanted(self) -> bool:
         return self._is_in_force(self._quarantine.uid)
 
-    async def while_wanted(
-        self, ordering: Coroutine[Any, Any, RepairAnswer]
-    ) -> RepairAnswer | None:
+    async def while_wanted(self, call: Awaitable[T]) -> T:
         still = partial(self._is_in_force, self._quarantine.uid)
-        return await while_in_force(self._state, ordering, still)
+        answer = await while_in_force(self._state, call, still)
+        if answer is None:
+            raise Conflict(f"the quarantine of {self.node} is over")
+        return answer
 
     def _is_in_force(self, quarantine_uid: str) -> bool:
         """Whether the quarantine that the order is for is still in force."""
@@ -353,7 +357,7 @@ class QuarantineCase(OperationCase):
         # the node has returned.
         entry = self._of.settings.repairers.get(attempt.repair)
         is_over = entry.is_over if entry is not None else None
-        if is_over is not None and not await is_over(self.order(attempt)):
+        if is_over is not None and not await self.while_wanted(is_over(self.order(attempt))):
             return None
         proof = "another machine, or none" if replaced else "another boot"
         return AttemptOutcome(RepairState.SUCCEEDED, proof)
@@ -376,7 +380,7 @@ class QuarantineCase(OperationCase):
         return node
 
     async def take_back(self, attempt: RepairAttempt) -> str:
-        if await self._of.engine.calls.cancel(self.order(attempt)):
+        if await self.while_wanted(self._of.engine.calls.cancel(self.order(attempt))):
             return ""
         return f"{attempt.repair} can't be taken back any more; its end is waited for"
 
