@@ -20,7 +20,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
-from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.reservation import LINGERS
 from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.repair.protocol import (
@@ -54,6 +54,27 @@ async def test_a_repair_whose_beginning_was_refused_for_hours_has_its_whole_time
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)], within=600)
     await later(TIMEOUT / 2)
     assert site.attempts() == [("reboot", RepairState.ORDERED)]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@in_virtual_time
+async def test_a_stop_until_the_deadline_of_an_order_that_was_not_sent_leads_to_no_stronger_rung(
+    *, stops: bool
+) -> None:
+    """A repairer that takes no order until then has failed: the next rung is due."""
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.shop.answer, site.twice = RepairAnswer(AnswerState.NOT_SENT, "not now"), True
+    site.start()
+    await site.settles(lambda: "not now" in str(site.world.quarantines and site.quarantine()))
+    if stops:
+        site.world.person_stops("drill")
+    await later(TIMEOUT + 60)
+    site.shop.answer = RepairAnswer(AnswerState.TAKEN)
+    site.world.person_stops("")
+    await later(RepairRules().test_pause + 60)
+    ended = RepairState.INCONCLUSIVE if stops else RepairState.FAILED
+    assert site.attempts()[0] == ("reboot", ended)
+    assert ("replace" in site.repaired) is not stops
 
 
 @in_virtual_time

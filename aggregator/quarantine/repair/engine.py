@@ -288,14 +288,17 @@ class OperationEngine:
         unsent = self.is_unsent(attempt)
         if attempt.repair == TEST:  # it must not run next to the next one
             if not unsent:
-                await self.calls.cancel(case.order(attempt))
+                await case.while_wanted(self.calls.cancel(case.order(attempt)))
                 if await self._prove(case, attempt) is None:
                     return
             text = case.held or "it gave no verdict in its time"
             outcome = AttemptOutcome(RepairState.INCONCLUSIVE, text)
         elif unsent:
             text = f"the order was never sent; {case.held}".rstrip("; ")
-            outcome = AttemptOutcome(RepairState.FAILED, text)
+            # A hold of ours, such as the stop switch, is no failure that calls for a stronger rung.
+            refused = case.held.startswith(f"{attempt.repair} waits: ")
+            state = RepairState.FAILED if refused else RepairState.INCONCLUSIVE
+            outcome = AttemptOutcome(state, text)
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
             outcome = AttemptOutcome(RepairState.FAILED, "no proof of it came in its time")
         else:
