@@ -12,7 +12,6 @@ from aggregator.quarantine.decide.admission import (
     AdmissionBatch,
     FleetSize,
     Limits,
-    NodeRead,
     OpenCause,
     Outcome,
     Proposal,
@@ -444,26 +443,24 @@ def test_without_a_cooldown_the_rate_alone_holds() -> None:
 # -- nodes that were not read: another tool may hold them ------------------------------------------
 
 
-def unread(count: int, read: NodeRead = NodeRead.NONE) -> list[Proposal]:
-    return [replace(one, read=read) for one in many(count)]
+def listed(count: int) -> list[Proposal]:
+    return [replace(one, read=False) for one in many(count)]
 
 
-def test_an_unread_node_neither_counts_nor_trips_and_few_are_to_be_read() -> None:
-    first = at(Record(), 1_000, *unread(1_000))
-    assert (first.admitted, first.record) == (frozenset(), Record())
-    to_read = [node for node, held in first.held.items() if held is UNREAD_NODE]
-    assert to_read == ["n0", "n1", "n2", "n3"], "those that may be admitted, and one for the limit"
+def test_a_node_that_was_not_read_trips_no_rate_and_one_is_to_be_read() -> None:
+    first = at(Record(), 1_000, *listed(1_000))
+    assert first.admitted == {"n0", "n1", "n2"}
+    assert first.record.cooldowns == {}
+    assert [node for node, held in first.held.items() if held is UNREAD_NODE] == ["n3"]
     assert first.held["n9"].limit == "limits.new_per_window"
-    assert first.held["n9"].reason.endswith("(those counted whose nodes are read now)")
-    full = at(Record(), 1_000, *many(3)).record
-    listed = at(full, 1_001, *unread(50, NodeRead.LISTED))
-    assert [n for n, held in listed.held.items() if held is UNREAD_NODE] == ["n3"]
-    assert listed.record is full
+    again = at(first.record, 1_001, *listed(50))
+    assert [n for n, held in again.held.items() if held is UNREAD_NODE] == ["n3"]
+    assert again.record is first.record
 
 
 def test_a_cause_of_the_fleet_cools_it_down_at_once_whatever_was_read() -> None:
     """Else another node of the same moment would be admitted while the first one is read."""
-    for read in NodeRead:
+    for read in (False, True):
         first = replace(suspected("n0", {DISK}), read=read)
         own = replace(proposal("n1"), read=read)
         found = at(Record(), 1_000, first, own, causes={DISK: OPEN_DISK})
@@ -497,18 +494,14 @@ def test_a_withdrawal_gives_back_the_place_and_the_trip_of_the_rate_alone() -> N
     st.integers(1, 5),
     st.permutations([f"h{number}" for number in range(9)] + [f"f{number}" for number in range(3)]),
     st.lists(st.integers(1, 4), min_size=12, max_size=12),
-    st.dictionaries(st.sampled_from([f"h{n}" for n in range(9)]), st.booleans(), max_size=9),
 )
 def test_nodes_that_another_tool_holds_cost_the_others_nothing_in_any_order(
-    rate: int, order: list[str], batches: list[int], known: dict[str, bool]
+    rate: int, order: list[str], batches: list[int]
 ) -> None:
-    """``h``: held by another tool; ``known``: whether the list shows that, else the patch does."""
+    """``h``: held by another tool, which the list of nodes does not show."""
     limits = replace(RATE, new_per_window=rate, new_per_window_percent=100)
-    record, now, reads = Record(), 1_000.0, 0
-    waiting = [
-        replace(proposal(node), read=NodeRead.NONE if known.get(node) else NodeRead.LISTED)
-        for node in order
-    ]
+    record, now = Record(), 1_000.0
+    waiting = [replace(proposal(node), read=False) for node in order]
     begun: set[str] = set()
     for _ in range(30):  # rounds of five seconds, all before the cooldown would end
         still: list[Proposal] = []
@@ -521,14 +514,13 @@ def test_nodes_that_another_tool_holds_cost_the_others_nothing_in_any_order(
             for one in some:
                 is_held = one.node.startswith("h")
                 if one.node in outcome.admitted and is_held:
-                    assert one.read is NodeRead.LISTED, "never after it was read"
+                    assert not one.read, "never after it was read"
                     record = record.withdraw([record.entries[one.node]])  # the patch fails
                 elif one.node in outcome.admitted:
                     begun.add(one.node)
                 elif outcome.held[one.node] is UNREAD_NODE:
-                    reads += 1
                     if not is_held:
-                        still.append(replace(one, read=NodeRead.FULL))
+                        still.append(replace(one, read=True))
                 else:
                     still.append(one)
         waiting, now = still, now + 5

@@ -13,10 +13,9 @@ Invariants:
   well. After a record was rebuilt no node is admitted until requests that were under way are seen.
 """
 
-import copy
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
@@ -130,15 +129,6 @@ class FleetSize:
     absent: frozenset[str] = frozenset()
 
 
-class NodeRead(enum.Enum):
-    """How much of its Node a proposal rests on: only the Node has the marks of other tools."""
-
-    NONE = enum.auto()
-    #: The list of nodes has no mark; the patch checks the rest, and may have it withdrawn.
-    LISTED = enum.auto()
-    FULL = enum.auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A node that policy wants in quarantine. Idempotent by incident.
@@ -147,7 +137,8 @@ class Proposal:
     would explain it. Where each piece has a cause that would explain it, an open one holds the
     node. ``unsettled``: why it is too soon to distinguish the node's own fault from its new
     version's. ``pool`` is the value of the label `Limits.pool_label`, ``policy_pool`` the pool of
-    the section ``pools``; empty: not known, or there are no pools. ``read``: see `NodeRead`.
+    the section ``pools``; empty: not known, or there are no pools. ``read``: its Node was read for
+    it, else the list of nodes has no mark of another tool, and the patch checks the rest.
     """
 
     node: str
@@ -157,12 +148,12 @@ class Proposal:
     suspects: tuple[frozenset[str], ...] = ()
     unsettled: str = ""
     policy_pool: str = ""
-    read: NodeRead = NodeRead.FULL
+    read: bool = True
 
 
-#: The answer to a proposal that would count, or trip a rate, and whose node was not read for it.
-#: It is no hold that people see: the node is read, and the proposal made again.
-UNREAD_NODE = Held("", "", "its Node is read before it counts for a limit")
+#: The answer to a proposal that would trip a rate, and whose node was not read for it. No person
+#: sees it: the node is read, and the proposal made again.
+UNREAD_NODE = Held("", "", "its Node is read before it trips a rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,123 +196,20 @@ class AdmissionBatch:
         unrecorded: Mapping[str, str] | None = None,
         pools: PoolFacts = NO_POOLS,
     ) -> None:
-        self._entries = record.entries
-        self._stop = stop
-        self._quorum = quorum(limits, size)
-        self._waiting = settling(record, now) or self._quorum
-        self._board = _Budget(record, limits, size, now, causes or {}, unrecorded or {}, pools)
-        self._admitted: set[str] = set()
-        #: The counts with those whose nodes are to be read; None while there are none.
-        self._with_unread: _Budget | None = None
-        self._read_for: set[str] = set()
-
-    def decide(self, proposal: Proposal) -> Held | None:
-        """Its hold after those decided so far. Without one it is admitted, and counts for those
-        that come after it.
-        """
-        if self._stop:  # also for nodes admitted before: they would be begun now
-            return stopped(self._stop)
-        if proposal.node in self._entries or proposal.node in self._admitted:
-            return None
-        if self._waiting is not None:
-            return self._waiting
-        verdict = self._board.decide(proposal)
-        if verdict.held is None:
-            if proposal.read is NodeRead.NONE:
-                return self._to_read(proposal)
-            self._board.take(proposal)
-            self._admitted.add(proposal.node)
-            if self._with_unread is not None:
-                self._with_unread.take(proposal)
-        elif verdict.trips:
-            of_rate = any(one.spare is not None for one in verdict.trips)
-            if of_rate and proposal.read is not NodeRead.FULL:
-                return self._to_read(proposal)
-            self._board.trip(verdict.trips)
-            if self._with_unread is not None:
-                self._with_unread.trip(verdict.trips)
-        return verdict.held
-
-    def _to_read(self, proposal: Proposal) -> Held:
-        """The node is to be read. Only as many are as may be admitted, and one for each rate that
-        would trip: thousands of proposals cause no reads.
-        """
-        counts = self._with_unread = self._with_unread or self._board.fork()
-        verdict = counts.decide(proposal)
-        if verdict.held is None:
-            counts.take(proposal)
-            return UNREAD_NODE
-        tripping = {one.ident for one in verdict.trips}
-        if tripping - self._read_for:
-            self._read_for |= tripping
-            return UNREAD_NODE
-        held = verdict.held
-        return replace(held, reason=f"{held.reason} (those counted whose nodes are read now)")
-
-    def admit(self, proposals: Sequence[Proposal], policy_hash: str) -> Outcome:
-        """Decide on all waiting requests, in the order given."""
-        holds = {one.node: self.decide(one) for one in proposals}  # the last of each node counts
-        held = {node: hold for node, hold in holds.items() if hold is not None}
-        admitted = frozenset(holds.keys() - held.keys())
-        return Outcome(self._board.conclude(policy_hash), admitted, held)
-
-    def escalation_hold(self, proposal: Proposal) -> Held | None:
-        """The hold that keeps an existing cordon from becoming a drain, or None.
-
-        The node is counted already, so no limit applies. A cause that many nodes share evicts no
-        pods. ``proposal.suspects`` are those of the evidence that calls for more than the cordon.
-        """
-        found = self._board.suspicion(proposal)
-        return found.held if found is not None else None
-
-    def repair_hold(self, proposal: Proposal) -> Held | None:
-        """The hold on the next repair of a node in quarantine, or None.
-
-        The node is counted already, so no count applies. A cause that was found after its
-        admission, a cooldown and a fleet of which too little has reported hold a repair as they
-        hold a new node.
-        """
-        return self._quorum or self.escalation_hold(proposal)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trip:
-    """A cooldown that begins; ``spare`` as in `Cooldown`."""
-
-    ident: str
-    because: str
-    spare: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """The hold of a proposal, or None, and the cooldowns that begin by it."""
-
-    held: Held | None
-    trips: tuple[_Trip, ...] = ()
-
-
-class _Budget:
-    """The state of one decision: the counts so far, and whether a limit has tripped."""
-
-    def __init__(
-        self,
-        record: Record,
-        limits: Limits,
-        size: FleetSize,
-        now: float,
-        causes: Mapping[str, OpenCause],
-        unrecorded: Mapping[str, str],
-        pools: PoolFacts = NO_POOLS,
-    ) -> None:
         self._before = record
         self._record = record.pruned(now, window=limits.window, cooldown=limits.cooldown)
         self._limits = limits
         self._size = size
         self._now = now
-        self._causes = causes
-        self._entered: list[Entry] = []
-        self._unrecorded = {n: p for n, p in unrecorded.items() if n not in size.absent}
+        self._stop = stop
+        self._quorum = quorum(limits, size)
+        self._waiting = settling(record, now) or self._quorum
+        self._causes = causes or {}
+        self._entered: dict[str, Entry] = {}
+        self._tripped = False
+        #: The rates for each of which one node is to be read: of thousands no more are.
+        self._read_for: set[str] = set()
+        self._unrecorded = {n: p for n, p in (unrecorded or {}).items() if n not in size.absent}
         self._absent = size.absent & record.entries.keys()
         self._in_force = len(record.entries) - len(self._absent) + len(self._unrecorded)
         self._lately = len(self._record.admissions)
@@ -334,61 +222,85 @@ class _Budget:
             now=now,
             window=limits.window,
         )
-        self._tripped = False
 
-    def fork(self) -> "_Budget":
-        """A copy that counts on by itself."""
-        twin = copy.copy(self)
-        twin._entered, twin._pools = list(self._entered), dict(self._pools)  # noqa: SLF001 - its own class
-        twin._policy_pools = self._policy_pools.fork()  # noqa: SLF001 - its own class
-        return twin
-
-    def decide(self, proposal: Proposal) -> _Verdict:
-        """The hold of a proposal, without one if it may be taken. It changes nothing."""
-        held = self._full(proposal.pool) or self._policy_pools.full(proposal.policy_pool)
-        return (
-            self.suspicion(proposal)
-            or (_Verdict(held) if held is not None else None)
-            or self._pool_too_fast(proposal.policy_pool)  # first: it cools no other pool down
-            or self._too_fast()
-            or _Verdict(None)
+    def decide(self, proposal: Proposal) -> Held | None:
+        """Its hold after those decided so far. Without one it is admitted, and counts for those
+        that come after it.
+        """
+        if self._stop:  # also for nodes admitted before: they would be begun now
+            return stopped(self._stop)
+        if proposal.node in self._before.entries or proposal.node in self._entered:
+            return None
+        if self._waiting is not None:
+            return self._waiting
+        held = (
+            self.escalation_hold(proposal)
+            or self._full(proposal.pool)
+            or self._policy_pools.full(proposal.policy_pool)
+            or self._pool_too_fast(proposal)  # first: it cools no other pool down
+            or self._too_fast(proposal)
         )
+        if held is None:
+            self._take(proposal)
+        return held
 
-    def suspicion(self, proposal: Proposal) -> _Verdict | None:
-        """The reason to suspect a shared cause and not the node."""
-        explained = self._explained(proposal)
-        if explained is not None:
-            return explained
-        held = self._cooling(proposal) or self._unsettled(proposal)
-        return _Verdict(held) if held is not None else None
+    def admit(self, proposals: Sequence[Proposal], policy_hash: str) -> Outcome:
+        """Decide on all waiting requests, in the order given."""
+        holds = {one.node: self.decide(one) for one in proposals}  # the last of each node counts
+        held = {node: hold for node, hold in holds.items() if hold is not None}
+        admitted = frozenset(holds.keys() - held.keys())
+        record = self._record if self._tripped else self._before
+        if self._entered:
+            record = self._record.enter(self._entered.values(), policy_hash)
+        return Outcome(record, admitted, held)
 
-    def trip(self, trips: tuple[_Trip, ...]) -> None:
-        """Begin these cooldowns."""
-        for one in trips:
-            self._record = self._record.cool(one.ident, self._now, one.because, one.spare)
-        self._tripped = True
+    def escalation_hold(self, proposal: Proposal) -> Held | None:
+        """The reason to suspect a shared cause and not the node: it also keeps an existing cordon
+        from becoming a drain.
 
-    def take(self, proposal: Proposal) -> None:
+        Such a node is counted already, so no limit applies. A cause that many nodes share evicts no
+        pods. ``proposal.suspects`` are those of the evidence that calls for more than the cordon.
+        """
+        return self._explained(proposal) or self._cooling(proposal) or self._unsettled(proposal)
+
+    def repair_hold(self, proposal: Proposal) -> Held | None:
+        """The hold on the next repair of a node in quarantine, or None.
+
+        The node is counted already, so no count applies. A cause that was found after its
+        admission, a cooldown and a fleet of which too little has reported hold a repair as they
+        hold a new node.
+        """
+        return self._quorum or self.escalation_hold(proposal)
+
+    def _take(self, proposal: Proposal) -> None:
         self._in_force += 1
         self._lately += 1
         if self._limits.pool_label:  # else it is not needed, and it goes through all entries
             self._pools[proposal.pool] = self._in_pool(proposal.pool) + 1
         self._policy_pools.take(proposal.policy_pool)
-        self._entered.append(
-            Entry(
-                proposal.node,
-                proposal.incident,
-                proposal.pool,
-                proposal.action,
-                self._now,
-                policy_pool=proposal.policy_pool,
-            )
+        self._entered[proposal.node] = Entry(
+            proposal.node,
+            proposal.incident,
+            proposal.pool,
+            proposal.action,
+            self._now,
+            policy_pool=proposal.policy_pool,
         )
 
-    def conclude(self, policy_hash: str) -> Record:
-        if self._entered:
-            return self._record.enter(self._entered, policy_hash)
-        return self._record if self._tripped else self._before
+    def _trip(self, ident: str, because: str, spare: int | None = None) -> None:
+        """A cooldown begins; ``spare`` as in `Cooldown`."""
+        if self._limits.cooldown > 0:
+            self._record = self._record.cool(ident, self._now, because, spare)
+            self._tripped = True
+
+    def _trip_rate(self, proposal: Proposal, ident: str, held: Held) -> Held:
+        """Held by a rate, which trips if the node was read: another tool may hold it."""
+        if proposal.read or self._limits.cooldown <= 0:
+            self._trip(ident, held.reason, held.spare)
+        elif ident not in self._read_for:
+            self._read_for.add(ident)
+            return UNREAD_NODE
+        return held
 
     def _in_pool(self, pool: str) -> int:
         if pool not in self._pools:
@@ -399,7 +311,7 @@ class _Budget:
 
     # -- suspecting ourselves --------------------------------------------------------------
 
-    def _explained(self, proposal: Proposal) -> _Verdict | None:
+    def _explained(self, proposal: Proposal) -> Held | None:
         """Held where an open cause explains each piece of evidence; the cause cools down then."""
         found: dict[str, OpenCause] = {}
         for suspects in proposal.suspects:
@@ -411,24 +323,20 @@ class _Budget:
             return None
         ident = min(found)
         cause = found[ident]
-        trips = self._trips_of(ident, cause)
-        return _Verdict(Held(cause.limit, cause.value, cause.reason, ident), trips)
+        self._trip_by(ident, cause)
+        return Held(cause.limit, cause.value, cause.reason, ident)
 
-    def _trips_of(self, ident: str, cause: OpenCause) -> tuple[_Trip, ...]:
+    def _trip_by(self, ident: str, cause: OpenCause) -> None:
         """A cooldown begins, or that of a cause that lasts is prolonged: seldom, for it is written.
 
         A rate's cooldown of the fleet may end with a withdrawal; the cause's takes its place.
         """
         known = self._record.cooldowns.get(ident)
-        if known is not None and self._now - known.at < self._limits.cooldown / 2:
-            return ()
-        if self._limits.cooldown <= 0:
-            return ()
-        trips: tuple[_Trip, ...] = (_Trip(ident, cause.reason),)
+        if known is None or self._now - known.at >= self._limits.cooldown / 2:
+            self._trip(ident, cause.reason)
         fleet = self._record.cooldowns.get(FLEET)
         if known is None and cause.fleetwide and (fleet is None or fleet.spare is not None):
-            trips = (*trips, _Trip(FLEET, cause.reason))
-        return trips
+            self._trip(FLEET, cause.reason)
 
     def _cooling(self, proposal: Proposal) -> Held | None:
         """Held while the fleet cools down, or all that may explain this node does."""
@@ -455,7 +363,7 @@ class _Budget:
             return None
         return held_by(self._limits, "after_upgrade", proposal.unsettled)
 
-    def _too_fast(self) -> _Verdict | None:
+    def _too_fast(self, proposal: Proposal) -> Held | None:
         """Held by the rate; the fleet cools down then."""
         limits, nodes = self._limits, self._size.nodes
         share = allowance(nodes, limits.new_per_window_percent)
@@ -470,18 +378,13 @@ class _Budget:
             key = "new_per_window_percent"
             allowed = f"{limits.new_per_window_percent:g} % of {nodes} allow {share}"
         reason = f"{self._lately} nodes were admitted within {span(limits.window)}; {allowed}"
-        return _Verdict(held_by(limits, key, reason), self._trips(_Trip(FLEET, reason, spare)))
+        return self._trip_rate(proposal, FLEET, held_by(limits, key, reason, spare=spare))
 
-    def _pool_too_fast(self, pool: str) -> _Verdict | None:
+    def _pool_too_fast(self, proposal: Proposal) -> Held | None:
         """Held by the pool's rate; the pool alone cools down then."""
+        pool = proposal.policy_pool
         found = self._policy_pools.too_fast(pool)
-        if found is None:
-            return None
-        trip = _Trip(cooldown_id(pool), found.reason, found.spare)
-        return _Verdict(found, self._trips(trip))
-
-    def _trips(self, trip: _Trip) -> tuple[_Trip, ...]:
-        return (trip,) if self._limits.cooldown > 0 else ()
+        return self._trip_rate(proposal, cooldown_id(pool), found) if found is not None else None
 
     # -- how many are in force ---------------------------------------------------------------
 

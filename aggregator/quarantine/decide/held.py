@@ -12,8 +12,8 @@ _TIMES = frozenset({"absent_node_after", "after_upgrade", "cooldown", "fabric_ho
 class Held:
     """Why not now: the limit by its name in the configuration, its value, and a sentence.
 
-    ``cause``: the id of the common cause, where that is why. ``spare``: how many admissions the
-    rate of a pool counts above those that it allows.
+    ``cause``: the id of the common cause, where that is why. ``spare``: how many admissions a
+    rate counts above those that it allows.
     """
 
     limit: str

@@ -5,7 +5,6 @@ that selects it now: a change of labels lifts no limit. A node whose pool is not
 every pool.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,13 +81,6 @@ class PoolBudget:
         self._now, self._window = now, window
         self._in_quarantine: dict[str, int] = {}
         self._lately: dict[str, int] = {}
-
-    def fork(self) -> "PoolBudget":
-        """A copy that counts on by itself."""
-        twin = copy.copy(self)
-        twin._in_quarantine = dict(self._in_quarantine)  # noqa: SLF001 - its own class
-        twin._lately = dict(self._lately)  # noqa: SLF001 - its own class
-        return twin
 
     def cooling(self, pool: str, cooldown: float) -> str:
         """Until when the pool cools down, and why; empty: it does not."""

@@ -25,10 +25,10 @@ from aggregator.quarantine.decide.admission import (
     UNREAD_NODE,
     AdmissionStep,
     AdmissionView,
-    NodeRead,
     plan_admission,
 )
 from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.held import Held
 from aggregator.quarantine.decide.intent import DesiredState, releasing
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.decide.overrides import Override
@@ -105,7 +105,7 @@ class AdmissionReconciler:
 
         The patch checks what the list of nodes shows. Else the node is read before it counts for a
         limit, since another tool may hold it: a withdrawal alone would leave less room for others
-        meanwhile. Thousands of held nodes cause no reads.
+        meanwhile. Nodes that are held on cause no reads.
         """
         unplaced = node_state.cluster.labels is None
         if node_state.cluster.node_gone or unplaced:  # first: a record undone would wake us again
@@ -121,8 +121,11 @@ class AdmissionReconciler:
         words = node_state.cluster.overruled
         proposal = self._inputs.proposals.propose(node_state, wanted)
         node = self._cordon.expected.expect(node_state)
-        listed = NodeRead.NONE if node is None else NodeRead.LISTED
-        held = await self._record_writer.propose(replace(proposal, read=listed))
+        held: Held | None = UNREAD_NODE
+        if node is not None:
+            held = await self._record_writer.propose(replace(proposal, read=False))
+        elif node_state.decision.hold is not None:
+            held = self._record_writer.preview([proposal]).get(node_state.node, held)
         if held is UNREAD_NODE:
             node = await self._read(node_state)
             if self._holds.spares(node_state, wanted):
