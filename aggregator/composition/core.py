@@ -113,7 +113,6 @@ class _Base:
             registry=registry,
             pools=pools,
             rules=settings.events,
-            clocks=clocks,
         )
         self.event_sink = self.evictions = EvictionMemory(
             self.node_events if settings.reconcilers.publish else given.event_sink,

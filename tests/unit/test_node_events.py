@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     NodeEvent,
@@ -22,10 +21,9 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.node_events import EventRules, event_of
 from aggregator.quarantine.reconcile import node_events
-from aggregator.quarantine.reconcile.node_events import DRAINING_AFTER, NodeEventPublisher
+from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
 from tests.support.present import present
 from tests.support.replica import all_in_mode
-from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
 STATUS = QuarantineStatus(Phase.DRAINING, drain_started_at=50.0)
@@ -41,7 +39,8 @@ def make_transition(kind: EventKind, **changes: Any) -> Transition:
 @pytest.mark.parametrize(
     ("kind", "reason", "warning"),
     [
-        (EventKind.DRAINING, "Draining", False),
+        (EventKind.MOVED, "Draining", False),
+        (EventKind.FORCED, "Draining", False),
         (EventKind.BLOCKED, "DrainBlocked", True),
         (EventKind.OVERDUE, "DrainOverdue", True),
     ],
@@ -58,7 +57,7 @@ def test_a_drain_is_told_about_the_node_and_the_quarantine(
 
 def test_a_node_that_no_list_has_yet_is_named_by_the_uid_in_its_quarantine() -> None:
     known = replace(QUARANTINE, status=replace(STATUS, node_uid="joined"))
-    event = present(event_of(make_transition(EventKind.DRAINING), "", known))
+    event = present(event_of(make_transition(EventKind.BLOCKED), "", known))
     assert event.node_uid == "joined"
     assert event_of(HELD, "", replace(known, foreign="another installation")) is None
 
@@ -101,6 +100,7 @@ def test_pods_that_come_after_the_drain_and_other_transitions_have_no_event() ->
     assert event_of(make_transition(EventKind.CORDONED), "uid", QUARANTINE) is None
     found = present(event_of(make_transition(EventKind.DRAINED), "uid", drained))
     assert found.reason == "Drained"
+    assert event_of(make_transition(EventKind.DRAINING), "uid", QUARANTINE) is None
 
 
 def repair(kind: EventKind, **details: str) -> Any:
@@ -137,10 +137,6 @@ def test_a_repair_that_went_wrong_is_a_warning(
     assert repair(kind, outcome=outcome).warning is warning
 
 
-def _time() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class Bench:
     """The publisher over a cluster that answers as told."""
 
@@ -158,7 +154,6 @@ class Bench:
             registry=known,
             pools=all_in_mode(Action.CORDON if enabled else Action.OBSERVE),
             rules=EventRules(),
-            clocks=Clocks(_time, _time),
         )
 
     def quarantine(self, found: Quarantine) -> None:
@@ -192,69 +187,24 @@ async def test_events_are_written_in_the_background_and_once_each() -> None:
     running.cancel()
 
 
-@in_virtual_time
-async def test_the_begin_of_a_drain_is_written_later_and_no_event_waits_for_it() -> None:
-    bench = Bench()
-    running = asyncio.create_task(bench.publisher.run())
-    bench.record(EventKind.DRAINING, EventKind.DRAINING)
-    bench.publisher.record_event(HELD)
-    await asyncio.sleep(DRAINING_AFTER - 0.1)
-    assert bench.reasons == ["Held"]
-    await asyncio.sleep(0.2)
-    assert bench.reasons == ["Held", "Draining"]
-    assert bench.written[1].at == 7.0
-    await asyncio.sleep(2 * DRAINING_AFTER)
-    assert len(bench.written) == 2
-    running.cancel()
-
-
-@in_virtual_time
-async def test_the_begin_of_a_drain_that_is_over_before_it_was_written_is_left_out() -> None:
-    bench = Bench()
-    running = asyncio.create_task(bench.publisher.run())
-    bench.record(EventKind.DRAINING)
-    bench.publisher.record_event(HELD)
-    await asyncio.sleep(DRAINING_AFTER - 0.1)
-    bench.record(EventKind.DRAINED)
-    await asyncio.sleep(2 * DRAINING_AFTER)
-    assert bench.reasons == ["Held", "Drained"]
-    assert bench.written[1].quarantine_uid == "", "it is about the node alone"
-    running.cancel()
-
-
-@in_virtual_time
-async def test_the_begin_of_a_drain_that_waits_for_other_events_is_left_out_with_its_end() -> None:
-    bench = Bench()
-    bench.record(EventKind.DRAINING, EventKind.MOVED, EventKind.DRAINED)
-    running = asyncio.create_task(bench.publisher.run())
-    await asyncio.sleep(2 * DRAINING_AFTER)
-    assert bench.reasons == ["Drained"]
-    running.cancel()
-
-
 @pytest.mark.parametrize(
-    ("kind", "reasons"),
+    ("kinds", "reasons"),
     [
-        (EventKind.MOVED, ["Draining"]),
-        (EventKind.FORCED, ["Draining"]),
-        (EventKind.BLOCKED, ["Draining", "DrainBlocked"]),
-        (EventKind.OVERDUE, ["Draining", "DrainOverdue"]),
-        (EventKind.HOOK, []),
+        ([], []),
+        ([EventKind.MOVED, EventKind.MOVED, EventKind.FORCED], ["Draining"]),
+        ([EventKind.BLOCKED, EventKind.MOVED], ["DrainBlocked", "Draining"]),
+        ([EventKind.OVERDUE], ["DrainOverdue"]),
+        ([EventKind.HOOK], []),
     ],
 )
-@in_virtual_time
-async def test_a_drain_with_pods_to_evict_has_the_event_of_its_begin_at_once(
-    kind: EventKind, reasons: list[str]
+async def test_a_drain_with_pods_to_evict_has_an_event_of_that_and_its_end_names_the_quarantine(
+    kinds: list[EventKind], reasons: list[str]
 ) -> None:
     bench = Bench()
+    bench.record(EventKind.DRAINING, *kinds, EventKind.DRAINED)
     running = asyncio.create_task(bench.publisher.run())
-    bench.record(EventKind.DRAINING, kind)
-    await asyncio.sleep(0.1)
-    assert bench.reasons == reasons
-    bench.record(EventKind.DRAINED)
-    await asyncio.sleep(2 * DRAINING_AFTER)
+    await until(lambda: "Drained" in bench.reasons)
     assert bench.reasons == [*reasons, "Drained"]
-    assert all(one.quarantine_uid for one in bench.written[: len(reasons)])
     assert bool(bench.written[-1].quarantine_uid) == bool(reasons)
     running.cancel()
 
@@ -306,23 +256,6 @@ async def test_no_more_than_a_bounded_number_of_events_wait(
     assert len(bench.written) == 3
     bench.publisher.record_event(replace(HELD, incident="later"))
     await until(lambda: len(bench.written) == 4)
-    running.cancel()
-
-
-async def test_begins_of_drains_take_no_place_of_other_events(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(node_events, "MOST_WAITING", 1)
-    bench = Bench()
-    for number in range(3):
-        status = replace(STATUS, drain_started_at=50.0 + number)
-        bench.quarantine(replace(QUARANTINE, uid=f"q-{number}", status=status))
-        bench.record(EventKind.DRAINING)
-    assert bench.publisher.dropped == 2
-    bench.publisher.record_event(HELD)
-    assert bench.publisher.dropped == 2
-    running = asyncio.create_task(bench.publisher.run())
-    await until(lambda: bench.reasons == ["Held"])
     running.cancel()
 
 

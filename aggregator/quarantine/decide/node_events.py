@@ -17,16 +17,18 @@ from aggregator.quarantine.decide.node_tests import IDLE, NEW_NODE
 HELD, DRAINING, DRAINED = "Held", "Draining", "Drained"
 #: The actions of Events: about a quarantine that may not begin, or not become a drain; about a
 #: drain; about the repairs and the tests of a node.
-_BEFORE, _DRAIN, _REPAIR = "Quarantine", "Drain", "Repair"
+_BEFORE, DRAIN, _REPAIR = "Quarantine", "Drain", "Repair"
 #: The transitions that are reported: the reason and the action of each one's Event, and whether it
 #: is a warning.
 REASONS: Mapping[EventKind, tuple[str, str, bool]] = {
     EventKind.HELD: (HELD, _BEFORE, True),
     EventKind.SUPPRESSED: ("ObservedOnly", _BEFORE, False),
-    EventKind.DRAINING: (DRAINING, _DRAIN, False),
-    EventKind.BLOCKED: ("DrainBlocked", _DRAIN, True),
-    EventKind.OVERDUE: ("DrainOverdue", _DRAIN, True),
-    EventKind.DRAINED: (DRAINED, _DRAIN, False),
+    # The first pod that left: the drain of a node without pods costs one Event.
+    EventKind.MOVED: (DRAINING, DRAIN, False),
+    EventKind.FORCED: (DRAINING, DRAIN, False),
+    EventKind.BLOCKED: ("DrainBlocked", DRAIN, True),
+    EventKind.OVERDUE: ("DrainOverdue", DRAIN, True),
+    EventKind.DRAINED: (DRAINED, DRAIN, False),
     EventKind.REPAIR_ORDERED: ("RepairOrdered", _REPAIR, False),
     EventKind.REPAIR_ENDED: ("RepairEnded", _REPAIR, False),
     EventKind.REPAIR_EXHAUSTED: ("RepairExhausted", _REPAIR, True),
