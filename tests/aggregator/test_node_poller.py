@@ -31,8 +31,7 @@ from aggregator.quarantine.reconcile.poller import (
     DRAINED_EVERY,
     DRAINING_EVERY,
     SILENT_EVERY,
-    WAITING_FIRST,
-    WAITING_MOST,
+    WAITING_EVERY,
     NodePoller,
     failing_in_silence,
 )
@@ -184,20 +183,18 @@ def test_the_kubelet_of_a_silent_agent_is_looked_at_once_a_minute() -> None:
     bench.is_due(silent_node(bench), after=0, every=SILENT_EVERY)
 
 
-def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
+def test_nodes_that_wait_for_others_are_read_twice_a_minute_and_one_a_second_at_most() -> None:
     bench = Bench()
     node_state = bench.node_state()
     set_fields(node_state, quarantine=quarantine(Phase.CORDONED), maintained="kured")
+    bench.is_due(node_state, after=0, every=WAITING_EVERY)
+    for number in range(100):
+        other = bench.node_state(f"m{number}")
+        set_fields(other, quarantine=quarantine(Phase.CORDONED), maintained="x", polled_at=5000.0)
     assert bench.due() == []
-    bench.time += WAITING_FIRST - 0.1
-    assert bench.due() == []
-    bench.time += 0.1
-    assert bench.due() == ["n1"]
-    node_state.cluster.maintained = "the autoscaler is removing it"
-    assert bench.due() == [], "another waits anew"
+    bench.is_due(node_state, after=0, every=101.0)
     node_state.cluster.maintained = ""
-    assert bench.due() == []
-    assert bench.poller._waits == {}
+    assert not bench.poller._is_due(node_state)
 
 
 def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -> None:
@@ -208,7 +205,6 @@ def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -
         bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     waits = bench.node_state("waits")
     set_fields(waits, quarantine=quarantine(Phase.CORDONED), maintained="kured")
-    bench.due()
     for name in ("drains", "drains-2"):
         bench.node_state(name).own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     bench.time += 1000
@@ -264,30 +260,15 @@ def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> Non
 # -- what a read makes of a node ------------------------------------------------------------------
 
 
-def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> None:
+def test_a_node_that_waits_is_read_from_the_cache_and_left_while_others_are_at_work() -> None:
     async def test() -> None:
         bench = Bench()
         node_state = bench.node_state()
         bench.nodes["n1"] = bare(labels=UPGRADE)
         node_state.take_node(bench.nodes["n1"])
         node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
-        await bench.poller._due()
-        wait = bench.poller._waits["n1"]
-        assert wait.next_at == 1000.0 + WAITING_FIRST
-        pauses = []
-        for _ in range(4):
-            bench.time = wait.next_at
-            await bench.poll(node_state)
-            assert bench.seen_to == []
-            pauses.append(wait.next_at - bench.time)
-        assert pauses == [15.0, 30.0, WAITING_MOST, WAITING_MOST]
-        assert bench.reads == [("n1", True)] * 4
-        for number in range(100):
-            other = bench.node_state(f"m{number}")
-            set_fields(other, quarantine=quarantine(Phase.CORDONED), maintained="x")
-        await bench.poller._due()
         await bench.poll(node_state)
-        assert wait.next_at - bench.time == 101.0, "one read a second for all that wait"
+        assert (bench.seen_to, bench.reads) == ([], [("n1", True)])
 
     run(test)
 

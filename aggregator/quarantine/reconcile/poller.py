@@ -16,7 +16,6 @@ happens.
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
 
 from attrs import define, field
 
@@ -32,7 +31,6 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -43,27 +41,17 @@ DRAINING_EVERY = 15.0
 SILENT_EVERY = 60.0
 #: The pods of a node that was drained are read this often (seconds).
 DRAINED_EVERY = 300.0
-#: A node that waits for others, or for its Node, is read after this long (seconds), twice as long
-#: after each read without a change, up to the most. The list of nodes may show a change sooner.
-WAITING_FIRST = 15.0
-WAITING_MOST = 60.0
+#: A node that waits for others, or for its Node, is read this often (seconds). The list of nodes
+#: may show a change sooner.
+WAITING_EVERY = 30.0
 #: All that wait together are read about this many times a second, however many they are.
 WAITING_A_SECOND = 1.0
-#: Of each interval this much is jitter: all nodes of a roll-out begin to wait together.
+#: Of the interval between two reads of pods this much is jitter.
 _JITTER = 0.3
 #: Phases that other parties' work on a node holds up.
 _HELD_UP = (Phase.ADMITTED, Phase.CORDONED, Phase.DRAINING)
 #: Between two rounds (seconds).
 _ROUND = 5.0
-
-
-@dataclass(slots=True)
-class _Wait:
-    """The reason why a node waits, as last seen, and when the node is read next (monotonic)."""
-
-    why: str
-    next_at: float
-    reads: int = 0
 
 
 @define(eq=False, repr=False, slots=False, kw_only=True)
@@ -79,7 +67,8 @@ class NodePoller:
     _clocks: Clocks
     _queue: WorkQueue
     _rng: random.Random
-    _waits: dict[str, _Wait] = field(factory=dict, init=False)
+    #: How many nodes wait for others.
+    _waiting: int = field(default=0, init=False)
 
     async def run(self) -> None:
         """For ever."""
@@ -92,47 +81,31 @@ class NodePoller:
 
     async def _due(self) -> list[NodeState]:
         """The nodes of one round: drains come first, and no storm of silence puts them off."""
-        now = self._clocks.now()
-        waits: dict[str, _Wait] = {}
-        polled = []
+        now, waiting, polled = self._clocks.now(), 0, []
         async for some in self._registry.slices():
             for node_state in some:
                 if not _may_be_due(node_state):
                     continue
-                if waits_for_its_node(node_state):
-                    waits[node_state.node] = self._wait(
-                        node_state, self._waits.get(node_state.node), now
-                    )
+                waiting += waits_for_its_node(node_state)
                 if _is_drained(node_state) and node_state.work.polled_at == float("-inf"):
                     self._put_off(node_state, now)  # since a restart
                 polled.append(node_state)
-        self._waits = waits
+        self._waiting = waiting
         due = [node_state for node_state in polled if self._is_due(node_state)]
         due.sort(key=lambda node_state: (_rank(node_state), node_state.work.polled_at))
         return due[: int(A_SECOND * _ROUND)]
 
-    def _wait(self, node_state: NodeState, known: _Wait | None, now: float) -> _Wait:
-        why = node_state.cluster.maintained or node_state.cluster.evictions_forbidden
-        if known is None or known.why != why:  # their work has changed: it may end soon
-            return _Wait(why, now + self._backoff().pause(1, self._rng))
-        return known
-
     def _put_off(self, node_state: NodeState, now: float) -> None:
         """The pods of a drained node are read next in about `DRAINED_EVERY`."""
         node_state.work.note_poll(now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER))
-
-    def _backoff(self) -> Backoff:
-        most = max(WAITING_MOST, len(self._waits) / WAITING_A_SECOND)
-        return Backoff(first=WAITING_FIRST, most=most, spread=_JITTER)
 
     def _is_due(self, node_state: NodeState) -> bool:
         now = self._clocks.now()
         waited = now - node_state.work.polled_at
         if not self._queue.holds_lease():
             return False
-        wait = self._waits.get(node_state.node)
-        if wait is not None:
-            return now >= wait.next_at
+        if waits_for_its_node(node_state):
+            return waited >= max(WAITING_EVERY, self._waiting / WAITING_A_SECOND)
         if _is_draining(node_state) or _is_left_schedulable(node_state):
             return waited >= DRAINING_EVERY
         if _is_drained(node_state):
@@ -140,13 +113,9 @@ class NodePoller:
         return waited >= SILENT_EVERY and bool(failing_in_silence(node_state))
 
     async def poll_node(self, node_state: NodeState) -> None:
-        now = self._clocks.now()
+        now, waits = self._clocks.now(), waits_for_its_node(node_state)
         node_state.work.note_poll(now)
-        wait = self._waits.get(node_state.node)
-        if wait is not None:
-            wait.reads += 1
-            wait.next_at = now + self._backoff().pause(wait.reads, self._rng)
-        elif _is_drained(node_state):
+        if not waits and _is_drained(node_state):
             self._put_off(node_state, now)
             node_state.work.request_pods()
             self._queue.add(node_state)
@@ -154,16 +123,14 @@ class NodePoller:
                 return
         try:
             # A cached read is enough for a hint: a decision reads the node anew.
-            node = await self._cluster.read_node(
-                node_state.node, cached=wait is not None, background=True
-            )
+            node = await self._cluster.read_node(node_state.node, cached=waits, background=True)
         except ClusterError as error:
             log.info("poll of a node failed", extra={"node": node_state.node, "error": str(error)})
             return
         if node is None:
             return
         self._check_cordon(node_state, node)
-        if wait is not None:
+        if waits:
             self._check_others(node_state, node)
             return
         if _is_draining(node_state):
