@@ -78,7 +78,7 @@ async def test_a_quarantine_by_hand_counts_in_its_pool_and_for_the_rate_of_that(
     world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "smoke", "alice"))
     await soon(lambda: is_marked(world.nodes["n1"]))
     entry = parse_record(world.record.text).entries["n1"]
-    assert (entry.policy_pool, entry.requester) == ("canary", "alice")
+    assert (entry.policy_pool, entry.incident) == ("canary", "")
     replica.agent("n2", snapshot(fault()))
     await soon(lambda: "quarantine.held" in replica.notes.kinds("n2"))
     held = present(replica.fleet.node_summaries["n2"].decision.hold)

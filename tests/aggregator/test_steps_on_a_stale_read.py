@@ -23,7 +23,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.health.model import Cleared, Delta, Status
 from aggregator.quarantine.actions.adoption import UNKNOWN
-from aggregator.quarantine.decide.admission_record import Entry, parse_record
+from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.plans.release import ReleaseStep
 from aggregator.quarantine.decide.plans.step import NextStep
@@ -258,33 +258,15 @@ async def test_a_mark_is_set_again_only_while_its_quarantine_is_on_that_node(
 # -- an adoption ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("entry", "spec"),
-    [
-        (None, (Action.CORDON, "manual", UNKNOWN)),
-        (Entry("n1", "i", "", "drain", 1.0, kind="gpu"), (Action.CORDON, "manual", UNKNOWN)),
-        (Entry("n1", "", "", "drain", 1.0), (Action.DRAIN, "manual", UNKNOWN)),
-        (Entry("n1", "", "", "cordon", 1.0), (Action.CORDON, "manual", UNKNOWN)),
-        (
-            Entry("n1", "", "", "drain", 1.0, "alice", "smoke", "node"),
-            (Action.DRAIN, "node", "alice"),
-        ),
-    ],
-)
 @in_virtual_time
-async def test_marks_that_cant_be_read_are_adopted_by_the_record_where_a_person_made_them(
-    entry: Entry | None, spec: tuple[Action, str, str]
-) -> None:
+async def test_marks_that_cant_be_read_are_adopted_as_a_cordon_that_a_person_ends() -> None:
     world = World.of("n1")
     replica = await Replica(world, clock=Running()).ready()
-    if entry is not None:
-        await replica.controller.parts.record_writer.enter(entry)
     node_state = replica.controller.parts.registry.node_state("n1")
     node = replace(world.nodes["n1"], annotations={APPLIED: "nonsense"}, labels={LABEL: "x"})
     found = present(replica.controller.parts.worker._reads._adopter._spec(node_state, node))
-    assert (found.action, found.kind, found.requester) == spec
-    unreadable = "can't be read" in found.reason
-    assert unreadable == (entry is None or not entry.reason)
+    assert (found.action, found.kind, found.requester) == (Action.CORDON, "manual", UNKNOWN)
+    assert "can't be read" in found.reason
 
 
 # -- admission ------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from aggregator.quarantine.decide.admission_record import (
     takes_a_place,
 )
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.node_marks import MOST_REASON
 
 KNOWN = Known("uid-1", "text", Record(generation=5))
 
@@ -132,15 +131,11 @@ def quarantine(phase: Phase = Phase.CORDONED, problem: str = "", **status: Any) 
     return Quarantine("n1", "uid", "1", spec, found, created_at=7.0, problem=problem)
 
 
-def test_the_entry_of_a_quarantine_keeps_who_made_it_by_hand_and_its_pools() -> None:
+def test_the_entry_of_a_quarantine_has_its_incident_and_its_pools() -> None:
     ours = replace(quarantine().spec, requester=OURS)
     assert entry_of("n1", ours, 9.0, "a", "b") == Entry(
         "n1", "i-1", "a", "cordon", 9.0, policy_pool="b"
     )
-    by_hand = replace(ours, requester="alice", incident="", reason="r" * 10_000)
-    found = entry_of("n1", by_hand, 9.0, "", "b")
-    assert (found.requester, found.kind, found.policy_pool) == ("alice", "gpu", "b")
-    assert found.reason == "r" * MOST_REASON
 
 
 @pytest.mark.parametrize("phase", list(Phase))

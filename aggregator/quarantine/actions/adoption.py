@@ -106,17 +106,8 @@ class MarkAdopter:
             return None
         if marked_for(node.annotations) not in ("", self._acts.cluster.installation):
             return None  # another installation's, which knows its state
-        return spec_of_marks(node) or self._spec_of_entry(node_state)
-
-    def _spec_of_entry(self, node_state: NodeState) -> QuarantineSpec:
-        """The intent of marks that can't be read. Only a person's decision ends them."""
-        entry = self._record_writer.record.entries.get(node_state.node)
-        if entry is None or entry.incident:
-            return QuarantineSpec(Action.CORDON, "manual", _UNREADABLE, UNKNOWN)
-        action = Action.DRAIN if entry.action == Action.DRAIN else Action.CORDON
-        return QuarantineSpec(
-            action, entry.kind or "manual", entry.reason or _UNREADABLE, entry.requester or UNKNOWN
-        )
+        # Only a person ends the quarantine of marks that can't be read.
+        return spec_of_marks(node) or QuarantineSpec(Action.CORDON, "manual", _UNREADABLE, UNKNOWN)
 
     async def _keep_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         """The marks are this quarantine's from now on; if they are gone by now, it is released."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from aggregator.cluster.port import Phase, Quarantine, QuarantineSpec
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.node_marks import MOST_REASON
 
 
 class RecordUnreadable(Exception):
@@ -33,10 +31,8 @@ _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 class Entry:
     """One admitted node. ``incident`` is empty for a quarantine that was made by hand.
 
-    Of such a one ``requester``, ``reason`` and ``kind`` are kept, for it can be made again from
-    nothing else when its object was lost before its node was marked. ``pool`` is the value of
-    ``limits.pool_label``, ``policy_pool`` the pool of the section ``pools`` that the node was
-    admitted in; empty: there was none, or a version that knows no pools has written the entry.
+    ``pool`` is the value of ``limits.pool_label``, ``policy_pool`` the pool of the section
+    ``pools`` that the node was admitted in; empty: there was none.
     """
 
     node: str
@@ -44,14 +40,9 @@ class Entry:
     pool: str
     action: str
     at: float
-    requester: str = ""
-    reason: str = ""
-    kind: str = ""
     policy_pool: str = ""
 
 
-#: The fields that an entry in the record has only where they are not empty, and their keys there.
-_MAY_LACK = {key: key for key in ("requester", "reason", "kind")} | {"policy_pool": "policyPool"}
 #: The pool of the nodes that no pool of the section ``pools`` selects. It has no limits.
 DEFAULT_POOL = "default"
 #: Bounds of the record: 5,000 times and 100 cooldowns are some 60 KiB of its object, the times of
@@ -352,7 +343,7 @@ def parse_record(text: str) -> Record:
                 node=name,
                 **{key: str(entry[key]) for key in ("incident", "pool", "action")},
                 at=float(entry["at"]),
-                **{key: str(entry.get(wire, "")) for key, wire in _MAY_LACK.items()},
+                policy_pool=str(entry.get("policyPool", "")),
             )
             for name, entry in data["entries"].items()
         }
@@ -496,7 +487,8 @@ def dump_record(record: Record) -> str:
 
 def _line(entry: Entry) -> str:
     value = {key: getattr(entry, key) for key in ("incident", "pool", "action", "at")}
-    value |= {wire: text for key, wire in _MAY_LACK.items() if (text := getattr(entry, key))}
+    if entry.policy_pool:
+        value["policyPool"] = entry.policy_pool
     return _json({entry.node: value})[1:-1]
 
 
@@ -586,18 +578,7 @@ def rebuild(
 
 def entry_of(node: str, spec: QuarantineSpec, at: float, pool: str, policy_pool: str) -> Entry:
     """The entry of a Quarantine that is in force since ``at``, of a node in these pools."""
-    by_hand = spec.requester != OURS
-    return Entry(
-        node=node,
-        incident=spec.incident,
-        pool=pool,
-        action=spec.action.value,
-        at=at,
-        requester=spec.requester[:MOST_REASON] if by_hand else "",
-        reason=spec.reason[:MOST_REASON] if by_hand else "",
-        kind=spec.kind if by_hand else "",
-        policy_pool=policy_pool,
-    )
+    return Entry(node, spec.incident, pool, spec.action.value, at, policy_pool)
 
 
 def takes_a_place(quarantine: Quarantine) -> bool:
