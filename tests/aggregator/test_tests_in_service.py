@@ -32,7 +32,6 @@ from tests.support.new_node_tests import (
     POOL,
     TIMEOUT,
     UNTESTED,
-    NewNodes,
 )
 from tests.support.replica import FakeLine, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
@@ -433,23 +432,6 @@ async def test_a_late_list_ends_no_evidence_of_a_test_that_has_failed_meanwhile(
     await later(60)
     assert evidence(site) != []
     assert phase_of(site.world, "n1") is Phase.CORDONED
-
-
-@in_virtual_time
-async def test_in_mode_observe_a_new_node_that_a_late_list_lacks_is_reported_once() -> None:
-    site = NewNodes()
-    site.mode = RepairMode.OBSERVE
-    cluster = SlowLists(site.world)
-    site.start(cluster)
-    await later(HOUR)
-    cluster.late = asyncio.Event()
-    await later(HOUR)
-    site.world.add_node("n2", taints=(POOL, UNTESTED))
-    site.replica.agent("n2", snapshot(), node_uid="uid-n2")
-    await site.settles(lambda: site.kinds("n2") == ["repair.suppressed"])
-    cluster.late.set()
-    await later(HOUR)
-    assert site.kinds("n2") == ["repair.suppressed"]
 
 
 async def dies_before_the_order(site: IdleNodes) -> None:

@@ -97,7 +97,6 @@ class NodeTestRounds:
     async def _read_list(self) -> None:
         try:
             await self._take_list()
-            self._reports.keep_observed(self._seen or set())
             await self._reports.end_evidence_except(self._nodes)  # from before this process
         except ClusterError as error:
             if str(error) != self._trouble:
@@ -215,14 +214,13 @@ class NodeTestRounds:
 
     async def _choose_idle(self, idle: IdleNodeRules) -> None:
         """Take the nodes whose periodic test is due, as many as the fleet's limit has room for. In
-        mode observe none is chosen after the first report.
+        mode observe none is chosen.
         """
         for one in self._nodes.values():
             if one.chosen and not one.is_running and not self._shared.may_act():
                 one.chosen = False
         observes = self._shared.settings.rules.mode is RepairMode.OBSERVE
-        reported = observes and self._reports.idle_reported
-        if self._seen is None or reported or self._shared.record_writer.switch.reason:
+        if self._seen is None or observes or self._shared.record_writer.switch.reason:
             return
         for due in await self._idle_choice.choose_due(idle, self._nodes, self._shared.last):
             watched = self._nodes.setdefault(due.node, WatchedNode(due.uid, tainted=False))

@@ -124,21 +124,15 @@ class NodeTestCase(OperationCase):
         return replace(test, began_at=now, deadline_at=until, domains=domains)
 
     async def _against(self, test: NodeTest) -> str | None:
-        """Why it does not begin, or waits. Without a text it was refused, or only shown."""
-        shared, reports = self._shared, self._reports
-        observes = shared.settings.rules.mode is RepairMode.OBSERVE
-        if observes and not test.reason:
-            reports.emit_suppressed(self.node, self._read.uid)
-        if observes and (test.request or not test.reason):
+        """Why it does not begin, or waits. Without a text it was refused."""
+        shared = self._shared
+        if shared.settings.rules.mode is RepairMode.OBSERVE:
             return "repair.mode is observe: no test begins"
         if test.reason and test.request and await self._is_refused(test):
             return None
         why = await self._checks.others_work(self.node, test) if test.reason else ""
         if why:
             return why
-        if observes:
-            reports.emit_idle_suppressed(self.node, test.profile)
-            return None
         if TEST not in shared.settings.repairers:
             return "no repairer of kind test is configured"
         return "" if test.reason else await self._checks.pods_in_the_way(self._read)

@@ -10,7 +10,6 @@ from attrs import define, field
 from aggregator.cluster.port import Guard, RepairState
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.health.model import Component
-from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     has_passed,
@@ -52,37 +51,6 @@ class NodeTestReports:
     _record: Callable[[str, Component], object]
     #: The nodes that are shown as new ones.
     _untested: AbstractSet[str] = field(init=False, factory=frozenset)
-    #: The Nodes whose test mode observe has reported, by uid.
-    _observed: set[str] = field(init=False, factory=set)
-    #: Whether mode observe has reported that idle nodes would be tested.
-    idle_reported: bool = field(init=False, default=False)
-
-    def keep_observed(self, uids: AbstractSet[str]) -> None:
-        """Forget the Nodes that are gone."""
-        self._observed &= uids
-
-    def emit_suppressed(self, name: str, uid: str) -> None:
-        """Mode observe orders no test of this new node: report it once."""
-        if uid in self._observed:
-            return
-        self._observed.add(uid)
-        rules = self._shared.rules
-        text = (
-            f"{TEST} {rules.profile} of the new node would be ordered, and its taint {rules.taint} "
-            "be removed when it passes (repair.mode is observe)"
-        )
-        self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
-
-    def emit_idle_suppressed(self, name: str, profile: str) -> None:
-        """Mode observe orders no test of idle nodes: report it of the first alone."""
-        if self.idle_reported:
-            return
-        self.idle_reported = True
-        text = (
-            f"{TEST} {profile} of the idle node would be ordered, and of other idle "
-            "nodes too, without further reports (repair.mode is observe)"
-        )
-        self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": IDLE})
 
     def emit_refused(self, name: str, test: NodeTest) -> None:
         """A person's request was refused, so that its test has ended before it began."""
