@@ -1026,13 +1026,8 @@ class NodesAndPods(Protocol):
         the annotations in it, and those that the patch sets, are as they are expected.
         """
 
-    async def pods_on(
-        self, node: str, *, background: bool = False, guard: Guard | None = None
-    ) -> list[Pod]:
-        """All pods of the node. ``background``: they were read before, and little has changed.
-
-        ``guard``: no drain has begun there, and evictions of other nodes go first.
-        """
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
+        """All pods of the node. ``background``: they were read before, and little has changed."""
 
     async def pods_labelled(
         self, namespace: str, label: str, value: str, *, background: bool = False

@@ -223,7 +223,7 @@ NOT_ACTS = {
     # Writes of an Operation alone begin nothing: its order has the guard (`OrderSender`).
     "operations",
     *("read_record", "read_stop", "read_quarantine", "read_node"),
-    *("wait_for_node", "pods_labelled", "definition_is_going", "record_place"),
+    *("wait_for_node", "pods_on", "pods_labelled", "definition_is_going", "record_place"),
     *("write_quarantine_spec", "write_quarantine_status", "add_finalizer"),
     *("announce", "write_event"),
 }
@@ -466,7 +466,6 @@ SERVED: Mapping[str, Served] = {
         lambda s: slurmrestd(s).write_reason("n1", "why", guard=s.guard), 1
     ),
     "kubernetes.patch_node": Served(patch),
-    "kubernetes.pods_on": Served(lambda s: s.kube.pods_on("n1", guard=s.guard)),
     "kubernetes.evict": Served(lambda s: s.kube.evict(POD, guard=s.guard)),
     "kubernetes.delete_pod": Served(lambda s: s.kube.delete_pod(POD, grace=1, guard=s.guard)),
     "kubernetes.write_conditions": Served(condition, 1),
@@ -778,14 +777,6 @@ async def slurm_record(here: World) -> bool:
         await cluster.close()
 
 
-async def local_pods(here: World) -> bool:
-    try:
-        await here.cluster.pods_on("n1", guard=here.guard)
-    except GuardRefused:
-        return False
-    return True
-
-
 AT_ONCE: Mapping[str, Callable[[World], Awaitable[bool]]] = {
     "AgentRepairer": by_agent,
     "UnlessGpuInUse": after_gpu_use,
@@ -793,7 +784,6 @@ AT_ONCE: Mapping[str, Callable[[World], Awaitable[bool]]] = {
     "local.create_quarantine": local_quarantine,
     "local.drop_quarantine": local_drop,
     "slurm.record": slurm_record,
-    "local.pods_on": local_pods,
 }
 
 

@@ -19,7 +19,6 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.health.model import Cleared, Delta
-from aggregator.quarantine.drain import drainer
 from tests.support.drains import ILL, world_with
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
@@ -181,13 +180,9 @@ class Run:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("many", [0, 32])
 @pytest.mark.parametrize("seed", range(SEEDS))
 @in_virtual_time
-async def test_a_node_is_drained_or_released_as_its_people_want(
-    seed: int, many: int, monkeypatch: pytest.MonkeyPatch, *, fails: bool
-) -> None:
-    monkeypatch.setattr(drainer, "MANY_BEGIN", many)
+async def test_a_node_is_drained_or_released_as_its_people_want(seed: int, *, fails: bool) -> None:
     run = Run(seed, fails=fails)
     await run.go()
     await run.stop()

@@ -7,7 +7,6 @@ import asyncio
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -436,22 +435,6 @@ async def test_a_gang_goes_together_and_a_dry_run_evicts_nobody(
         evicted = [one.details["pod"] for one in notes if one.kind is EventKind.MOVED]
         assert len(evicted) == len(set(evicted)) == 3
         await running.release(node)
-
-
-async def test_many_nodes_without_pods_are_drained_by_hardly_more_than_a_write_each(
-    kube: KubeCluster, cluster_space: Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drain_module, "MANY_BEGIN", 3)
-    nodes = await asyncio.to_thread(cluster_space.create_nodes, 24)
-    async with aggregator(kube, cluster_space) as running:
-        kinds, before = running.notes.kinds, Counter(kube.counters.answers)
-        for node in nodes:
-            running.falls_ill(node)
-        ends = [asyncio.create_task(running.until_phase(node, "Drained")) for node in nodes]
-        await asyncio.gather(*ends)
-        written = (kube.counters.answers - before)["PATCH", "quarantines/status", 200]
-        assert len(nodes) <= written <= len(nodes) + 2 * 3
-        assert {kinds(node).count("quarantine.draining") for node in nodes} == {1}
 
 
 async def test_a_budget_that_is_not_counted_yet_names_the_pause_and_slows_nobody(

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import seconds
@@ -25,7 +24,6 @@ from aggregator.cluster.port import (
     Action,
     Blocker,
     EvidenceItem,
-    Guard,
     HookState,
     HookStatus,
     Phase,
@@ -200,15 +198,3 @@ async def test_the_end_of_a_drain_that_no_pod_had_to_leave_waits_for_the_begins_
             admitted, QuarantineStatus(phase=phase, admitted_at=1.0)
         )
     assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.REPORT, "n1")]
-
-
-async def test_the_pods_are_read_after_the_evictions_of_others_where_no_drain_has_begun() -> None:
-    transport = Noting(b'{"metadata": {}, "items": []}')
-    cluster = KubeCluster(environ={"KUBECONFIG": "/nowhere"})
-    cluster._transport = transport
-
-    async def note() -> None: ...
-
-    for guard in (Guard(note), None):
-        await cluster.pods_on("n1", guard=guard)
-    assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.EVICTION, "n1")]

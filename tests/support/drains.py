@@ -3,10 +3,7 @@
 import asyncio
 from typing import Any
 
-import pytest
-
-from aggregator.cluster.port import Guard, Phase, Pod, Quarantine, QuarantineStatus
-from aggregator.quarantine.drain import drainer
+from aggregator.cluster.port import Phase, Pod, Quarantine, QuarantineStatus
 from aggregator.quarantine.settings import Settings
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import Replica, fault, snapshot
@@ -73,20 +70,12 @@ class Noted(MemoryCluster):
         self.phases.append((quarantine.node, status.phase))
         return await super().write_quarantine_status(quarantine, status)
 
-    async def pods_on(
-        self, node: str, *, background: bool = False, guard: Guard | None = None
-    ) -> list[Pod]:
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
         await asyncio.sleep(self.delay)
         self.polled_at.append(asyncio.get_running_loop().time())
-        return await super().pods_on(node, background=background, guard=guard)
+        return await super().pods_on(node, background=background)
 
 
 def transitions(replica: Replica, node: str = "n1") -> list[str]:
     kinds = replica.notes.kinds(node)
     return [one for one in kinds if one.startswith("quarantine.")]
-
-
-def begin_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each drain begins as if many others did, and a node counts as empty after 5 s."""
-    monkeypatch.setattr(drainer, "MANY_BEGIN", 0)
-    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)

@@ -758,16 +758,14 @@ class MemoryCluster:
 
         return await self._call("patch_node", self.act("patch_node", node.name, effect), guard)
 
-    async def pods_on(
-        self, node: str, *, background: bool = False, guard: Guard | None = None
-    ) -> list[Pod]:
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
         self.in_background["pods_on"] += background
 
         def effect() -> list[Pod]:
             prefix = f"{node}/"
             return [pod for key, pod in self.world.pods.items() if key.startswith(prefix)]
 
-        return await self._call("pods_on", effect, guard)
+        return await self._call("pods_on", effect)
 
     async def pods_labelled(
         self, namespace: str, label: str, value: str, *, background: bool = False

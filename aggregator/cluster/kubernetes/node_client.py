@@ -149,15 +149,11 @@ class KubeNodes(KubeNodeConditions):
             raise
         return patched(node, change, decode(answer, PartialObjectMetadata).metadata)
 
-    async def pods_on(
-        self, node: str, *, background: bool = False, guard: Guard | None = None
-    ) -> list[Pod]:
-        # For a drain that has not begun, after the evictions of those that have.
-        lane = Priority.PHASE if guard is not None else _of_drains(background=background)
-        query = {"fieldSelector": f"spec.nodeName={node}"}
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
+        lane, query = _of_drains(background=background), {"fieldSelector": f"spec.nodeName={node}"}
         # ``node``: the read that ends a drain is a report of its node.
         body = await self._transport.request(
-            "GET", paths.PODS, lane, query=query, guard=guard, node=node, is_list=True
+            "GET", paths.PODS, lane, query=query, node=node, is_list=True
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 

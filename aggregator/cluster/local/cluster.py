@@ -370,12 +370,8 @@ class LocalCluster:
                 await self._write(self._open.set_drain_of, name, before)
             raise
 
-    async def pods_on(
-        self, node: str, *, background: bool = False, guard: Guard | None = None
-    ) -> list[Pod]:
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
         """One placeholder pod for the drain command, until that has succeeded."""
-        if guard is not None:
-            await guard()
         quarantine = await self.read_quarantine(node)
         if quarantine is None or not self._commands.drain:
             return []

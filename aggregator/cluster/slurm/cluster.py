@@ -309,12 +309,8 @@ class SlurmCluster(LocalCluster):
 
     # -- jobs ----------------------------------------------------------------------------
 
-    async def pods_on(
-        self, node: str, *, background: bool = False, guard: Guard | None = None
-    ) -> list[Pod]:
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
         """The jobs of a node as pods: an empty list where its state, too, shows no work."""
-        if guard is not None:
-            await guard()
         found = await self._reads.get(node)
         if found is None:
             return []

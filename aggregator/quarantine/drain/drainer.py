@@ -7,15 +7,10 @@ land; those that wait in a queue are dropped, and no caller waits for them.
 
 A drain that is blocked sends requests ever less often. All of a replica's blocked drains together
 make a few requests a second, however many they are, and these go after all new requests.
-
-Of many drains that begin together each looks for pods before it writes anything: a node without
-pods to evict is drained by one write, and the drains of nodes with pods do not wait for the begins
-of the others.
 """
 
 import asyncio
 import contextlib
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +22,6 @@ from aggregator.cluster.port import (
     Blocker,
     ClusterError,
     Conflict,
-    Guard,
     Node,
     Phase,
     Pod,
@@ -78,8 +72,6 @@ READY_EVERY = 30.0
 #: long after the taint in any case. So one read is enough where it begins that late and nothing can
 #: be on its way back; see `Drainer._is_proof`.
 EMPTY_FOR = 5.0
-#: With this number of begins of drains under way, a further one reads the node's pods first.
-MANY_BEGIN = 32
 _POLL_FIRST = 0.1
 #: The pods of a drain that is blocked are read this often (seconds) ...
 _POLL_MOST = 30.0
@@ -125,7 +117,6 @@ class Drainer:
         #: Seconds from a drain's begin. It is in the Quarantine from then on.
         self._deadline = self._rules.deadline
         self._off_balancers = self._rules.off_load_balancers
-        self._begins = 0
         self._memories: dict[str, DrainMemory] = {}
 
     async def run(self, node_state: NodeState, still: Still) -> None:
@@ -325,38 +316,21 @@ class Drainer:
         return not self._off_balancers or exclude_change(node) is None
 
     async def begin_with_marks(
-        self, node_state: NodeState, marks: NewMarks, still: Still, writable: Still
+        self, node_state: NodeState, marks: NewMarks, writable: Still
     ) -> None:
         """Write phase Draining instead of Cordoned, for a node whose very next step is its drain.
 
         The patch that marked the node came before this compare-and-set, and the node was then as
         decided on: that is what the read of a drain that begins later shows. Before the first
-        eviction the node is read in any case. Of a node that is found empty among many begins phase
-        Drained is written at once, and where ``still`` returns false meanwhile, phase Cordoned.
-        Where ``writable`` returns false, a write that waits for its turn is given up: a release
-        waits for it.
+        eviction the node is read in any case. Where ``writable`` returns false, a write that waits
+        for its turn is given up: a release waits for it.
         """
-        self._begins += 1
-        try:
-            read = None
-            if self._begins > MANY_BEGIN and not self._hook_runner.is_due(marks.status):
-                empty = self._empty_since_marks(node_state, marks)
-                read = await while_in_force(node_state, empty, still)
-                if not still():
-                    await self._write_marks_alone(node_state, marks)
-                    return
-            if read is not None:
-                write = self._finish_with_marks(node_state, marks, read)
-            else:
-                write = self._write_begin(node_state, marks.quarantine, marks.status)
-            if not await while_in_force(node_state, write, writable):
-                await self._write_marks_alone(node_state, marks)
-                return
-        finally:
-            self._begins -= 1
-        if read is None:
-            self._memory(node_state).begun_at = self._acts.clocks.now()
-            node_state.work.note_poll(marks.at)  # a poll at once would show no more
+        write = self._write_begin(node_state, marks.quarantine, marks.status)
+        if not await while_in_force(node_state, write, writable):
+            await self._write_marks_alone(node_state, marks)
+            return
+        self._memory(node_state).begun_at = self._acts.clocks.now()
+        node_state.work.note_poll(marks.at)  # a poll at once would show no more
 
     async def _write_marks_alone(self, node_state: NodeState, marks: NewMarks) -> None:
         """Write phase Cordoned, unless another replica is the controller by now."""
@@ -366,57 +340,6 @@ class Drainer:
         if known is None or known.version != marks.quarantine.version:
             raise Conflict(f"the quarantine of {node_state.node} has changed since the marks")
         await self._acts.write_status(node_state, marks.quarantine, marks.status)
-
-    async def _empty_since_marks(self, node_state: NodeState, marks: NewMarks) -> _Read | None:
-        """The read that proves the node empty before a drain has begun, or None.
-
-        It is a proof as in `_is_proof`: no pod was evicted where no drain ever began.
-        """
-        if marks.status.drain_started_at or marks.status.pre_evict is not None:
-            return None
-        view, uid = node_state.quarantine_view, marks.quarantine.uid
-        if math.isinf(view.begun_at(uid)):
-            return None  # when it was tainted is unknown
-        began = 0.0
-
-        async def note_begin() -> None:
-            nonlocal began
-            began = self._acts.clocks.now()  # the request may have waited for its turn
-
-        while True:
-            try:
-                pods = await self._cluster.pods_on(node_state.node, guard=Guard(note_begin))
-            except ClusterError:
-                return None  # the drain itself reads them again, and reports what is wrong
-            moment = self._moment(marks.status)
-            plan = plan_drain(without_own(pods, None, self._test_namespace), self._rules, moment)
-            marked_for = began - view.begun_at(uid)
-            if plan.remaining or plan.stuck or math.isinf(marked_for):
-                return None
-            if marked_for >= EMPTY_FOR:
-                return _Read(plan, moment, round(self._acts.clocks.wall(), 3), began)
-            await asyncio.sleep(EMPTY_FOR - marked_for + _POLL_FIRST)  # past it, by any rounding
-
-    async def _finish_with_marks(self, node_state: NodeState, marks: NewMarks, read: _Read) -> bool:
-        """Write phase Drained instead of Cordoned; the begin of the drain is reported with its end.
-
-        Returns True once it is written, as `_write_begin` does.
-        """
-        began = self._acts.clocks.latest()
-        drained = replace(
-            marks.status,
-            phase=Phase.DRAINED,
-            message=self._words.empty,
-            drain_started_at=began,
-            deadline_at=began + self._deadline,
-            drained_at=self._acts.clocks.wall(),
-            pods_remaining=0,
-            pods_read_at=read.at,
-        )
-        node_state.work.note_poll(read.began)  # a poll at once would show no more
-        events = (EventKind.DRAINING, "draining"), (EventKind.DRAINED, "drained")
-        await self._enter_phase(node_state, marks.quarantine, drained, *events)
-        return True
 
     async def _begin(self, node_state: NodeState, still: Still) -> float | None:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
@@ -472,8 +395,7 @@ class Drainer:
             drain_started_at=began,
             deadline_at=status.deadline_at or began + self._deadline,
         )
-        event = EventKind.DRAINING, "draining"
-        await self._enter_phase(node_state, quarantine, draining, event)
+        await self._enter_phase(node_state, quarantine, draining, EventKind.DRAINING, "draining")
         # Evictions come after this phase, so none was sent before its first compare-and-set.
         self._memory(node_state).is_new = not status.drain_started_at
         return True
@@ -500,22 +422,23 @@ class Drainer:
         if evictions.memory.found_empty and not plan.stuck:
             node_state.own_quarantine_view().note_empty(read.began)
         text = "drained" if not plan.stuck else f"drained: {message}"
-        await self._enter_phase(node_state, quarantine, status, (EventKind.DRAINED, text))
+        await self._enter_phase(node_state, quarantine, status, EventKind.DRAINED, text)
 
     async def _enter_phase(
         self,
         node_state: NodeState,
         quarantine: Quarantine,
         status: QuarantineStatus,
-        *events: tuple[EventKind, str],
+        kind: EventKind,
+        text: str,
     ) -> None:
-        """Write a phase and emit its events, also where the answer to the write is lost."""
-        self._memory(node_state).unreported_phase = status.phase, events
+        """Write a phase and emit its event, also where the answer to the write is lost."""
+        self._memory(node_state).unreported_phase = status.phase, kind, text
         await self._acts.write_status(node_state, quarantine, status)
         self.report_phase(node_state)
 
     def report_phase(self, node_state: NodeState) -> None:
-        """Emit the events of a phase that we wrote, once the Quarantine shows that phase."""
+        """Emit the event of a phase that we wrote, once the Quarantine shows that phase."""
         quarantine = node_state.quarantine
         memory = self._memories.get(node_state.node)
         if quarantine is None or quarantine.status.phase is Phase.RELEASING:
@@ -523,12 +446,11 @@ class Drainer:
             return
         if memory is None or memory.unreported_phase is None:
             return
-        phase, events = memory.unreported_phase
+        phase, kind, text = memory.unreported_phase
         if quarantine.uid != memory.uid or quarantine.status.phase is not phase:
             return
         memory.unreported_phase = None
-        for kind, text in events:
-            self._acts.emit_event(node_state, kind, text)
+        self._acts.emit_event(node_state, kind, text)
         if phase is Phase.DRAINED:
             status = quarantine.status
             self._acts.stages.note_drained(status.cordoned_at, status.drained_at)

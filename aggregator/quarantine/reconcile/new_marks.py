@@ -51,6 +51,6 @@ class NewMarksWriter:
             if not self._queue.may_act():
                 return  # another replica may be the controller by now
         if self._drain.is_ready(marks.node) and still():
-            await self._drain.begin_with_marks(node_state, marks, still, writable)
+            await self._drain.begin_with_marks(node_state, marks, writable)
         else:
             await self._acts.write_status(node_state, marks.quarantine, marks.status)

@@ -68,7 +68,7 @@ class DrainMemory:
     ``first_seen``: the uids of the first list of pods. ``evicted``: accepted evictions by slot, and
     ``returns`` the backoff of returned pods, by slot (`decide.returned_pods`). ``found_empty``: the
     last read found no pod that would go. ``written_at`` is monotonic. ``unreported_phase``: the
-    phase that was sent to the API server, and the events to emit once the Quarantine shows it.
+    phase that was sent to the API server, and the event to emit once the Quarantine shows it.
     ``is_new``: this process began the drain, which had never begun before. ``begun_at``: when it
     wrote that begin together with the marks (monotonic), until the drain itself comes.
     ``not_ready``: the node's kubelet at the last read of the node, where it was not Ready.
@@ -83,7 +83,7 @@ class DrainMemory:
     returns: dict[str, ReturnRetry] = field(default_factory=dict)
     found_empty: bool = False
     written_at: float = float("-inf")
-    unreported_phase: tuple[Phase, tuple[tuple[EventKind, str], ...]] | None = None
+    unreported_phase: tuple[Phase, EventKind, str] | None = None
     is_new: bool = False
     begun_at: float = float("-inf")
     not_ready: NotReady | None = None
