@@ -239,6 +239,9 @@ async def test_lost_evidence_and_a_return_are_told(bench: Bench) -> None:
     bench.node_state.agent.silent, bench.node_state.agent.refused = True, "x"
     bench.send_evidence(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
     assert bench.told == ["evidence.lost: evidence lost (kmsg): overrun"]
+    bench.send_evidence(Delta(lost=(Lost("kmsg", 2, "more"), Lost("journal", 1, "full"))))
+    assert bench.told.pop() == "evidence.lost: evidence lost (journal): full"
+    assert len(bench.told) == 1, "one source is told once a minute"
     assert bench.node_state.agent.silent, "a delta is no snapshot"
     bench.send_evidence(snapshot())
     assert (bench.node_state.agent.silent, bench.node_state.agent.refused) == (False, "")

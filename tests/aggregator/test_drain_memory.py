@@ -5,7 +5,6 @@ import random
 from itertools import pairwise
 
 from aggregator.cluster.port import Action, Pod, Quarantine, QuarantineSpec, QuarantineStatus
-from aggregator.health.model import Lost
 from aggregator.quarantine.state.drain_memory import (
     RETRY_FIRST,
     RETRY_MOST,
@@ -14,7 +13,6 @@ from aggregator.quarantine.state.drain_memory import (
     blocked_backoff,
 )
 from aggregator.quarantine.state.fleet import Work
-from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_in_force
 from aggregator.quarantine.state.registry import QuarantineIndex
@@ -147,32 +145,6 @@ def test_a_pod_that_came_back_is_asked_again_after_a_wait_that_doubles() -> None
 
 
 # -- lost evidence --------------------------------------------------------------------------------
-
-
-def lost(source: str) -> Lost:
-    return Lost(source, 1, "words")
-
-
-def test_each_source_of_a_node_is_told_once_a_minute_and_so_many_sources_at_most() -> None:
-    reports = LossReports()
-    assert reports.due("n1", [lost("a"), lost("a"), lost("b")], 0.0) == [lost("a"), lost("b")]
-    assert reports.due("n1", [lost("a")], EVERY - 0.1) == []
-    assert reports.due("n2", [lost("a")], EVERY - 0.1) == [lost("a")]
-    assert reports.due("n1", [lost("a")], EVERY) == [lost("a")]
-    many = [lost(str(number)) for number in range(MOST_SOURCES + 3)]
-    assert reports.due("n3", many, 0.0) == many[:MOST_SOURCES]
-    assert reports.due("n3", [lost("more")], 1.0) == []
-
-
-def test_nodes_that_lost_nothing_lately_are_not_remembered() -> None:
-    reports = LossReports()
-    reports.due("n1", [lost("a")], 0.0)
-    reports.due("n2", [lost("a")], EVERY - 1)
-    assert set(reports._reported) == {"n1", "n2"}
-    reports.due("n3", [lost("a")], EVERY + 1)
-    assert set(reports._reported) == {"n2", "n3"}
-    reports.due("n3", [], 3 * EVERY)
-    assert "n3" not in reports._reported
 
 
 # -- waiting --------------------------------------------------------------------------------------

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from aggregator.cluster.port import Phase
-from aggregator.health.model import CheckOff, Delta, Lost, Status
+from aggregator.health.model import CheckOff, Delta, Status
 from aggregator.health.node import NodeHealth
 from aggregator.quarantine.decide.common_cause import CommonCauses, CommonLimits
 from aggregator.quarantine.decide.symptoms import MOST_SIGNS, Symptom
-from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
 from sickbay.v1 import limits
 from tests.support import hostile, virtual_time
 from tests.support.allocated import allocated_bytes
@@ -148,14 +147,6 @@ async def test_what_a_hello_does_not_name_is_no_sign_and_signs_of_one_node_are_b
     replica.evaluate_due()
     signs, _, _ = replica.controller.parts.causes._common.known("n1")
     assert len(signs) == MOST_SIGNS
-
-
-def test_a_source_of_lost_evidence_is_told_once_a_minute_and_few_sources_of_one_node() -> None:
-    reports = LossReports()
-    assert len(reports.due("n0", [Lost(f"s{n}", 1, "") for n in range(100)], 0.0)) == MOST_SOURCES
-    assert reports.due("n0", [Lost("s0", 1, "other words")], 1.0) == []
-    assert [one.source for one in reports.due("n1", [Lost("s0", 1, "")], 1.0)] == ["s0"]
-    assert [one.source for one in reports.due("n0", [Lost("s0", 1, "")], EVERY)] == ["s0"]
 
 
 def test_the_faults_that_an_agent_has_lost_are_bounded_and_those_that_it_has_go_first() -> None:

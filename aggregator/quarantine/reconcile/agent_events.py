@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable
 from typing import Protocol
 
@@ -15,15 +16,18 @@ from aggregator.quarantine.actions.node_actions import NodeReports
 from aggregator.quarantine.correlation.trackers import FleetTrackers
 from aggregator.quarantine.decide.release_checks import state_of_gpus
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.state.loss_reports import LossReports
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime.recent import Recent
 
 log = logging.getLogger("sickbay.quarantine")
 
 #: The objections to a node's release are checked again this long after its checks changed
 #: (seconds).
 RELEASE_SOON = 1.0
+#: An agent may report a loss with each message: one of each source in this time (seconds).
+LOSSES_EVERY = 60.0
+_MOST_LOSSES = 10_000
 
 
 class AgentLine(Protocol):
@@ -50,7 +54,8 @@ class AgentEventHandler:
     def __attrs_post_init__(self) -> None:
         self._network_tracker = self._trackers.network
         self._measurements = self._trackers.measurements
-        self._losses = LossReports()
+        #: When a loss was last reported (monotonic), by node and source.
+        self._losses: Recent[tuple[str, str], float] = Recent(_MOST_LOSSES)
         self._lines: dict[str, AgentLine] = {}
         self._hellos: dict[str, Hello] = {}
         #: Nodes that two agents claim, or did: their evidence since then was not recorded.
@@ -108,10 +113,13 @@ class AgentEventHandler:
         node_state.cluster.take_signs(evidence.cleared, node_read=node_read)
         if evidence.faults and _may_be_back(node_state, node_state.agent.claimed):
             node_state.work.request_read()
-        for lost in self._losses.due(node, evidence.lost, at) if evidence.lost else ():
-            text = f"evidence lost ({lost.source}): {lost.message}"
-            details = {"source": lost.source}
-            self._reports.emit_event(node_state, EventKind.EVIDENCE_LOST, text, details)
+        for lost in evidence.lost:
+            key = node, lost.source
+            if at - self._losses.get(key, -math.inf) >= LOSSES_EVERY:
+                self._losses[key] = at
+                text = f"evidence lost ({lost.source}): {lost.message}"
+                details = {"source": lost.source}
+                self._reports.emit_event(node_state, EventKind.EVIDENCE_LOST, text, details)
         if isinstance(evidence, Snapshot) or evidence.components or evidence.gone:
             self._network_tracker.on_evidence(node, evidence)
         if before is not None and state_of_gpus(health) != before:
