@@ -158,10 +158,9 @@ async def test_a_quarantine_made_without_leave_is_void_unless_the_record_has_its
         (Action.OBSERVE, Phase.DRAINING, Phase.CORDONED),
     ],
 )
-@pytest.mark.parametrize("step", ["_write_spec", "show_override"])
 @in_virtual_time
 async def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
-    step: str, action: Action, before: Phase, after: Phase
+    action: Action, before: Phase, after: Phase
 ) -> None:
     world = World()
     replica, node_state = await drained(world)
@@ -172,10 +171,7 @@ async def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_el
     known = replace(known, status=replace(known.status, phase=before), spec=spec)
     world.quarantines["n1"] = known
     replica.cluster.crashed.clear()
-    if step == "_write_spec":
-        await acts._write_spec(node_state, known, spec)
-    else:
-        await acts.show_override(node_state, known)
+    await acts.show_override(node_state, known)
     assert phase_of(world, "n1") is after
     await asyncio.sleep(0)
 
