@@ -47,6 +47,9 @@ _IN_WORDS = {
     "not-permitted": "this aggregator did not permit it in time",
     "unknown-error": "nvidia-smi answers Unknown Error, as where a cloud forbids resets",
 }
+#: Refusals that lie in the moment: the controller has changed, a test by hand runs, the agent was
+#: updated, or the node has rebooted since.
+_PASSING = frozenset({"not-permitted", "busy", "agent-restarted", "other-boot"})
 #: The remedy that a person has.
 _ADVICE = {
     "in-use": "; the pods of the GPU operator hold GPUs too, and are stopped for a reset with "
@@ -182,10 +185,10 @@ def _answer_of(repair: str, result: AgentResult) -> RepairAnswer:
 
 
 def _refused(repair: str, reason: str = "") -> AnswerState:
-    """The answer that a refusal by the agent is. Without a permission, as where the controller has
-    changed meanwhile, the refusal is no result of this repair.
+    """The answer that a refusal by the agent is. One that lay in the moment is no result of this
+    repair, and calls for no stronger one.
     """
-    none = repair == TEST or reason == "not-permitted"
+    none = repair == TEST or reason in _PASSING
     return AnswerState.INCONCLUSIVE if none else AnswerState.FAILED
 
 

@@ -127,13 +127,25 @@ async def test_the_end_of_an_order_of_an_earlier_process_is_reported_once_it_is_
     assert ended == ["node-1"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("not-permitted", "did not permit it in time: no answer for 10 s"),
+        ("busy", "another order or a test by hand is under way: no answer for 10 s"),
+        ("agent-restarted", "the agent was restarted before it began: no answer for 10 s"),
+        ("other-boot", "in another boot than the order was for: no answer for 10 s"),
+    ],
+)
 @in_virtual_time
-async def test_an_order_that_was_not_permitted_to_begin_says_nothing_about_its_repair() -> None:
+async def test_an_order_that_could_not_begin_just_then_says_nothing_about_its_repair(
+    reason: str, words: str
+) -> None:
+    """Else a test by hand, or an update of the agents, would have a machine replaced."""
     for order in (RESET, REBOOT, TEST):
-        bench = Bench(S.REFUSED, reason="not-permitted", message="no answer for 10 s")
+        bench = Bench(S.REFUSED, reason=reason, message="no answer for 10 s")
         answer = await bench.repairer.order(order, UNGUARDED)
         assert answer.state is A.INCONCLUSIVE
-        assert "did not permit it in time: no answer for 10 s" in answer.text
+        assert words in answer.text
 
 
 @pytest.mark.parametrize(
