@@ -655,6 +655,8 @@ def test_what_holds_a_repair_is_named() -> None:
     tired = replace(WHOLE, past_repairs=past)
     assert held_by(tired, proposal()) == "repair.attempts"
     assert held_by(tired, proposal(), by_hand=True) == ""
+    by_hand, _ = reserve(WHOLE, proposal(), replace(LIMITS, by_hand=True), SIZE, now=NOW)
+    assert len(by_hand.past_repairs["n1"]) == 1  # it counts for those by the ladder
 
 
 def test_an_end_is_of_its_own_attempt_alone() -> None:

@@ -94,7 +94,9 @@ class RepairRules(SectionDataclass):
     docs/repair.md.
     """
     attempts: Annotated[int, Field(ge=1, le=20)] = 3
-    """Repairs of one node within ``repair.window``; tickets and repairs by hand do not count."""
+    """Repairs of one node within ``repair.window``, also those by hand, which it does not hold;
+    tickets do not count.
+    """
     window: Annotated[Duration, Field(ge=3600, le=LONGEST_REPEAT)] = 7 * 86400.0
     """The time in which ``attempts`` counts."""
     concurrent: Positive = 2
