@@ -6,7 +6,7 @@ again and decide again, so no interleaving passes a limit.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -64,19 +64,25 @@ log = logging.getLogger("sickbay.quarantine")
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One of the requests to the record, with the future of its caller."""
+    """One of the requests to the record, with the future of its caller.
 
+    ``change`` is made in any case, ``propose`` or ``reserve`` is decided on. Without any of these
+    the record is read once more, and rebuilt where it is lost.
+    """
+
+    change: Callable[[Record], Record] | None = None
     propose: Proposal | None = None
-    enter: Entry | None = None
-    forget: Entry | None = None
-    withdraw: Entry | None = None
-    recheck: str = ""
     reserve: tuple[RunningOperation, OperationLimits] | None = None
-    unreserve: str = ""
-    restore: RunningOperation | None = None
     done: "asyncio.Future[Held | None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    @property
+    def key(self) -> str:
+        """The key of its hold; empty: nothing is decided on."""
+        if self.reserve is not None:
+            return _operation_key(self.reserve[0])
+        return self.propose.node if self.propose is not None else ""
 
 
 class CauseCount(Protocol):
@@ -230,7 +236,7 @@ class AdmissionRecordWriter:
 
     async def enter(self, entry: Entry) -> None:
         """Count a quarantine made by hand. Never refused."""
-        await self._submit(_Request(enter=entry))
+        await self._submit(_Request(lambda record: record.enter([entry], self._policy_hash)))
 
     async def enter_quarantine(self, node: str, spec: QuarantineSpec) -> None:
         """The same, of a Quarantine that is in force or is about to be made."""
@@ -247,18 +253,18 @@ class AdmissionRecordWriter:
         used, no answer comes from memory.
         """
         if self.problem or node not in self.record.entries:
-            await self._submit(_Request(recheck=node))
+            await self._submit(_Request())
         return self.record.entries.get(node)
 
     async def forget_entry(self, entry: Entry | None) -> None:
         """Take the entry out, after its node is undone."""
         if entry is not None:
-            await self._submit(_Request(forget=entry))
+            await self._submit(_Request(lambda record: record.forget_nodes([entry])))
 
     async def withdraw(self, entry: Entry | None) -> None:
         """Take out an entry on which no action was begun, as if it had never been admitted."""
         if entry is not None:
-            await self._submit(_Request(withdraw=entry))
+            await self._submit(_Request(lambda record: record.withdraw([entry])))
 
     async def reserve(self, proposal: RunningOperation, limits: OperationLimits) -> Held | None:
         """Returns None when the record has the operation under way now, else the hold."""
@@ -274,7 +280,7 @@ class AdmissionRecordWriter:
     async def end_operation(self, operation: str) -> None:
         """It has ended, and counts for no limit any more."""
         if operation in self.record.operations:
-            await self._submit(_Request(unreserve=operation))
+            await self._submit(_Request(lambda record: record.without_operations({operation})))
 
     def has_operation(self, node: str, operation: str) -> bool:
         """Whether the record, as last read, is whole and has the operation's reservation."""
@@ -286,7 +292,7 @@ class AdmissionRecordWriter:
     async def restore_operation(self, lost: RunningOperation) -> None:
         """Count an operation under way that the record has lost. Never refused."""
         if self.record.restore(lost) is not self.record and not self.is_over(lost):
-            await self._submit(_Request(restore=lost))
+            await self._submit(_Request(lambda record: record.restore(lost)))
 
     def current_record(self) -> Record:
         """The record as last read or written here, without reservations that are over."""
@@ -331,16 +337,14 @@ class AdmissionRecordWriter:
             for request in batch:
                 if request.done.done():
                     continue
-                acts = request.propose or request.reserve
-                if acts is not None and unread is not None:
+                if request.key and unread is not None:
                     request.done.set_exception(unread)
-                elif request.reserve is not None:
-                    request.done.set_result(held.get(_operation_key(request.reserve[0])))
                 else:
-                    node = request.propose.node if request.propose is not None else request.recheck
-                    request.done.set_result(held.get(node))
+                    request.done.set_result(held.get(request.key))
 
-    async def _settle(self, batch: list[_Request]) -> tuple[dict[str, Held], ClusterError | None]:
+    async def _settle(
+        self, batch: list[_Request]
+    ) -> tuple[Mapping[str, Held], ClusterError | None]:
         """Write until it goes through; the batch is decided anew on each record that is read.
 
         Returns what is held, and why no proposal could be decided: the stop switch can't be read,
@@ -366,11 +370,8 @@ class AdmissionRecordWriter:
             outcome = self._batch(after).admit(proposed, self._policy_hash)
             outcome = self._reserve(outcome, decidable)
             if not self._lost and _substance(outcome.record) == _substance(before):
-                sure = any(
-                    one.forget or one.withdraw or one.recheck or one.unreserve for one in batch
-                )
-                if fresh or not (outcome.admitted or sure):
-                    return _missing(batch, outcome), unread
+                if fresh or not (outcome.admitted or any(not one.key for one in batch)):
+                    return outcome.held, unread
                 # After a conflict memory proves neither "it is there already" nor "it has left".
                 self._stored = None
                 continue
@@ -385,25 +386,18 @@ class AdmissionRecordWriter:
             except StopUnreadable as error:
                 unread = error
             else:
-                return _missing(batch, outcome), unread
+                return outcome.held, unread
 
     def _changed(self, before: Record, uid: str, batch: list[_Request]) -> Record:
         """The record with all that is requested except what is to be decided on."""
         after = self._whole(before, uid) if self._lost else before
         if after.operations:
             after = self._without_over(after)
-        entered = [request.enter for request in batch if request.enter is not None]
-        if entered or after.policy_hash != self._policy_hash:
-            after = after.enter(entered, self._policy_hash)
-        forgotten = [one.forget for one in batch if one.forget is not None]
-        after = after.forget_nodes(forgotten) if forgotten else after
-        withdrawn = [one.withdraw for one in batch if one.withdraw is not None]
-        after = after.withdraw(withdrawn) if withdrawn else after
-        over = {one.unreserve for one in batch if one.unreserve}
-        after = after.without_operations(over) if over else after
+        if after.policy_hash != self._policy_hash:
+            after = after.enter((), self._policy_hash)
         for request in batch:
-            if request.restore is not None:
-                after = after.restore(request.restore)
+            if request.change is not None:
+                after = request.change(after)
         return after
 
     def _reserve(self, outcome: Outcome, batch: list[_Request]) -> Outcome:
@@ -565,15 +559,3 @@ def _logged(repair: "asyncio.Future[Held | None]") -> None:
     """No caller waits for a repair: it is tried again in the next round."""
     if not repair.cancelled() and repair.exception() is not None:
         log.warning("the admission record is not rebuilt yet: %s", repair.exception())
-
-
-def _missing(batch: list[_Request], outcome: Outcome) -> dict[str, Held]:
-    """The hold of each node: the decision, or that an entry is not there."""
-    held = dict(outcome.held)
-    for request in batch:
-        if request.recheck and request.recheck not in outcome.record.entries:
-            text = (
-                "it was admitted, but the admission record does not have it: it is requested again"
-            )
-            held[request.recheck] = Held("record", "no entry", text)
-    return held
