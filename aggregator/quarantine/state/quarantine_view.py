@@ -64,8 +64,7 @@ class QuarantineView:
     that again, ``release_polled``: when it was checked (monotonic). ``release_pause``: a hastened
     check comes at least this long after that (seconds). ``most_pods``: the most pods that were left
     in its drain since this replica knows of it. ``conditions_of``: the version whose conditions
-    were written last for their own sake; ``conditions_current``: whether the conditions of the
-    object that was last read are its own. ``trail`` writes the node's condition; ``trail_aged``: it
+    were written last for their own sake. ``trail`` writes the node's condition; ``trail_aged``: it
     had ended by the last round; ``condition_seen``: the last read of the node since then has it.
     ``repair_poll``: when to poll its repair again; ``repair_hastened``: when its recovery last
     caused such a poll (monotonic). ``empty_at``: when the read began that found the node empty at
@@ -96,7 +95,6 @@ class QuarantineView:
     release_pause: float = 0.0
     most_pods: int = 0
     conditions_of: str = ""
-    conditions_current: tuple[Quarantine, bool] | None = None
     trail: asyncio.Task[None] | None = None
     trail_aged: bool = False
     condition_seen: bool = False
@@ -284,14 +282,7 @@ class QuarantineView:
         found = self.quarantine
         if found is None or not found.generation or found.version == self.conditions_of:
             return False
-        return found.status.phase in _AT_REST and not self._has_current_conditions(found)
-
-    def _has_current_conditions(self, quarantine: Quarantine) -> bool:
-        """Each step calls this, and the object nearly always is that of the call before."""
-        known = self.conditions_current
-        if known is None or known[0] is not quarantine:
-            known = self.conditions_current = quarantine, are_conditions_current(quarantine)
-        return known[1]
+        return found.status.phase in _AT_REST and not are_conditions_current(found)
 
     def start_trail(self, trail: asyncio.Task[None]) -> None:
         self.trail, self.condition_seen = trail, False
