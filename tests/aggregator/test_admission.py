@@ -128,7 +128,7 @@ def test_no_order_of_proposals_passes_a_limit(
         assert not outcome.admitted  # nor what stood before: it would be begun now
     if not new:
         return
-    lately = [at for at in outcome.record.admissions if abs(5.0 - at) < limits.window]
+    lately = [at for at, _ in outcome.record.admissions if abs(5.0 - at) < limits.window]
     assert len(lately) <= limits.new_per_window
     if limits.new_per_window_percent < 100:
         assert len(lately) <= allowance(size.nodes, limits.new_per_window_percent)
@@ -704,8 +704,8 @@ def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(
 
 
 def test_a_record_from_before_there_were_cooldowns_is_read() -> None:
-    told = '{"entries": {}, "admissions": [1.5], "policyHash": "h", "version": 1}'
-    assert parse_record(told) == Record({}, (1.5,), "h")
+    told = '{"entries": {}, "admissions": [[1.5, ""]], "policyHash": "h", "version": 1}'
+    assert parse_record(told) == Record({}, ((1.5, ""),), "h")
 
 
 def test_a_record_stays_small_whatever_happens() -> None:

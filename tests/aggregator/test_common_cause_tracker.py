@@ -137,7 +137,9 @@ def test_a_cause_is_told_with_its_numbers() -> None:
 
 def test_the_fleets_cooldown_is_shown_and_told_at_its_begin_and_its_end() -> None:
     bench = Bench()
-    record = Record(cooldowns={FLEET: Cooldown(1000.0, "the rate")}, admissions=(990.0, 995.0))
+    record = Record(
+        cooldowns={FLEET: Cooldown(1000.0, "the rate")}, admissions=((990.0, ""), (995.0, ""))
+    )
     bench.cause_tracker.go_round(record)
     bench.cause_tracker.go_round(record)
     text = "until 00:31 UTC: the rate"

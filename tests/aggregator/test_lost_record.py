@@ -389,13 +389,13 @@ def test_a_record_continues_only_what_it_was_written_on() -> None:
 def test_a_rebuilt_record_has_what_stands_and_forgets_no_admission_and_no_cooldown() -> None:
     known = Record(
         {"n1": Entry("n1", "i", "p", "drain", 5.0), "n2": Entry("n2", "i", "p", "drain", 6.0)},
-        admissions=(5.0, 5.0, 6.0),
+        admissions=((5.0, ""), (5.0, ""), (6.0, "")),
         cooldowns={"": Cooldown(6.0, "newer"), "a": Cooldown(6.0, "only here")},
         generation=9,
     )
     found = Record(
         {"n3": Entry("n3", "i", "p", "drain", 4.0)},
-        admissions=(5.0, 4.0),
+        admissions=((5.0, ""), (4.0, "")),
         cooldowns={"": Cooldown(3.0, "older"), "b": Cooldown(3.0, "only there")},
         generation=4,
     )
@@ -403,7 +403,7 @@ def test_a_rebuilt_record_has_what_stands_and_forgets_no_admission_and_no_cooldo
     standing = [Entry("n1", "i", "p", "drain", 50.0), Entry("n4", "i", "p", "cordon", 60.0)]
     made = rebuild(found, Known("r1", "", known), standing, rebuilt=why, newest=12)
     assert made.entries == {"n1": known.entries["n1"], "n4": standing[1]}
-    assert made.admissions == (4.0, 5.0, 5.0, 6.0, 60.0)
+    assert [at for at, _ in made.admissions] == [4.0, 5.0, 5.0, 6.0, 60.0]
     assert {ident: one.because for ident, one in made.cooldowns.items()} == {
         "": "newer",
         "a": "only here",

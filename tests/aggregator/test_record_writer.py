@@ -79,7 +79,7 @@ async def test_nothing_is_taken_out_where_there_is_no_entry_and_an_admission_not
     def entries() -> set[str]:
         return set(record_writer.record.entries)
 
-    def admissions() -> tuple[float, ...]:
+    def admissions() -> tuple[tuple[float, str], ...]:
         return record_writer.record.admissions
 
     await record_writer.forget_entry(None)

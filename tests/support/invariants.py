@@ -190,7 +190,7 @@ def _admissions(world: "World", act: Act) -> Iterator[str]:
         yield f"{sorted(fresh)} entered past the limit: {sorted(counted)}"
     if facts.wall is not None:
         now, window = facts.wall(), facts.limits.window
-        lately = [at for at in after.admissions if now - at < window]
+        lately = [at for at, _ in after.admissions if now - at < window]
         new = after.entries.keys() - parse_record(act.record_before.text).entries
         if new == fresh and len(lately) > facts.limits.new_per_window:
             yield f"{sorted(fresh)} entered past the rate: {lately} at {now}"

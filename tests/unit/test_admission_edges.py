@@ -260,7 +260,7 @@ def test_an_admission_enters_the_node_once_and_prunes_what_is_over() -> None:
     old = replace(entries("m1"), cooldowns={"over": Cooldown(0.0, "long ago")})
     found = at(proposal(pool="a"), proposal(pool="a"), record=old)
     assert found.record.entries["n1"] == Entry("n1", "i-n1", "a", "drain", NOW)
-    assert found.record.admissions == (NOW,)
+    assert found.record.admissions == ((NOW, ""),)
     assert found.record.cooldowns == {}
     assert found.record.policy_hash == "new"
     assert found.admitted == {"n1"}

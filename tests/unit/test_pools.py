@@ -18,7 +18,6 @@ from aggregator.quarantine.decide.admission import (
 )
 from aggregator.quarantine.decide.admission_record import (
     MOST_COOLDOWNS,
-    MOST_POOL_ADMISSIONS,
     Entry,
     Known,
     Rebuilt,
@@ -225,17 +224,9 @@ steps = st.lists(
         st.tuples(st.just("void"), st.integers(0, 12)),
         st.tuples(st.just("pause"), st.sampled_from([1.0, 50.0, 120.0, 700.0])),
         st.tuples(st.just("restart"), st.none()),
-        st.tuples(st.just("older"), st.none()),
     ),
     max_size=40,
 )
-
-
-def without_pools(text: str) -> str:
-    """The record as a version that knows no pools writes it: it drops what it does not read."""
-    record = parse_record(text)
-    entries = {node: replace(one, policy_pool="") for node, one in record.entries.items()}
-    return dump_record(replace(record, entries=entries, pool_admissions={}))
 
 
 @pytest.mark.slow
@@ -250,16 +241,12 @@ def test_no_interleaving_passes_a_limit_of_a_pool_or_of_the_fleet(
     admitted_in: dict[str, str] = {}  # of the nodes that stand
     times: dict[str, list[float]] = {pool: [] for pool in POOLS}
     begun: dict[str, float] = {}
-    lost_times = False
     for what, which in steps:
         match what:
             case "pause":
                 now += which
             case "restart":
                 record = parse_record(dump_record(record))
-            case "older":
-                record = parse_record(without_pools(dump_record(record)))
-                lost_times = True
             case "move":
                 number, pool = which
                 of[f"n{number}"] = pool
@@ -288,24 +275,22 @@ def test_no_interleaving_passes_a_limit_of_a_pool_or_of_the_fleet(
                         sum(1 for one in admitted_in if of[one] == pool),
                     ]
                     assert len(admitted_in) <= fleet
-                    if lost_times:
-                        counts = counts[1:]  # the older version forgot where they were admitted
                     if bound.concurrent is not None:
                         assert max(counts) <= bound.concurrent
                     if bound.concurrent_percent is not None:
                         assert max(counts) <= allowance(sizes[pool], bound.concurrent_percent)
                     lately = [at for at in times[pool] if now - at < limits.window]
-                    if bound.new_per_window is not None and not lost_times:
+                    if bound.new_per_window is not None:
                         assert len(lately) <= bound.new_per_window
 
 
 # -- the record ---------------------------------------------------------------------------------
 
 
-def test_a_record_without_pools_is_written_as_before_there_were_pools() -> None:
+def test_a_record_without_pools_names_none() -> None:
     record = Record().enter([Entry("n1", "i", "p", "drain", 1.0)], "h")
     assert dump_record(record) == (
-        '{"admissions":[1.0],"cooldowns":{},"entries":{"n1":{"action":"drain","at":1.0,'
+        '{"admissions":[[1.0,""]],"cooldowns":{},"entries":{"n1":{"action":"drain","at":1.0,'
         '"incident":"i","pool":"p"}},"generation":0,"policyHash":"h","version":1}'
     )
 
@@ -315,21 +300,18 @@ def test_a_record_keeps_the_pools_of_its_entries_and_their_times() -> None:
     record = Record().enter(
         [*entries, Entry("n9", "i", "", "drain", 9.0, policy_pool="default")], "h"
     )
-    assert record.pool_admissions == {"a": (0.0, 1.0, 2.0)}
+    nine = (9.0, "default")
+    assert record.admissions == ((0.0, "a"), (1.0, "a"), (2.0, "a"), nine)
     assert parse_record(dump_record(record)) == record
-    assert record.withdraw(entries[:1]).pool_admissions == {"a": (1.0, 2.0)}
-    assert record.forget_nodes(entries).pool_admissions == {"a": (0.0, 1.0, 2.0)}
-    assert record.pruned(100.0, window=99.5, cooldown=1.0).pool_admissions == {"a": (1.0, 2.0)}
-    assert record.pruned(1_000.0, window=10.0, cooldown=1.0).pool_admissions == {}
+    assert record.withdraw(entries[:1]).admissions == ((1.0, "a"), (2.0, "a"), nine)
+    assert record.forget_nodes(entries).admissions == record.admissions
+    pruned = record.pruned(100.0, window=99.5, cooldown=1.0)
+    assert pruned.admissions == ((1.0, "a"), (2.0, "a"), nine)
+    assert record.pruned(1_000.0, window=10.0, cooldown=1.0).admissions == ()
     assert record.pruned(100.0, window=1_000.0, cooldown=1.0) is record, "there is nothing to prune"
 
 
-def test_the_times_of_pools_stay_few_and_their_cooldowns_stay() -> None:
-    entries = [
-        Entry(f"n{n}", "i", "", "drain", float(n), policy_pool="a")
-        for n in range(2 * MOST_POOL_ADMISSIONS)
-    ]
-    assert len(Record().enter(entries, "h").pool_admissions["a"]) == MOST_POOL_ADMISSIONS
+def test_the_cooldowns_of_pools_stay() -> None:
     record = Record().cool(cooldown_id("a"), 0.0, "first")
     for number in range(2 * MOST_COOLDOWNS):
         record = record.cool(f"rack=r{number} check:x", 1.0 + number, "y")
@@ -343,5 +325,5 @@ def test_a_rebuilt_record_keeps_the_times_of_pools() -> None:
     empty = Record()
     assert discontinuity(known, "u2", "", empty)
     made = rebuild(empty, known, [entry], rebuilt=Rebuilt(5.0, "gone", "u2"), newest=4)
-    assert made.pool_admissions == {"a": (1.0,)}
+    assert made.admissions == ((1.0, "a"),)
     assert made.entries["n1"].policy_pool == "a"

@@ -79,14 +79,14 @@ def test_a_rebuilt_record_has_the_entries_of_what_stands_with_their_own_times() 
         "",
         Record(
             {"a": entry("a", 1.0), "b": entry("b", 2.0), "gone": entry("gone", 3.0)},
-            admissions=(1.0, 2.0, 2.0, 3.0),
+            admissions=tuple((at, "") for at in (1.0, 2.0, 2.0, 3.0)),
             cooldowns={"": Cooldown(5.0, "old"), "x": Cooldown(9.0, "newer"), "k": Cooldown(1, "")},
             generation=5,
         ),
     )
     record = Record(
         {"b": entry("b", 20.0), "c": entry("c", 4.0)},
-        admissions=(2.0, 4.0),
+        admissions=((2.0, ""), (4.0, "")),
         policy_hash="hash",
         cooldowns={"": Cooldown(6.0, "new"), "x": Cooldown(8.0, "older"), "y": Cooldown(2.0, "")},
         generation=3,
@@ -100,7 +100,7 @@ def test_a_rebuilt_record_has_the_entries_of_what_stands_with_their_own_times() 
             "c": entry("c", 4.0),
             "new": entry("new", 0.5),
         },
-        admissions=(0.5, 1.0, 2.0, 2.0, 3.0, 4.0),
+        admissions=tuple((at, "") for at in (0.5, 1.0, 2.0, 2.0, 3.0, 4.0)),
         policy_hash="hash",
         cooldowns={
             "": Cooldown(6.0, "new"),

@@ -45,10 +45,9 @@ class Entry:
 
 #: The pool of the nodes that no pool of the section ``pools`` selects. It has no limits.
 DEFAULT_POOL = "default"
-#: Bounds of the record: 5,000 times and 100 cooldowns are some 60 KiB of its object, the times of
-#: 32 pools at most 120 KiB.
+#: Bounds of the record: 5,000 times with short names of pools are some 150 KiB of its object, 100
+#: cooldowns some 35 KiB.
 MOST_ADMISSIONS = 5000
-MOST_POOL_ADMISSIONS = 200
 MOST_COOLDOWNS = 100
 #: The id of the cooldown of the whole fleet.
 FLEET = ""
@@ -132,22 +131,21 @@ MOST_PAST_REPAIRS = 20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All entries by node, the times of recent admissions (newest last), and what cools down.
+    """All entries by node, the recent admissions (newest last), and what cools down.
 
-    ``cooldowns`` are by the id of the common cause that tripped; an empty id is the whole fleet.
-    ``pool_admissions`` are the times of recent admissions in each pool of the section ``pools``.
+    ``admissions``: the time of each, and its pool of the section ``pools``. ``cooldowns`` are by
+    the id of the common cause that tripped; an empty id is the whole fleet.
     ``generation`` counts the writes: a record whose generation went back was rolled back.
     ``past_repairs`` are the attempts on each node. ``operations`` are the repairs and tests that
     run, by their ids.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
-    admissions: tuple[float, ...] = ()
+    admissions: tuple[tuple[float, str], ...] = ()
     policy_hash: str = ""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     generation: int = 0
     rebuilt: Rebuilt | None = None
-    pool_admissions: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     past_repairs: Mapping[str, tuple[PastRepair, ...]] = field(default_factory=dict)
     operations: Mapping[str, RunningOperation] = field(default_factory=dict)
 
@@ -165,27 +163,17 @@ class Record:
         """With these entries; one that is there already keeps its time and is no new admission."""
         in_force = dict(self.entries)
         fresh = []
-        by_pool = dict(self.pool_admissions)
         for entry in entries:
             known = in_force.get(entry.node)
             if known is None:
-                fresh.append(entry.at)
+                fresh.append((entry.at, entry.policy_pool))
                 in_force[entry.node] = entry
-                if entry.policy_pool not in ("", DEFAULT_POOL):
-                    times = (*by_pool.get(entry.policy_pool, ()), entry.at)
-                    by_pool[entry.policy_pool] = times[-MOST_POOL_ADMISSIONS:]
             else:
                 # A node that has moved to another pool stays counted where it was admitted.
                 pool = known.policy_pool or entry.policy_pool
                 in_force[entry.node] = replace(entry, at=known.at, policy_pool=pool)
         admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
-        return replace(
-            self,
-            entries=in_force,
-            admissions=admissions,
-            policy_hash=policy_hash,
-            pool_admissions=by_pool,
-        )
+        return replace(self, entries=in_force, admissions=admissions, policy_hash=policy_hash)
 
     def forget_nodes(self, entries: Iterable[Entry]) -> "Record":
         """Without these entries; their admission times stay.
@@ -208,24 +196,14 @@ class Record:
         gone = [self.entries[entry.node] for entry in entries if self._has(entry)]
         if not gone:
             return self
-        times = list(self.admissions)
-        by_pool = dict(self.pool_admissions)
-        cooldowns = dict(self.cooldowns)
+        admissions, cooldowns = list(self.admissions), dict(self.cooldowns)
         for entry in gone:
-            if entry.at in times:
-                times.remove(entry.at)
+            if (admission := (entry.at, entry.policy_pool)) in admissions:
+                admissions.remove(admission)
                 _give_back(cooldowns, FLEET)
-            in_pool = list(by_pool.get(entry.policy_pool, ()))
-            if entry.at in in_pool:
-                in_pool.remove(entry.at)
-                by_pool[entry.policy_pool] = tuple(in_pool)
                 _give_back(cooldowns, f"{POOL_COOLDOWN}{entry.policy_pool}")
-        return replace(
-            self.forget_nodes(gone),
-            admissions=tuple(times),
-            pool_admissions=_non_empty(by_pool),
-            cooldowns=cooldowns,
-        )
+        kept = self.forget_nodes(gone)
+        return replace(kept, admissions=tuple(admissions), cooldowns=cooldowns)
 
     def _has(self, entry: Entry) -> bool:
         """Whether it is here, and is no later one: its time identifies the admission."""
@@ -289,32 +267,25 @@ class Record:
         A clock that was set back must not hold the fleet until it has caught up: a time further
         ahead than the window or cooldown is dropped as well.
         """
-        if not (self.admissions or self.cooldowns or self.pool_admissions):
+        if not (self.admissions or self.cooldowns):
             return self
         admissions = _within(self.admissions, now, window)
         cooldowns = {k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown}
-        pool_admissions = _non_empty(
-            {pool: _within(times, now, window) for pool, times in self.pool_admissions.items()}
-        )
-        if (admissions, cooldowns, pool_admissions) == (
-            self.admissions,
-            self.cooldowns,
-            self.pool_admissions,
-        ):
+        if (admissions, cooldowns) == (self.admissions, self.cooldowns):
             return self  # as in nearly every round
-        return replace(
-            self, admissions=admissions, cooldowns=cooldowns, pool_admissions=pool_admissions
-        )
+        return replace(self, admissions=admissions, cooldowns=cooldowns)
 
     def in_pool(self, pool: str) -> int:
         return sum(1 for entry in self.entries.values() if entry.pool == pool)
 
 
-def _within(times: tuple[float, ...], now: float, window: float) -> tuple[float, ...]:
-    """The times that are less than ``window`` away: all of them, as a rule."""
-    if not times or (now - min(times) < window and max(times) - now < window):
-        return times
-    return tuple(at for at in times if abs(now - at) < window)
+def _within(
+    admissions: tuple[tuple[float, str], ...], now: float, window: float
+) -> tuple[tuple[float, str], ...]:
+    """Those that are less than ``window`` away: all of them, as a rule."""
+    if not admissions or (now - min(admissions)[0] < window and max(admissions)[0] - now < window):
+        return admissions
+    return tuple(one for one in admissions if abs(now - one[0]) < window)
 
 
 def _give_back(cooldowns: dict[str, Cooldown], ident: str) -> None:
@@ -326,10 +297,6 @@ def _give_back(cooldowns: dict[str, Cooldown], ident: str) -> None:
         cooldowns[ident] = replace(found, spare=found.spare - 1)
     else:
         del cooldowns[ident]
-
-
-def _non_empty(by_pool: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-    return {pool: times for pool, times in by_pool.items() if times}
 
 
 def parse_record(text: str) -> Record:
@@ -347,8 +314,7 @@ def parse_record(text: str) -> Record:
             )
             for name, entry in data["entries"].items()
         }
-        admissions = tuple(map(float, data["admissions"]))
-        by_pool = data.get("poolAdmissions", {}).items()
+        admissions = tuple((float(at), str(pool)) for at, pool in data["admissions"])
         cooldowns = {
             str(ident): Cooldown(
                 float(one["at"]),
@@ -367,7 +333,6 @@ def parse_record(text: str) -> Record:
             Rebuilt(float(rebuilt["at"]), str(rebuilt["because"]), str(rebuilt["uid"]))
             if rebuilt
             else None,
-            {str(pool): tuple(map(float, times)) for pool, times in by_pool},
             {
                 str(node): tuple(
                     PastRepair(float(at), str(repair), str(operation))
@@ -425,7 +390,7 @@ class RecordSerializer:
         #: Their names in order, and the text of each.
         self._names: list[str] = []
         self._lines: dict[str, str] = {}
-        self._times: dict[float, str] = {}
+        self._admissions: dict[tuple[float, str], str] = {}
 
     def _encode_entries(self, entries: Mapping[str, Entry]) -> str:
         before, self._entries, lines = self._entries, entries, self._lines
@@ -447,18 +412,16 @@ class RecordSerializer:
             ident: {name: value for name, value in asdict(one).items() if value is not None}
             for ident, one in record.cooldowns.items()
         }
-        times = self._times
-        self._times = {at: times.get(at) or _json(at) for at in record.admissions}
-        admissions = ",".join([self._times[at] for at in record.admissions])
+        known = self._admissions
+        self._admissions = {one: known.get(one) or _json(one) for one in record.admissions}
+        admissions = ",".join([self._admissions[one] for one in record.admissions])
         entries = self._encode_entries(record.entries)
         rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
-        by_pool = {pool: list(times) for pool, times in record.pool_admissions.items() if times}
-        pools = f'"poolAdmissions":{_json(by_pool)},' if by_pool else ""
         operations, past = _operations(record)
         return (
             f'{{"admissions":[{admissions}],"cooldowns":{_json(cooldowns)},'
             f'"entries":{{{entries}}},"generation":{record.generation},'
-            f'{operations}{past}"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}"version":1}}'
+            f'{operations}{past}"policyHash":{_json(record.policy_hash)},{rebuilt}"version":1}}'
         )
 
 
@@ -540,13 +503,8 @@ def rebuild(
     before = known.record if known is not None else Record()
     old = {**before.entries, **record.entries}
     entries = {entry.node: old.get(entry.node) or entry for entry in in_force}
-    times = Counter(before.admissions) | Counter(record.admissions)
-    by_pool = {
-        pool: Counter(before.pool_admissions.get(pool, ()))
-        | Counter(record.pool_admissions.get(pool, ()))
-        for pool in {*before.pool_admissions, *record.pool_admissions}
-    }
-    new = [entry.at for node, entry in entries.items() if node not in old]
+    known_ones = Counter(before.admissions) | Counter(record.admissions)
+    new = [(entry.at, entry.policy_pool) for node, entry in entries.items() if node not in old]
     cooldowns = {**before.cooldowns}
     for ident, one in record.cooldowns.items():
         if ident not in cooldowns or cooldowns[ident].at < one.at:
@@ -568,11 +526,10 @@ def rebuild(
         operations=running.operations,
         past_repairs=past,
         entries=entries,
-        admissions=tuple(sorted([*times.elements(), *new])),
+        admissions=tuple(sorted([*known_ones.elements(), *new])),
         cooldowns=cooldowns,
         generation=max(record.generation, before.generation, newest),
         rebuilt=rebuilt,
-        pool_admissions={pool: tuple(sorted(of.elements())) for pool, of in by_pool.items()},
     )
 
 

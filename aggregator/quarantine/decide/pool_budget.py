@@ -138,10 +138,10 @@ class PoolBudget:
     def lately(self, pool: str) -> int:
         """How many nodes were admitted in the pool within the window.
 
-        A version that knows no pools keeps no times of theirs; then the present entries count.
+        Of a pool that has got another name in the configuration the present entries count.
         """
         if pool not in self._lately:
-            times = self._record.pool_admissions.get(pool, ())
+            times = [at for at, of in self._record.admissions if of == pool]
             entries = [
                 one.at
                 for one in self._record.entries.values()

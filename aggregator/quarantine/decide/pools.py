@@ -14,7 +14,7 @@ from aggregator.cluster.port import STRENGTH, Action
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Share, refuse, shaped
 from aggregator.policy.label_selector import LabelSelector
-from aggregator.quarantine.decide.admission_record import DEFAULT_POOL, MOST_POOL_ADMISSIONS
+from aggregator.quarantine.decide.admission_record import DEFAULT_POOL, MOST_ADMISSIONS
 
 #: Metrics have a series for each pool.
 MOST_POOLS = 32
@@ -49,9 +49,9 @@ class PoolLimits(SectionDataclass):
     """
     concurrent_percent: Share | None = None
     """The same as a share of its nodes."""
-    new_per_window: Annotated[int, Field(ge=1, le=MOST_POOL_ADMISSIONS)] | None = None
+    new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] | None = None
     """At most this many new ones within ``limits.window``; then the pool waits for
-    ``limits.cooldown``. At most 200.
+    ``limits.cooldown``. At most 5000.
     """
 
 
