@@ -34,7 +34,7 @@ async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_
 ) -> None:
     """A Machine that stayed marked would be replaced with new work on its node."""
     site = Site()
-    site.shop.boots = False
+    site.shop.boots, site.shop.cancels = False, True
     site.shop.hangs = trouble == "hangs"
     refused = {"refused": AnswerState.FAILED, "down": AnswerState.NOT_SENT}
     site.shop.clean = RepairAnswer(refused.get(trouble, AnswerState.DONE), trouble)
@@ -54,16 +54,18 @@ async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_
     site.check()
 
 
+@pytest.mark.parametrize("keeps_objects", [False, True])
 @pytest.mark.parametrize(
     ("cancels", "sent", "outcome"),
     [(True, True, "Cancelled"), (False, True, "Unknown"), (False, False, "Cancelled")],
 )
 @in_virtual_time
 async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_that_ended(
-    *, cancels: bool, sent: bool, outcome: str
+    *, cancels: bool, sent: bool, outcome: str, keeps_objects: bool
 ) -> None:
+    """Without its object a controller may go on: that the object is gone is no cancellation."""
     site = Site()
-    site.shop.boots, site.shop.cancels, site.keeps_objects = False, cancels, False
+    site.shop.boots, site.shop.cancels, site.keeps_objects = False, cancels, keeps_objects
     site.twice = not sent
     if not sent:
         site.shop.answer = RepairAnswer(AnswerState.NOT_SENT)
@@ -78,6 +80,8 @@ async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_th
     assert site.shop.cancelled == [site.shop.orders[0].operation]
     assert marked == [True]
     assert reported_ends(site) == [outcome]
+    counts = parse_record(site.world.record.text).repairs
+    assert ("n1" in counts) is (outcome == "Unknown")
 
 
 @pytest.mark.parametrize("call", ["read_outcome", "cancel", "clean_up"])
@@ -395,7 +399,7 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
 async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool) -> None:
     """``there``: the Node. Where it is gone, nobody has taken anything back."""
     site = Site(kinds=("replace",))
-    site.ill, site.shop.boots = {}, False
+    site.ill, site.shop.boots, site.shop.cancels = {}, False, True
     site.start()
     await site.drained_by_hand()
     site.world.operations.person_requests("n1", "replace", "a1")

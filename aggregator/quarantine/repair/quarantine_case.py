@@ -82,6 +82,8 @@ _MOST_DOMAINS = 32
 _LATER = 0.001
 #: This long a release waits for what an order left to be removed (seconds): it must not be held up.
 _WITHDRAWS = 5.0
+#: The part of that time in which the order is cancelled.
+_CANCELS = 3.0
 _BY_A_PERSON = "a person ended the repairs"
 _CANCELLED = AttemptOutcome(RepairState.CANCELLED, "the node is released")
 _MAY_COME = AttemptOutcome(
@@ -455,19 +457,23 @@ class QuarantineCase(OperationCase):
             entry.withdraw(order)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WITHDRAWS):
+                if entry.withdraw is None:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_CANCELS):
+                            cancelled = await entry.repairer.cancel(order)
                 if entry.clean_up is not None:
                     answer = await entry.clean_up(order)
-                elif entry.withdraw is None:
-                    cancelled = await entry.repairer.cancel(order)
-        if entry.clean_up is not None and answer.state is not AnswerState.DONE:
+        removed = entry.clean_up is None or answer.state is AnswerState.DONE
+        if not removed:
             log_left(self.node, attempt.operation, answer.text)
         if entry.by_agent:
             return AttemptOutcome(
                 RepairState.UNKNOWN,
                 "the node is released; what its agent has begun goes on, and nothing else begins",
             )
-        cancelled = cancelled or answer.state is AnswerState.DONE
-        return _CANCELLED if cancelled else _MAY_COME
+        # A controller that has taken up a repair may go on without its object; a test does not.
+        over = cancelled or (attempt.repair == TEST and entry.clean_up is not None)
+        return _CANCELLED if over and removed else _MAY_COME
 
 
 def _is_open(node_state: NodeState, quarantine: Quarantine) -> bool:
