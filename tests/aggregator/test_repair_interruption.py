@@ -77,6 +77,33 @@ async def test_a_stop_until_the_deadline_of_an_order_that_was_not_sent_leads_to_
     assert ("replace" in site.repaired) is not stops
 
 
+@pytest.mark.parametrize("restored", [False, True])
+@in_virtual_time
+async def test_an_order_whose_operation_is_gone_is_not_sent_a_second_time(
+    *, restored: bool
+) -> None:
+    """Removed past its finalizer, or etcd is that of before: a second power cycle would follow."""
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.shop.boots = False
+    site.world.operations.person_requests("n2", "reboot", "anothers")
+    site.start()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.cordoned_at)
+    backup = site.world.backup()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    [ordered] = site.shop.orders
+    if restored:
+        site.world.restore(backup)
+    else:
+        site.world.operations.remove(site.world.operations.by_name[ordered.operation])
+    await site.settles(site.is_exhausted)
+    await later(LINGERS)
+    assert site.shop.orders == [ordered]
+    assert "is gone" in present(site.quarantine().status.repair).exhausted
+    counts = parse_record(site.world.record.text).repairs
+    assert restored or counts["n1"].operation == ordered.operation
+    site.check()
+
+
 @in_virtual_time
 async def test_the_time_of_a_reservation_passes_for_a_later_controller_without_any_write() -> None:
     """The order of a released node may still come until its deadline, and no longer."""

@@ -59,6 +59,8 @@ class OperationEngine:
         self.calls = RepairerCalls(self._settings.repairers)
         #: The operations that this process began and has certainly not ordered.
         self._unsent: set[str] = set()
+        #: Those whose order this process may have sent, and whose end it has not seen.
+        self._sent: set[str] = set()
 
     async def carry_out(self, case: OperationCase, step: NextOperation) -> None:
         """Do what is next for the operation that is under way, or begin one."""
@@ -84,6 +86,10 @@ class OperationEngine:
     def is_unsent(self, attempt: RepairAttempt) -> bool:
         """Whether nobody can have sent the order."""
         return attempt.state is RepairState.ORDERING and attempt.operation in self._unsent
+
+    def may_be_sent(self, operation: str) -> bool:
+        """Whether this process may have sent the order, and has not seen its end."""
+        return operation in self._sent
 
     def counts(self, node: str, attempt: RepairAttempt) -> bool:
         """Whether the record counts the attempt; a ticket counts for no limit."""
@@ -210,10 +216,12 @@ class OperationEngine:
             return
         known = attempt.operation in self._unsent
         self._unsent.discard(attempt.operation)
+        self._sent.add(attempt.operation)
 
         def note_unsent() -> None:
             if known:
                 self._unsent.add(attempt.operation)
+                self._sent.discard(attempt.operation)
 
         ordering = self.calls.order(case.order(attempt), guard, on_unsent=note_unsent)
         await self._take_answer(case, attempt, await case.while_wanted(ordering))
@@ -366,6 +374,7 @@ class OperationEngine:
     def announce(self, case: OperationCase, ended: RepairAttempt, text: str) -> None:
         """An end that is durable: report it to the repairer and to people."""
         self._unsent.discard(ended.operation)
+        self._sent.discard(ended.operation)
         case.ended(ended, text, self.calls.note_end(ended.repair, case.node, ended.operation))
 
     async def change(

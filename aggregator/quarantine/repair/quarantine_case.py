@@ -263,6 +263,11 @@ class QuarantineCase(OperationCase):
         if self._of.next_step(self._state, fresh) != step:
             self.poll_in(float("-inf"))  # decide again
             return None
+        operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
+        if self._of.engine.may_be_sent(operation):  # and no object has it, as after a restored etcd
+            why = f"the operation {operation} is gone, and its order may have been carried out"
+            await self._of.status.exhaust(self._state, fresh, why)
+            return None
         by_hand = bool(step.request)
         why = await self._of.checks.against(self._state, node, fresh, step.repair, by_hand=by_hand)
         if why and is_in_use(fresh, step, why):
@@ -275,7 +280,7 @@ class QuarantineCase(OperationCase):
         after = max(self._repair.evidence_at, self._repair.exhausted_at) + _LATER
         now = round(max(self._of.clocks.latest(), after), 3)
         return RepairAttempt(
-            operation=operation_id(fresh.uid, fresh.status.repair, step.repair),
+            operation=operation,
             repair=step.repair,
             state=RepairState.ORDERING,
             boot_id=node.boot_id or boot_of(self._state),

@@ -82,7 +82,8 @@ class RepairRunner:
         known = self._of.record_writer.record.repairs.get(quarantine.node)
         if known is not None and known.operation.startswith(quarantine.uid):
             coming = operation_id(quarantine.uid, quarantine.status.repair, step.repair)
-            if step.do is not Do.ORDER or known.operation != coming:
+            begins = step.do is Do.ORDER and known.operation == coming
+            if not (begins or self._of.engine.may_be_sent(known.operation)):
                 await self._of.record_writer.end_operation(known.operation)
 
     async def _forget_unbegun(self, quarantine: Quarantine) -> None:
