@@ -55,6 +55,23 @@ async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> Non
     assert "test standard succeeded: passed" in ended[-1].summary
 
 
+@in_virtual_time
+async def test_a_test_whose_operation_is_gone_is_left_to_a_person_who_is_told_once() -> None:
+    site = site_that_tests(verdicts=(GOING,))
+    site.world.operations.person_requests("n2", "reboot", "anothers")
+    site.start()
+    await site.settles(lambda: site.attempts()[1:] == [("test", RepairState.ORDERED)])
+    operation = site.shop.orders[-1].operation
+    site.world.operations.remove(site.world.operations.by_name[operation])
+    await site.settles(site.is_exhausted)
+    await later(600)
+    assert site.repaired == ["reboot", "test"]
+    assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+
+
 @pytest.mark.parametrize("field", ["evidence_at", "exhausted_at"])
 @in_virtual_time
 async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field: str) -> None:
