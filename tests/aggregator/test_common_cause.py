@@ -17,7 +17,6 @@ from aggregator.quarantine.decide.common_cause import (
     Group,
 )
 from aggregator.quarantine.decide.symptoms import FABRIC, FABRIC_BY_LABEL, NVLINK, Symptom
-from tests.support.present import present
 
 RACK = "example.com/rack"
 CLIQUE = "nvidia.com/gpu.clique"
@@ -354,14 +353,8 @@ def test_a_cause_is_open_until_half_of_what_opened_it_is_well_and_a_little_longe
     assert not play.search(SETTLE)
 
 
-def test_only_so_many_suspects_of_a_node_are_remembered() -> None:
-    play = Play(10)
-    asked = [f"tcp://10.0.0.{number}:1" for number in range(100)]
-    for component in asked:
-        assert f"check:reach {component}" in play.common.suspects("n1", "check:reach", component)
-        remembered = present(play.common._nodes["n1"].suspects)
-        assert len(remembered) <= 32
-    assert "check:reach x" in play.common.suspects("unknown", "check:reach", "x")
+def test_a_node_that_is_not_known_may_have_the_cause_of_its_check() -> None:
+    assert "check:reach x" in Play(10).common.suspects("unknown", "check:reach", "x")
 
 
 def test_a_node_that_is_gone_counts_no_more() -> None:

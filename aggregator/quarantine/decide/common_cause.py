@@ -430,8 +430,6 @@ def _domain(group: Group, what: str) -> str:
 SETTLE = 60.0
 #: A symptom of more nodes than these is counted anew as they change, or this often (seconds).
 MANY, AGAIN = 200, 5.0
-#: Possible causes are cached for this number of symptoms of a node.
-_REMEMBERED = 32
 
 
 @dataclass(slots=True)
@@ -459,9 +457,6 @@ class _Signs:
 class _Node:
     signs: frozenset[Symptom] = frozenset()
     checks: frozenset[str] = frozenset()
-    #: The causes that may explain a symptom: needed at every check of a held node; only groups
-    #: change them. It stays None until it is needed: for most nodes it never is.
-    suspects: dict[tuple[str, str], frozenset[str]] | None = None
 
 
 class CommonCauses:
@@ -498,7 +493,6 @@ class CommonCauses:
             self._crowd.sizes.subtract(before)
             self._crowd.sizes.update(groups)
             self._crowd.groups[node] = groups
-            known.suspects = None
         if checks != known.checks:
             self._crowd.observers.subtract(known.checks)
             self._crowd.observers.update(checks)
@@ -553,16 +547,7 @@ class CommonCauses:
 
     def suspects(self, node: str, what: str, component: str) -> frozenset[str]:
         """The ids of all causes that would explain this symptom of this node."""
-        known = self._nodes.get(node) or _Node()
-        remembered = known.suspects if known.suspects is not None else {}
-        found = remembered.get((what, component))
-        if found is None:
-            if len(remembered) >= _REMEMBERED:
-                remembered.clear()
-            found = self._blame.suspects(self._crowd.groups.get(node, ()), what, component)
-            remembered[what, component] = found
-            known.suspects = remembered
-        return found
+        return self._blame.suspects(self._crowd.groups.get(node, ()), what, component)
 
     def known(self, node: str) -> tuple[frozenset[Symptom], tuple[Group, ...], frozenset[str]]:
         """The node's last reported symptoms, groups and checks. All empty for an unknown node."""
