@@ -1,12 +1,10 @@
 """Annotations for other tools never keep a node from being marked, or from being released."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
 
-from aggregator.clock import Clocks
 from aggregator.cluster.node_names import CODES, KEPT
 from aggregator.cluster.port import (
     UNGUARDED,
@@ -17,9 +15,8 @@ from aggregator.cluster.port import (
     NodeChange,
     Refused,
 )
-from aggregator.quarantine.actions.node_actions import WITHOUT_FOR, MarkWriter
+from aggregator.quarantine.actions.node_actions import patch_marks
 from aggregator.quarantine.decide.node_marks import KEEPING, without_notices
-from tests.support.replica import Turned
 
 NODE = Node("n1", "uid-1", "1", False, (), {}, {}, "boot-1", True, "")
 OWN = {CODES: "xid:79"}
@@ -51,39 +48,24 @@ class Api:
         return node
 
 
-def writer(api: Api, clock: Turned) -> MarkWriter:
-    return MarkWriter(cast("Cluster", api), Clocks(clock, clock))
+async def patch(api: Api, change: NodeChange) -> None:
+    await patch_marks(cast("Cluster", api), NODE, change, guard=UNGUARDED)
 
 
-async def test_a_refused_mark_goes_without_them_and_the_log_says_so_once(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("change", [CHANGE, UNDO])
+async def test_a_refused_change_goes_without_them_and_the_log_says_so(
+    change: NodeChange, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    api, clock = Api(), Turned()
-    marks = writer(api, clock)
-    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
-    assert [set(one.annotations) for one in api.asked] == [set(CHANGE.annotations), {CODES}]
-    assert all(one.unschedulable for one in api.asked)
-    assert api.guards == 2, "each request checks the stop switch"
-    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
-    assert len(api.asked) == 3, "the next taint is not delayed by a refusal"
-    clock.time += WITHOUT_FOR
-    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
-    assert len(api.asked) == 5, "the policy may be a new one"
-    assert caplog.text.count("admission refuses annotations") == 1
-    api.refuses, clock.time = "none", clock.time + WITHOUT_FOR
-    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
-    assert api.asked[-1] == CHANGE
-    assert caplog.text.count("takes annotations for other tools again") == 1
-
-
-async def test_an_undo_is_tried_whole_each_time_and_goes_without_them() -> None:
     api = Api()
-    marks = writer(api, Turned())
-    for _ in range(2):
-        await marks.undo(NODE, UNDO, guard=UNGUARDED)
-    assert api.asked == [UNDO, without_notices(UNDO)] * 2
-    assert api.asked[1].annotations == {CODES: None}
+    await patch(api, change)
+    assert api.asked == [change, without_notices(change)]
+    assert set(api.asked[1].annotations) == {CODES}
+    assert api.asked[1].unschedulable is change.unschedulable
+    assert api.guards == 2, "each request checks the stop switch"
+    assert caplog.text.count("admission refuses annotations") == 1
+    api.refuses = "none"
+    await patch(api, change)
+    assert api.asked[2:] == [change], "the policy may be a new one"
 
 
 @pytest.mark.parametrize(
@@ -93,12 +75,12 @@ async def test_an_undo_is_tried_whole_each_time_and_goes_without_them() -> None:
 )
 async def test_what_is_refused_for_another_reason_is_an_error(api: Api, requests: int) -> None:
     with pytest.raises(Refused):
-        await writer(api, Turned()).mark(NODE, CHANGE, guard=UNGUARDED)
+        await patch(api, CHANGE)
     assert len(api.asked) == requests
 
 
 async def test_a_mark_without_such_annotations_is_asked_for_once() -> None:
     api = Api("all")
     with pytest.raises(AdmissionRefused):
-        await writer(api, Turned()).mark(NODE, NodeChange(annotations=OWN), guard=UNGUARDED)
+        await patch(api, NodeChange(annotations=OWN))
     assert len(api.asked) == 1

@@ -68,67 +68,26 @@ class NodeReports:
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: After a refusal nodes are marked without these annotations for this long (seconds): the refused
-#: request would delay each taint. Then they are tried again.
-WITHOUT_FOR = 600.0
 
-
-class MarkWriter:
-    """One for all nodes of a replica."""
-
-    def __init__(self, cluster: Cluster, clocks: Clocks) -> None:
-        self._cluster = cluster
-        self._now = clocks.now
-        self._without_until = float("-inf")
-        self._is_reported = False
-
-    async def mark(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
-        """As `Cluster.patch_node`. The refused request changed nothing, so the second one is based
-        on the same read of the node.
-        """
+async def patch_marks(cluster: Cluster, node: Node, change: NodeChange, *, guard: Guard) -> Node:
+    """As `Cluster.patch_node`, without annotations for other tools where admission refuses these.
+    The refused request changed nothing, so the second one is based on the same read of the node.
+    What an undo leaves is named by `KEPT` on the node, and goes with its next release.
+    """
+    try:
+        return await cluster.patch_node(node, change, guard=guard)
+    except AdmissionRefused as error:
         plain = without_notices(change)
-        if plain is not None and self._now() < self._without_until:
-            return await self._cluster.patch_node(node, plain, guard=guard)
-        try:
-            marked = await self._cluster.patch_node(node, change, guard=guard)
-        except AdmissionRefused as error:
-            if plain is None:
-                raise
-            marked = await self._cluster.patch_node(node, plain, guard=guard)
-            self._note_refusal(node, error)
-        else:
-            self._note_success(plain)
-        return marked
-
-    async def undo(self, node: Node, change: NodeChange, *, guard: Guard) -> Node:
-        """The same for an undo: it is tried as a whole each time. What stays is named by
-        `KEPT` on the node, and goes with its next release.
-        """
-        try:
-            return await self._cluster.patch_node(node, change, guard=guard)
-        except AdmissionRefused as error:
-            plain = without_notices(change)
-            if plain is None:
-                raise
-            undone = await self._cluster.patch_node(node, plain, guard=guard)
-            self._note_refusal(node, error)
-            return undone
-
-    def _note_refusal(self, node: Node, error: AdmissionRefused) -> None:
-        self._without_until = self._now() + WITHOUT_FOR
-        if not self._is_reported:
-            self._is_reported = True
-            text = (
-                "admission refuses annotations for other tools: nodes are marked and released"
-                " without them (apply deploy/kubernetes/admission-policies.yaml, and name"
-                " marks.reason_annotation in its ownNotices)"
-            )
-            log.warning(text, extra={"node": node.name, "error": str(error)})
-
-    def _note_success(self, plain: NodeChange | None) -> None:
-        if plain is not None and self._is_reported:
-            self._is_reported = False
-            log.info("admission takes annotations for other tools again")
+        if plain is None:
+            raise
+        patched = await cluster.patch_node(node, plain, guard=guard)
+        text = (
+            "admission refuses annotations for other tools: nodes are marked and released"
+            " without them (apply deploy/kubernetes/admission-policies.yaml, and name"
+            " marks.reason_annotation in its ownNotices)"
+        )
+        log.warning(text, extra={"node": node.name, "error": str(error)})
+        return patched
 
 
 class NodeActions(NodeReports):
@@ -159,7 +118,6 @@ class NodeActions(NodeReports):
         #: The guard of what undoes: its version may be of a read after another one's acts.
         self.place = Guard(self._switch.check_place)
         self.announcer = announcer
-        self.mark_writer = MarkWriter(cluster, clocks)
 
     def guard(
         self,
