@@ -32,7 +32,6 @@ from aggregator.quarantine.repair.operation_retention import PER_NODE, Operation
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary, NodeTestView
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.present import present
-from tests.support.replica import Turned
 
 WEEK = 7 * 86400.0
 NOW = 8 * WEEK
@@ -519,36 +518,6 @@ async def test_an_installation_that_stops_testing_leaves_requests_to_the_others(
     await reported(world, ours)
     await other.go_round()
     assert len(world.writes) == written
-
-
-async def test_the_claim_of_an_installation_that_is_gone_ends_after_a_day() -> None:
-    world, turned = World(), Turned(0.0)
-    for name in ("claimed", "followed"):
-        ask(world, name, node="n2", kind="test")
-        made = world.operations.by_name[name]
-        world.operations.store(replace(made, status=OperationStatus(installation="removed")))
-    staging = MemoryCluster(world, installation="staging")
-    retention = OperationRetention(
-        cluster=staging,
-        fleet=fleet_of(),
-        clocks=Clocks(turned, lambda: NOW),
-        window=WEEK,
-        may_act=always,
-    )
-
-    async def whose() -> list[str]:
-        await retention.go_round()
-        return [one.status.installation for one in world.operations.by_name.values()]
-
-    assert await whose() == ["removed", "removed"]
-    turned.time += 86_399.0
-    # Its installation is there: it has reported another reason.
-    followed = world.operations.by_name["followed"]
-    world.operations.store(replace(followed, status=replace(followed.status, message="no room")))
-    assert await whose() == ["removed", "removed"]
-    turned.time += 1.0
-    assert await whose() == ["", "removed"]
-    assert [one.name for one in staging.operations.known.requests] == ["claimed"]
 
 
 async def test_a_claimed_request_ends_with_a_quarantine_of_another_installation() -> None:

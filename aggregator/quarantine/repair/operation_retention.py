@@ -5,7 +5,7 @@ An operation of a quarantine in force is never removed: the ladder counts it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from attrs import define
@@ -41,9 +41,6 @@ EVERY = 300.0
 _SETTLED = 600.0
 _GONE = "its quarantine is gone"
 _NONE = "its node is in no quarantine"
-#: Another installation's claim of a request that has not changed for so long (seconds) is removed:
-#: that installation may be gone. One that is there claims it anew.
-_CLAIM_LASTS = 86_400.0
 #: Ended operations that each node keeps beyond the window of the limits, and the fleet.
 PER_NODE, MOST = 20, 2000
 
@@ -60,9 +57,6 @@ class OperationRetention:
 
     def __attrs_post_init__(self) -> None:
         self._operations = self._cluster.operations
-        #: Requests that other installations have claimed, and when each was first seen so
-        #: (monotonic).
-        self._claimed: dict[tuple[str, str], float] = {}
         #: The last error of the last round, and of this one.
         self._trouble = self._failed = ""
 
@@ -98,9 +92,8 @@ class OperationRetention:
             self._failed = str(error)
 
     async def _retain(self) -> None:
-        there = await self._operations.all()
-        found = [one for one in there if one.is_of(self._cluster.installation)]
-        await self._end_claims(one for one in there if not one.is_of(self._cluster.installation))
+        there, ours = await self._operations.all(), self._cluster.installation
+        found = [one for one in there if one.is_of(ours)]
         quarantines = (one.quarantine for one in self._fleet.node_summaries.values())
         in_force = {one.uid: one.node for one in quarantines if one is not None}
         left = [one for one in found if self._is_left(one, in_force)]
@@ -121,18 +114,6 @@ class OperationRetention:
         kept = [one for one in ended if not one.deleting]
         for one in outdated(kept, now=now, window=self._window, per_node=PER_NODE, most=MOST):
             await self._try(one)
-
-    async def _end_claims(self, foreign: Iterable[Operation]) -> None:
-        now, before = self._clocks.now(), self._claimed
-        claimed = {
-            (one.uid, one.version): one
-            for one in foreign
-            if one.status.phase is RepairState.PENDING and one.status.installation
-        }
-        self._claimed = {key: before.get(key, now) for key in claimed}
-        for key, since in self._claimed.items():
-            if now - since >= _CLAIM_LASTS:
-                await self._try(claimed[key], replace(claimed[key].status, installation=""))
 
     def _is_known(self, node: str) -> bool:
         return node in self._fleet.node_summaries
