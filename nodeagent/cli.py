@@ -18,6 +18,7 @@ from nodeagent.terminal.run_arguments import (
     parse_ready,
     parse_run,
 )
+from sickbay.process import open_streams
 
 if TYPE_CHECKING:
     import argparse
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     It exits by os._exit, because a probe that hangs in the kernel must not delay the command.
     """
+    open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _run(given, os.environ)
@@ -253,7 +255,9 @@ def _command_parse_kmsg(options: "argparse.Namespace", environ: Mapping[str, str
         decoded = kmsg_file.decode_file(options.file)
     except OSError as error:
         name = "standard input" if options.file == kmsg_file.STANDARD_INPUT else options.file
-        print(f"{name}: can't be read: {error.strerror}; expected a kernel log", file=sys.stderr)
+        why = str(error.strerror)
+        why += "" if "; expected " in why else "; expected a kernel log"
+        print(f"{name}: can't be read: {why}", file=sys.stderr)
         return USAGE
     if options.output == "json":
         print(as_json(decoded.faults))

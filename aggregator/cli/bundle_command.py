@@ -2,6 +2,7 @@
 
 import argparse
 import datetime as dt
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from aggregator.cli.read_commands import node_answer
 from aggregator.cli.source import open_source
 from aggregator.cli.write_commands import report
 from aggregator.version import VERSION
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def bundle(options: argparse.Namespace) -> None:
@@ -59,6 +62,7 @@ def _write_bundle(
     except FileExistsError as error:
         raise UsageError(f"--file: {file} is there already; expected a new file") from error
     except OSError as error:
-        raise CommandFailed(f"{file} can't be written: {error.strerror}") from error
+        kind = CommandFailed if error.errno in _OF_THE_DISK else UsageError
+        raise kind(f"--file: {file} can't be written: {error.strerror}") from error
     missing = "".join(f"\n  missing: {one}" for one in content.missing)
     report(options, f"{file}: {len(content.files) + 1} files, {len(packed)} bytes{missing}")

@@ -146,6 +146,8 @@ class Client:
             elif isinstance(error, http.client.BadStatusLine):
                 reason = "the server there does not use HTTP"
                 reason += "; is it https?" if self.url.startswith("http:") else ""
+            elif isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+                reason = "the server there does not use TLS; is it http?"
             raise Unreached(
                 f"the aggregator at {self._name} can't be reached: {reason}\n"
                 "  Where is it? Set --kubeconfig or --context for its cluster, or its address: "

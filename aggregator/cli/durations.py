@@ -6,6 +6,8 @@ import re
 from aggregator.cli.errors import UsageError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: Seconds since the epoch. A smaller number lacks its unit, or the hyphens of a date.
+_YEAR_2001 = 1e9
 
 
 def read_duration(text: str, units: str) -> int | None:
@@ -19,14 +21,18 @@ def require_time(text: str, name: str) -> None:
 
     ``name``: of the option, for the error.
     """
+    is_number = text.replace(".", "", 1).isdecimal()
     try:
-        if text and not text.replace(".", "", 1).isdecimal():
+        is_time = not is_number or float(text) >= _YEAR_2001
+        if text and not is_number:
             dt.datetime.fromisoformat(text)
     except ValueError:
+        is_time = False
+    if not is_time:
         raise UsageError(
             f'{name}: "{text[:80]}" is no time; expected one such as 1h, 7d, 2026-01-31 or '
             "2026-01-31T03:14:00Z"
-        ) from None
+        )
 
 
 def moment_of(text: str, now: dt.datetime, name: str) -> str:

@@ -65,6 +65,8 @@ class Template:
 
     def __init__(self, text: str) -> None:
         pieces = list(_pieces(text))
+        if not pieces:
+            raise PathError("there is no template; expected one such as {.items[*].node}")
         self._parts, rest = _parts(pieces, 0, inside=False)
         assert rest == len(pieces)
 

@@ -8,14 +8,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
-from aggregator.cli.command_line import parser_for
-from aggregator.cli.command_words import own_words, refusal
-from aggregator.cli.completion import COMPLETE, answer
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.text_table import printable
 from aggregator.runtime.imports import collect_seldom_until_exit
 from sickbay.extras import explain_missing
+from sickbay.process import interruptible, open_streams
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -27,7 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ``arguments`` None: those of this process, which is for this command alone.
     """
     if arguments is None:
+        open_streams()
         collect_seldom_until_exit()
+    with interruptible() if arguments is None else nullcontext():
+        from aggregator.cli.command_line import parser_for
+        from aggregator.cli.command_words import own_words, refusal
+        from aggregator.cli.completion import COMPLETE, answer
+
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have every letter
         sys.stdout.reconfigure(errors="replace")
     parser = parser_for(sys.argv[0], os.environ)
@@ -39,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problem = refusal(words)
     if problem:
         parser.error(problem)
-    options = parser.parse_args(own_words(words))
     try:
+        options = parser.parse_args(own_words(words))
         options.command(options)
         sys.stdout.flush()
     except (UsageError, CommandFailed) as error:

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 from aggregator.runtime.imports import imports_without_collections
 from sickbay.extras import USAGE, explain_missing
+from sickbay.process import interruptible, open_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command of the command line, and exit; 2 where a library is not installed."""
+    open_streams()
     try:
-        with imports_without_collections():
+        with interruptible(), imports_without_collections():
             from aggregator.daemon_cli.main import main as run
 
         run(arguments)

@@ -36,8 +36,9 @@ DEFAULT_CONFIG = Path("/etc/sickbay/aggregator.yaml")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command of the command line, and exit."""
-    options = parser().parse_args(arguments)
+    options = argparse.Namespace(command=None)
     try:
+        options = parser().parse_args(arguments)
         code = options.command(options)
         sys.stdout.flush()
     except ConfigError as error:

@@ -26,6 +26,11 @@ class SuggestingParser(argparse.ArgumentParser):
         self._given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """As argparse's own. Raises OSError for a help that can't be written."""
+        sys.stdout.flush()
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         """Exit with 2; argparse calls it for each mistake."""
         super().error(self.with_suggestion(message))

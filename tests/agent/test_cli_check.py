@@ -596,6 +596,16 @@ def test_a_line_that_nobody_takes_changes_no_exit_code(
     assert (done.returncode, done.stderr) == (code, "")
 
 
+@pytest.mark.parametrize(("status", "code"), [(Status.DEGRADED, 0), (Status.FAILED, 1)])
+def test_a_table_for_a_closed_output_changes_no_exit_code(
+    tmp_path: Path, status: Status, code: int
+) -> None:
+    command = f"{PROGRAM} check --config {configured(tmp_path)} >&-"
+    with StandIn(tmp_path / "run/agent.sock", answer(result(status))):
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 def test_the_version_is_told() -> None:
     done = agent("--version")
     assert (done.code, done.out) == (0, "sickbay-agent 0.1.0\n")

@@ -154,6 +154,7 @@ def test_a_template_gives_what_kubectl_would(template: str, text: str | None) ->
 @pytest.mark.parametrize(
     "template",
     [
+        "",
         "{.items[*]",
         "{range .items}{.node}",
         "{end}",

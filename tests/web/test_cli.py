@@ -214,6 +214,9 @@ async def test_a_node_is_explained_and_bundled(served: Served, tmp_path: Path) -
     assert {one["node"] for one in past} == {"node-2"}
     again = await in_process("bundle", "node-2", "--url", served.url, "--file", str(file))
     assert (again.code, "is there already" in again.err) == (2, True)
+    nowhere = await in_process("bundle", "node-2", "--url", served.url, "--file", "/nowhere/x.gz")
+    assert nowhere.code == 2
+    assert "--file: /nowhere/x.gz can't be written: No such file" in nowhere.err
 
 
 async def test_an_unknown_node_is_said_with_what_to_do(served: Served) -> None:
@@ -292,6 +295,14 @@ async def test_what_speaks_no_http_is_said_in_words() -> None:
         done = await in_process("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
     assert "can't be reached: the server there does not use HTTP; is it https?\n" in done.err
+
+
+async def test_an_address_of_http_is_said_in_words_where_it_is_called_https(
+    served: Served,
+) -> None:
+    done = await in_process("status", "--url", served.url.replace("http:", "https:"))
+    assert done.code == 1
+    assert "can't be reached: the server there does not use TLS; is it http?\n" in done.err
 
 
 async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(served: Served) -> None:
@@ -405,6 +416,9 @@ async def test_a_query_that_makes_no_sense_is_exit_2(served: Served) -> None:
     done = await in_process("history", "--since", "yesterday", "--url", served.url)
     assert done.code == 2
     assert '--since: "yesterday" is no time; expected one such as 1h, 7d, 2026-01-31 or' in done.err
+    for number in ("24", "0.5", "20260131"):
+        done = await in_process("history", "--since", number, "--url", served.url)
+        assert (done.code, f'--since: "{number}" is no time' in done.err) == (2, True)
     for known in ("7d", "2026-01-31", "2026-01-31T03:14:00Z", "1769829240.5"):
         done = await in_process("history", "--since", known, "--url", served.url)
         assert (done.code, done.err) == (0, "")
