@@ -116,6 +116,7 @@ class GpuSite(Site):
         self.policy, self.pauses, self.stays = POLICY, pauses, stays
         self.world.nodes["n1"] = replace(self.world.nodes["n1"], labels=LABELS)
         self.held_at_order: list[list[str]] = []
+        self.has_reset = True
         self.run_operands()
 
     def repair(self, cluster: MemoryCluster) -> RepairSettings:
@@ -132,7 +133,8 @@ class GpuSite(Site):
             mode=self.mode,
         )
         paused = replace(made.repairers["gpu-reset"], pauses_operands=self.pauses)
-        return replace(made, repairers={**made.repairers, "gpu-reset": paused})
+        reset = {"gpu-reset": paused} if self.has_reset else {}
+        return replace(made, repairers={"ticket": made.repairers["ticket"], **reset})
 
     def go_on(self) -> None:
         super().go_on()
@@ -230,6 +232,23 @@ async def test_the_operands_run_again_at_every_end(end: str) -> None:
     await site.settles(site.are_labels_restored)
     if end == "cancelled before":
         assert "gpu-reset" not in site.repaired
+
+
+@pytest.mark.parametrize("lost", ["pause_gpu_operator", "the repairer"])
+@in_virtual_time
+async def test_the_operands_run_again_though_a_restart_has_lost_their_setting(lost: str) -> None:
+    """Else the GPUs that are missing with them would hold the node's release."""
+    site = GpuSite()
+    site.shop.look = RepairAnswer(AnswerState.TAKEN)
+    site.start()
+    await site.settles(lambda: site.repaired)
+    assert PAUSED in site.labels.values()
+    await site.replica.stop()
+    site.pauses, site.has_reset = False, lost != "the repairer"
+    site.shop.look = RepairAnswer(AnswerState.FAILED, "Unknown Error")
+    site.start()
+    await site.settles(site.are_labels_restored)
+    assert site.world.quarantines
 
 
 @in_virtual_time

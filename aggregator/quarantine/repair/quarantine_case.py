@@ -27,7 +27,15 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.events import EventKind
-from aggregator.policy.repairs import NEEDS_PERSON, REBOOT, REPLACE, TEST, is_lemon, verdict_of
+from aggregator.policy.repairs import (
+    GPU_RESET,
+    NEEDS_PERSON,
+    REBOOT,
+    REPLACE,
+    TEST,
+    is_lemon,
+    verdict_of,
+)
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.actions.node_actions import NodeActions
@@ -429,8 +437,7 @@ class QuarantineCase(OperationCase):
         await self._of.status.note_progress(self._state, attempt, exhausted=_BY_A_PERSON)
 
     async def left(self, attempt: RepairAttempt) -> str:
-        entry = self._of.settings.repairers.get(attempt.repair)
-        if entry is None or not entry.pauses_operands:
+        if attempt.repair != GPU_RESET:  # the configuration may have paused them until a restart
             return ""
         stopped_for = await self._of.operands.resume(self._state, attempt)
         return f"GPU operands are still stopped: {stopped_for}" if stopped_for else ""
