@@ -151,6 +151,19 @@ async def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(
     assert failed == (answer is FAILED)
 
 
+@virtual_time.in_virtual_time
+async def test_a_hook_before_drains_that_a_restart_brings_leaves_out_no_hook_after_one() -> None:
+    world = world_with("a")
+    hook, after = PlayedHook(world, [DONE]), PlayedHook(world, [DONE])
+    first = await begun(world, replace(SETTINGS, hooks=HookRules(post_release=after)))
+    await drained(world)
+    await first.stop()
+    await begun(world, hooked(hook, post_release=after))
+    world.person_deletes("n1")
+    await until(lambda: not world.quarantines, within=120)
+    assert (hook.asked, after.asked) == ([], [("post_release", "n1")])
+
+
 @pytest.mark.parametrize("during", ["the record", "its turn", "its last turn"])
 @virtual_time.in_virtual_time
 async def test_a_controller_that_has_lost_its_place_calls_no_hook_after_a_release(

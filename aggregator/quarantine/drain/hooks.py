@@ -169,7 +169,9 @@ class HookRunner:
         Only where the drain had begun; it holds up only its own node's next quarantine.
         """
         hook, status = self._rules.post_release, quarantine.status
-        begun = status.pre_evict is not None if self._rules.pre_evict else status.drain_started_at
+        begun = status.drain_started_at
+        if self._rules.pre_evict is not None:  # it comes first, unless a restart has brought it
+            begun = status.drained_at or status.pre_evict is not None
         if hook is None or not begun:
             return
         calls, limit = 0, self._rules.post_release_timeout
