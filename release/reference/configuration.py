@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import inspect
 import re
-import textwrap
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -150,9 +150,15 @@ def _meaning(section: SectionType, name: str) -> str:
 
 
 @cache
+def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """By name. Python 3.13 does not find the source of a dataclass with slots by itself."""
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {one.name: one for one in body if isinstance(one, ast.ClassDef)}
+
+
+@cache
 def _docstrings(owner: type) -> Mapping[str, str]:
-    [definition] = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(definition, ast.ClassDef)
+    definition = _classes(owner.__module__)[owner.__name__]
     found = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):
         if (

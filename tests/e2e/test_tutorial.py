@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -27,9 +28,9 @@ def blocks(heading: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 
-def with_ports(block: str, ports: Mapping[str, str]) -> str:
-    """The page's ports may be in use."""
-    for written, own in ports.items():
+def with_own(block: str, ports: Mapping[str, str]) -> str:
+    """The page's ports may be in use, and `make test PYTHON=...` has another environment."""
+    for written, own in {**ports, "$PWD/.venv/bin": str(Path(sys.executable).parent)}.items():
         block = block.replace(written, own)
     return block
 
@@ -93,7 +94,7 @@ def test_every_command_on_the_own_control_plane_does_what_the_page_says(
     said: list[str] = []
     with closing(terminal):
         for block in blocks("On the project's own control plane"):
-            said.append(terminal.run(with_ports(block, ports)))
+            said.append(terminal.run(with_own(block, ports)))
             if "=Drained" in block and Path(CHROMIUM).exists():
                 target = Path(os.environ.get(PICTURE) or tmp_path / "tutorial.png")
                 page = f"http://127.0.0.1:{ports['18080']}/"
