@@ -5,7 +5,7 @@ Blocking. Every failure is `OutboxError`, after which the next call connects aga
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -127,10 +127,9 @@ class FileStore:
 
 def _file_version(path: Path) -> int | None:
     """The version of the file's tables; 0 in an empty one, None where no release wrote them."""
-    with sqlite3.connect(path, timeout=5) as db:
+    with closing(sqlite3.connect(path, timeout=5)) as db:
         (found,) = db.execute("PRAGMA user_version").fetchone()
         unreleased = is_of_no_release(db, OUTBOX)
-    db.close()
     return None if unreleased else int(found)
 
 

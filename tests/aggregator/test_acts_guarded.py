@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,23 +100,23 @@ class LateServer:
             protocol = asyncio.StreamReaderProtocol(reader)
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, taken, ssl=tls)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            method, target, _ = head.split("\r\n")[0].split(" ")
-            self.arrived.append(f"{method} {target}")
-            found = self._answers.get(target.partition("?")[0])
-            status = b"404 Not Found" if found is None and method == "GET" else b"200 OK"
-            body = json.dumps(found or {}).encode()
-            writer.write(
-                b"HTTP/1.1 "
-                + status
-                + b"\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                b"Content-Length: %d\r\n\r\n" % len(body) + body
-            )
-            await writer.drain()
+            with closing(writer):
+                await self._answer(reader, writer)
         except (OSError, asyncio.IncompleteReadError):
             pass  # the client sent nothing
-        else:
-            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, target, _ = head.split("\r\n")[0].split(" ")
+        self.arrived.append(f"{method} {target}")
+        found = self._answers.get(target.partition("?")[0])
+        status = b"404 Not Found" if found is None and method == "GET" else b"200 OK"
+        body = json.dumps(found or {}).encode()
+        writer.write(
+            b"HTTP/1.1 " + status + b"\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        await writer.drain()
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import json
 import random
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -125,7 +125,7 @@ def test_no_alert_is_lost_when_two_replicas_files_have_an_open_delivery_each(
         assert isinstance(before.next(ROUTE, NOW + 2, WAIT), PendingDelivery)
         before.accept([item(f"{name}3")], NOW + 2)
         if name == "c":
-            with sqlite3.connect(tmp_path / name) as db:
+            with closing(sqlite3.connect(tmp_path / name)) as db, db:
                 db.execute("UPDATE alert_deliveries SET alerts = '['")
             db.close()
         before.close()

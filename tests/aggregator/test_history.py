@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +308,7 @@ async def test_the_file_is_settled_as_measured_and_private(path: Path) -> None:
     async with open_history(path) as history:
         history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
-        with sqlite3.connect(path) as other:
+        with closing(sqlite3.connect(path)) as other, other:
             assert other.execute("PRAGMA page_size").fetchone() == (8192,)
             assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         other.close()

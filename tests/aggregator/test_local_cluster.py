@@ -355,10 +355,9 @@ def test_the_file_and_what_stands_beside_it_is_for_nobody_else_to_read(
 
 def test_every_failure_of_the_file_is_an_error_of_the_protocol(path: Path) -> None:
     store = LocalStore(path, wall=time.time)
-    with sqlite3.connect(path) as other:
+    with closing(sqlite3.connect(path)) as other, other:
         for table in ("record", "nodes", "quarantines"):
             other.execute(f"DROP TABLE {table}")
-    other.close()
     quarantine = Quarantine("n1", "u", "1", SPEC, QuarantineStatus())
     calls: list[Callable[[], object]] = [
         store.record,

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,6 +146,7 @@ def test_a_clock_that_was_set_back_silences_nothing_for_longer_than_one_that_was
     assert outbox.accept([conflict], NOW + 365 * 86_400)[0] == 1
     assert outbox.accept([conflict], NOW)[0] == 0, "said a moment ago, as far as anybody knows"
     assert outbox.accept([conflict], NOW + SAME_WITHIN + 1)[0] == 1
+    outbox.close()
 
 
 def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +200,8 @@ def test_dead_letters_are_kept_to_be_looked_at_and_bounded(
         outbox.accept([item(happened(f"n{number}"))], NOW)
         outbox.dead_letter(composed(outbox, NOW + 2), "HTTP 400", NOW + 3)
     assert compose(outbox, NOW + 9) is None
-    with sqlite3.connect(path) as other:
+    with closing(sqlite3.connect(path)) as other, other:
         rows = other.execute("SELECT because, alerts FROM alert_dead ORDER BY seq").fetchall()
-    other.close()
     assert [(because, json.loads(text)[0]["node"]) for because, text in rows] == [
         ("HTTP 400", f"n{n}") for n in (2, 3, 4)
     ]
@@ -216,9 +216,8 @@ def test_the_file_is_nobody_elses_to_read(path: Path) -> None:
 
 
 def test_a_file_from_the_future_is_refused_and_left_alone(path: Path) -> None:
-    with sqlite3.connect(path) as other:
+    with closing(sqlite3.connect(path)) as other, other:
         other.execute("PRAGMA user_version=9")
-    other.close()
     before = path.read_bytes()
     with pytest.raises(OutboxError, match="newer sickbay"):
         AlertOutbox(FileStore(path)).accept([item(happened())], NOW)
@@ -466,9 +465,8 @@ def test_a_file_of_an_unreleased_version_is_refused_and_left_alone(
     tmp_path: Path, version: int
 ) -> None:
     path = tmp_path / "outbox.db"
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.executescript(f"CREATE TABLE pending (seq INTEGER); PRAGMA user_version={version};")
-    db.close()
     before = path.read_bytes()
     with pytest.raises(OutboxError, match=r"unreleased version of sickbay.*to start afresh"):
         AlertOutbox(FileStore(path)).depths()

@@ -1,6 +1,7 @@
 """Files of an unreleased version: one line, exit code 2, and the file as it was."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "aggregator.yaml").write_text(CONFIG.format(folder=tmp_path))
     path = tmp_path / str(request.param)
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute(OLD[path.name][1])
         db.execute("PRAGMA user_version=2")
     db.close()
@@ -82,7 +83,7 @@ def test_a_local_clusters_file_is_refused_by_the_command_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "cluster.db"
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         for table in ("record", "stop", "nodes", "quarantines"):
             db.execute(f"CREATE TABLE {table} (name TEXT)")
     db.close()

@@ -8,6 +8,7 @@ import sqlite3
 import types
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def _of(hint: Any, name: str) -> Any:
 def sql(path: Path, write: Callable[[Path], None]) -> str:
     """The file that ``write`` makes, as SQL text, with the marks of its format."""
     write(path)
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         marks = [
             f"PRAGMA {name}={db.execute(f'PRAGMA {name}').fetchone()[0]};"
             for name in ("application_id", "user_version")
@@ -179,7 +180,7 @@ def sql(path: Path, write: Callable[[Path], None]) -> str:
 
 def restored(text: str, path: Path) -> Path:
     """The file of such a text."""
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.executescript(text)
     db.close()
     return path

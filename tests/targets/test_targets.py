@@ -57,7 +57,7 @@ def test_clean_removes_the_outputs_of_its_folder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     # With `make test PYTHON=...` the environment is another folder than that of this test.
     others = {key: value for key, value in os.environ.items() if key not in {"PYTHON", "MAKEFLAGS"}}
-    command = ["make", "-f", ROOT / "Makefile", "clean"]
+    command = ["make", "-f", str(ROOT / "Makefile"), "clean"]
     subprocess.run(command, cwd=tmp_path, env=others, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 

@@ -33,18 +33,17 @@ class SqliteRows:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(path)
-            self._db = sqlite3.connect(
-                path, timeout=5, isolation_level=None, check_same_thread=False
-            )
-            if is_of_no_release(self._db, LOCAL_CLUSTER):
-                self._db.close()
-                key = "cluster.local.database"
-                raise UnreleasedFile(of_no_release(path, "a local cluster's database", key))
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(_MARK + schema)
-            self._db.row_factory = sqlite3.Row
-            self._file = _identity(path)
+            with contextlib.ExitStack() as undo:
+                self._db = undo.enter_context(contextlib.closing(_connect(path)))
+                if is_of_no_release(self._db, LOCAL_CLUSTER):
+                    key = "cluster.local.database"
+                    raise UnreleasedFile(of_no_release(path, "a local cluster's database", key))
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=NORMAL")
+                self._db.executescript(_MARK + schema)
+                self._db.row_factory = sqlite3.Row
+                self._file = _identity(path)
+                undo.pop_all()
         except (sqlite3.Error, OSError) as error:
             why = getattr(error, "strerror", None) or error
             text = f"{path} can't be opened as the local cluster's database: {why}"
@@ -93,6 +92,10 @@ class SqliteRows:
                 f"{self._path} is not the file that was opened: put that one back, or restart the "
                 "aggregator to go on with this one"
             )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
 
 
 def _make_private(path: Path) -> None:
