@@ -85,8 +85,7 @@ class RackOrigins:
         self._window = window
         self._now = clocks.now
         self._signs: dict[str, dict[tuple[str, str], FabricSign]] = {}
-        #: The nodes with signs, by the id of the cause that their fabric would be.
-        self._members: dict[str, set[str]] = {}
+        #: Of each node with signs, the ids of the causes that its fabrics would be.
         self._ids: dict[str, frozenset[str]] = {}
         self._events: dict[str, _Event] = {}
         self._followers: dict[str, _Follower] = {}
@@ -122,15 +121,7 @@ class RackOrigins:
         self._followers.pop(node, None)
 
     def _place(self, node: str, ids: frozenset[str]) -> None:
-        before = self._ids.get(node, frozenset())
-        self._changed |= before ^ ids
-        for ident in before - ids:
-            members = self._members.get(ident, set())
-            members.discard(node)
-            if not members:
-                self._members.pop(ident, None)
-        for ident in ids - before:
-            self._members.setdefault(ident, set()).add(node)
+        self._changed |= self._ids.get(node, frozenset()) ^ ids
         self._ids[node] = ids
 
     def update(self, causes: Iterable[CommonCause]) -> Mapping[str, CommonCause]:
@@ -156,7 +147,7 @@ class RackOrigins:
         return replace(cause, reason=f"{cause.reason}; {origin.text}")
 
     def _find(self, cause: CommonCause) -> tuple[Origin, set[str]]:
-        members = self._members.get(cause.id, set())
+        members = [node for node, ids in self._ids.items() if cause.id in ids]
         signs = [one for node in members for one in self._signs.get(node, {}).values()]
         times = [one.at for one in signs if not one.is_warning]
         if not times:
