@@ -72,7 +72,6 @@ class NetworkTracker:
         #: Whether the quorum was reached, and whether we waited for it.
         self._had_quorum = self._waited = False
         self._seen: dict[str, _Sees] = {}
-        self._places: dict[str, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._lost: dict[str, float] = {}  # unreachable and silent, since when
         self._reported: set[str] = set()  # of these, those that were reported
@@ -142,8 +141,6 @@ class NetworkTracker:
     def place(self, meta: NodeMeta) -> None:
         """A node of the cluster, with its labels. `listed` follows once all are placed."""
         places = [f"{name}={meta.labels[name]}" for name in self._labels if name in meta.labels]
-        if places or meta.name in self._places:
-            self._places[meta.name] = places
         self._network.label(meta.name, places)
 
     def listed(self) -> None:
@@ -155,7 +152,6 @@ class NetworkTracker:
     def forget_node(self, node: str) -> None:
         self._network.forget_node(node)
         self._seen.pop(node, None)
-        self._places.pop(node, None)
         self._lost.pop(node, None)
         self._reported.discard(node)
         self._soon()
